@@ -1,0 +1,32 @@
+# make demo: a story.  make test: the tests.  Both make .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint
+
+demo: $(VENV)/installed
+	$(BIN)/python -m stage02 --temperature 0.8 --prompts \
+		"Once upon a time" \
+		"In the days when the winters were long, a brave mouse named Otto lived near a windy harbor." \
+		"A little fox"
+
+test: $(VENV)/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/installed-test: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	touch $@

@@ -1,0 +1,97 @@
+"""What a stage changed against the one before it: files, lines added, lines removed.
+
+    python tools/stage_diff.py 2            # the table of stage 2
+    python tools/stage_diff.py 2 --full     # and the diff itself
+    python tools/stage_diff.py --write      # put every stage's table into its README
+
+READMEs are left out: they hold the tables.
+"""
+
+import argparse
+import difflib
+import sys
+from pathlib import Path
+
+from sync_stages import ROOT, read_stages
+
+BEGIN, END = "<!-- stage_diff: made by tools/stage_diff.py --write -->", "<!-- end of stage_diff -->"
+
+
+def read_lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+
+
+def file_diff(stage: str, before: str | None, name: str) -> list[str]:
+    """The unified diff of a file against the stage before."""
+    old = read_lines(ROOT / before / name) if before else []
+    return list(difflib.unified_diff(old, read_lines(ROOT / stage / name), f"{before}/{name}", f"{stage}/{name}"))
+
+
+def count(diff: list[str]) -> tuple[int, int]:
+    """Lines added and removed."""
+    added = sum(line.startswith("+") and not line.startswith("+++") for line in diff)
+    removed = sum(line.startswith("-") and not line.startswith("---") for line in diff)
+    return added, removed
+
+
+def table(stage: str) -> str:
+    """The stage's changes as a Markdown table: its new and changed files, with totals."""
+    stages = list(read_stages())
+    before = stages[stages.index(stage) - 1] if stages.index(stage) else None
+    rows, same, totals = [], [], {"new": [0, 0], "changed": [0, 0]}
+    for name, state in read_stages()[stage].items():
+        if name == "README.md":
+            continue
+        if state == "same":
+            same.append(f"`{name}`")
+            continue
+        added, removed = count(file_diff(stage, before, name))
+        totals[state][0] += added
+        totals[state][1] += removed
+        rows.append(f"| `{name}` | {state} | +{added} | −{removed} |")
+    lines = ["| file | | added | removed |", "|---|---|---:|---:|", *sorted(rows)]
+    if before:
+        lines.append(f"| **all changed files** | | **+{totals['changed'][0]}** | **−{totals['changed'][1]}** |")
+        lines.append(f"| **all new files** | | **+{totals['new'][0]}** | |")
+        lines += ["", f"The same as in `{before}`: {', '.join(sorted(same)) or 'nothing'}."]
+    else:
+        lines.append(f"| **all** | | **+{totals['new'][0]}** | |")
+    return "\n".join(lines)
+
+
+def with_table(readme: str, new_table: str) -> str:
+    """The README with the table between its two marks. Raises ValueError if it has none."""
+    if BEGIN not in readme or END not in readme:
+        raise ValueError(f"no place for the table: it goes between {BEGIN!r} and {END!r}")
+    head, rest = readme.split(BEGIN, 1)
+    return f"{head}{BEGIN}\n{new_table}\n{END}{rest.split(END, 1)[1]}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", type=int, nargs="?", help="the number of a stage")
+    parser.add_argument("--full", action="store_true", help="print the diff too")
+    parser.add_argument("--write", action="store_true", help="write the tables into the READMEs")
+    args = parser.parse_args(argv)
+    stages = list(read_stages())
+    if args.write == (args.stage is not None):
+        parser.error("give either the number of a stage or --write")
+    if args.write:
+        for stage in stages:
+            readme = ROOT / stage / "README.md"
+            readme.write_text(with_table(readme.read_text(encoding="utf-8"), table(stage)), encoding="utf-8")
+        return 0
+    if not 1 <= args.stage <= len(stages):
+        parser.error(f"there are stages 1 to {len(stages)}, got {args.stage}")
+    stage = stages[args.stage - 1]
+    print(table(stage))
+    if args.full:
+        before = stages[args.stage - 2] if args.stage > 1 else None
+        for name, state in read_stages()[stage].items():
+            if state != "same" and name != "README.md":
+                print("\n" + "".join(file_diff(stage, before, name)), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
