@@ -1,0 +1,97 @@
+"""Score a result file against a field of reference answers. Needs no model: it reads the lines that a batch run wrote.
+
+    python tools/score.py results.jsonl --reference answer                 # a summary as JSON
+    python tools/score.py results.jsonl --reference answer --per-line scores.jsonl
+
+A line's `text` is compared with its reference field, a text or a list of texts of which the best counts:
+
+    exact_match   1 if they are equal once normalized: lower case, no punctuation, no articles, single spaces
+    contains      1 if the normalized reference stands in the normalized text
+    f1            harmonic mean of the precision and recall of the words they share
+    mean_logprob  mean log-probability of the generated tokens, where the run had --logprobs
+
+The first and third are those of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250). Lines that are errors score 0, because
+leaving them out would make a run that fails look better; the summary counts them.
+"""
+
+import argparse
+import json
+import re
+import string
+import sys
+from collections import Counter
+from pathlib import Path
+from statistics import mean
+
+
+def normalize(text: str) -> str:
+    text = "".join(c for c in text.lower() if c not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def f1(text: str, reference: str) -> float:
+    """Token F1 of two normalized texts; two empty ones agree."""
+    words, expected = text.split(), reference.split()
+    if not words or not expected:
+        return float(words == expected)
+    shared = sum((Counter(words) & Counter(expected)).values())
+    return 2 * shared / (len(words) + len(expected))  # = 2PR / (P + R)
+
+
+def score_line(result: dict, reference_field: str | None) -> dict:
+    """The scores of one result line. Raises ValueError if its reference is missing or not text."""
+    scores = {"id": result.get("id")}
+    text = normalize(result.get("text", ""))
+    if reference_field is not None:
+        references = result.get(reference_field)
+        references = [references] if isinstance(references, str) else references
+        if not isinstance(references, list) or not references or not all(isinstance(r, str) for r in references):
+            raise ValueError(f"field {reference_field!r} must be a text or a list of texts, got {references!r:.80}")
+        failed = "error" in result
+        normalized = [normalize(reference) for reference in references]
+        scores["exact_match"] = 0 if failed else max(int(text == r) for r in normalized)
+        scores["contains"] = 0 if failed else max(int(f" {r} " in f" {text} ") for r in normalized)
+        scores["f1"] = 0.0 if failed else max(f1(text, r) for r in normalized)
+    if result.get("cumulative_logprob") is not None:
+        scores["mean_logprob"] = result["cumulative_logprob"] / len(result["token_ids"])
+    if "error" in result:
+        scores["error"] = result["error"]
+    return scores
+
+
+def summarize(scores: list[dict]) -> dict:
+    """How many lines, how many errors, and the mean of every score over the lines that have it."""
+    summary = {"lines": len(scores), "errors": sum("error" in line for line in scores)}
+    for name in ("exact_match", "contains", "f1", "mean_logprob"):
+        values = [line[name] for line in scores if name in line]
+        if values:
+            summary[name] = mean(values)
+    return summary
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="the --output of a batch run")
+    parser.add_argument("--reference", metavar="FIELD", help="the field with the reference answer")
+    parser.add_argument("--per-line", type=Path, metavar="FILE", help="write the scores of each line to this file")
+    args = parser.parse_args(argv)
+    try:
+        scores = []
+        for number, line in enumerate(args.results.read_text(encoding="utf-8").split("\n"), start=1):
+            if not line:
+                continue
+            try:
+                scores.append(score_line(json.loads(line), args.reference))
+            except (ValueError, AttributeError) as error:
+                raise ValueError(f"{args.results}, line {number}: {error}") from None
+        if args.per_line:
+            args.per_line.write_text("".join(json.dumps(line) + "\n" for line in scores), encoding="utf-8")
+    except (ValueError, OSError) as error:
+        print(f"score.py: error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(summarize(scores), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
