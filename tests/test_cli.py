@@ -1,0 +1,244 @@
+"""The command line: what goes to stdout, what to stderr, exit statuses, Ctrl-C."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from tests.adapter import ROOT, TINYTALES, random_prompts
+
+GREEDY = ["--temperature", "0", "--max-tokens", "12"]
+
+
+def expected_text(stage, prompt, max_tokens=12):
+    params = stage.SamplingParams(temperature=0, max_tokens=max_tokens)
+    return stage.engine().generate([prompt], params)[0].outputs[0].text
+
+
+def test_one_prompt(stage):
+    status, stdout, stderr = stage.run("--prompts", "A fox", *GREEDY)
+    assert status == 0, stderr
+    assert stdout == f"A fox{expected_text(stage, 'A fox')}\n"
+    assert "1 request, 12 tokens" in stderr
+    assert "tok/s" in stderr
+
+
+def test_several_prompts_come_in_order(stage):
+    prompts = ["A fox", "Once upon a time, there was a bear who", "One day"]
+    status, stdout, stderr = stage.main("--prompts", *prompts, *GREEDY)
+    assert status == 0, stderr
+    blocks = [
+        f"--- {i} of 3: length, 12 tokens\n{prompt}{expected_text(stage, prompt)}\n\n"
+        for i, prompt in enumerate(prompts, start=1)
+    ]
+    assert stdout == "".join(blocks)
+
+
+def test_quiet(stage):
+    assert stage.main("--prompts", "A fox", "One day", "--quiet", *GREEDY)[2] == ""
+
+
+def test_json(stage):
+    status, stdout, _ = stage.main("--prompts", "A fox", "Ünïcödé 👍", "--json", "--logprobs", "2", *GREEDY)
+    assert status == 0
+    results = [json.loads(line) for line in stdout.split("\n")[:-1]]
+    assert [result["prompt"] for result in results] == ["A fox", "Ünïcödé 👍"]
+    assert "👍" in stdout
+    completion = results[0]["outputs"][0]
+    assert completion["text"] == expected_text(stage, "A fox")
+    assert completion["finish_reason"] == "length"
+    assert len(completion["logprobs"]) == len(completion["token_ids"]) == 12
+    chosen = [
+        step[str(token)]["logprob"] for step, token in zip(completion["logprobs"], completion["token_ids"], strict=True)
+    ]
+    assert completion["cumulative_logprob"] == pytest.approx(sum(chosen))
+    assert results[0]["metrics"]["ttft"] > 0
+
+
+def test_prompts_file(stage, tmp_path):
+    (tmp_path / "prompts.txt").write_text("A fox\n\n  \nOne day\u2028still one day\n", encoding="utf-8")
+    status, stdout, _ = stage.main("--prompts-file", tmp_path / "prompts.txt", "--json", *GREEDY)
+    assert status == 0
+    assert [json.loads(line)["prompt"] for line in stdout.split("\n")[:-1]] == ["A fox", "One day\u2028still one day"]
+
+
+def test_trace_file(stage, tmp_path):
+    status, _, stderr = stage.main("--prompts", "A fox", "One day", "--trace", tmp_path / "trace.jsonl", *GREEDY)
+    assert status == 0, stderr
+    steps = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == list(range(len(steps)))
+    assert {row["request_id"] for step in steps for row in step["rows"]} == {"0", "1"}
+
+
+def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
+    """A value for each field of SamplingParams, and all of them arrive."""
+    seen = []
+    part = stage.part("__main__")
+    monkeypatch.setattr(part, "complete", lambda llm, prompts, params, *rest: seen.append((llm, params)))
+    flags = dict(
+        temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.2,
+        frequency_penalty=0.3, max_tokens=9, min_tokens=2, logprobs=4,
+    )  # fmt: skip
+    arguments = [x for name, value in flags.items() for x in (f"--{name.replace('_', '-')}", str(value))]
+    status, _, stderr = stage.main(
+        "--prompts",
+        "a",
+        "b",
+        *arguments,
+        "--stop",
+        "x",
+        "y",
+        "--stop-token-ids",
+        "5",
+        "6",
+        "--ignore-eos",
+        "--seed",
+        "3",
+    )
+    assert status == 0, stderr
+    ((llm, params),) = seen
+    assert params == stage.SamplingParams(**flags, stop=["x", "y"], stop_token_ids=[5, 6], ignore_eos=True)
+    assert llm.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "no prompts"),
+        (["--prompts-file", "/no/such/file"], "/no/such/file"),
+        (["--prompts", "a", "--top-p", "2"], "top_p must be a number from 0 to 1, got 2.0"),
+        (["--prompts", "a", "--model", "nonesuch"], "nonesuch"),
+        (["--prompts", "a", "--device", "cuda:42"], "cuda:42"),
+        (["--prompts", "fine", "word " * 3000], "prompt 1: "),
+        (["--prompts", "a", "--trace", "/no/such/directory/trace"], "/no/such/directory/trace"),
+        (["--prompts", "a", "--max-tokens", "many"], "--max-tokens"),
+        (["--prompts", "a", "--best-of", "3"], "--best-of"),
+        (["--prompts", "a", "--temp", "3"], "--temp"),
+    ],
+)
+def test_bad_input_is_one_clear_line(stage, arguments, says):
+    status, stdout, stderr = stage.main(*arguments)
+    assert status == 2
+    assert stdout == ""
+    assert says in stderr.strip().split("\n")[-1]
+    assert "Traceback" not in stderr
+
+
+def test_bad_input_in_a_process(stage):
+    status, stdout, stderr = stage.run("--prompts", "a", "--temperature", "-1")
+    assert (status, stdout) == (2, "")
+    assert stderr == f"python -m {stage.directory}: error: temperature must be a number from 0 to 100000.0, got -1.0\n"
+
+
+def test_prompts_file_that_is_no_text(stage, tmp_path):
+    (tmp_path / "prompts.txt").write_bytes(b"fine\n\xff\xfe")
+    status, _, stderr = stage.main("--prompts-file", tmp_path / "prompts.txt")
+    assert status == 2
+    assert "prompts.txt is not UTF-8" in stderr
+    assert "byte 5" in stderr
+
+
+def test_control_c_keeps_what_is_finished(stage, tmp_path):
+    """A short request ends, a batch of endless ones runs: interrupted, the short one's result is printed."""
+    words = ["endless " * 300, "ends"]
+    flags = ["--max-num-seqs", "1"] if stage.number > 1 else []
+    if not flags:
+        words.reverse()  # stage 1 goes in order; sorting puts the long one first
+    else:
+        flags.append("--no-sort")
+        words.reverse()
+    process = stage.start(
+        "--prompts", *words, "--json", "--ignore-eos", "--max-tokens", "600", "--trace", tmp_path / "trace", *flags,
+        "--max-model-len", "1024",
+    )  # fmt: skip
+    first = process.stdout.readline()  # the first result: the engine is at the second prompt now
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    rest, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert json.loads(first)["prompt"] == words[0]
+    assert rest == ""
+    assert "interrupted" in stderr
+    assert "Traceback" not in stderr
+    assert (tmp_path / "trace").read_text().count("\n") >= 600
+
+
+def test_a_reader_that_leaves(stage):
+    """`python -m stage01 … | head -1` ends without a traceback."""
+    process = stage.start("--prompts", *["A fox"] * 200, "--max-tokens", "20", "--quiet")
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=60) != 0
+    assert "Traceback" not in process.stderr.read()
+    process.stderr.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are POSIX")
+def test_one_prompt_on_a_terminal_streams(stage):
+    import pty
+    import subprocess
+    import sys
+
+    leader, follower = pty.openpty()
+    command = [
+        sys.executable,
+        "-m",
+        stage.command,
+        "--prompts",
+        "A fox",
+        "--quiet",
+        "--ignore-eos",
+        "--max-tokens",
+        "200",
+    ]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=follower, stderr=subprocess.PIPE)
+    os.close(follower)
+    chunks = []
+    while True:
+        try:
+            chunk = os.read(leader, 4096)
+        except OSError:  # the other end has closed
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    process.communicate(timeout=60)
+    os.close(leader)
+    assert process.returncode == 0
+    assert len(chunks) > 20  # piece by piece, not all at once
+    text = b"".join(chunks).decode().replace("\r\n", "\n")
+    assert text.startswith("A fox")
+    assert len(text) > 400
+
+
+def test_help_names_every_flag(stage):
+    status, stdout, _ = stage.main("--help")
+    assert status == 0
+    contract = "prompts prompts-file model dtype device max-tokens temperature top-k top-p min-p seed stop ignore-eos logprobs json trace quiet"  # noqa: E501
+    for flag in contract.split() + (
+        ["input", "output", "resume", "max-num-seqs", "no-sort"] if stage.number > 1 else []
+    ):
+        assert f"--{flag}" in stdout
+
+
+def test_a_directory_as_model(stage, small_checkpoint):
+    status, _, stderr = stage.main("--model", small_checkpoint, "--prompts", "Once upon a time")
+    assert status == 2
+    assert "vocabulary of 211" in stderr
+    status, stdout, _ = stage.main("--model", TINYTALES, "--prompts", "A fox", *GREEDY)
+    assert (status, stdout) == (0, f"A fox{expected_text(stage, 'A fox')}\n")
+
+
+def test_no_sort_shows_why(batched_stage, small_checkpoint):
+    """Batched in order, mixed lengths cost padding; sorted, much less; the tokens are the same."""
+    prompts = random_prompts(211, [30, 2, 29, 3, 31, 1, 28, 2])
+    padding, tokens = [], []
+    for sort in (True, False):
+        llm = batched_stage.LLM(small_checkpoint, device="cpu", max_num_seqs=4, sort_by_length=sort)
+        outputs = llm.generate(prompts, batched_stage.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+        tokens.append([output.outputs[0].token_ids for output in outputs])
+        padding.append(llm.stats.num_padding_tokens)
+    assert tokens[0] == tokens[1]
+    assert padding[0] * 5 < padding[1]

@@ -1,0 +1,133 @@
+"""Every limit and bad value of the contract: a ValueError that names the field or prompt, before anything runs."""
+
+import math
+
+import pytest
+
+BAD_PARAMS = {
+    "temperature": [-0.1, math.nan, math.inf, "1", True, 1e-9, 1e9],
+    "top_k": [-1, 1.5, "3", True],
+    "top_p": [0, 1.01, -0.5, math.nan, None],
+    "min_p": [-0.01, 1.5, math.nan],
+    "repetition_penalty": [0, -1, math.inf, "x"],
+    "presence_penalty": [math.nan, "1", 1000],
+    "frequency_penalty": [math.inf, None],
+    "seed": [-1, 1.0, "a", 2**64, True],
+    "max_tokens": [0, -5, 1.5, None, True],
+    "min_tokens": [-1, 65, 2.0],
+    "stop": ["", ["a", ""], [1], 5, None, {"a"}],
+    "stop_token_ids": ["1", [-1], [1.5], ["a"], 7, [True]],
+    "ignore_eos": [1, None, "yes"],
+    "logprobs": [-1, 2.5, "3", True],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(f, v) for f, values in BAD_PARAMS.items() for v in values])
+def test_bad_sampling_params(stage, field, value):
+    with pytest.raises(ValueError, match=field):
+        stage.SamplingParams(**{field: value})
+
+
+def test_sampling_params_are_frozen_and_closed(stage):
+    with pytest.raises(AttributeError):
+        stage.SamplingParams().temperature = 2.0
+    with pytest.raises(TypeError, match="best_of"):
+        stage.SamplingParams(best_of=2)
+    assert stage.SamplingParams(stop="a").stop == ("a",)
+    assert stage.SamplingParams(stop=["a", "b"], stop_token_ids=[1]) == stage.SamplingParams(
+        stop=("a", "b"), stop_token_ids=(1,)
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (dict(model="gpt5"), "gpt5"),
+        (dict(model="/no/such/directory"), "/no/such/directory"),
+        (dict(dtype="int8"), "dtype"),
+        (dict(device="tpu"), "device"),
+        (dict(device="cuda:99"), "cuda:99"),
+        (dict(device="cpu:x"), "cpu:x"),
+        (dict(load_format="gguf"), "load_format"),
+        (dict(max_model_len=1), "max_model_len"),
+        (dict(max_model_len=1025), "1024"),
+        (dict(max_model_len="100"), "max_model_len"),
+        (dict(seed=-1), "seed"),
+        (dict(seed=0.5), "seed"),
+    ],
+)
+def test_bad_engine_arguments(stage, arguments, names):
+    with pytest.raises(ValueError, match=names):
+        stage.LLM(**arguments)
+
+
+def test_unknown_engine_argument(stage):
+    with pytest.raises(TypeError, match="tensor_parallel_size"):
+        stage.LLM(tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, None])
+def test_bad_max_num_seqs(batched_stage, value):
+    with pytest.raises(ValueError, match="max_num_seqs"):
+        batched_stage.LLM(max_num_seqs=value)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ([], "empty list"),
+        ([1, 50257], "token 50257 is outside"),
+        ([-1], "token -1 is outside"),
+        ([1.5], "a text or a list of token ids"),
+        ([True], "a text or a list of token ids"),
+        (None, "a text or a list of token ids"),
+        (17, "a text or a list of token ids"),
+        (b"bytes", "a text or a list of token ids"),
+        ({"prompt": "x"}, "a text or a list of token ids"),
+        ("half a pair \ud83d", "not valid Unicode"),
+        ([5] * 1024, "1024"),
+        ("word " * 2000, "max_model_len 1024"),
+    ],
+)
+def test_bad_prompts(stage, prompt, says):
+    llm = stage.engine()
+    before = llm.stats.num_forwards
+    with pytest.raises(ValueError, match=says) as error:
+        llm.generate(["fine", "fine too", prompt])
+    assert "prompt 2" in str(error.value)
+    assert llm.stats.num_forwards == before
+
+
+def test_bad_prompt_lists(stage):
+    llm = stage.engine()
+    with pytest.raises(ValueError, match="prompt 0"):  # a prompt of token ids that was not put into a list
+        llm.generate([464, 2068])
+    with pytest.raises(ValueError, match="2 prompts but 3 sampling_params"):
+        llm.generate(["a", "b"], [stage.SamplingParams()] * 3)
+    with pytest.raises(ValueError, match="prompt 1: sampling_params must be SamplingParams"):
+        llm.generate(["a", "b"], [stage.SamplingParams(), {"temperature": 0}])
+
+
+def test_params_against_the_vocabulary(stage, small_checkpoint):
+    llm = stage.engine(small_checkpoint)
+    for params in (stage.SamplingParams(stop_token_ids=[211]), stage.SamplingParams(logprobs=212)):
+        with pytest.raises(ValueError, match="vocabulary of 211"):
+            llm.generate([[1]], params)
+    with pytest.raises(ValueError, match="outside the model's vocabulary of 211"):  # GPT-2's tokens, a smaller model
+        llm.generate(["Once upon a time"])
+
+
+def test_a_single_text_is_one_prompt(stage):
+    params = stage.SamplingParams(temperature=0, max_tokens=3)
+    assert [o.outputs for o in stage.engine().generate("A fox", params)] == [
+        o.outputs for o in stage.engine().generate(["A fox"], params)
+    ]
+
+
+def test_the_empty_text_is_the_end_token(stage):
+    params = stage.SamplingParams(temperature=0, max_tokens=3)
+    empty, token = stage.engine().generate(["", [50256]], params)
+    assert empty.prompt == ""
+    assert token.prompt is None
+    assert empty.prompt_token_ids == token.prompt_token_ids == [50256]
+    assert empty.outputs == token.outputs

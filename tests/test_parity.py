@@ -1,0 +1,105 @@
+"""The same numbers as Hugging Face's GPT-2: logits of every step, and greedy tokens."""
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel
+
+from tests.adapter import STAGES, TINYTALES, random_prompts
+
+
+def reference_logits(model, token_ids):
+    """Hugging Face's logits after every token: [n_seq, vocab_size]."""
+    with torch.inference_mode():
+        return model(torch.tensor([token_ids])).logits[0].float()
+
+
+def check_against_reference(model, prompt, output, logits):
+    """Every step's logits within 1e-4 of the largest; every greedy token the reference's, unless two were as good."""
+    reference = reference_logits(model, prompt + output)
+    for position, token in enumerate(output):
+        expected = reference[len(prompt) - 1 + position]
+        error = (logits[position] - expected).abs().max() / expected.abs().max()
+        assert error < 1e-4, f"output position {position}: logits off by {error:.1e} of the largest"
+        best, second = expected.topk(2).values
+        if best - second > 1e-3:
+            assert token == int(expected.argmax()), f"output position {position}: another token than the reference's"
+
+
+def test_logits_and_greedy_tokens(stage, checkpoint):
+    """Prompts of unequal lengths, one of them filling the context to its last position."""
+    model = GPT2LMHeadModel.from_pretrained(checkpoint).eval()
+    n_positions = model.config.n_positions
+    prompts = random_prompts(model.config.vocab_size, [1, 2, 7, 19, n_positions - 1, n_positions - 6, 5, 3])
+    params = stage.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    llm = stage.engine(checkpoint, max_num_seqs=5)
+    with stage.recorded_logits() as recorded:
+        outputs = llm.generate(prompts, params)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        completion = output.outputs[0]
+        assert len(completion.token_ids) == min(12, n_positions - len(prompt))
+        assert completion.finish_reason == "length"
+        logits = [recorded[output.request_id, i] for i in range(len(completion.token_ids))]
+        check_against_reference(model, prompt, completion.token_ids, logits)
+
+
+def test_same_logits_in_every_stage(checkpoint):
+    vocab_size = GPT2LMHeadModel.from_pretrained(checkpoint).config.vocab_size
+    prompts = random_prompts(vocab_size, [3, 14, 8], seed=1)
+    seen = []
+    for stage in STAGES:
+        with stage.recorded_logits() as recorded:
+            outputs = stage.engine(checkpoint).generate(
+                prompts, stage.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+            )
+        order = {output.request_id: i for i, output in enumerate(outputs)}
+        seen.append({(order[request_id], step): row for (request_id, step), row in recorded.items()})
+    for other in seen[1:]:
+        assert other.keys() == seen[0].keys()
+        for key, row in other.items():
+            assert (row - seen[0][key]).abs().max() <= 1e-4 * seen[0][key].abs().max()
+
+
+def test_greedy_stories_equal_generate(stage):
+    """On the bundled model, whole stories, with their end token, as Hugging Face's own `generate` writes them."""
+    model = GPT2LMHeadModel.from_pretrained(TINYTALES, dtype=torch.float32).eval()
+    texts = ["Once upon a time", "A fox", "In the days when the winters were long, a boy named Tom"]
+    prompts = [stage.tokenizer().encode(text) for text in texts]
+    outputs = stage.engine().generate(prompts, stage.SamplingParams(temperature=0, max_tokens=60))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        expected = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=60, pad_token_id=50256)
+        assert output.outputs[0].token_ids == expected[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(stage, small_checkpoint, dtype):
+    """16-bit logits are as close to float32 as Hugging Face's own are."""
+    exact = GPT2LMHeadModel.from_pretrained(small_checkpoint, dtype=torch.float32).eval()
+    half = GPT2LMHeadModel.from_pretrained(small_checkpoint, dtype=getattr(torch, dtype)).eval()
+    prompts = random_prompts(exact.config.vocab_size, [2, 9, 23])
+    with stage.recorded_logits() as recorded:
+        outputs = stage.engine(small_checkpoint, dtype=dtype).generate(
+            prompts, stage.SamplingParams(temperature=0, max_tokens=1)
+        )
+    ours, theirs = [], []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        expected = reference_logits(exact, prompt)[-1]
+        ours.append((recorded[output.request_id, 0] - expected).abs().mean())
+        theirs.append((reference_logits(half, prompt)[-1] - expected).abs().mean())
+    assert sum(ours) < 1.5 * sum(theirs)
+
+
+def test_head_of_checkpoint_without_prefix(stage, small_checkpoint, tmp_path):
+    """Names as on the hub, without "transformer." and with the stored causal masks: the same logits."""
+    model = GPT2LMHeadModel.from_pretrained(small_checkpoint).eval()
+    state = {name.removeprefix("transformer."): t for name, t in model.state_dict().items()}
+    state["h.0.attn.bias"] = torch.ones(1, 1, 48, 48).tril()
+    state["h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text((small_checkpoint / "config.json").read_text())
+    prompt = random_prompts(211, [6])[0]
+    with stage.recorded_logits() as recorded:
+        outputs = stage.LLM(tmp_path, device="cpu").generate(
+            [prompt], stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        )
+    logits = [recorded[outputs[0].request_id, i] for i in range(3)]
+    check_against_reference(model, prompt, outputs[0].outputs[0].token_ids, logits)

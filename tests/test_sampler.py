@@ -1,0 +1,188 @@
+"""The sampler against Hugging Face's logits processors, against exact distributions, and against itself."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+VOCABULARY = 199
+SETTINGS = [
+    dict(temperature=0.7),
+    dict(temperature=3.0, top_k=7),
+    dict(top_k=1),
+    dict(top_k=198),
+    dict(top_k=5000),
+    dict(top_p=0.9),
+    dict(top_p=0.01),
+    dict(temperature=1.7, top_p=0.5, top_k=40),
+    dict(min_p=0.05),
+    dict(min_p=1.0),
+    dict(temperature=2.0, top_k=60, top_p=0.95, min_p=0.02),
+    dict(repetition_penalty=1.3),
+    dict(repetition_penalty=0.8, temperature=0.9, top_p=0.8),
+    dict(),
+]
+
+
+def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def reference_scores(logits, settings, token_ids):
+    """What Hugging Face's processors make of a row, in the contract's order."""
+    processors = LogitsProcessorList()
+    if settings.get("repetition_penalty", 1) != 1:
+        processors.append(RepetitionPenaltyLogitsProcessor(settings["repetition_penalty"]))
+    processors.append(TemperatureLogitsWarper(float(settings.get("temperature", 1.0))))
+    if settings.get("top_k"):
+        processors.append(TopKLogitsWarper(settings["top_k"]))
+    if settings.get("top_p", 1) < 1:
+        processors.append(TopPLogitsWarper(settings["top_p"]))
+    if settings.get("min_p"):
+        processors.append(MinPLogitsWarper(settings["min_p"]))
+    return processors(torch.tensor([token_ids]), logits[None])[0]
+
+
+def test_filters_equal_hugging_face(stage):
+    """All settings side by side in one batch: each row filtered by its own parameters, as if it were alone."""
+    logits = random_logits(len(SETTINGS))
+    prompt, output = [5, 6, 7, 5], [100, 5, 101, 100, 100]
+    requests = [stage.make_request(stage.SamplingParams(**s), prompt, output) for s in SETTINGS]
+    filtered = stage.filtered(logits, requests)
+    for row, scores, settings in zip(logits, filtered, SETTINGS, strict=True):
+        expected = reference_scores(row, settings, prompt + output)
+        assert torch.equal(scores.isinf(), expected.isinf()), f"{settings}: other tokens kept"
+        torch.testing.assert_close(scores.softmax(-1), expected.softmax(-1), msg=f"{settings}: other probabilities")
+
+
+def test_ties_at_the_kth_place_stay(stage):
+    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]])
+    filtered = stage.filtered(logits, [stage.make_request(stage.SamplingParams(top_k=2))])
+    assert (~filtered.isinf()).tolist() == [[False, True, True, True, False]]
+
+
+def test_presence_and_frequency_penalties(stage):
+    """As in OpenAI's API: over the output alone, once per token and once per occurrence; rows keep to themselves."""
+    logits = random_logits(3)
+    params = [
+        stage.SamplingParams(presence_penalty=0.5, frequency_penalty=0.25),
+        stage.SamplingParams(frequency_penalty=-1.0),
+        stage.SamplingParams(),
+    ]
+    outputs = [[8, 8, 9], [3], [4, 4, 4, 4]]
+    requests = [stage.make_request(p, [8, 3, 4], o) for p, o in zip(params, outputs, strict=True)]
+    expected = logits.clone()
+    expected[0, 8] -= 0.5 + 2 * 0.25
+    expected[0, 9] -= 0.5 + 0.25
+    expected[1, 3] += 1.0
+    filtered = stage.filtered(logits, requests)
+    torch.testing.assert_close(filtered.softmax(-1), expected.softmax(-1))
+
+
+def test_penalties_before_there_is_output(stage):
+    params = stage.SamplingParams(presence_penalty=1.0, frequency_penalty=1.0)
+    logits = random_logits(1)
+    torch.testing.assert_close(stage.filtered(logits, [stage.make_request(params)]).softmax(-1), logits.softmax(-1))
+
+
+def test_greedy_takes_penalties_but_no_filter(stage):
+    logits = torch.tensor([[0.0, 2.0, 1.9]])
+    greedy = stage.make_request(stage.SamplingParams(temperature=0), [0], [1])
+    penalized = stage.make_request(stage.SamplingParams(temperature=0, presence_penalty=0.5), [0], [1])
+    assert [token for token, _ in stage.sample(logits.repeat(2, 1), [greedy, penalized])] == [1, 2]
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e5])
+def test_extreme_temperatures(stage, temperature):
+    """The smallest is greedy, the largest is uniform; neither overflows."""
+    logits = random_logits(1) * 1000
+    request = stage.make_request(stage.SamplingParams(temperature=temperature))
+    probs = stage.filtered(logits, [request]).softmax(-1)
+    assert torch.isfinite(probs).all()
+    assert probs.argmax() == logits.argmax()
+    assert (probs.max() > 0.99) == (temperature < 1)
+
+
+@pytest.mark.parametrize("by", ["seed", "position"])
+def test_frequencies_follow_the_distribution(stage, by):
+    """Chi-squared over 4,000 draws, by as many seeds or along one stream; the bound is passed by 1 run in 10,000."""
+    draws, logits = 4000, torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5, 0.3, -math.inf, 0.9])
+    params = stage.SamplingParams(temperature=1.3, top_k=6)
+    requests = []
+    for i in range(draws):
+        seed, position = (i, 0) if by == "seed" else (42, i)
+        request = stage.make_request(params, seed=seed)
+        request.output_token_ids = range(position)  # only its length is read
+        requests.append(request)
+    counts = np.bincount([token for token, _ in stage.sample(logits.repeat(draws, 1), requests)], minlength=len(logits))
+    probs = stage.filtered(logits[None], requests[:1]).softmax(-1)[0].double().numpy()
+    kept = probs > 0
+    assert kept.sum() == 6
+    assert counts[~kept].sum() == 0
+    chi_squared = ((counts[kept] - draws * probs[kept]) ** 2 / (draws * probs[kept])).sum()
+    assert chi_squared < 25.7  # the 0.9999 quantile at 5 degrees of freedom
+
+
+def test_a_draw_never_takes_what_was_dropped(stage):
+    """Numbers at the very ends of (0, 1), and a kept token next to dropped ones on either side."""
+    draw = stage.part("sampler").draw
+    scores = torch.full((50,), -math.inf)
+    scores[20] = 0.0
+    for u in (2.0**-53, 0.5, 1 - 2.0**-53):
+        u = u if stage.number == 1 else torch.tensor([u], dtype=torch.float64)
+        assert int(draw(scores, u)) == 20
+
+
+def test_philox_known_answers(stage):
+    """The published test vectors of Philox4x32-10 (Random123, kat_vectors)."""
+    philox = stage.part("sampler").philox
+    vectors = [
+        (0, (0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        (2**64 - 1, (2**64 - 1, 2**64 - 1), "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (0x299F31D0A4093822, (0x85A308D3243F6A88, 0x0370734413198A2E), "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    ]
+    for seed, (counter, stream), expected in vectors:
+        assert " ".join(f"{int(word):08x}" for word in philox(seed, counter, stream)) == expected
+
+
+def test_unseeded_requests_get_seeds_of_their_own(stage):
+    derive_seed = stage.part("sampler").derive_seed
+    seeds = {derive_seed(engine_seed, number) for engine_seed in range(20) for number in range(200)}
+    assert len(seeds) == 4000
+    assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+def test_logprobs_are_of_the_raw_logits(stage):
+    """The chosen token first, then the best; penalties and filters change what is chosen, not what is reported."""
+    logits = random_logits(3)
+    expected = logits.log_softmax(-1)
+    worst = logits.argmin(-1)
+    params = [
+        stage.SamplingParams(temperature=0, logprobs=3),
+        stage.SamplingParams(temperature=0, logprobs=0),
+        stage.SamplingParams(temperature=0),
+    ]
+    requests = [stage.make_request(p) for p in params]
+    sampled = stage.sample(logits, requests)
+    assert list(sampled[0][1]) == logits[0].topk(3).indices.tolist()
+    assert list(sampled[1][1]) == [int(logits[1].argmax())]
+    assert sampled[2][1] is None
+    for rank, (token, entry) in enumerate(sampled[0][1].items(), start=1):
+        assert entry.rank == rank
+        assert entry.logprob == pytest.approx(float(expected[0, token]), abs=1e-5)
+
+    forced = stage.SamplingParams(temperature=0, repetition_penalty=100, logprobs=2, presence_penalty=100)
+    others = [t for t in range(VOCABULARY) if t != int(worst[0])]
+    (token, logprobs), *_ = stage.sample(logits[:1], [stage.make_request(forced, others, others)])
+    assert token == int(worst[0])
+    assert logprobs[token].rank == VOCABULARY
+    assert list(logprobs) == [token, *logits[0].topk(2).indices.tolist()]

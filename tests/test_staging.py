@@ -1,0 +1,142 @@
+"""The staging rules: what stages.toml says is so, and a stage stands alone."""
+
+import ast
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.adapter import ROOT, STAGES, TINYTALES, read_stages
+
+
+def load_tool(name):
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.pop(0)
+
+
+sync_stages, stage_diff = load_tool("sync_stages"), load_tool("stage_diff")
+
+
+def test_stages_are_as_listed():
+    assert sync_stages.check() == []
+
+
+def test_readmes_have_fresh_tables(stage):
+    readme = (ROOT / stage.directory / "README.md").read_text(encoding="utf-8")
+    assert stage_diff.with_table(readme, stage_diff.table(stage.directory)) == readme, (
+        "run `python tools/stage_diff.py --write`"
+    )
+
+
+def test_a_stage_imports_nothing_of_its_neighbours(stage):
+    ours = {s.directory for s in STAGES} | {s.command for s in STAGES} | {"tools", "tests", "exercises"}
+    for path in (ROOT / stage.directory).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 1, f"{path} reaches outside its stage"
+            assert not ours & {name.split(".")[0] for name in names}, path
+
+
+def test_a_stage_names_no_later_stage(stage):
+    later = [s for s in STAGES if s.number > stage.number]
+    for path in (ROOT / stage.directory).rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for other in later:
+            assert other.command not in text, f"{path} names {other.command}"
+            assert not re.search(rf"\bstage {other.number}\b", text, re.IGNORECASE), (
+                f"{path} names stage {other.number}"
+            )
+
+
+def test_a_stage_runs_from_a_copy_elsewhere(stage, tmp_path):
+    """Under another name, in another place, without the repository: with --model it still works."""
+    shutil.copytree(ROOT / stage.directory, tmp_path / "engine", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "engine", "--model", TINYTALES, "--prompts", "A fox", "--max-tokens", "4"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("A fox")
+    without_model = subprocess.run(command[:3] + command[5:], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert without_model.returncode == 2
+    assert "tinytales" in without_model.stderr
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A small project of three stages under git."""
+
+    def git(*arguments):
+        command = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+
+    (tmp_path / "stages.toml").write_text(
+        '[s1]\n"a.py" = "new"\n"b.py" = "new"\n[s2]\n"a.py" = "same"\n"b.py" = "changed"\n[s3]\n"a.py" = "same"\n'
+        '"b.py" = "same"\n'
+    )
+    for stage, b in {"s1": "b", "s2": "b2", "s3": "b2"}.items():
+        (tmp_path / stage).mkdir()
+        (tmp_path / stage / "a.py").write_text("a")
+        (tmp_path / stage / "b.py").write_text(b)
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "all")
+    return tmp_path
+
+
+def test_sync_carries_a_fix_from_wherever_it_was_made(project):
+    assert sync_stages.check(project) == []
+    (project / "s2" / "a.py").write_text("a fixed")
+    assert len(sync_stages.check(project)) == 2
+    written, conflicts = sync_stages.write(project)
+    assert (sorted(written), conflicts) == (["s1/a.py", "s3/a.py"], [])
+    assert sync_stages.check(project) == []
+    (project / "s3" / "b.py").write_text("b3")
+    assert sync_stages.write(project) == (["s2/b.py"], [])
+    assert (project / "s1" / "b.py").read_text() == "b"
+
+
+def test_sync_does_not_choose_between_two_fixes(project):
+    (project / "s1" / "a.py").write_text("one way")
+    (project / "s3" / "a.py").write_text("another way")
+    written, conflicts = sync_stages.write(project)
+    assert written == []
+    assert "s1/a.py, s3/a.py" in conflicts[0]
+    assert (project / "s2" / "a.py").read_text() == "a"
+
+
+def test_check_names_what_is_wrong(project):
+    (project / "s1" / "extra.py").write_text("")
+    (project / "s3" / "a.py").unlink()
+    (project / "s2" / "b.py").write_text("b")
+    problems = "\n".join(sync_stages.check(project))
+    assert "s1/extra.py is not listed" in problems
+    assert "s3/a.py is listed in stages.toml but not there" in problems
+    assert "s2/b.py is 'changed' in stages.toml but 'same'" in problems
+
+
+def test_stage_diff_counts_lines():
+    added, removed = stage_diff.count(stage_diff.file_diff("stage02_static_batch", "stage01_single", "llm.py"))
+    new = len((ROOT / "stage02_static_batch" / "llm.py").read_text(encoding="utf-8").splitlines())
+    old = len((ROOT / "stage01_single" / "llm.py").read_text(encoding="utf-8").splitlines())
+    assert added - removed == new - old
+    assert removed > 0
+
+
+def test_root_modules_are_short():
+    for stage, files in read_stages().items():
+        assert "__main__.py" in files
+        lines = (ROOT / f"{stage[:7]}.py").read_text(encoding="utf-8").split("\n")
+        assert len([line for line in lines if line.strip()]) == 3

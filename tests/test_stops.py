@@ -1,0 +1,148 @@
+"""How a completion ends: end token, stop texts, stop tokens, lengths."""
+
+import pytest
+
+from tests.adapter import EOS, random_prompts
+
+PROMPT = "Once upon a time"
+
+
+def greedy(stage, **settings):
+    return stage.SamplingParams(temperature=0, **settings)
+
+
+def complete(stage, params, prompt=PROMPT, **arguments):
+    return stage.engine(**arguments).generate([prompt], params)[0].outputs[0]
+
+
+@pytest.fixture
+def story(stage):
+    """A greedy story of the bundled model, to its end token."""
+    completion = complete(stage, greedy(stage, max_tokens=400))
+    assert completion.finish_reason == "stop"
+    return completion
+
+
+def test_end_token(stage, story):
+    assert story.stop_reason is None
+    assert story.token_ids[-1] == EOS
+    assert EOS not in story.token_ids[:-1]
+    assert "<|endoftext|>" not in story.text
+    assert story.text == stage.tokenizer().decode(story.token_ids)
+
+
+def test_ignore_eos(stage, story):
+    length = len(story.token_ids) + 5
+    longer = complete(stage, greedy(stage, max_tokens=length, ignore_eos=True))
+    assert longer.finish_reason == "length"
+    assert len(longer.token_ids) == length
+    assert longer.token_ids[: len(story.token_ids)] == story.token_ids
+
+
+def test_min_tokens_holds_the_end_token_off(stage, story):
+    n = len(story.token_ids)
+    longer = complete(stage, greedy(stage, max_tokens=n + 3, min_tokens=n + 2))
+    assert longer.token_ids[: n - 1] == story.token_ids[:-1]
+    assert EOS not in longer.token_ids[: n + 2]
+    # One token fewer than the story has before its end: nothing changes.
+    assert complete(stage, greedy(stage, max_tokens=n, min_tokens=n - 1)).token_ids == story.token_ids
+
+
+def test_end_token_in_the_prompt_ends_nothing(stage):
+    prompts = [[EOS, *stage.tokenizer().encode(PROMPT)], [EOS, EOS, EOS], ""]
+    for output in stage.engine().generate(prompts, greedy(stage, max_tokens=5)):
+        assert len(output.outputs[0].token_ids) == 5
+
+
+def test_stop_text_across_tokens(stage, story):
+    """Every stop text that the story holds, wherever it begins and ends within tokens, ends it before it."""
+    pieces = [stage.tokenizer().decode([t]) for t in story.token_ids[:40]]
+    text = "".join(pieces)
+    for start in range(3, 60, 7):
+        for length in (1, 2, 5, 9, 20):
+            stop = text[start : start + length]
+            completion = complete(stage, greedy(stage, max_tokens=60, stop=stop))
+            assert completion.finish_reason == "stop"
+            assert completion.stop_reason == stop
+            assert completion.text == story.text[: story.text.index(stop)]
+            # It ran to the token that completes the stop text, and not further.
+            needed = next(n for n in range(1, 61) if stop in "".join(pieces[:n]))
+            assert completion.token_ids == story.token_ids[:needed]
+
+
+def test_the_first_of_several_stop_texts(stage, story):
+    early, late = story.text[10:14], story.text[30:36]
+    completion = complete(stage, greedy(stage, max_tokens=60, stop=["zebra", late, early]))
+    assert completion.stop_reason == early
+    assert completion.text == story.text[: story.text.index(early)]
+
+
+def test_stop_text_of_the_prompt_or_never_reached(stage, story):
+    """A stop text that only the prompt holds, or that only begins, ends nothing."""
+    completion = complete(stage, greedy(stage, max_tokens=20, stop=["Once upon", story.text[:6] + "#"]))
+    assert completion.finish_reason == "length"
+    assert completion.text == stage.tokenizer().decode(story.token_ids[:20])
+
+
+def test_min_tokens_passes_over_early_stop_texts(stage, story):
+    """A stop text counts from the token after min_tokens on, even if it stood in the text before."""
+    stop = stage.tokenizer().decode([story.token_ids[2]])
+    assert (
+        complete(stage, greedy(stage, max_tokens=60, stop=stop, min_tokens=2)).text
+        == story.text[: story.text.index(stop)]
+    )
+    completion = complete(stage, greedy(stage, max_tokens=60, stop=stop, min_tokens=3))
+    assert len(completion.token_ids) > 3
+    assert completion.text.startswith(stage.tokenizer().decode(story.token_ids[:3]))
+
+
+def test_stop_tokens(stage, story):
+    token = story.token_ids[12]
+    first = story.token_ids.index(token)
+    completion = complete(stage, greedy(stage, max_tokens=60, stop_token_ids=[token]))
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", token)
+    assert completion.token_ids == story.token_ids[: first + 1]
+    assert completion.text == stage.tokenizer().decode(story.token_ids[:first])  # without the stop token's own text
+
+
+def test_stop_tokens_wait_for_min_tokens(stage, story):
+    token = story.token_ids[0]
+    completion = complete(stage, greedy(stage, max_tokens=10, min_tokens=4, stop_token_ids=[token]))
+    assert token not in completion.token_ids[:4]
+    assert len(completion.token_ids) > 4
+
+
+def test_every_row_stops_for_itself(stage, story):
+    stop = story.text[10:16]
+    params = [
+        greedy(stage, max_tokens=50, stop=stop),
+        greedy(stage, max_tokens=7),
+        greedy(stage, max_tokens=50, stop_token_ids=[story.token_ids[20]]),
+        greedy(stage, max_tokens=50, ignore_eos=True),
+    ]
+    together = [output.outputs[0] for output in stage.engine(max_num_seqs=4).generate([PROMPT] * 4, params)]
+    assert together == [complete(stage, p) for p in params]
+
+
+def test_length_ends_at_the_context(stage, small_checkpoint):
+    prompts = random_prompts(211, [40, 47, 3])
+    params = stage.SamplingParams(temperature=0, max_tokens=10_000, ignore_eos=True)
+    outputs = stage.engine(small_checkpoint).generate(prompts, params)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [8, 1, 45]
+    assert {output.outputs[0].finish_reason for output in outputs} == {"length"}
+
+
+def test_max_model_len(stage, small_checkpoint):
+    outputs = stage.engine(small_checkpoint, max_model_len=20).generate(
+        random_prompts(211, [5, 19]), stage.SamplingParams(max_tokens=100, ignore_eos=True)
+    )
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [15, 1]
+
+
+def test_a_model_without_end_token(stage, tmp_path):
+    from tests.adapter import write_checkpoint
+
+    sizes = dict(n_layer=1, n_head=1, n_embd=8, n_positions=16, vocab_size=20)
+    directory = write_checkpoint(tmp_path, eos_token_id=None, **sizes)
+    outputs = stage.LLM(directory, device="cpu").generate([[1, 2]] * 8, stage.SamplingParams(max_tokens=14))
+    assert {output.outputs[0].finish_reason for output in outputs} == {"length"}

@@ -1,0 +1,279 @@
+"""Loading checkpoints: layouts, dtypes, shards, damage, and the hub, by a stand-in server on loopback."""
+
+import hashlib
+import json
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2LMHeadModel
+
+from tests.adapter import TINYTALES, random_prompts
+
+
+def greedy_tokens(stage, model, **arguments):
+    llm = stage.LLM(str(model), device="cpu", **arguments)
+    params = stage.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    return [output.outputs[0].token_ids for output in llm.generate(random_prompts(211, [5, 2]), params)]
+
+
+@pytest.fixture
+def damaged(small_checkpoint, tmp_path):
+    """A copy of a checkpoint, to be damaged."""
+    return shutil.copytree(small_checkpoint, tmp_path / "model")
+
+
+def edit_config(directory, **changes):
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def edit_tensors(directory, edit):
+    tensors = load_file(directory / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+@pytest.mark.parametrize("layout", ["safetensors", "sharded", "bin", "sharded bin"])
+def test_layouts(stage, small_checkpoint, tmp_path, layout):
+    model = GPT2LMHeadModel.from_pretrained(small_checkpoint)
+    if layout == "safetensors":
+        model.save_pretrained(tmp_path)
+    elif layout == "sharded":
+        model.save_pretrained(tmp_path, max_shard_size="40KB")
+        assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    else:
+        state = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+        model.config.save_pretrained(tmp_path)
+        names = sorted(state)
+        parts = [names] if layout == "bin" else [names[::2], names[1::2]]
+        files = ["pytorch_model.bin"] if layout == "bin" else ["part-1.bin", "part-2.bin"]
+        for file, part in zip(files, parts, strict=True):
+            torch.save({name: state[name] for name in part}, tmp_path / file)
+        if layout == "sharded bin":
+            weight_map = {name: file for file, part in zip(files, parts, strict=True) for name in part}
+            (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert greedy_tokens(stage, tmp_path) == greedy_tokens(stage, small_checkpoint)
+
+
+def test_stored_in_half_precision_run_in_float32(stage, small_checkpoint, tmp_path):
+    GPT2LMHeadModel.from_pretrained(small_checkpoint, dtype=torch.float16).save_pretrained(tmp_path)
+    llm = stage.LLM(tmp_path, device="cpu")
+    assert {p.dtype for p in llm.model.parameters()} == {torch.float32}
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(
+            llm.model.wte.weight, stage.engine(small_checkpoint).model.wte.weight, rtol=0, atol=0
+        )
+    torch.testing.assert_close(
+        llm.model.wte.weight, stage.engine(small_checkpoint).model.wte.weight, rtol=1e-3, atol=0.1
+    )
+
+
+@pytest.mark.parametrize("model", ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"])
+def test_sizes_of_the_named_models(stage, model):
+    """The parameter counts of Radford et al. 2019, as Hugging Face counts them."""
+    weights, gpt2 = stage.part("weights"), stage.part("model").GPT2
+    config = weights.read_config(model, weights.find_model(model, "dummy"), "dummy")
+    with torch.device("meta"):
+        count = sum(p.numel() for p in gpt2(config).parameters())
+    counts = {"gpt2": 124439808, "gpt2-medium": 354823168, "gpt2-large": 774030080, "gpt2-xl": 1557611200}
+    assert count == counts[model]
+
+
+def test_dummy_weights(stage, small_checkpoint):
+    """Random, but the same every time; no weight file is needed."""
+    llm = stage.LLM(small_checkpoint, load_format="dummy", device="cpu")
+    assert greedy_tokens(stage, small_checkpoint, load_format="dummy") == greedy_tokens(
+        stage, small_checkpoint, load_format="dummy"
+    )
+    assert llm.model.h[0].attn.c_attn.weight.std() == pytest.approx(0.02, rel=0.1)
+    assert greedy_tokens(stage, small_checkpoint) != greedy_tokens(stage, small_checkpoint, load_format="dummy")
+
+
+# --- What can be wrong ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.001, 0.02, 0.5, 0.999])
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_truncated_file(stage, damaged, file, keep):
+    if file == "pytorch_model.bin":
+        torch.save(load_file(damaged / "model.safetensors"), damaged / file)
+        (damaged / "model.safetensors").unlink()
+    content = (damaged / file).read_bytes()
+    (damaged / file).write_bytes(content[: int(len(content) * keep)])
+    with pytest.raises(ValueError, match="truncated or damaged") as error:
+        stage.LLM(damaged, device="cpu")
+    assert file in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_garbage_instead_of_a_file(stage, damaged):
+    (damaged / "model.safetensors").write_bytes(b"<html>404: not found</html>" * 50)
+    with pytest.raises(ValueError, match=r"model.safetensors can't be read, it is probably truncated or damaged"):
+        stage.LLM(damaged, device="cpu")
+
+
+def test_a_pickle_that_runs_code_is_refused(stage, damaged, tmp_path):
+    class Attack:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "pwned"), "w"))
+
+    torch.save({"wte.weight": Attack()}, damaged / "pytorch_model.bin")
+    (damaged / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="truncated or damaged"):
+        stage.LLM(damaged, device="cpu")
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_missing_and_unexpected_tensors(stage, damaged):
+    edit_tensors(damaged, lambda tensors: tensors.pop("transformer.h.1.mlp.c_fc.bias"))
+    with pytest.raises(ValueError, match=r"missing h\.1\.mlp\.c_fc\.bias"):
+        stage.LLM(damaged, device="cpu")
+    edit_tensors(damaged, lambda tensors: tensors.update({"transformer.h.1.mlp.gate": torch.zeros(3)}))
+    with pytest.raises(ValueError, match=r"unexpected transformer\.h\.1\.mlp\.gate"):
+        stage.LLM(damaged, device="cpu")
+
+
+def test_wrong_shapes(stage, damaged):
+    edit_config(damaged, n_inner=64)
+    with pytest.raises(ValueError, match=r"c_fc.* has shape \[.*100\], config.json implies \[.*64\]"):
+        stage.LLM(damaged, device="cpu")
+
+
+def test_values_that_are_not_finite(stage, damaged):
+    edit_tensors(damaged, lambda tensors: tensors["transformer.ln_f.bias"].fill_(float("nan")))
+    with pytest.raises(ValueError, match=r"ln_f.bias' has values that are not finite"):
+        stage.LLM(damaged, device="cpu")
+
+
+def test_overflow_in_float16(stage, damaged):
+    edit_tensors(damaged, lambda tensors: tensors["transformer.ln_f.bias"].fill_(1e5))
+    stage.LLM(damaged, device="cpu")
+    with pytest.raises(ValueError, match=r"not finite in torch.float16"):
+        stage.LLM(damaged, device="cpu", dtype="float16")
+
+
+def test_an_output_layer_of_its_own(stage, damaged):
+    edit_tensors(damaged, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(211, 48)}))
+    with pytest.raises(ValueError, match=r"lm_head.weight differs"):
+        stage.LLM(damaged, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        (dict(model_type="llama"), "model_type is 'llama'"),
+        (dict(activation_function="relu"), "activation_function is 'relu'"),
+        (dict(tie_word_embeddings=False), "tie_word_embeddings"),
+        (dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx"),
+        (dict(n_head=5), "n_embd 48 is not a multiple of n_head 5"),
+        (dict(n_layer=0), "n_layer"),
+        (dict(vocab_size="many"), "vocab_size"),
+        (dict(n_positions=None), "n_positions"),
+        (dict(eos_token_id="end"), "eos_token_id"),
+        (dict(layer_norm_epsilon=None), "layer_norm_epsilon"),
+    ],
+)
+def test_bad_config(stage, damaged, changes, names):
+    edit_config(damaged, **changes)
+    with pytest.raises(ValueError, match=names) as error:
+        stage.LLM(damaged, device="cpu")
+    assert "config.json" in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_config_that_is_no_json_object(stage, damaged, content):
+    (damaged / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"config.json"):
+        stage.LLM(damaged, device="cpu")
+
+
+def test_lost_files(stage, damaged, tmp_path):
+    (damaged / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"neither model.safetensors nor pytorch_model.bin"):
+        stage.LLM(damaged, device="cpu")
+    (damaged / "model.safetensors.index.json").write_text('{"weight_map": {"wte.weight": "model-1-of-2.safetensors"}}')
+    with pytest.raises(ValueError, match=r"model-1-of-2.safetensors, not in the directory"):
+        stage.LLM(damaged, device="cpu")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"has no config.json"):
+        stage.LLM(tmp_path / "empty", device="cpu")
+
+
+# --- The hub --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """A server on loopback that answers as the model hub does, with the bundled model under gpt2's name."""
+    files = {path.name: path.read_bytes() for path in TINYTALES.iterdir() if path.is_file()}
+    files["flax_model.msgpack"] = b"never asked for"
+    commit, repository, requested = "1" * 40, "openai-community/gpt2", []
+
+    class Hub(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            """Keep the tests' output clean."""
+
+        def answer(self, status, body=b"", **headers):
+            self.send_response(status)
+            for name, value in {"Content-Length": len(body), **headers}.items():
+                self.send_header(name.replace("_", "-"), str(value))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def do_GET(self):
+            path = self.path.split("?")[0]
+            requested.append((self.command, path))
+            name = path.rsplit("/", 1)[-1]
+            if path.startswith(f"/api/models/{repository}/tree/"):
+                tree = [{"type": "file", "path": n, "size": len(b), "oid": "0" * 40} for n, b in files.items()]
+                self.answer(200, json.dumps(tree).encode(), Content_Type="application/json")
+            elif path.startswith(f"/api/models/{repository}"):
+                siblings = [{"rfilename": n, "size": len(b)} for n, b in files.items()]
+                info = {"_id": "1", "id": repository, "sha": commit, "siblings": siblings, "tags": [], "downloads": 0}
+                self.answer(200, json.dumps(info).encode(), Content_Type="application/json")
+            elif path.startswith(f"/{repository}/resolve/") and name in files:
+                etag = hashlib.sha1(files[name]).hexdigest()
+                self.answer(200, files[name], ETag=f'"{etag}"', X_Repo_Commit=commit)
+            else:
+                self.answer(404, b"{}", X_Error_Code="EntryNotFound")
+
+        do_HEAD = do_GET
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server.requested = requested
+    yield server
+    server.shutdown()
+
+
+def test_fetch_from_the_hub_and_then_from_the_cache(stage, hub, tmp_path):
+    endpoint = f"http://127.0.0.1:{hub.server_port}"
+    environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    command = ["--model", "gpt2", "--prompts", "Once upon a time", "--temperature", 0, "--max-tokens", 8]
+    status, stdout, stderr = stage.run(*command, **environment)
+    assert status == 0, stderr
+    params = stage.SamplingParams(temperature=0, max_tokens=8)
+    expected = stage.engine().generate(["Once upon a time"], params)[0].outputs[0].text
+    assert stdout == f"Once upon a time{expected}\n"
+    assert not any("flax" in path for _, path in hub.requested)
+    # Without the server: the cache answers.
+    status, stdout, stderr = stage.run(*command, **{**environment, "HF_HUB_OFFLINE": "1"})
+    assert status == 0, stderr
+    assert expected in stdout
+
+
+def test_no_network_and_nothing_cached(stage, tmp_path):
+    environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    status, stdout, stderr = stage.run("--model", "gpt2", "--prompts", "x", **environment)
+    assert status == 2
+    assert stdout == ""
+    last = stderr.strip().split("\n")[-1]
+    assert "gpt2" in last
+    assert "can't be fetched" in last
+    assert "tinytales" in last
+    assert "Traceback" not in stderr
