@@ -60,7 +60,14 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-ENGINE_ARGUMENTS = ["model", "dtype", "device", "load_format", "max_model_len", "seed"]
+ENGINE_ARGUMENTS = [
+    "model",
+    "dtype",
+    "device",
+    "load_format",
+    "max_model_len",
+    "seed",
+]
 SAMPLING_ARGUMENTS = [name for name in SamplingParams.__dataclass_fields__ if name != "seed"]
 
 
@@ -127,7 +134,8 @@ def closing_line(llm: LLM, seconds: float) -> str:
     requests = "1 request" if stats.num_requests == 1 else f"{stats.num_requests} requests"
     return (
         f"{requests}, {stats.num_output_tokens} tokens in {seconds:.2f} s: "
-        f"{stats.num_output_tokens / seconds:.1f} tok/s; {stats.num_forwards} forward passes"
+        f"{stats.num_output_tokens / seconds:.1f} tok/s; "
+        f"{stats.num_forwards} forward passes"
     )
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 
 import torch
 from tqdm import tqdm
@@ -143,8 +144,10 @@ class LLM:
         vocab_size = self.model.config.vocab_size
         if isinstance(prompt, str):
             token_ids = self.tokenizer.encode(prompt)
-        elif isinstance(prompt, Sequence) and all(isinstance(t, int) and not isinstance(t, bool) for t in prompt):
-            token_ids = list(prompt)
+        elif isinstance(prompt, list | tuple) and all(
+            isinstance(t, Integral) and not isinstance(t, bool) for t in prompt
+        ):
+            token_ids = [int(t) for t in prompt]
         else:
             raise ValueError(f"a prompt is a text or a list of token ids, got {prompt!r:.80}")
         if not token_ids:

@@ -65,9 +65,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n_seq, n_embd] -> [n_seq, n_embd]"""
-        x = F.gelu(
-            self.c_fc(x), approximate="tanh"
-        )  # [n_seq, n_embd] -> [n_seq, n_inner]; GPT-2's GELU is the tanh form
+        x = self.c_fc(x)  # [n_seq, n_embd] -> [n_seq, n_inner]
+        x = F.gelu(x, approximate="tanh")  # GPT-2's GELU is the tanh form
         return self.c_proj(x)  # [n_seq, n_inner] -> [n_seq, n_embd]
 
 
@@ -106,6 +105,7 @@ class GPT2(nn.Module):
         x = self.wte(token_ids) + self.wpe(positions)  # [n_seq] -> [n_seq, n_embd]
         for block in self.h:
             x = block(x, visible)
-        x = self.ln_f(x[-1])  # [n_seq, n_embd] -> [n_embd]: only the last token's successor is asked for
+        # Only the last token's successor is asked for.
+        x = self.ln_f(x[-1])  # [n_seq, n_embd] -> [n_embd]
         logits = F.linear(x, self.wte.weight)  # [n_embd] -> [vocab_size]
         return logits.float()

@@ -143,7 +143,9 @@ def closing_line(llm: LLM, seconds: float) -> str:
     padding = stats.num_padding_tokens / max(1, stats.num_padding_tokens + stats.num_tokens_computed)
     return (
         f"{requests}, {stats.num_output_tokens} tokens in {seconds:.2f} s: "
-        f"{stats.num_output_tokens / seconds:.1f} tok/s; {stats.num_forwards} forward passes, {padding:.0%} padding"
+        f"{stats.num_output_tokens / seconds:.1f} tok/s; "
+        f"{stats.num_forwards} forward passes"
+        f", {padding:.0%} padding"
     )
 
 

@@ -63,12 +63,12 @@ def run_batch_file(
     num_errors = sum("error" in result for result in finished.values())
     todo = [line for line in lines if line.id not in finished]
     with (
-        output_path.open("a", encoding="utf-8") as file,
+        output_path.open("a", encoding="utf-8", newline="\n") as file,
         tqdm(total=len(lines), initial=len(finished), unit="line", disable=quiet) as bar,
     ):
 
         def write(line: Line, result: dict) -> None:
-            file.write(json.dumps({**line.fields, "id": line.id, **result}, ensure_ascii=False) + "\n")
+            file.write(to_json({**line.fields, "id": line.id, **result}) + "\n")
             file.flush()
             bar.update()
 
@@ -84,6 +84,16 @@ def run_batch_file(
     return len(lines), num_errors
 
 
+def to_json(result: dict) -> str:
+    """A line of JSON, readable where it can be; half a surrogate pair, which UTF-8 can't carry, stays escaped."""
+    line = json.dumps(result, ensure_ascii=False)
+    try:
+        line.encode("utf-8")
+    except UnicodeEncodeError:
+        line = json.dumps(result)
+    return line
+
+
 def read_lines(llm: LLM, path: Path, defaults: SamplingParams) -> Iterator[Line]:
     """The lines of the input, those that are wrong with what is wrong. Blank lines are skipped."""
     ids = set()
@@ -91,7 +101,7 @@ def read_lines(llm: LLM, path: Path, defaults: SamplingParams) -> Iterator[Line]
         if not raw.strip():
             continue
         line = read_line(llm, raw, number, defaults)
-        if line.id in ids:
+        if line.id in ids:  # a line that can't have its id is told apart by its number
             line.error = f"line {number}: the id {line.id!r} stands on an earlier line too"
             line.id = f"line-{number}"
         ids.add(line.id)

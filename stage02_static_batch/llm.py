@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 
 import torch
 from tqdm import tqdm
@@ -171,8 +172,10 @@ class LLM:
         vocab_size = self.model.config.vocab_size
         if isinstance(prompt, str):
             token_ids = self.tokenizer.encode(prompt)
-        elif isinstance(prompt, Sequence) and all(isinstance(t, int) and not isinstance(t, bool) for t in prompt):
-            token_ids = list(prompt)
+        elif isinstance(prompt, list | tuple) and all(
+            isinstance(t, Integral) and not isinstance(t, bool) for t in prompt
+        ):
+            token_ids = [int(t) for t in prompt]
         else:
             raise ValueError(f"a prompt is a text or a list of token ids, got {prompt!r:.80}")
         if not token_ids:
@@ -225,9 +228,8 @@ class LLM:
         n_seq = max(map(len, sequences))
         num_padding = [n_seq - len(sequence) for sequence in sequences]
         padded = [[0] * n + sequence for n, sequence in zip(num_padding, sequences, strict=True)]
-        logits = self.model(
-            torch.tensor(padded, device=self.device), torch.tensor(num_padding, device=self.device)
-        )  # [batch, n_seq] -> [batch, vocab_size]
+        token_ids, padding = (torch.tensor(x, device=self.device) for x in (padded, num_padding))
+        logits = self.model(token_ids, padding)  # [batch, n_seq] -> [batch, vocab_size]
         records = [
             RowRecord(r.request_id, phase, 0, n_seq) if r.finished else RowRecord(r.request_id, phase, n_seq - n, n)
             for r, n in zip(batch, num_padding, strict=True)

@@ -65,7 +65,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, n_seq, n_embd] -> [batch, n_seq, n_embd]"""
-        x = F.gelu(self.c_fc(x), approximate="tanh")  # [batch, n_seq, n_inner]; GPT-2's GELU is the tanh form
+        x = self.c_fc(x)  # [batch, n_seq, n_embd] -> [batch, n_seq, n_inner]
+        x = F.gelu(x, approximate="tanh")  # GPT-2's GELU is the tanh form
         return self.c_proj(x)  # [batch, n_seq, n_inner] -> [batch, n_seq, n_embd]
 
 
@@ -112,8 +113,7 @@ class GPT2(nn.Module):
         x = self.wte(token_ids) + self.wpe(positions)  # [batch, n_seq] -> [batch, n_seq, n_embd]
         for block in self.h:
             x = block(x, visible)
-        x = self.ln_f(
-            x[:, -1]
-        )  # [batch, n_seq, n_embd] -> [batch, n_embd]: padded on the left, each row's last token is here
+        # Padded on the left, every row has its last token in the last column.
+        x = self.ln_f(x[:, -1])  # [batch, n_seq, n_embd] -> [batch, n_embd]
         logits = F.linear(x, self.wte.weight)  # [batch, n_embd] -> [batch, vocab_size]
         return logits.float()

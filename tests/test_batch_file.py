@@ -194,8 +194,8 @@ def test_resume_from_every_kind_of_cut(batched_stage, tmp_path):
 def test_killed_and_resumed(batched_stage, tmp_path, kill):
     """A real process, killed again and again while it writes; Ctrl-C ends with status 130 and loses nothing."""
     source = tmp_path / "in.jsonl"
-    write_input(source, count=16)
-    flags = ["--max-num-seqs", "2", "--max-tokens", "60", "--ignore-eos", "--quiet", "--input", source]
+    write_input(source, count=10)
+    flags = ["--max-num-seqs", "2", "--max-tokens", "40", "--ignore-eos", "--quiet", "--input", source]
     assert batched_stage.main(*flags, "--output", tmp_path / "whole.jsonl")[0] == 0
     output, grown, kills = tmp_path / "out.jsonl", 0, 0
     for _ in range(3):

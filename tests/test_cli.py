@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 
 import pytest
 
@@ -141,28 +140,21 @@ def test_prompts_file_that_is_no_text(stage, tmp_path):
 
 
 def test_control_c_keeps_what_is_finished(stage, tmp_path):
-    """A short request ends, a batch of endless ones runs: interrupted, the short one's result is printed."""
-    words = ["endless " * 300, "ends"]
-    flags = ["--max-num-seqs", "1"] if stage.number > 1 else []
-    if not flags:
-        words.reverse()  # stage 1 goes in order; sorting puts the long one first
-    else:
-        flags.append("--no-sort")
-        words.reverse()
+    """The first prompt leaves room for a few tokens, the second for hundreds: the first result is there."""
+    prompts = ["word " * 390, "endless"]
     process = stage.start(
-        "--prompts", *words, "--json", "--ignore-eos", "--max-tokens", "600", "--trace", tmp_path / "trace", *flags,
-        "--max-model-len", "1024",
+        "--prompts", *prompts, "--json", "--ignore-eos", "--max-tokens", "400", "--max-model-len", "400",
+        "--trace", tmp_path / "trace", *(["--max-num-seqs", "1"] if stage.has_argument("max_num_seqs") else []),
     )  # fmt: skip
-    first = process.stdout.readline()  # the first result: the engine is at the second prompt now
-    time.sleep(0.3)
+    first = process.stdout.readline()  # the engine is at the second prompt now
     process.send_signal(signal.SIGINT)
     rest, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert json.loads(first)["prompt"] == words[0]
+    assert process.returncode == 130, stderr
+    assert json.loads(first)["prompt"] == prompts[0]
     assert rest == ""
     assert "interrupted" in stderr
     assert "Traceback" not in stderr
-    assert (tmp_path / "trace").read_text().count("\n") >= 600
+    assert len((tmp_path / "trace").read_text().splitlines()) >= 9
 
 
 def test_a_reader_that_leaves(stage):

@@ -27,7 +27,7 @@ TEXTS = {
 
 @pytest.fixture(scope="module")
 def reference():
-    return GPT2TokenizerFast(vocab_file=str(TINYTALES / "vocab.json"), merges_file=str(TINYTALES / "merges.txt"))
+    return GPT2TokenizerFast.from_pretrained(TINYTALES)
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -36,8 +36,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 from tale_grammar import NAMES, write_tale  # noqa: E402
 
-from stage02_static_batch import LLM, SamplingParams  # noqa: E402
-from stage02_static_batch.tokenizer import Tokenizer, byte_alphabet, read_merges  # noqa: E402
+from stage03_kvcache import LLM, SamplingParams  # noqa: E402
+from stage03_kvcache.tokenizer import Tokenizer, byte_alphabet, read_merges  # noqa: E402
 
 MODEL = Path(__file__).parent.parent / "models" / "tinytales"
 STATE = Path(__file__).parent.parent / ".tinytales" / "state.pt"
@@ -70,9 +70,11 @@ def training_rows(tokenizer: Tokenizer, step: int) -> np.ndarray:
     seeds = iter(range(FIRST_TRAINING_SEED + step * 1000, FIRST_TRAINING_SEED + (step + 1) * 1000))
     rows = []
     while len(rows) < TOKENS_PER_STEP // length:
-        row = [tokenizer.end_of_text_id] if rng.random() < 0.5 else []
-        first = tale_tokens(tokenizer, next(seeds))
-        row += first[rng.randrange(len(first)) :] if rng.random() < 0.1 else first
+        row = tale_tokens(tokenizer, next(seeds))
+        if rng.random() < 0.1:
+            row = row[rng.randrange(len(row)) :]
+        elif rng.random() < 0.5:
+            row.insert(0, tokenizer.end_of_text_id)
         while len(row) <= length:
             row += tale_tokens(tokenizer, next(seeds))
         rows.append(row[: length + 1])
@@ -324,7 +326,7 @@ def main() -> None:
     command.add_argument("count", type=int, nargs="?", default=1)
     command.add_argument("--seed", type=int, default=0, help="of the first tale")
     command = commands.add_parser("train", help="train the checkpoint, or resume it")
-    command.add_argument("--steps", type=int, default=2400)
+    command.add_argument("--steps", type=int, default=2000)
     command.add_argument("--seed", type=int, default=0, help="of the weights before training")
     command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     commands.add_parser("evaluate", help="measure the checkpoint and write the model card")

@@ -1,0 +1,59 @@
+"""The keys and values of a batch, kept from step to step, and how much memory they take.
+
+A token's key and value depend on the tokens before it alone, so they never change once they are computed. Keeping them
+turns the work of a step from a whole sequence into a single token.
+"""
+
+import psutil
+import torch
+from torch import Tensor
+
+SHARE_OF_FREE_MEMORY = 0.5  # what a cache may take by default; the rest is for the activations of a prefill
+
+
+class KVCache:
+    """Room for the keys and values of one batch, allocated once and written in place. Owned by the batch: it goes when
+    the batch ends.
+
+    Columns are those of the left-padded batch: every row's next token goes into the same column, `length`.
+    """
+
+    def __init__(
+        self,
+        n_layer: int,
+        batch: int,
+        n_head: int,
+        max_len: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.data = torch.empty(n_layer, 2, batch, n_head, max_len, head_dim, dtype=dtype, device=device)
+        self.length = 0  # columns that are filled
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that there is room for, over all rows."""
+        return self.data.shape[2] * self.data.shape[4]
+
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write a layer's keys and values of new columns behind those that are filled, and return all of them.
+
+        2 x [batch, n_head, n_new, head_dim] -> 2 x [batch, n_head, length + n_new, head_dim], views without a copy
+        """
+        end = self.length + k.shape[2]
+        keys, values = self.data[layer, :, :, :, :end]
+        keys[:, :, self.length :] = k
+        values[:, :, self.length :] = v
+        return keys, values
+
+
+def bytes_per_token(n_layer: int, n_embd: int, dtype: torch.dtype) -> int:
+    """What one token takes: a key and a value of n_embd numbers in every layer."""
+    return 2 * n_layer * n_embd * dtype.itemsize
+
+
+def default_cache_bytes(device: torch.device) -> int:
+    """Half of the memory that is free now."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    return int(free * SHARE_OF_FREE_MEMORY)

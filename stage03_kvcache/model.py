@@ -1,0 +1,128 @@
+"""GPT-2, from token ids to the logits of the next token.
+
+Names are those of the checkpoint (Hugging Face's GPT-2), so that weights.py loads them without a translation table.
+Shapes: a batch of sequences, padded on the left to n_seq tokens each; n_embd = n_head * head_dim. Of the
+n_seq columns n_new are new in a step: all of them in the prefill, one in a decode; the others are in the KV cache.
+
+Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; the layers are those of Vaswani et
+al. 2017, "Attention Is All You Need", with layer norm before each sub-layer.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .kv_cache import KVCache
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The sizes of a GPT-2. The defaults are GPT-2 small, 124 million parameters."""
+
+    n_layer: int = 12
+    n_head: int = 12
+    n_embd: int = 768
+    n_inner: int = 3072  # width inside the feed-forward layer
+    n_positions: int = 1024  # the longest sequence
+    vocab_size: int = 50257
+    layer_norm_epsilon: float = 1e-5
+    eos_token_ids: tuple[int, ...] = (50256,)
+
+
+class Attention(nn.Module):
+    """Causal self-attention: each token reads from itself and the tokens before it."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.n_head = config.n_head
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+
+    def forward(self, x: Tensor, visible: Tensor, cache: KVCache, layer: int) -> Tensor:
+        """[batch, n_new, n_embd] -> same; visible: [batch, 1, n_new, n_seq], True where query i may read from key j"""
+        q, k, v = self.c_attn(x).chunk(3, dim=-1)  # [batch, n_new, n_embd] -> 3 x [batch, n_new, n_embd]
+        q, k, v = (self._split_heads(t) for t in (q, k, v))  # each -> [batch, n_head, n_new, head_dim]
+        k, v = cache.update(layer, k, v)  # each -> [batch, n_head, n_seq, head_dim], those of earlier steps in front
+
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [batch, n_head, n_new, n_seq]: query i, key j
+        weights = scores.masked_fill(~visible, -math.inf).softmax(dim=-1)  # each query's weights sum to 1
+        out = weights @ v  # [batch, n_head, n_new, n_seq] @ [batch, n_head, n_seq, head_dim]
+
+        out = out.transpose(-3, -2).flatten(-2)  # [batch, n_head, n_new, head_dim] -> [batch, n_new, n_embd]
+        return self.c_proj(out)
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """[batch, n_new, n_embd] -> [batch, n_head, n_new, head_dim]"""
+        return x.unflatten(-1, (self.n_head, -1)).transpose(-3, -2)
+
+
+class MLP(nn.Module):
+    """The feed-forward layer: each token on its own."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, config.n_inner)
+        self.c_proj = nn.Linear(config.n_inner, config.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, n_new, n_embd] -> [batch, n_new, n_embd]"""
+        x = self.c_fc(x)  # [batch, n_new, n_embd] -> [batch, n_new, n_inner]
+        x = F.gelu(x, approximate="tanh")  # GPT-2's GELU is the tanh form
+        return self.c_proj(x)  # [batch, n_new, n_inner] -> [batch, n_new, n_embd]
+
+
+class Block(nn.Module):
+    """A transformer layer: attention, then feed-forward, each added to the residual stream `x`."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.attn = Attention(config)
+        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, visible: Tensor, cache: KVCache, layer: int) -> Tensor:
+        """[batch, n_new, n_embd] -> [batch, n_new, n_embd]"""
+        x = x + self.attn(self.ln_1(x), visible, cache, layer)
+        x = x + self.mlp(self.ln_2(x))
+        return x
+
+
+class GPT2(nn.Module):
+    """The whole model. Its output layer is the token embedding again, transposed ("tied")."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # token embedding
+        self.wpe = nn.Embedding(config.n_positions, config.n_embd)  # position embedding
+        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+
+    def forward(self, token_ids: Tensor, num_padding: Tensor, cache: KVCache) -> Tensor:
+        """The logits of the token that follows each sequence: [batch, n_new] int64 -> [batch, vocab_size] float32.
+
+        num_padding: [batch], how many columns at the left of each row are not its own.
+        cache: holds the keys and values of the columns before token_ids, and gets those of token_ids.
+        """
+        n_seq = cache.length + token_ids.shape[1]
+        columns = torch.arange(n_seq, device=token_ids.device)  # [n_seq]
+        new = columns[cache.length :]  # [n_new]
+        own = columns >= num_padding[:, None]  # [batch, n_seq]
+        # A sequence counts its positions from its own first token, whatever stands to the left of it.
+        # A row that has ended may be carried past the last position; what it computes is not used.
+        positions = (new - num_padding[:, None]).clamp(min=0, max=self.config.n_positions - 1)  # [batch, n_new]
+        # Nobody reads from padding, except padding from itself: a softmax over nothing at all would be NaN.
+        visible = (columns <= new[:, None]) & own[:, None, :]  # [batch, n_new, n_seq]
+        visible = (visible | (columns == new[:, None]))[:, None]  # [batch, 1, n_new, n_seq], the same for all heads
+        x = self.wte(token_ids) + self.wpe(positions)  # [batch, n_new] -> [batch, n_new, n_embd]
+        for layer, block in enumerate(self.h):
+            x = block(x, visible, cache, layer)
+        cache.length = n_seq
+        # Padded on the left, every row has its last token in the last column.
+        x = self.ln_f(x[:, -1])  # [batch, n_new, n_embd] -> [batch, n_embd]
+        logits = F.linear(x, self.wte.weight)  # [batch, n_embd] -> [batch, vocab_size]
+        return logits.float()

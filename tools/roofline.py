@@ -1,0 +1,106 @@
+"""What this machine can do, and what that means for decoding: the roofline of a model (Williams et al. 2009).
+
+    python tools/roofline.py                                       # gpt2's sizes with random weights
+    python tools/roofline.py --model tinytales --dtype bfloat16
+
+Two numbers limit an engine: how many bytes a second come from memory, and how many floating point operations a second
+the cores do. A decode step reads every weight once, whatever the size of the batch, and each row's keys and values; it
+does two operations per weight and row. So a step takes at least
+
+    max(bytes / bandwidth, operations / rate)
+
+and a larger batch is free until the second term is larger than the first. The tool measures both numbers with torch,
+prints the limit for batches of 1 to 64, and beside it what stage 3 reaches: the median of its decode steps.
+"""
+
+import argparse
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from stage03_kvcache import LLM, SamplingParams
+
+
+def best_seconds(run, device: torch.device, repeat: int = 7) -> float:
+    """The shortest of several runs, in seconds: what the machine can do, not what its other users leave."""
+    run()
+    seconds = []
+    for _ in range(repeat):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def read_bandwidth(device: torch.device, size: int = 1 << 28) -> float:
+    """Bytes per second read from memory, by the sum of a tensor that no cache holds (1 GiB of float32)."""
+    data = torch.ones(size, dtype=torch.float32, device=device)
+    return data.nbytes / best_seconds(data.sum, device)
+
+
+def matmul_rate(dtype: torch.dtype, device: torch.device, n: int = 2048) -> float:
+    """Floating point operations per second in a product of two n x n matrices."""
+    a, b = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))
+    return 2 * n**3 / best_seconds(lambda: a @ b, device)
+
+
+def cpu_name() -> str:
+    """The processor's name, as far as the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def decode_step(llm: LLM, batch: int, prompt_len: int, output_len: int) -> float:
+    """The median seconds of stage 3's decode steps with a full batch."""
+    llm.trace.clear()
+    prompts = [[1 + i] * prompt_len for i in range(batch)]
+    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True))
+    return statistics.median(step.seconds for step in llm.trace if step.rows[0].phase == "decode")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="gpt2")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--prompt-len", type=int, default=64, metavar="N", help="tokens in the cache before the decodes"
+    )
+    parser.add_argument("--output-len", type=int, default=16, metavar="N", help="decode steps to take the median of")
+    args = parser.parse_args()
+    llm = LLM(args.model, dtype=args.dtype, device=args.device, load_format="dummy", max_num_seqs=64, trace=True)
+    config, itemsize = llm.model.config, llm.dtype.itemsize
+    parameters = sum(p.numel() for p in llm.model.parameters()) - llm.model.wpe.weight.numel()  # few positions are read
+    bandwidth, rate = read_bandwidth(llm.device), matmul_rate(llm.dtype, llm.device)
+    on_cuda = llm.device.type == "cuda"
+    name = torch.cuda.get_device_name(llm.device) if on_cuda else cpu_name()
+    context = args.prompt_len + args.output_len // 2
+    print(f"machine: {name}, {torch.get_num_threads()} threads; torch {torch.__version__}")
+    print(f"reads {bandwidth / 1e9:.1f} GB/s; {llm.dtype} products {rate / 1e9:.0f} GFLOP/s", end="; ")
+    print(f"balance {rate / bandwidth:.1f} FLOP per byte")
+    print(f"{args.model}: {parameters / 1e6:.1f} million weights in {parameters * itemsize / 1e6:.0f} MB", end="; ")
+    print(f"KV cache {llm.bytes_per_token:,} bytes per token; context {context} tokens\n")
+    print("batch  FLOP/byte  limited by   limit tok/s  stage 3 tok/s  of the limit")
+    for batch in (1, 2, 4, 8, 16, 32, 64):
+        moved = parameters * itemsize + batch * context * llm.bytes_per_token
+        operations = 2 * parameters * batch + 4 * batch * context * config.n_layer * config.n_embd
+        limit = max(moved / bandwidth, operations / rate)
+        bound = "memory" if moved / bandwidth > operations / rate else "arithmetic"
+        reached = batch / decode_step(llm, batch, args.prompt_len, args.output_len)
+        print(f"{batch:5}  {operations / moved:9.1f}  {bound:<10}  {batch / limit:12.0f}", end="  ")
+        print(f"{reached:13.0f}  {reached * limit / batch:12.0%}")
+
+
+if __name__ == "__main__":
+    main()
