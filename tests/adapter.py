@@ -30,6 +30,9 @@ class Stage:
         self.number = int(directory[5:7])
         self.command = directory[:7]  # python -m stage01
 
+    def __str__(self) -> str:
+        return self.directory
+
     def part(self, name: str):
         """A module of the stage, such as "sampler"."""
         return importlib.import_module(f"{self.directory}.{name}")

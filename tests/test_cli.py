@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.adapter import ROOT, TINYTALES, random_prompts
+from tests.adapter import BATCHED, ROOT, TINYTALES, random_prompts
 
 GREEDY = ["--temperature", "0", "--max-tokens", "12"]
 
@@ -209,9 +209,10 @@ def test_help_names_every_flag(stage):
     status, stdout, _ = stage.main("--help")
     assert status == 0
     contract = "prompts prompts-file model dtype device max-tokens temperature top-k top-p min-p seed stop ignore-eos logprobs json trace quiet"  # noqa: E501
-    for flag in contract.split() + (
-        ["input", "output", "resume", "max-num-seqs", "no-sort"] if stage.number > 1 else []
-    ):
+    flags = contract.split() + (["input", "output", "resume", "max-num-seqs"] if stage.number > 1 else [])
+    flags += ["no-sort"] if stage.has_argument("sort_by_length") else []
+    flags += ["max-num-batched-tokens", "policy", "interactive"] if stage.number > 3 else []
+    for flag in flags:
         assert f"--{flag}" in stdout
 
 
@@ -223,6 +224,7 @@ def test_a_directory_as_model(stage, small_checkpoint):
     assert (status, stdout) == (0, f"A fox{expected_text(stage, 'A fox')}\n")
 
 
+@pytest.mark.parametrize("batched_stage", [s for s in BATCHED if s.has_argument("sort_by_length")], ids=str)
 def test_no_sort_shows_why(batched_stage, small_checkpoint):
     """Batched in order, mixed lengths cost padding; sorted, much less; the tokens are the same."""
     prompts = random_prompts(211, [30, 2, 29, 3, 31, 1, 28, 2])

@@ -14,51 +14,14 @@ prints the limit for batches of 1 to 64, and beside it what stage 3 reaches: the
 """
 
 import argparse
-import platform
 import statistics
 import sys
-import time
 from pathlib import Path
 
-import torch
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+from machine import describe, matmul_rate, read_bandwidth  # noqa: E402
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from stage03_kvcache import LLM, SamplingParams
-
-
-def best_seconds(run, device: torch.device, repeat: int = 7) -> float:
-    """The shortest of several runs, in seconds: what the machine can do, not what its other users leave."""
-    run()
-    seconds = []
-    for _ in range(repeat):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        started = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
-
-
-def read_bandwidth(device: torch.device, size: int = 1 << 28) -> float:
-    """Bytes per second read from memory, by the sum of a tensor that no cache holds (1 GiB of float32)."""
-    data = torch.ones(size, dtype=torch.float32, device=device)
-    return data.nbytes / best_seconds(data.sum, device)
-
-
-def matmul_rate(dtype: torch.dtype, device: torch.device, n: int = 2048) -> float:
-    """Floating point operations per second in a product of two n x n matrices."""
-    a, b = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))
-    return 2 * n**3 / best_seconds(lambda: a @ b, device)
-
-
-def cpu_name() -> str:
-    """The processor's name, as far as the system tells it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+from stage03_kvcache import LLM, SamplingParams  # noqa: E402
 
 
 def decode_step(llm: LLM, batch: int, prompt_len: int, output_len: int) -> float:
@@ -83,10 +46,9 @@ def main() -> None:
     config, itemsize = llm.model.config, llm.dtype.itemsize
     parameters = sum(p.numel() for p in llm.model.parameters()) - llm.model.wpe.weight.numel()  # few positions are read
     bandwidth, rate = read_bandwidth(llm.device), matmul_rate(llm.dtype, llm.device)
-    on_cuda = llm.device.type == "cuda"
-    name = torch.cuda.get_device_name(llm.device) if on_cuda else cpu_name()
+    machine = describe(llm.device)
     context = args.prompt_len + args.output_len // 2
-    print(f"machine: {name}, {torch.get_num_threads()} threads; torch {torch.__version__}")
+    print(f"machine: {machine['device']}, {machine['threads']} threads; torch {machine['torch']}")
     print(f"reads {bandwidth / 1e9:.1f} GB/s; {llm.dtype} products {rate / 1e9:.0f} GFLOP/s", end="; ")
     print(f"balance {rate / bandwidth:.1f} FLOP per byte")
     print(f"{args.model}: {parameters / 1e6:.1f} million weights in {parameters * itemsize / 1e6:.0f} MB", end="; ")

@@ -1,0 +1,175 @@
+"""Run a file of prompts, for evaluation on a dataset: a line of JSON in, a line of JSON out.
+
+An input line has `prompt` (a text) or `prompt_token_ids`, maybe an `id` (a text or whole number; default: "line-7"),
+maybe `sampling` (fields of SamplingParams, over those of the command line), and any other fields, a reference answer
+say, which are carried through. A result line is the input's fields and `text`, `token_ids`, `finish_reason`,
+`stop_reason`, with `cumulative_logprob` and `logprobs` if asked for; or, for a line that is wrong, `error`.
+
+Lines are written in the order in which they are done. A line's answer depends on the line, its number and the settings
+alone, so a run that was killed and resumed ends with the same lines as one that was not.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from .llm import LLM
+from .sampler import derive_seed
+from .sampling_params import SamplingParams
+
+RESULT_FIELDS = ("text", "token_ids", "finish_reason", "stop_reason", "cumulative_logprob", "logprobs", "error")
+
+
+@dataclass
+class Line:
+    """An input line: its id, its fields as they were, and what to run, or what is wrong with it."""
+
+    id: str | int
+    fields: dict
+    prompt: str | list[int] | None = None
+    params: SamplingParams | None = None
+    error: str | None = None
+
+
+def check_paths(input_path: Path, output_path: Path, resume: bool) -> None:
+    """Raise ValueError if a run would destroy something. Cheap: called before the model is loaded."""
+    if not input_path.is_file():
+        raise ValueError(f"--input {input_path}: there is no such file")
+    if not output_path.parent.is_dir():
+        raise ValueError(f"--output {output_path}: there is no directory {output_path.parent}")
+    if output_path.exists():
+        if output_path.samefile(input_path):
+            raise ValueError(f"--output {output_path} is the input file")
+        if not resume:
+            raise ValueError(f"--output {output_path} exists: add --resume to continue it, or remove it")
+
+
+def run_batch_file(
+    llm: LLM, input_path: Path, output_path: Path, defaults: SamplingParams, *, resume: bool, quiet: bool
+) -> tuple[int, int]:
+    """Answer every line of the input that the output does not answer yet.
+
+    Returns:
+        how many lines the output has, and how many of them are errors.
+
+    Raises:
+        ValueError: the output file is not one of this input's.
+    """
+    lines = list(read_lines(llm, input_path, defaults))
+    finished = read_finished(output_path, {line.id: line for line in lines}) if resume else {}
+    num_errors = sum("error" in result for result in finished.values())
+    todo = [line for line in lines if line.id not in finished]
+    with (
+        output_path.open("a", encoding="utf-8", newline="\n") as file,
+        tqdm(total=len(lines), initial=len(finished), unit="line", disable=quiet) as bar,
+    ):
+
+        def write(line: Line, result: dict) -> None:
+            file.write(to_json({**line.fields, "id": line.id, **result}) + "\n")
+            file.flush()
+            bar.update()
+
+        for line in todo:
+            if line.error:
+                write(line, {"error": line.error})
+                num_errors += 1
+        todo = [line for line in todo if not line.error]
+        for index, output in llm.as_completed([line.prompt for line in todo], [line.params for line in todo]):
+            completion = output.to_dict()["outputs"][0]
+            asked = [name for name in RESULT_FIELDS if completion.get(name) is not None or name == "stop_reason"]
+            write(todo[index], {name: completion[name] for name in asked})
+    return len(lines), num_errors
+
+
+def to_json(result: dict) -> str:
+    """A line of JSON, readable where it can be; half a surrogate pair, which UTF-8 can't carry, stays escaped."""
+    line = json.dumps(result, ensure_ascii=False)
+    try:
+        line.encode("utf-8")
+    except UnicodeEncodeError:
+        line = json.dumps(result)
+    return line
+
+
+def read_lines(llm: LLM, path: Path, defaults: SamplingParams) -> Iterator[Line]:
+    """The lines of the input, those that are wrong with what is wrong. Blank lines are skipped."""
+    ids = set()
+    for number, raw in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not raw.strip():
+            continue
+        line = read_line(llm, raw, number, defaults)
+        if line.id in ids:  # a line that can't have its id is told apart by its number
+            line.error = f"line {number}: the id {line.id!r} stands on an earlier line too"
+            line.id = f"line-{number}"
+        ids.add(line.id)
+        yield line
+
+
+def read_line(llm: LLM, raw: bytes, number: int, defaults: SamplingParams) -> Line:
+    line = Line(id=f"line-{number}", fields={})
+    try:
+        values = json.loads(raw.decode("utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError(f"a line is a JSON object, got {type(values).__name__}")
+        line.fields = values
+        if isinstance(values.get("id", ""), bool) or not isinstance(values.get("id", ""), str | int):
+            raise ValueError(f"id must be a text or a whole number, got {values['id']!r:.80}")
+        line.id = values.get("id", line.id)
+        if taken := [name for name in RESULT_FIELDS if name in values]:
+            raise ValueError(f"the field {taken[0]!r} is the result's: rename it")
+        if ("prompt" in values) == ("prompt_token_ids" in values):
+            raise ValueError("give either prompt or prompt_token_ids")
+        line.prompt = values["prompt"] if "prompt" in values else values["prompt_token_ids"]
+        if not isinstance(line.prompt, str if "prompt" in values else list):
+            raise ValueError("prompt must be a text, prompt_token_ids a list of token ids")
+        line.params = read_params(values.get("sampling", {}), defaults)
+        if (
+            line.params.seed is None
+        ):  # by the line, not by the engine's count of requests, which a resumed run starts anew
+            line.params = replace(line.params, seed=derive_seed(llm.seed, number))
+        llm.validate(line.prompt, line.params)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        line.error = f"line {number}: {error}"
+    return line
+
+
+def read_params(sampling: dict, defaults: SamplingParams) -> SamplingParams:
+    """The parameters of a line. Raises ValueError for a field that SamplingParams does not have."""
+    if not isinstance(sampling, dict):
+        raise ValueError(f"sampling must be a JSON object, got {sampling!r:.80}")
+    if unknown := sorted(sampling.keys() - {field.name for field in fields(SamplingParams)}):
+        raise ValueError(f"sampling has no field {unknown[0]!r}")
+    return replace(defaults, **sampling)
+
+
+def read_finished(path: Path, lines: dict[str | int, Line]) -> dict[str | int, dict]:
+    """The results that the output holds already, by id; a last line that was torn by a kill is cut off.
+
+    Raises ValueError if the output is not one of this input's: better no run than answers to other questions.
+    """
+    finished = {}
+    if not path.exists():
+        return finished
+    with path.open("r+b") as file:
+        content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            file.truncate(len(whole))
+    for number, raw in enumerate(whole.split(b"\n")[:-1], start=1):
+        try:
+            result = json.loads(raw.decode("utf-8"))
+            line = lines[result["id"]]
+            if any(result[name] != line.fields[name] for name in line.fields if name not in ("id", *RESULT_FIELDS)):
+                raise ValueError("the input's line of this id has other fields")
+            if "text" not in result and "error" not in result:
+                raise ValueError("it has neither text nor error")
+            if result["id"] in finished:
+                raise ValueError(f"the id {result['id']!r} stands on an earlier line too")
+        except (ValueError, KeyError, TypeError) as error:
+            reason = f"the input has no such field or id: {error}" if isinstance(error, KeyError) else error
+            raise ValueError(f"--resume: {path}, line {number} is no result of this input ({reason})") from None
+        finished[result["id"]] = result
+    return finished

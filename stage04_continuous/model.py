@@ -1,0 +1,170 @@
+"""GPT-2, from token ids to the logits of the next token.
+
+Names are those of the checkpoint (Hugging Face's GPT-2), so that weights.py loads them without a translation table.
+Shapes: a step takes num_tokens tokens of all its requests together, without padding; n_embd = n_head * head_dim. Of a
+request's n_seq tokens n_new are new in a step; the keys and values of the others are in the cache.
+
+Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; the layers are those of Vaswani et
+al. 2017, "Attention Is All You Need", with layer norm before each sub-layer.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .kv_cache import KVCache
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The sizes of a GPT-2. The defaults are GPT-2 small, 124 million parameters."""
+
+    n_layer: int = 12
+    n_head: int = 12
+    n_embd: int = 768
+    n_inner: int = 3072  # width inside the feed-forward layer
+    n_positions: int = 1024  # the longest sequence
+    vocab_size: int = 50257
+    layer_norm_epsilon: float = 1e-5
+    eos_token_ids: tuple[int, ...] = (50256,)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step's tokens, those of all its requests one behind the other, without padding.
+
+    Requests with a single token (decodes) come first; the others (prefills, or pieces of one) are runs of tokens.
+
+    Attributes:
+        token_ids, positions, slots: [num_tokens], each token with its position in its sequence and its request's slot.
+        last: [n_rows], which of the tokens are those whose successor is asked for.
+        num_single: how many requests have a single token.
+        num_slots, n_seq: over those, the highest slot and the longest sequence: what has to be read of the cache.
+        runs: of each other request (first token in the step, last + 1, slot, n_seq).
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    last: Tensor
+    num_single: int
+    num_slots: int
+    n_seq: int
+    runs: list[tuple[int, int, int, int]]
+
+
+class Attention(nn.Module):
+    """Causal self-attention: each token reads from itself and the tokens before it."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.n_head = config.n_head
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+
+    def forward(self, x: Tensor, step: Step, cache: KVCache, layer: int) -> Tensor:
+        """[num_tokens, n_embd] -> same"""
+        q, k, v = self.c_attn(x).chunk(3, dim=-1)  # [num_tokens, n_embd] -> 3 x [num_tokens, n_embd]
+        q, k, v = (t.unflatten(-1, (self.n_head, -1)) for t in (q, k, v))  # each -> [num_tokens, n_head, head_dim]
+        keys, values = cache.update(
+            layer, step.slots, step.positions, k, v
+        )  # 2 x [num_slots, n_head, max_len, head_dim]
+
+        # The linear layers took all tokens together; attention looks at each sequence by itself (Orca's selective
+        # batching): the single tokens all at once, every run on its own.
+        out = torch.empty_like(q)  # [num_tokens, n_head, head_dim]
+        if step.num_single:
+            out[: step.num_single] = self._attend_singles(q[: step.num_single], step, keys, values)
+        for start, end, slot, n_seq in step.runs:
+            out[start:end] = attend(
+                q[start:end].transpose(0, 1),  # [n_new, n_head, head_dim] -> [n_head, n_new, head_dim]
+                keys[slot, :, :n_seq],
+                values[slot, :, :n_seq],
+                step.positions[start:end],
+            ).transpose(0, 1)
+        return self.c_proj(out.flatten(-2))  # [num_tokens, n_head, head_dim] -> [num_tokens, n_embd]
+
+    def _attend_singles(self, q: Tensor, step: Step, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of requests with one token each, in one batch: [num_single, n_head, head_dim] -> same.
+
+        The queries are laid out by slot, so that the cache is read where it lies, as a view. Slots in between that have
+        no query here are computed too, for nothing; the scheduler fills the lowest slots first, so they are few.
+        """
+        slots, positions = step.slots[: step.num_single], step.positions[: step.num_single]
+        queries = q.new_zeros(step.num_slots, self.n_head, 1, q.shape[-1])
+        queries[slots, :, 0] = q  # [num_single, n_head, head_dim] -> [num_slots, n_head, 1, head_dim]
+        limits = positions.new_zeros(step.num_slots, 1, 1)
+        limits[slots, 0, 0] = positions
+        keys, values = (t[: step.num_slots, :, : step.n_seq] for t in (keys, values))
+        out = attend(queries, keys, values, limits)  # [num_slots, n_head, 1, head_dim]
+        return out[slots, :, 0]  # [num_slots, n_head, 1, head_dim] -> [num_single, n_head, head_dim]
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+    """softmax(q k / sqrt(head_dim)) v, over the keys up to each query's own position.
+
+    [..., n_head, n_new, head_dim], 2 x [..., n_head, n_seq, head_dim], [..., n_new] -> [..., n_head, n_new, head_dim]
+    """
+    scores = q @ keys.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [..., n_head, n_new, n_seq]: query i, key j
+    visible = torch.arange(keys.shape[-2], device=q.device) <= positions[..., None]  # [..., n_new, n_seq]
+    weights = scores.masked_fill(~visible, -math.inf).softmax(dim=-1)  # each query's weights sum to 1
+    return weights @ values
+
+
+class MLP(nn.Module):
+    """The feed-forward layer: each token on its own."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, config.n_inner)
+        self.c_proj = nn.Linear(config.n_inner, config.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, n_embd] -> [num_tokens, n_embd]"""
+        x = self.c_fc(x)  # [num_tokens, n_embd] -> [num_tokens, n_inner]
+        x = F.gelu(x, approximate="tanh")  # GPT-2's GELU is the tanh form
+        return self.c_proj(x)  # [num_tokens, n_inner] -> [num_tokens, n_embd]
+
+
+class Block(nn.Module):
+    """A transformer layer: attention, then feed-forward, each added to the residual stream `x`."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.attn = Attention(config)
+        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, step: Step, cache: KVCache, layer: int) -> Tensor:
+        """[num_tokens, n_embd] -> [num_tokens, n_embd]"""
+        x = x + self.attn(self.ln_1(x), step, cache, layer)
+        x = x + self.mlp(self.ln_2(x))
+        return x
+
+
+class GPT2(nn.Module):
+    """The whole model. Its output layer is the token embedding again, transposed ("tied")."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # token embedding
+        self.wpe = nn.Embedding(config.n_positions, config.n_embd)  # position embedding
+        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+
+    def forward(self, step: Step, cache: KVCache) -> Tensor:
+        """The logits of the tokens that follow the step's last ones: -> [n_rows, vocab_size] float32.
+
+        cache: holds the keys and values of the tokens before those of the step, and gets theirs.
+        """
+        x = self.wte(step.token_ids) + self.wpe(step.positions)  # [num_tokens] -> [num_tokens, n_embd]
+        for layer, block in enumerate(self.h):
+            x = block(x, step, cache, layer)
+        x = self.ln_f(x[step.last])  # [num_tokens, n_embd] -> [n_rows, n_embd]
+        logits = F.linear(x, self.wte.weight)  # [n_rows, n_embd] -> [n_rows, vocab_size]
+        return logits.float()

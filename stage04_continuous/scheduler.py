@@ -1,0 +1,109 @@
+"""Which requests compute how many tokens in the next step: iteration-level scheduling (Yu et al. 2022, "Orca").
+
+Plain Python: the scheduler knows requests, counts and slot numbers, and nothing of tensors. It owns the waiting and the
+running requests and the slots of the KV cache; the engine tells it what arrived and what ended.
+"""
+
+import heapq
+import itertools
+import time
+
+from .request import Request, RequestState
+
+POLICIES = ("fcfs", "priority", "shortest")
+# "shortest": how many prompt tokens a step of waiting is worth. See `Scheduler._key` for the bound that follows.
+AGING = 16
+
+
+class Scheduler:
+    """Fills every step with tokens, at most `max_num_batched_tokens` of them, from at most `max_num_seqs` requests.
+
+    Args:
+        max_num_seqs: the slots of the KV cache; a running request has one.
+        max_num_batched_tokens: the most tokens that go through the model in a step.
+        policy: who is admitted first: "fcfs" (in order of arrival), "priority" (the lowest number first, then arrival)
+            or "shortest" (the shortest prompt first, with aging).
+        enable_chunked_prefill: cut a prompt that does not fit into the step's rest; else it waits until it fits whole.
+    """
+
+    def __init__(
+        self, max_num_seqs: int, max_num_batched_tokens: int, policy: str = "fcfs", enable_chunked_prefill: bool = True
+    ):
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+        self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
+        self.waiting: list[tuple[float, int, Request]] = []  # a heap: (key, arrival, request)
+        self.running: list[Request] = []  # in order of admission
+        self.free_slots = list(range(max_num_seqs))  # a heap: the lowest slot is taken first
+        self.num_steps = 0
+        self._arrivals = itertools.count()
+
+    def add(self, request: Request) -> None:
+        heapq.heappush(self.waiting, (self._key(request), next(self._arrivals), request))
+
+    def _key(self, request: Request) -> float:
+        """The place of a request in the queue; lower is earlier.
+
+        "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All that wait age alike, so it
+        is the same to add AGING once for each step that had passed when they arrived. A prompt of P tokens is therefore
+        overtaken only by those that come within P / AGING steps after it: nothing starves.
+        """
+        if self.policy == "priority":
+            return request.priority
+        if self.policy == "shortest":
+            return len(request.prompt_token_ids) + AGING * self.num_steps
+        return 0
+
+    def schedule(self) -> list[tuple[Request, int]]:
+        """The requests of the next step, each with how many tokens it computes.
+
+        Running requests go first, decodes before prefills, so that a long prompt never holds up the tokens of others;
+        then waiting ones are admitted while there are slots and tokens left. A request is admitted only after every
+        running one has its token, so there are never more running than `max_num_batched_tokens`, and each decodes in
+        every step.
+        """
+        self.num_steps += 1
+        budget, scheduled = self.max_num_batched_tokens, []
+        for request in sorted(self.running, key=lambda request: request.num_new_tokens > 1):  # stable
+            num_tokens = min(request.num_new_tokens, budget)
+            if num_tokens:
+                scheduled.append((request, num_tokens))
+                budget -= num_tokens
+        while self.waiting and self.free_slots and budget:
+            request = self.waiting[0][-1]
+            if request.num_new_tokens > budget and not self.enable_chunked_prefill:
+                break
+            heapq.heappop(self.waiting)
+            self._admit(request)
+            num_tokens = min(request.num_new_tokens, budget)
+            scheduled.append((request, num_tokens))
+            budget -= num_tokens
+        return scheduled
+
+    def _admit(self, request: Request) -> None:
+        request.slot = heapq.heappop(self.free_slots)
+        request.state = RequestState.RUNNING
+        request.first_scheduled_time = time.perf_counter()
+        self.running.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Take out a request that ended or was aborted; its slot is free at once."""
+        if request.slot is not None:
+            self.running.remove(request)
+            heapq.heappush(self.free_slots, request.slot)
+            request.slot = None
+        else:
+            self.waiting = [entry for entry in self.waiting if entry[-1] is not request]
+            heapq.heapify(self.waiting)
+
+    def has_unfinished(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless every slot is either free or held by exactly one running request."""
+        held = [request.slot for request in self.running]
+        if sorted([*held, *self.free_slots]) != list(range(self.max_num_seqs)):
+            raise RuntimeError(f"slots are lost or held twice: {held} held, {sorted(self.free_slots)} free")
+        if len(self.running) > self.max_num_batched_tokens:
+            raise RuntimeError(
+                f"{len(self.running)} running requests share {self.max_num_batched_tokens} tokens a step"
+            )

@@ -1,0 +1,272 @@
+"""From stage 4 on: the engine in a background thread, for coroutines and threads, and the interactive prompt."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.adapter import ROOT, STAGES, random_prompts
+
+
+@pytest.fixture(params=[s for s in STAGES if s.number >= 4], ids=lambda stage: stage.directory)
+def stage(request):
+    return request.param
+
+
+@pytest.fixture
+def engine(stage, small_checkpoint):
+    engine = stage.part("async_llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=4)
+    yield engine
+    engine.close(abort=True)
+    engine.llm.scheduler.check_integrity()
+    assert not engine.llm.has_unfinished_requests()
+
+
+def endless(stage):
+    return stage.SamplingParams(max_tokens=46, ignore_eos=True, seed=1)
+
+
+def wait_until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+async def collect(engine, prompt, params):
+    return [token async for event in engine.generate(prompt, params) for token in event.token_ids]
+
+
+def test_coroutines_get_what_generate_gives(stage, engine, small_checkpoint):
+    prompts = random_prompts(211, [3, 9, 1, 14, 6, 2, 8])
+    params = [stage.SamplingParams(max_tokens=4 + i, seed=i) for i in range(7)]
+
+    async def main():
+        return await asyncio.gather(*(collect(engine, p, s) for p, s in zip(prompts, params, strict=True)))
+
+    expected = stage.engine(small_checkpoint).generate(prompts, params)
+    assert asyncio.run(main()) == [output.outputs[0].token_ids for output in expected]
+
+
+def test_a_blocking_call_from_any_thread(stage, engine, small_checkpoint):
+    params = stage.SamplingParams(temperature=0, max_tokens=6)
+    output = engine.complete([5, 6, 7], params)
+    assert output.finished
+    assert output.outputs == stage.engine(small_checkpoint).generate([[5, 6, 7]], params)[0].outputs
+
+
+def test_32_threads_stream_complete_and_abort_at_once(stage, engine, small_checkpoint):
+    """Half of them leave in the middle; those that stay get what they would get alone."""
+    prompts = random_prompts(211, [1 + i % 9 for i in range(32)])
+    params = [stage.SamplingParams(max_tokens=10, seed=i, ignore_eos=True) for i in range(32)]
+    expected = [o.outputs[0].token_ids for o in stage.engine(small_checkpoint).generate(prompts, params)]
+    results, errors = {}, []
+
+    async def leave_early(i):
+        async for event in engine.generate(prompts[i], params[i]):
+            if random.random() < 0.3:
+                return
+            assert event.token_ids
+
+    def work(i):
+        try:
+            for _ in range(3):
+                if i % 4 == 0:
+                    results[i] = engine.complete(prompts[i], params[i]).outputs[0].token_ids
+                elif i % 4 == 1:
+                    results[i] = asyncio.run(collect(engine, prompts[i], params[i]))
+                else:
+                    asyncio.run(leave_early(i))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    assert errors == []
+    assert results == {i: expected[i] for i in range(32) if i % 4 in (0, 1)}
+    wait_until(lambda: not engine.llm.has_unfinished_requests())
+    engine.llm.scheduler.check_integrity()
+    assert engine._waiters == {}
+
+
+def test_cancelling_a_stream_frees_its_slot(stage, engine):
+    async def main():
+        task = asyncio.create_task(collect(engine, [1, 2], endless(stage)))
+        while not engine.llm.scheduler.running:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    wait_until(lambda: len(engine.llm.scheduler.free_slots) == 4)
+    assert engine.llm.stats.num_requests == 0  # it did not finish
+
+
+def test_wrong_input_is_told_to_the_caller(stage, engine):
+    with pytest.raises(ValueError, match="empty list"):
+        engine.complete([])
+    with pytest.raises(ValueError, match="outside the model's vocabulary"):
+        asyncio.run(collect(engine, [999], None))
+    assert engine.complete([1], stage.SamplingParams(max_tokens=2)).finished
+
+
+def test_an_error_in_the_engine_reaches_every_waiter(stage, small_checkpoint, monkeypatch):
+    engine = stage.part("async_llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=2)
+    release, failures = threading.Event(), []
+
+    def fail(*_):
+        release.wait(20)
+        raise MemoryError("no memory left")
+
+    monkeypatch.setattr(engine.llm.model, "forward", fail)
+
+    def wait_for_it(call):
+        try:
+            call()
+        except RuntimeError as error:
+            failures.append((str(error), type(error.__cause__)))
+
+    calls = [lambda: engine.complete([1, 2]), lambda: asyncio.run(collect(engine, [3], None))] * 3
+    threads = [threading.Thread(target=wait_for_it, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(engine._waiters) == 6)
+    release.set()
+    for thread in threads:
+        thread.join(timeout=20)
+        assert not thread.is_alive(), "a waiter hangs"
+    assert failures == [("the engine has failed: no memory left", MemoryError)] * 6
+    with pytest.raises(RuntimeError, match="the engine has failed: no memory left"):
+        engine.complete([1])
+    engine.close()
+
+
+def test_close_finishes_or_aborts(stage, small_checkpoint):
+    for abort in (False, True):
+        engine = stage.part("async_llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=1)
+        outputs = []
+        threads = [
+            threading.Thread(target=lambda e=engine, o=outputs: o.append(e.complete([1, 2], endless(stage))))
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda e=engine: len(e._waiters) == 3)
+        engine.close(abort=abort)
+        for thread in threads:
+            thread.join(timeout=20)
+        reasons = [output.outputs[0].finish_reason for output in outputs]
+        assert len(reasons) == 3
+        assert set(reasons[-2:] if abort else reasons) == ({"abort"} if abort else {"length"})
+        with pytest.raises(RuntimeError, match="the engine is closed"):
+            engine.complete([1])
+        engine.close()  # twice does no harm
+
+
+def test_a_full_queue_refuses(stage, small_checkpoint):
+    part = stage.part("async_llm")
+    engine = part.AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=1, max_queue_size=2)
+    release, original = threading.Event(), engine.llm.advance
+
+    def slow():
+        release.wait(20)
+        return original()
+
+    engine.llm.advance = slow
+    params, outputs = stage.SamplingParams(max_tokens=2), []
+    threads = [threading.Thread(target=lambda: outputs.append(engine.complete([1], params))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(engine._waiters) == 3)
+    with pytest.raises(part.QueueFullError, match="3 requests run or wait; the limit is 1 slots and max_queue_size 2"):
+        engine.complete([1], params)
+    release.set()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert len(outputs) == 3
+    assert engine.complete([1], params).finished  # there is room again
+    engine.close()
+    with pytest.raises(ValueError, match="max_queue_size"):
+        part.AsyncLLM(max_queue_size=0)
+
+
+def test_with_statement(stage, small_checkpoint):
+    with stage.part("async_llm").AsyncLLM(model=str(small_checkpoint), device="cpu") as engine:
+        assert engine.complete([1], stage.SamplingParams(max_tokens=2)).finished
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.complete([1])
+
+
+# --- The interactive prompt -----------------------------------------------------------------------------------------
+
+
+def test_interactive_from_a_pipe(stage):
+    """All lines are answered, in their order, also those that wait while the input has ended; bad ones are told."""
+    prompts = ["A fox", "One day", "word " * 1500, "A bear"]
+    command = [sys.executable, "-m", stage.command, "--interactive", "--temperature", "0", "--max-tokens", "6"]
+    result = subprocess.run(
+        command, cwd=ROOT, input="\n".join(prompts) + "\n\n", capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    params = stage.SamplingParams(temperature=0, max_tokens=6)
+    fox, day, bear = (
+        o.prompt + o.outputs[0].text for o in stage.engine().generate(["A fox", "One day", "A bear"], params)
+    )
+    answers = result.stdout.split("\n\n")
+    assert answers[:2] == [fox, day]
+    assert "[error:" in answers[2]
+    assert "leave no room" in answers[2]
+    assert answers[3] == bear
+    assert "3 requests" in result.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are POSIX")
+def test_interactive_on_a_terminal(stage):
+    """Ctrl-C aborts what is shown, not the program; the next prompt is answered; Ctrl-D ends."""
+    import pty
+
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", stage.command, "--interactive", "--max-tokens", "1000", "--ignore-eos", "--quiet"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=follower, stdout=follower, stderr=subprocess.PIPE, start_new_session=True
+    )
+    os.close(follower)
+    seen = b""
+
+    def read_until(text, seconds=40):
+        nonlocal seen
+        deadline = time.monotonic() + seconds
+        os.set_blocking(leader, False)
+        while text not in seen:
+            assert time.monotonic() < deadline, f"waited for {text!r}, saw {seen[-300:]!r}"
+            try:
+                seen += os.read(leader, 4096)
+            except BlockingIOError:
+                time.sleep(0.01)
+
+    assert process.stderr.readline().startswith(b"Type a prompt")
+    os.write(leader, b"Once upon\n")
+    read_until(b"Once upon a time")  # beyond the echo: it streams
+    os.write(leader, b"A second one\n")
+    process.send_signal(signal.SIGINT)
+    read_until(b"[aborted]")
+    seen = seen.split(b"[aborted]", 1)[1]
+    read_until(b"A second one")
+    process.send_signal(signal.SIGINT)
+    read_until(b"[aborted]")
+    os.write(leader, b"\x04")
+    assert process.wait(timeout=30) == 0
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+    os.close(leader)

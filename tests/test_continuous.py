@@ -1,0 +1,349 @@
+"""From stage 4 on: requests join and leave at every step, whoever comes and goes, and nothing is lost."""
+
+import ast
+import json
+import math
+import random
+
+import pytest
+
+from tests.adapter import ROOT, STAGES, random_prompts
+
+CONTINUOUS = [stage for stage in STAGES if stage.number >= 4]
+
+
+@pytest.fixture(params=CONTINUOUS, ids=lambda stage: stage.directory)
+def stage(request):
+    return request.param
+
+
+def workload(stage, count, seed=0, longest=25):
+    """Prompts of unequal lengths with parameters of every kind; each has a seed, so it has one right answer."""
+    rng = random.Random(seed)
+    prompts = random_prompts(211, [rng.randrange(1, longest) for _ in range(count)], seed)
+    kinds = [dict(temperature=0), dict(), dict(temperature=0.6, top_k=5), dict(top_p=0.8, repetition_penalty=1.2)]
+    params = [
+        stage.SamplingParams(**kinds[i % 4], seed=i, max_tokens=rng.randrange(1, 20), min_tokens=0)
+        for i in range(count)
+    ]
+    return prompts, params
+
+
+@pytest.fixture(scope="module")
+def answers(small_checkpoint):
+    """What stage 1 says to the workload, one request at a time."""
+    stage = STAGES[0]
+    outputs = stage.engine(small_checkpoint).generate(*workload(stage, 24))
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def check(llm):
+    llm.scheduler.check_integrity()
+    for request in llm.scheduler.running:
+        assert 0 <= request.num_computed_tokens < len(request.token_ids) + 1
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest"])
+@pytest.mark.parametrize(("budget", "chunked"), [(1, True), (2, True), (7, True), (64, True), (512, True), (64, False)])
+def test_arrivals_and_aborts_at_random_steps(stage, small_checkpoint, answers, policy, budget, chunked):
+    """Whatever policy, budget and company: those that finish say what they say alone, and all end exactly once."""
+    prompts, params = workload(stage, 24)
+    rng = random.Random(f"{policy} {budget}")
+    llm = stage.LLM(
+        small_checkpoint, device="cpu", max_num_seqs=4, max_num_batched_tokens=budget, policy=policy,
+        enable_chunked_prefill=chunked, trace=True,
+    )  # fmt: skip
+    arriving, finished, aborted = list(range(24)), {}, set()
+    while arriving or llm.has_unfinished_requests():
+        while arriving and rng.random() < 0.3:
+            i = arriving.pop(0)
+            priority = rng.randrange(3) if policy == "priority" else 0
+            llm.add_request(f"r{i}", prompts[i], params[i], priority=priority)
+        if rng.random() < 0.03 and llm._unfinished:
+            victim = rng.choice(sorted(llm._unfinished))
+            llm.abort_request(victim)
+            aborted.add(int(victim[1:]))
+        for output in llm.step():
+            if output.finished:
+                assert output.request_id not in finished
+                finished[int(output.request_id[1:])] = output.outputs[0].token_ids
+        check(llm)
+        assert sum(row.num_tokens for step in llm.trace[-1:] for row in step.rows) <= budget
+    assert sorted([*finished, *aborted]) == list(range(24))
+    assert all(answers[i] == token_ids for i, token_ids in finished.items())
+    assert llm.scheduler.free_slots == list(range(4)) or sorted(llm.scheduler.free_slots) == list(range(4))
+    assert llm.stats.num_padding_tokens == 0
+
+
+def test_a_thousand_requests_through_eight_slots(stage, small_checkpoint):
+    prompts, params = workload(stage, 1000, seed=3, longest=8)
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=8)
+    outputs = llm.generate(prompts, params)
+    assert [output.prompt_token_ids for output in outputs] == prompts
+    assert all(output.finished for output in outputs)
+    assert llm.stats.num_requests == 1000
+    assert llm.stats.num_output_tokens == sum(len(output.outputs[0].token_ids) for output in outputs)
+    check(llm)
+    assert not llm.has_unfinished_requests()
+    some = random.Random(0).sample(range(1000), 20)
+    alone = STAGES[0].engine(small_checkpoint).generate([prompts[i] for i in some], workload_params(some))
+    assert [outputs[i].outputs[0].token_ids for i in some] == [output.outputs[0].token_ids for output in alone]
+
+
+def workload_params(indices):
+    _, params = workload(STAGES[0], 1000, seed=3, longest=8)
+    return [params[i] for i in indices]
+
+
+# --- What the scheduler promises -------------------------------------------------------------------------------------
+
+
+def run_steps(stage, small_checkpoint, prompts, max_tokens, **arguments):
+    llm = stage.LLM(small_checkpoint, device="cpu", trace=True, **arguments)
+    params = [stage.SamplingParams(temperature=0, ignore_eos=True, max_tokens=n) for n in max_tokens]
+    llm.generate(prompts, params)
+    return llm, [{row.request_id: (row.phase, row.num_tokens) for row in step.rows} for step in llm.trace]
+
+
+def test_tokens_are_computed_once_and_without_padding(stage, small_checkpoint):
+    """Prompt and output but for the last token, as in stage 3, and no padding, no carried rows, no empty steps."""
+    lengths, outputs = [5, 12, 3, 9, 7], [4, 2, 6, 6, 1]
+    llm, steps = run_steps(stage, small_checkpoint, random_prompts(211, lengths), outputs, max_num_seqs=2)
+    computed = {str(i): 0 for i in range(5)}
+    for step in steps:
+        assert step
+        for request_id, (_, num_tokens) in step.items():
+            computed[request_id] += num_tokens
+    assert computed == {str(i): lengths[i] + outputs[i] - 1 for i in range(5)}
+    assert llm.stats.num_padding_tokens == 0
+
+
+def test_prefills_of_new_requests_share_a_step(stage, small_checkpoint):
+    _, steps = run_steps(stage, small_checkpoint, random_prompts(211, [5, 6, 7, 8]), [3] * 4, max_num_seqs=8)
+    assert steps[0] == {"0": ("prefill", 5), "1": ("prefill", 6), "2": ("prefill", 7), "3": ("prefill", 8)}
+    assert len(steps) == 3
+
+
+def test_a_request_joins_as_soon_as_one_leaves(stage, small_checkpoint):
+    """Two slots: the third request is prefilled in the step after the first one's last."""
+    _, steps = run_steps(stage, small_checkpoint, random_prompts(211, [2, 3, 4]), [2, 6, 3], max_num_seqs=2)
+    assert [sorted(step) for step in steps] == [["0", "1"], ["0", "1"], ["1", "2"], ["1", "2"], ["1", "2"], ["1"]]
+
+
+def test_a_long_prompt_is_cut_and_decodes_go_on(stage, small_checkpoint):
+    """Budget 8: while 40 tokens are prefilled in pieces, the running request gets its token in every step."""
+    prompts = random_prompts(211, [3, 40])
+    _, steps = run_steps(stage, small_checkpoint, prompts, [10, 2], max_num_batched_tokens=8)
+    assert [step.get("1", (None, 0))[1] for step in steps][:7] == [5, 7, 7, 7, 7, 7, 1]
+    assert all("0" in step for step in steps[:10])
+    assert max(sum(n for _, n in step.values()) for step in steps) == 8
+
+
+def test_without_chunks_a_prompt_waits_until_it_fits_whole(stage, small_checkpoint):
+    prompts = random_prompts(211, [3, 40])
+    arguments = dict(max_num_batched_tokens=48, enable_chunked_prefill=False)
+    _, steps = run_steps(stage, small_checkpoint, prompts, [10, 2], **arguments)
+    assert steps[0] == {"0": ("prefill", 3), "1": ("prefill", 40)}
+    prompts = random_prompts(211, [20, 40])
+    _, steps = run_steps(stage, small_checkpoint, prompts, [3, 2], **arguments)
+    assert steps[0] == {"0": ("prefill", 20)}
+    assert steps[1] == {"0": ("decode", 1), "1": ("prefill", 40)}
+    with pytest.raises(ValueError, match="without chunked prefill max_num_batched_tokens must be at least"):
+        stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=47, enable_chunked_prefill=False)
+
+
+def test_reserved_and_used(stage, small_checkpoint):
+    """A running request reserves a slot of max_model_len, and uses the tokens that it has."""
+    if stage.number > 4:
+        return  # blocks, not slots
+    llm, _ = run_steps(stage, small_checkpoint, random_prompts(211, [5, 9]), [2, 4], max_num_seqs=4)
+    assert [step.kv_tokens_reserved for step in llm.trace] == [96, 96, 48, 48]
+    assert [step.kv_tokens_used for step in llm.trace] == [14, 16, 11, 12]
+
+
+class FakeRequest:
+    """What the scheduler reads of a request."""
+
+    def __init__(self, prompt_len, priority=0):
+        self.prompt_token_ids, self.priority = [0] * prompt_len, priority
+        self.num_new_tokens, self.slot, self.state = prompt_len, None, None
+
+
+def order_of_admission(stage, requests, policy, arrive_every=0):
+    """One slot, each request runs for one step; request i arrives at step i * arrive_every."""
+    scheduler = stage.part("scheduler").Scheduler(1, 10_000, policy)
+    order, arriving, step = [], list(requests), 0
+    while arriving or scheduler.has_unfinished():
+        while arriving and (requests.index(arriving[0]) * arrive_every <= step):
+            scheduler.add(arriving.pop(0))
+        for request, _ in scheduler.schedule():
+            order.append(requests.index(request))
+            scheduler.remove(request)
+        scheduler.check_integrity()
+        step += 1
+    return order
+
+
+def test_policies(stage):
+    requests = [FakeRequest(n, priority) for n, priority in [(9, 2), (3, 1), (5, 2), (3, 0), (1, 1)]]
+    assert order_of_admission(stage, requests, "fcfs") == [0, 1, 2, 3, 4]
+    assert order_of_admission(stage, requests, "priority") == [3, 1, 4, 0, 2]
+    assert order_of_admission(stage, requests, "shortest") == [4, 1, 3, 2, 0]
+
+
+@pytest.mark.parametrize("prompt_len", [1, 17, 64, 500])
+def test_the_shortest_policy_starves_nobody(stage, prompt_len):
+    """A long prompt among two of the shortest in every step, twice what the slot can do: it is overtaken by those that
+    come within the bound, and by no others."""
+    aging = stage.part("scheduler").AGING
+    requests = [FakeRequest(prompt_len if i == 1 else 1) for i in range(200)]
+    order = order_of_admission(stage, requests, "shortest", arrive_every=0.5)
+    overtakers = order[: order.index(1)]
+    assert all(math.ceil(i / 2) - 1 <= prompt_len / aging for i in overtakers)  # steps after the long one's arrival
+    assert len(overtakers) >= prompt_len / aging - 1  # and it is not first come, first served either
+
+
+def test_priority_needs_its_policy(stage, small_checkpoint):
+    with pytest.raises(ValueError, match="needs the policy 'priority'"):
+        stage.engine(small_checkpoint).generate([[1]], priority=[3])
+    llm = stage.LLM(small_checkpoint, device="cpu", policy="priority", max_num_seqs=1, trace=True)
+    llm.generate([[1], [2], [3]], stage.SamplingParams(max_tokens=1), priority=[2, 0, 1])
+    assert [step.rows[0].request_id for step in llm.trace] == ["1", "2", "0"]
+    with pytest.raises(ValueError, match="2 prompts but 1 priorities"):
+        llm.generate([[1], [2]], priority=[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (dict(max_num_batched_tokens=0), "max_num_batched_tokens"),
+        (dict(policy="random"), "policy"),
+        (dict(max_num_batched_tokens=1.5), "max_num_batched_tokens"),
+    ],
+)
+def test_bad_arguments(stage, arguments, names):
+    with pytest.raises(ValueError, match=names):
+        stage.LLM(**arguments)
+
+
+# --- The engine underneath ------------------------------------------------------------------------------------------
+
+
+def test_add_step_abort(stage, small_checkpoint):
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=1)
+    params = stage.SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    assert not llm.has_unfinished_requests()
+    llm.add_request("a", [1, 2], params)
+    llm.add_request("b", [3, 4], params)
+    with pytest.raises(ValueError, match="'a' belongs to a request that is not finished"):
+        llm.add_request("a", [5], params)
+    (output,) = llm.step()
+    assert (output.request_id, output.finished, len(output.outputs[0].token_ids)) == ("a", False, 1)
+    llm.abort_request("a")
+    llm.abort_request("never there")
+    outputs = [llm.step() for _ in range(5)]
+    assert [o.request_id for step in outputs for o in step] == ["b"] * 5
+    assert outputs[-1][0].finished
+    assert llm.step() == []
+    assert not llm.has_unfinished_requests()
+    llm.add_request("a", [1, 2], params)  # the id is free again
+    llm.abort_request("a")
+
+
+def test_a_stream_that_is_left_frees_its_slot(stage, small_checkpoint):
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
+    events = llm.stream([[1, 2], [3]], stage.SamplingParams(max_tokens=40, ignore_eos=True))
+    next(events)
+    assert llm.has_unfinished_requests()
+    events.close()
+    assert not llm.has_unfinished_requests()
+    check(llm)
+
+
+def test_two_callers_share_the_engine(stage, small_checkpoint):
+    """Streams taken in turns, and a generate in between: all of them get everything, once."""
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=3)
+    params = stage.SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    expected = [output.outputs[0].token_ids for output in llm.generate([[1, 2], [3, 4, 5], [6]], params)]
+    first, second = llm.stream([[1, 2]], params), llm.stream([[3, 4, 5]], params)
+    tokens = [list(next(first).token_ids), list(next(second).token_ids)]
+    (output,) = llm.generate([[6]], params)
+    for event in first:
+        tokens[0] += event.token_ids
+    for event in second:
+        tokens[1] += event.token_ids
+    assert [*tokens, output.outputs[0].token_ids] == expected
+
+
+def test_an_error_in_a_step_leaves_a_usable_engine(stage, small_checkpoint, monkeypatch):
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.model, "forward", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            llm.generate([[1], [2], [3]])
+    assert not llm.has_unfinished_requests()
+    check(llm)
+    assert len(llm.generate([[1]], stage.SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
+
+
+def test_metrics(stage, small_checkpoint):
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=1)
+    outputs = llm.generate([[1, 2]] * 3, stage.SamplingParams(max_tokens=4, ignore_eos=True))
+    for output in outputs:
+        m = output.metrics
+        assert 0 <= m.queue_time < m.ttft < m.e2e
+        assert len(m.inter_token_latencies) == 3
+        assert m.ttft + sum(m.inter_token_latencies) == pytest.approx(m.e2e)
+    assert outputs[0].metrics.queue_time < outputs[1].metrics.queue_time < outputs[2].metrics.queue_time
+    percentiles = llm.stats.latencies.percentiles()
+    assert sorted(percentiles) == ["e2e", "itl", "queue_time", "ttft"]
+    for values in percentiles.values():
+        assert list(values) == ["p50", "p95", "p99"]
+        assert values["p50"] <= values["p95"] <= values["p99"]
+
+
+def test_closing_line_and_json(stage):
+    status, _, stderr = stage.main("--prompts", "A fox", "One day", "--max-tokens", "5")
+    assert status == 0
+    for name in ("TTFT", "ITL", "end to end", "queue", "p50/p95/p99", "tok/s"):
+        assert name in stderr
+    status, stdout, stderr = stage.main("--prompts", "A fox", "One day", "--max-tokens", "5", "--json")
+    assert status == 0
+    summary = json.loads(stderr.strip().split("\n")[-1].split("\r")[-1])
+    assert summary["requests"] == 2
+    assert summary["ttft"]["p95"] > 0
+    assert json.loads(stdout.split("\n")[0])["metrics"]["queue_time"] >= 0
+
+
+def test_a_batch_file_is_written_as_requests_end(stage, tmp_path, monkeypatch):
+    """Each line is there before the next step, while its neighbours still run."""
+    lengths = [3, 9, 5, 1, 7]
+    lines = [{"prompt": "A fox", "sampling": {"max_tokens": n, "ignore_eos": True}} for n in lengths]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    written, original = [], stage.LLM.advance
+
+    def spy(self):
+        written.append((tmp_path / "out.jsonl").read_text().count("\n"))
+        return original(self)
+
+    monkeypatch.setattr(stage.LLM, "advance", spy)
+    status, *_ = stage.main("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--quiet")
+    assert status == 0
+    assert written == [sum(n < step for n in lengths) for step in range(1, 10)]
+
+
+def test_policy_is_plain_python(stage):
+    """Scheduling knows nothing of tensors."""
+    for name in ("scheduler.py", "request.py"):
+        tree = ast.parse((ROOT / stage.directory / name).read_text(encoding="utf-8"))
+        imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        assert not imports & {"torch", "numpy"}
+
+
+def test_slots_by_memory(stage, small_checkpoint):
+    if stage.number > 4:
+        return  # blocks, not slots
+    slot = 48 * 2 * 2 * 48 * 4  # max_model_len x (key + value) x layers x n_embd x float32
+    assert stage.LLM(small_checkpoint, device="cpu", kv_cache_bytes=3 * slot + 5).max_num_seqs == 3
+    with pytest.raises(ValueError, match=f"needs {slot:,} bytes of KV cache, kv_cache_bytes is {slot - 1:,}"):
+        stage.LLM(small_checkpoint, device="cpu", kv_cache_bytes=slot - 1)

@@ -1,0 +1,55 @@
+"""What the machine is and can do: its name, its memory bandwidth, its rate in matrix products."""
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+
+def cpu_name() -> str:
+    """The processor's name, as far as the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def describe(device: torch.device) -> dict:
+    """What a measurement has to say about where it was made."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def best_seconds(run: Callable[[], object], device: torch.device, repeat: int = 7) -> float:
+    """The shortest of several runs, in seconds: what the machine can do, not what its other users leave."""
+    run()
+    seconds = []
+    for _ in range(repeat):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def read_bandwidth(device: torch.device, size: int = 1 << 28) -> float:
+    """Bytes per second read from memory, by the sum of a tensor that no cache holds (1 GiB of float32)."""
+    data = torch.ones(size, dtype=torch.float32, device=device)
+    return data.nbytes / best_seconds(data.sum, device)
+
+
+def matmul_rate(dtype: torch.dtype, device: torch.device, n: int = 2048) -> float:
+    """Floating point operations per second in a product of two n x n matrices."""
+    a, b = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))
+    return 2 * n**3 / best_seconds(lambda: a @ b, device)
