@@ -157,6 +157,9 @@ class LLM:
                 raise ValueError(f"{kind} {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
         if params.logprobs is not None and params.logprobs > vocab_size:
             raise ValueError(f"logprobs {params.logprobs} is over the model's vocabulary of {vocab_size} tokens")
+        ending = {*params.stop_token_ids, *(() if params.ignore_eos else self.model.config.eos_token_ids)}
+        if params.min_tokens and len(ending) == vocab_size:
+            raise ValueError("min_tokens leaves nothing to choose: every token of the vocabulary is a stop token")
         if len(token_ids) >= self.max_model_len:
             raise ValueError(
                 f"{len(token_ids)} tokens leave no room for an output within max_model_len {self.max_model_len}"
@@ -192,7 +195,9 @@ class LLM:
         request.add_token(*sample(logits, request))
         self._record(start, [RowRecord(request.request_id, phase, num_tokens=len(token_ids), num_padding=0)])
         self.stats.num_output_tokens += 1
-        self.stats.num_requests += request.finished
+        if request.finished:
+            self.stats.num_requests += 1
+            self.stats.ttft_seconds += request.first_token_time - request.arrival_time
 
     def _record(self, start: float, rows: list[RowRecord]) -> None:
         """Count a forward pass, and keep its record if there is a trace."""

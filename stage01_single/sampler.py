@@ -29,7 +29,7 @@ def sample(logits: Tensor, request: Request) -> tuple[int, dict[int, Logprob] | 
         if params.top_k > 0:
             scores = keep_top_k(scores, params.top_k)
         if params.top_p < 1:
-            scores = keep_top_p(scores, params.top_p)
+            scores = keep_top_p(scores, 1 - params.top_p)
         if params.min_p > 0:
             scores = keep_min_p(scores, params.min_p)
         token_id = int(draw(scores, float(uniform(request.seed, len(request.output_token_ids)))))
@@ -79,10 +79,10 @@ def keep_top_k(scores: Tensor, k: int) -> Tensor:
     return scores.masked_fill(scores < kth, -math.inf)
 
 
-def keep_top_p(scores: Tensor, p: float) -> Tensor:
-    """Drop the tail: from the least likely up, while what is dropped sums to at most 1 - p."""
+def keep_top_p(scores: Tensor, rest: float) -> Tensor:
+    """Drop the tail: from the least likely up, while what is dropped sums to at most the rest, 1 - p."""
     ascending, order = scores.sort(dim=-1, stable=True)
-    tail = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - p
+    tail = ascending.softmax(dim=-1).cumsum(dim=-1) <= rest
     tail[..., -1] = False  # the best token stays
     return scores.masked_fill(torch.zeros_like(tail).scatter(-1, order, tail), -math.inf)
 

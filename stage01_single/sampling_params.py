@@ -1,6 +1,5 @@
 """What a request asks of the sampler, and when it ends. Names and meanings are vLLM's `SamplingParams`."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -53,14 +52,12 @@ class SamplingParams:
         self._check_number("temperature", 0, MAX_TEMPERATURE)
         if 0 < self.temperature < MIN_TEMPERATURE:
             raise ValueError(f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}, got {self.temperature!r}")
-        self._check_integer("top_k", 0)
+        self._check_integer("top_k", 0, 2**31 - 1)
         self._check_number("top_p", 0, 1)
         if self.top_p == 0:
             raise ValueError(f"top_p must be over 0, got {self.top_p!r}")
         self._check_number("min_p", 0, 1)
-        self._check_number("repetition_penalty", 0, 100)
-        if self.repetition_penalty == 0:
-            raise ValueError(f"repetition_penalty must be over 0, got {self.repetition_penalty!r}")
+        self._check_number("repetition_penalty", 0.01, 100)
         self._check_number("presence_penalty", -100, 100)
         self._check_number("frequency_penalty", -100, 100)
         if self.seed is not None:
@@ -82,12 +79,7 @@ class SamplingParams:
 
     def _check_number(self, field: str, low: float, high: float) -> None:
         value = getattr(self, field)
-        if (
-            not isinstance(value, Real)
-            or isinstance(value, bool)
-            or not math.isfinite(value)
-            or not low <= value <= high
-        ):
+        if not isinstance(value, Real) or isinstance(value, bool) or not low <= value <= high:  # false for NaN too
             raise ValueError(f"{field} must be a number from {low} to {high}, got {value!r}")
 
     def _check_integer(self, field: str, low: int, high: int | None = None) -> None:

@@ -185,6 +185,9 @@ class LLM:
                 raise ValueError(f"{kind} {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
         if params.logprobs is not None and params.logprobs > vocab_size:
             raise ValueError(f"logprobs {params.logprobs} is over the model's vocabulary of {vocab_size} tokens")
+        ending = {*params.stop_token_ids, *(() if params.ignore_eos else self.model.config.eos_token_ids)}
+        if params.min_tokens and len(ending) == vocab_size:
+            raise ValueError("min_tokens leaves nothing to choose: every token of the vocabulary is a stop token")
         if len(token_ids) >= self.max_model_len:
             raise ValueError(
                 f"{len(token_ids)} tokens leave no room for an output within max_model_len {self.max_model_len}"
@@ -236,9 +239,11 @@ class LLM:
         ]
         for request, sampled in zip(live, sample(logits[rows], live), strict=True):  # [n_live, vocab_size]
             request.add_token(*sampled)
+            if request.finished:
+                self.stats.num_requests += 1
+                self.stats.ttft_seconds += request.first_token_time - request.arrival_time
         self._record(start, records)
         self.stats.num_output_tokens += len(live)
-        self.stats.num_requests += sum(request.finished for request in live)
         return live
 
     def _record(self, start: float, rows: list[RowRecord]) -> None:

@@ -89,7 +89,8 @@ def read_config(model: str, directory: Path, load_format: str) -> ModelConfig:
     for key, values in supported.items():
         if config.get(key, values[0]) not in values:
             raise ValueError(f"{path}: {key} is {config[key]!r}, supported: {', '.join(map(repr, values))}")
-    config["n_inner"] = config.get("n_inner") or 4 * config.get("n_embd", 0)
+    if config.get("n_inner") is None and isinstance(config.get("n_embd"), int):
+        config["n_inner"] = 4 * config["n_embd"]
     sizes = {}
     for key in ("n_layer", "n_head", "n_embd", "n_inner", "n_positions", "vocab_size"):
         sizes[key] = config.get(key)
@@ -183,7 +184,10 @@ def weight_files(directory: Path) -> list[Path]:
             return [directory / name]
         index = directory / f"{name}.index.json"
         if index.exists():
-            files = [directory / shard for shard in sorted(set(read_json(index).get("weight_map", {}).values()))]
+            weight_map = read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise ValueError(f"{index} has no weight_map from tensors to files")
+            files = [directory / shard for shard in sorted(set(map(str, weight_map.values())))]
             if lost := [path.name for path in files if not path.exists()]:
                 raise ValueError(f"{index} lists {name_some(lost)}, not in the directory")
             if files:
@@ -201,8 +205,11 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
                     yield name, file.get_tensor(name)
         else:
             # weights_only: a pickle from elsewhere must not run code.
-            yield from torch.load(path, map_location="cpu", weights_only=True).items()
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, AttributeError) as error:
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+            if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+                raise RuntimeError("it holds something else than named tensors")
+            yield from tensors.items()
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise ValueError(f"{path} can't be read, it is probably truncated or damaged: {reason[:200]}") from error
 

@@ -149,6 +149,7 @@ def closing_line(llm: LLM, seconds: float) -> str:
     return (
         f"{requests}, {stats.num_output_tokens} tokens in {seconds:.2f} s: "
         f"{stats.num_output_tokens / seconds:.1f} tok/s; "
+        f"mean TTFT {1e3 * stats.ttft_seconds / max(1, stats.num_requests):.0f} ms; "
         f"{stats.num_forwards} forward passes"
         f", {padding:.0%} padding"
         f", {kv_use:.0%} of the KV cache used"

@@ -10,7 +10,6 @@ alone, so a run that was killed and resumed ends with the same lines as one that
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -27,7 +26,7 @@ RESULT_FIELDS = ("text", "token_ids", "finish_reason", "stop_reason", "cumulativ
 class Line:
     """An input line: its id, its fields as they were, and what to run, or what is wrong with it."""
 
-    id: str | int
+    id: str | int | None
     fields: dict
     prompt: str | list[int] | None = None
     params: SamplingParams | None = None
@@ -58,7 +57,7 @@ def run_batch_file(
     Raises:
         ValueError: the output file is not one of this input's.
     """
-    lines = list(read_lines(llm, input_path, defaults))
+    lines = read_lines(llm, input_path, defaults)
     finished = read_finished(output_path, {line.id: line for line in lines}) if resume else {}
     num_errors = sum("error" in result for result in finished.values())
     todo = [line for line in lines if line.id not in finished]
@@ -94,22 +93,25 @@ def to_json(result: dict) -> str:
     return line
 
 
-def read_lines(llm: LLM, path: Path, defaults: SamplingParams) -> Iterator[Line]:
+def read_lines(llm: LLM, path: Path, defaults: SamplingParams) -> list[Line]:
     """The lines of the input, those that are wrong with what is wrong. Blank lines are skipped."""
-    ids = set()
-    for number, raw in enumerate(path.read_bytes().split(b"\n"), start=1):
-        if not raw.strip():
-            continue
-        line = read_line(llm, raw, number, defaults)
-        if line.id in ids:  # a line that can't have its id is told apart by its number
-            line.error = f"line {number}: the id {line.id!r} stands on an earlier line too"
+    numbered = [(number, raw) for number, raw in enumerate(path.read_bytes().split(b"\n"), start=1) if raw.strip()]
+    lines = [(number, read_line(llm, raw, number, defaults)) for number, raw in numbered]
+    given = {line.id for _, line in lines if line.id is not None}
+    taken = set()
+    for number, line in lines:
+        if line.id in taken:
+            line.error, line.id = f"line {number}: the id {line.id!r} stands on an earlier line too", None
+        if line.id is None:  # named by its number, and told apart from ids that only look like it
             line.id = f"line-{number}"
-        ids.add(line.id)
-        yield line
+            while line.id in given:
+                line.id += "+"
+        taken.add(line.id)
+    return [line for _, line in lines]
 
 
 def read_line(llm: LLM, raw: bytes, number: int, defaults: SamplingParams) -> Line:
-    line = Line(id=f"line-{number}", fields={})
+    line = Line(id=None, fields={})
     try:
         values = json.loads(raw.decode("utf-8"))
         if not isinstance(values, dict):
@@ -117,7 +119,7 @@ def read_line(llm: LLM, raw: bytes, number: int, defaults: SamplingParams) -> Li
         line.fields = values
         if isinstance(values.get("id", ""), bool) or not isinstance(values.get("id", ""), str | int):
             raise ValueError(f"id must be a text or a whole number, got {values['id']!r:.80}")
-        line.id = values.get("id", line.id)
+        line.id = values.get("id")
         if taken := [name for name in RESULT_FIELDS if name in values]:
             raise ValueError(f"the field {taken[0]!r} is the result's: rename it")
         if ("prompt" in values) == ("prompt_token_ids" in values):
@@ -148,21 +150,20 @@ def read_params(sampling: dict, defaults: SamplingParams) -> SamplingParams:
 def read_finished(path: Path, lines: dict[str | int, Line]) -> dict[str | int, dict]:
     """The results that the output holds already, by id; a last line that was torn by a kill is cut off.
 
-    Raises ValueError if the output is not one of this input's: better no run than answers to other questions.
+    Raises ValueError if the output is not one of this input's, and leaves it as it is: better no run than answers to
+    other questions.
     """
     finished = {}
     if not path.exists():
         return finished
-    with path.open("r+b") as file:
-        content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            file.truncate(len(whole))
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
     for number, raw in enumerate(whole.split(b"\n")[:-1], start=1):
         try:
             result = json.loads(raw.decode("utf-8"))
             line = lines[result["id"]]
-            if any(result[name] != line.fields[name] for name in line.fields if name not in ("id", *RESULT_FIELDS)):
+            carried = {name: value for name, value in line.fields.items() if name not in ("id", *RESULT_FIELDS)}
+            if json.dumps(carried) != json.dumps({name: result[name] for name in carried}):
                 raise ValueError("the input's line of this id has other fields")
             if "text" not in result and "error" not in result:
                 raise ValueError("it has neither text nor error")
@@ -172,4 +173,8 @@ def read_finished(path: Path, lines: dict[str | int, Line]) -> dict[str | int, d
             reason = f"the input has no such field or id: {error}" if isinstance(error, KeyError) else error
             raise ValueError(f"--resume: {path}, line {number} is no result of this input ({reason})") from None
         finished[result["id"]] = result
+    if not finished and content and not content.startswith(b"{"):
+        raise ValueError(f"--resume: {path} holds no results")
+    with path.open("r+b") as file:
+        file.truncate(len(whole))
     return finished

@@ -41,7 +41,7 @@ class CompletionOutput:
         token_ids: the generated tokens, with the one that ended it.
         cumulative_logprob: the sum of the chosen tokens' log-probabilities; None unless logprobs were asked for.
         logprobs: for each generated token, token id -> Logprob of the chosen and of the most likely tokens; or None.
-        finish_reason: "stop" (the end token, a stop text, a stop token), "length" or "abort".
+        finish_reason: "stop" (the end token, a stop text, a stop token) or "length".
         stop_reason: the stop text or the stop token id that ended it; None for the end token and for other reasons.
     """
 
@@ -94,6 +94,7 @@ class Stats:
     num_tokens_computed: int = 0  # positions that went through the model for a live request
     num_padding_tokens: int = 0  # positions that went through the model for nothing
     num_output_tokens: int = 0
+    ttft_seconds: float = 0.0  # time to first token, summed over the finished requests
     kv_tokens_reserved: int = 0  # room in the KV cache, summed over the forward passes
     kv_tokens_used: int = 0  # of it, what live requests had filled
     seconds: float = 0.0  # in steps: forward pass, sampling, bookkeeping

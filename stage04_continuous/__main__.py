@@ -182,6 +182,8 @@ def main(argv: list[str] | None = None) -> int:
             check_paths(args.input, args.output, args.resume)
         if args.interactive and (args.input or args.prompts or args.prompts_file or args.json):
             raise ValueError("--interactive reads its prompts from the terminal, and prints text")
+        if args.policy == "priority" and not args.input:
+            raise ValueError("--policy priority needs --input, whose lines may have a priority")
         prompts = None if args.input or args.interactive else read_prompts(args)
         params = SamplingParams(**{name: getattr(args, name) for name in SAMPLING_ARGUMENTS})
         if args.trace:

@@ -109,6 +109,8 @@ class AsyncLLM:
     # --- The callers' side ------------------------------------------------------------------------------------------
 
     def _submit(self, prompt, sampling_params, priority: int, deliver: Callable) -> Request:
+        # Outside the lock: to cut a long text into tokens takes time, and the engine's thread needs the lock.
+        request = self.llm.new_request(prompt, sampling_params, priority=priority)
         with self._changed:
             if self._error is not None:
                 raise RuntimeError(f"the engine has failed: {self._error}") from self._error
@@ -119,7 +121,6 @@ class AsyncLLM:
                     f"{len(self._waiters)} requests run or wait; the limit is {self.llm.max_num_seqs} slots and "
                     f"max_queue_size {self.max_queue_size}"
                 )
-            request = self.llm.new_request(prompt, sampling_params, priority=priority)
             self._waiters[request] = deliver
             self._commands.append(lambda: self.llm.add(request))
             self._changed.notify()
@@ -186,4 +187,4 @@ class AsyncLLM:
             requests = list(self._waiters)
         for request in requests:
             self.llm.abort_request(request.request_id)
-            self._tell(request)
+            self._tell(request)  # "abort" is the last of its news

@@ -40,8 +40,8 @@ async def converse(engine: AsyncLLM, params: SamplingParams) -> None:
 
     def read() -> None:
         """In a thread of its own, because waiting for a line can't be cancelled."""
-        for line in sys.stdin:
-            loop.call_soon_threadsafe(typed, line.rstrip("\r\n"))
+        for line in sys.stdin.buffer:  # bytes: text that can't be decoded must not end the reading
+            loop.call_soon_threadsafe(typed, line.decode("utf-8", errors="replace").rstrip("\r\n"))
         loop.call_soon_threadsafe(typed, None)
 
     def interrupt(*_) -> None:

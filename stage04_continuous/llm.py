@@ -1,5 +1,6 @@
 """The engine: takes prompts, runs the model step by step, gives back completions."""
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from numbers import Integral
@@ -108,7 +109,7 @@ class LLM:
         self._unfinished: dict[str, Request] = {}
         self.stats = Stats()
         self.trace: list[StepRecord] | None = [] if trace else None
-        self._num_requests = 0
+        self._numbers = itertools.count()  # of requests; taking one needs no lock
 
     # --- What users call --------------------------------------------------------------------------------------------
 
@@ -141,9 +142,10 @@ class LLM:
         self,
         prompts: str | Sequence[str | list[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: Sequence[int] | None = None,
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Like `generate`, but yields (index of the prompt, result) the moment a result is there."""
-        requests = self._make_requests(prompts, sampling_params)
+        requests = self._make_requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
         return ((index[r], r.output()) for advanced in self._run(requests) for r in advanced if r.finished)
 
@@ -151,20 +153,21 @@ class LLM:
         self,
         prompts: str | Sequence[str | list[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: Sequence[int] | None = None,
     ) -> Iterator[StreamEvent]:
         """Like `generate`, but yields each token as it is made.
 
         The texts of an index, joined, are the text that `generate` returns for it.
         """
-        requests = self._make_requests(prompts, sampling_params)
+        requests = self._make_requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
         return (
             StreamEvent(index[r], *r.take_new(), r.finish_reason) for advanced in self._run(requests) for r in advanced
         )
 
-    def validate(self, prompt: str | list[int], sampling_params: SamplingParams) -> None:
+    def validate(self, prompt: str | list[int], sampling_params: SamplingParams, priority: int = 0) -> None:
         """Raise the ValueError that `generate` would raise for this prompt."""
-        self._make_request(prompt, sampling_params, number=0)
+        self._make_request(prompt, sampling_params, 0, priority)
 
     # --- Requests ---------------------------------------------------------------------------------------------------
 
@@ -183,10 +186,9 @@ class LLM:
         requests = []
         for i, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
             try:
-                requests.append(self._make_request(prompt, p, self._num_requests + i, priority[i]))
+                requests.append(self.new_request(prompt, p, priority=priority[i]))
             except ValueError as error:
                 raise ValueError(f"prompt {i}: {error}") from None
-        self._num_requests += len(requests)
         return requests
 
     def _make_request(self, prompt: str | list[int], params: SamplingParams, number: int, priority: int = 0) -> Request:
@@ -209,6 +211,9 @@ class LLM:
                 raise ValueError(f"{kind} {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
         if params.logprobs is not None and params.logprobs > vocab_size:
             raise ValueError(f"logprobs {params.logprobs} is over the model's vocabulary of {vocab_size} tokens")
+        ending = {*params.stop_token_ids, *(() if params.ignore_eos else self.model.config.eos_token_ids)}
+        if params.min_tokens and len(ending) == vocab_size:
+            raise ValueError("min_tokens leaves nothing to choose: every token of the vocabulary is a stop token")
         if len(token_ids) >= self.max_model_len:
             raise ValueError(
                 f"{len(token_ids)} tokens leave no room for an output within max_model_len {self.max_model_len}"
@@ -256,10 +261,14 @@ class LLM:
     def abort_request(self, request_id: str) -> None:
         """End an unfinished request as it is; its slot is free for the next step. An id that is not there is ignored:
         the request may have ended a moment ago."""
-        request = self._unfinished.pop(request_id, None)
-        if request is not None:
-            self.scheduler.remove(request)
+        request = self._unfinished.get(request_id)
+        if request is None:
+            return
+        self._leave(request)
+        if not request.finished:
             request.abort()
+            if request.advanced is not None:
+                request.advanced.append(request)
 
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished()
@@ -273,8 +282,9 @@ class LLM:
         request_id: str | None = None,
     ) -> Request:
         """A checked request that is not in the queue yet. Its id is its number unless one is given."""
-        request = self._make_request(prompt, sampling_params or SamplingParams(), self._num_requests, priority)
-        self._num_requests += 1
+        number = next(self._numbers)
+        params = SamplingParams() if sampling_params is None else sampling_params
+        request = self._make_request(prompt, params, number, priority)
         request.request_id = request.request_id if request_id is None else request_id
         return request
 
@@ -285,12 +295,19 @@ class LLM:
         self._unfinished[request.request_id] = request
         self.scheduler.add(request)
 
+    def _leave(self, request: Request) -> None:
+        """Take a request out of the queue or its slot; harmless if it has left already."""
+        self._unfinished.pop(request.request_id, None)
+        self.scheduler.remove(request)
+
     def _run(self, requests: list[Request]) -> Iterator[list[Request]]:
         """Advance the requests until all are finished; yields, after each step, those that got a token.
 
         Whoever else uses the engine meanwhile advances too, and may run the steps that advance these: each request has
         the list of its owner, into which a step puts it. What is unfinished when the caller leaves is aborted.
         """
+        if taken := [request.request_id for request in requests if request.request_id in self._unfinished]:
+            raise ValueError(f"request_id {taken[0]!r} belongs to a request that is not finished")
         advanced: list[Request] = []
         for request in requests:
             request.advanced = advanced
@@ -306,7 +323,7 @@ class LLM:
                 yield news
         finally:
             for request in requests:
-                if not request.finished:
+                if self._unfinished.get(request.request_id) is request:
                     self.abort_request(request.request_id)
 
     @torch.inference_mode()
@@ -326,19 +343,20 @@ class LLM:
         ]
         rows = [request for request, num_tokens in scheduled if num_tokens == request.num_new_tokens]
         logits = self.model(self._prepare(scheduled), self.cache)  # [n_rows, vocab_size]
+        sampled = sample(logits, rows) if rows else []
+        # Until here nothing has changed: whatever fails above, the step can be taken again.
         for request, num_tokens in scheduled:
             request.num_computed_tokens += num_tokens
-        for request, sampled in zip(rows, sample(logits, rows) if rows else [], strict=True):
-            request.add_token(*sampled)
+        for request, token_and_logprobs in zip(rows, sampled, strict=True):
+            request.add_token(*token_and_logprobs)
             if request.advanced is not None:
                 request.advanced.append(request)
             if request.finished:
-                del self._unfinished[request.request_id]
-                self.scheduler.remove(request)
+                self._leave(request)
+                self.stats.num_requests += 1
                 self.stats.latencies.add(request.output().metrics)
         self._record(start, records, reserved, used)
         self.stats.num_output_tokens += len(rows)
-        self.stats.num_requests += sum(request.finished for request in rows)
         return rows
 
     def _prepare(self, scheduled: list[tuple[Request, int]]) -> Step:

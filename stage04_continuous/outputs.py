@@ -20,25 +20,28 @@ class RequestMetrics:
     """Moments in the life of a request, by `time.perf_counter`, and the times between its tokens; all in seconds."""
 
     arrival_time: float
-    first_token_time: float
-    finished_time: float
-    first_scheduled_time: float
+    first_token_time: float | None  # None: it never came so far
+    finished_time: float | None
+    first_scheduled_time: float | None
     inter_token_latencies: tuple[float, ...]
 
     @property
-    def ttft(self) -> float:
+    def ttft(self) -> float | None:
         """Time to first token, in seconds, from the arrival."""
-        return self.first_token_time - self.arrival_time
+        return self._since_arrival(self.first_token_time)
 
     @property
-    def queue_time(self) -> float:
+    def queue_time(self) -> float | None:
         """Seconds from the arrival to the first step that it was part of."""
-        return self.first_scheduled_time - self.arrival_time
+        return self._since_arrival(self.first_scheduled_time)
 
     @property
-    def e2e(self) -> float:
+    def e2e(self) -> float | None:
         """End to end: seconds from the arrival to the last token."""
-        return self.finished_time - self.arrival_time
+        return self._since_arrival(self.finished_time)
+
+    def _since_arrival(self, moment: float | None) -> float | None:
+        return None if moment is None else moment - self.arrival_time
 
 
 @dataclass(frozen=True)

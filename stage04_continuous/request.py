@@ -62,7 +62,7 @@ class Request:
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.arrival_time = time.perf_counter()
-        self.first_scheduled_time = self.first_token_time = self.last_token_time = 0.0
+        self.first_scheduled_time = self.first_token_time = self.last_token_time = None
         self.inter_token_latencies: list[float] = []
         self.tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
@@ -98,7 +98,8 @@ class Request:
         now = time.perf_counter()
         if self.output_token_ids:
             self.inter_token_latencies.append(now - self.last_token_time)
-        self.first_token_time, self.last_token_time = self.first_token_time or now, now
+        self.first_token_time = self.first_token_time or now
+        self.last_token_time = now
         self.output_token_ids.append(token_id)
         if logprobs is not None:
             self.logprobs.append(logprobs)

@@ -31,21 +31,21 @@ def sample(logits: Tensor, requests: list[Request]) -> list[tuple[int, dict[int,
         rows = [requests[i] for i in drawn]
         scores = scores[drawn]  # [n_drawn, vocab_size]
         scores = scores - scores.amax(dim=-1, keepdim=True)  # the best is 0, so no temperature overflows
-        scores = for_rows(scores, rows, "temperature", 1, torch.div)
-        scores = for_rows(scores, rows, "top_k", 0, keep_top_k)
-        scores = for_rows(scores, rows, "top_p", 1, keep_top_p)
-        scores = for_rows(scores, rows, "min_p", 0, keep_min_p)
+        scores = for_rows(scores, [r.params.temperature for r in rows], 1, torch.div)
+        scores = for_rows(scores, [r.params.top_k for r in rows], 0, keep_top_k)
+        scores = for_rows(scores, [1 - r.params.top_p for r in rows], 0, keep_top_p)
+        scores = for_rows(scores, [r.params.min_p for r in rows], 0, keep_min_p)
         u = uniform([[r.seed] for r in rows], [[len(r.output_token_ids)] for r in rows])  # [n_drawn, 1]
         token_ids[drawn] = draw(scores, torch.from_numpy(u).to(scores.device)).squeeze(-1)
     return list(zip(token_ids.tolist(), raw_logprobs(logits, token_ids, requests), strict=True))
 
 
-def for_rows(scores: Tensor, requests: list[Request], field: str, off: float, step: Callable) -> Tensor:
+def for_rows(scores: Tensor, values: list[float], off: float, step: Callable) -> Tensor:
     """Apply a step to the rows whose parameter is not at the value that turns it off. [n_rows, vocab_size] -> same"""
-    rows = [i for i, request in enumerate(requests) if getattr(request.params, field) != off]
+    rows = [i for i, value in enumerate(values) if value != off]
     if not rows:
         return scores
-    column = torch.tensor([[getattr(requests[i].params, field)] for i in rows], device=scores.device)  # [n, 1]
+    column = torch.tensor([[values[i]] for i in rows], device=scores.device)  # [n, 1]
     index = torch.tensor(rows, device=scores.device)
     return scores.index_copy(0, index, step(scores[index], column))
 
@@ -56,9 +56,8 @@ def penalize(logits: Tensor, requests: list[Request]) -> Tensor:
     repeating = [r for r in requests if r.params.repetition_penalty != 1]
     if repeating:
         used, _ = pad([r.token_ids for r in repeating], scores.device)  # [n, n_used]
-        scores = for_rows(
-            scores, requests, "repetition_penalty", 1, lambda s, penalty: penalize_repetition(s, used, penalty)
-        )
+        penalties = [r.params.repetition_penalty for r in requests]
+        scores = for_rows(scores, penalties, 1, lambda s, penalty: penalize_repetition(s, used, penalty))
     if any(r.params.frequency_penalty or r.params.presence_penalty for r in requests):
         output, own = pad([r.output_token_ids for r in requests], scores.device)  # [n_rows, n_output]
         counts = torch.zeros_like(scores).scatter_add(-1, output, own.to(scores.dtype))  # [n_rows, vocab_size]
@@ -119,10 +118,10 @@ def keep_top_k(scores: Tensor, k: Tensor) -> Tensor:
     return scores.masked_fill(scores < kth, -math.inf)
 
 
-def keep_top_p(scores: Tensor, p: Tensor) -> Tensor:
-    """Drop the tail: from the least likely up, while what is dropped sums to at most 1 - p."""
+def keep_top_p(scores: Tensor, rest: Tensor) -> Tensor:
+    """Drop the tail: from the least likely up, while what is dropped sums to at most the rest, 1 - p."""
     ascending, order = scores.sort(dim=-1, stable=True)
-    tail = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - p
+    tail = ascending.softmax(dim=-1).cumsum(dim=-1) <= rest
     tail[..., -1] = False  # the best token stays
     return scores.masked_fill(torch.zeros_like(tail).scatter(-1, order, tail), -math.inf)
 

@@ -32,6 +32,7 @@ class Scheduler:
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
         self.waiting: list[tuple[float, int, Request]] = []  # a heap: (key, arrival, request)
+        self._gone: set[Request] = set()  # those in `waiting` that were removed; they are dropped when they come up
         self.running: list[Request] = []  # in order of admission
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest slot is taken first
         self.num_steps = 0
@@ -68,7 +69,7 @@ class Scheduler:
             if num_tokens:
                 scheduled.append((request, num_tokens))
                 budget -= num_tokens
-        while self.waiting and self.free_slots and budget:
+        while self._has_waiting() and self.free_slots and budget:
             request = self.waiting[0][-1]
             if request.num_new_tokens > budget and not self.enable_chunked_prefill:
                 break
@@ -86,17 +87,21 @@ class Scheduler:
         self.running.append(request)
 
     def remove(self, request: Request) -> None:
-        """Take out a request that ended or was aborted; its slot is free at once."""
+        """Take out a request that ended or was aborted; its slot is free at once. Harmless if it is out already."""
         if request.slot is not None:
             self.running.remove(request)
             heapq.heappush(self.free_slots, request.slot)
             request.slot = None
-        else:
-            self.waiting = [entry for entry in self.waiting if entry[-1] is not request]
-            heapq.heapify(self.waiting)
+        elif request.state is RequestState.WAITING:
+            self._gone.add(request)
+
+    def _has_waiting(self) -> bool:
+        while self.waiting and self.waiting[0][-1] in self._gone:
+            self._gone.remove(heapq.heappop(self.waiting)[-1])
+        return bool(self.waiting)
 
     def has_unfinished(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.running) or self._has_waiting()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every slot is either free or held by exactly one running request."""

@@ -37,7 +37,11 @@ def read_merges(path: Path) -> dict[bytes, int]:
     """
     alphabet = byte_alphabet()
     ranks = {byte: rank for rank, byte in enumerate(alphabet.values())}
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+    for number, line in enumerate(lines, start=1):
         if not line or (number == 1 and line.startswith("#version")):
             continue
         halves = line.split(" ")
@@ -50,7 +54,11 @@ def read_merges(path: Path) -> dict[bytes, int]:
 def check_vocabulary(path: Path, ranks: dict[bytes, int]) -> None:
     """Raise ValueError unless vocab.json gives every token the id of its line in merges.txt, as GPT-2's does."""
     alphabet = byte_alphabet()
-    for text, token_id in json.loads(path.read_text(encoding="utf-8")).items():
+    try:
+        vocabulary = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not a JSON object of tokens and ids: {error}") from None
+    for text, token_id in vocabulary.items():
         if text != END_OF_TEXT and ranks.get(b"".join(alphabet.get(c, b"?") for c in text)) != token_id:
             raise ValueError(
                 f"{path}: token {text!r} has id {token_id}, not the place of its merge: not GPT-2's layout"

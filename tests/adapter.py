@@ -13,10 +13,7 @@ from pathlib import Path
 
 import torch
 
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
+from tools.sync_stages import read_stages
 
 ROOT = Path(__file__).parent.parent
 TINYTALES = ROOT / "models" / "tinytales"
@@ -140,11 +137,6 @@ class Stage:
         process = self.start(*arguments, **environment)
         stdout, stderr = process.communicate(timeout=120)
         return process.returncode, stdout, stderr
-
-
-def read_stages() -> dict[str, dict[str, str]]:
-    """stages.toml: directory -> file -> new, same or changed."""
-    return tomllib.loads((ROOT / "stages.toml").read_text(encoding="utf-8"))
 
 
 STAGES = [Stage(directory) for directory in read_stages()]

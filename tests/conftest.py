@@ -6,6 +6,8 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach the network; the hub tests set an endpoint on loopback
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "PYTEST_XDIST_WORKER" in os.environ:  # several workers: a thread for each, or they wait for each other
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 from tests.adapter import BATCHED, STAGES, write_checkpoint
 

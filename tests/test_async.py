@@ -113,6 +113,25 @@ def test_cancelling_a_stream_frees_its_slot(stage, engine):
     assert engine.llm.stats.num_requests == 0  # it did not finish
 
 
+def test_a_huge_prompt_does_not_hold_up_the_engine(stage, engine, monkeypatch):
+    """A text is cut into tokens outside the lock that the engine's thread needs."""
+    inside, release = threading.Event(), threading.Event()
+
+    def slow(text):
+        inside.set()
+        assert release.wait(20)
+        return [1]
+
+    monkeypatch.setattr(engine.llm.tokenizer, "encode", slow)
+    thread = threading.Thread(target=lambda: engine.complete("a text that takes long", endless(stage)))
+    thread.start()
+    assert inside.wait(20)
+    assert engine.complete([5, 6], stage.SamplingParams(max_tokens=3)).finished  # meanwhile
+    release.set()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+
+
 def test_wrong_input_is_told_to_the_caller(stage, engine):
     with pytest.raises(ValueError, match="empty list"):
         engine.complete([])
@@ -169,6 +188,9 @@ def test_close_finishes_or_aborts(stage, small_checkpoint):
         reasons = [output.outputs[0].finish_reason for output in outputs]
         assert len(reasons) == 3
         assert set(reasons[-2:] if abort else reasons) == ({"abort"} if abort else {"length"})
+        for output in outputs:  # those that never ran have no times, rather than wrong ones
+            times = output.to_dict()["metrics"]
+            assert all(times[name] is None or times[name] >= 0 for name in ("ttft", "e2e", "queue_time"))
         with pytest.raises(RuntimeError, match="the engine is closed"):
             engine.complete([1])
         engine.close()  # twice does no harm
@@ -211,6 +233,23 @@ def test_with_statement(stage, small_checkpoint):
 # --- The interactive prompt -----------------------------------------------------------------------------------------
 
 
+def test_interactive_survives_input_that_is_no_text(stage):
+    command = [sys.executable, "-m", stage.command, "--interactive", "--max-tokens", "3"]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    result = subprocess.run(
+        command,
+        cwd=ROOT,
+        input=b"A fox\n\xff\xfe\nA bear\n",
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env=environment,
+    )
+    assert result.returncode == 0, result.stderr
+    answers = result.stdout.decode().split("\n\n")
+    assert [answers[0][:5], answers[1][:2], answers[2][:6]] == ["A fox", "\ufffd\ufffd", "A bear"]
+
+
 def test_interactive_from_a_pipe(stage):
     """All lines are answered, in their order, also those that wait while the input has ended; bad ones are told."""
     prompts = ["A fox", "One day", "word " * 1500, "A bear"]
@@ -237,18 +276,21 @@ def test_interactive_on_a_terminal(stage):
     import pty
 
     leader, follower = pty.openpty()
-    command = [sys.executable, "-m", stage.command, "--interactive", "--max-tokens", "1000", "--ignore-eos", "--quiet"]
+    # GPT-2 small with random weights: slow enough to be caught in the middle of its nonsense.
+    command = [sys.executable, "-m", stage.command, "--interactive", "--model", "gpt2", "--load-format", "dummy"]
+    command += ["--max-tokens", "1000", "--ignore-eos", "--quiet"]
     process = subprocess.Popen(
         command, cwd=ROOT, stdin=follower, stdout=follower, stderr=subprocess.PIPE, start_new_session=True
     )
     os.close(follower)
     seen = b""
 
-    def read_until(text, seconds=40):
+    def read_until(text, more=0, seconds=60):
+        """Read until the text is there, and so many bytes behind it."""
         nonlocal seen
         deadline = time.monotonic() + seconds
         os.set_blocking(leader, False)
-        while text not in seen:
+        while text not in seen or len(seen.split(text, 1)[1]) < more:
             assert time.monotonic() < deadline, f"waited for {text!r}, saw {seen[-300:]!r}"
             try:
                 seen += os.read(leader, 4096)
@@ -256,13 +298,13 @@ def test_interactive_on_a_terminal(stage):
                 time.sleep(0.01)
 
     assert process.stderr.readline().startswith(b"Type a prompt")
-    os.write(leader, b"Once upon\n")
-    read_until(b"Once upon a time")  # beyond the echo: it streams
-    os.write(leader, b"A second one\n")
+    os.write(leader, b"first prompt\n")
+    read_until(b"first prompt\r\nfirst prompt", more=20)  # the echo, and then the stream
+    os.write(leader, b"second prompt\n")
     process.send_signal(signal.SIGINT)
     read_until(b"[aborted]")
     seen = seen.split(b"[aborted]", 1)[1]
-    read_until(b"A second one")
+    read_until(b"second prompt", more=20)
     process.send_signal(signal.SIGINT)
     read_until(b"[aborted]")
     os.write(leader, b"\x04")

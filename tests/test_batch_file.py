@@ -198,7 +198,7 @@ def test_killed_and_resumed(batched_stage, tmp_path, kill):
     flags = ["--max-num-seqs", "2", "--max-tokens", "40", "--ignore-eos", "--quiet", "--input", source]
     assert batched_stage.main(*flags, "--output", tmp_path / "whole.jsonl")[0] == 0
     output, grown, kills = tmp_path / "out.jsonl", 0, 0
-    for _ in range(3):
+    for _ in range(2):
         process = batched_stage.start(*flags, "--output", output, "--resume")
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
@@ -231,6 +231,31 @@ def test_resume_refuses_another_input(batched_stage, tmp_path):
         assert output.read_bytes() == before
 
 
+@pytest.mark.parametrize("content", ["my notes\nlast line without newline", "a line", "\n\nx"])
+def test_resume_leaves_a_foreign_file_as_it_is(batched_stage, tmp_path, content):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "A fox", "id": 1}\n')
+    output.write_text(content)
+    status, _, stderr = batched_stage.main("--input", source, "--output", output, "--resume", *QUICK)
+    assert status == 2
+    assert "--resume" in stderr
+    assert output.read_text() == content
+
+
+def test_ids_that_look_like_numbers_of_lines(batched_stage, tmp_path):
+    """A line without an id gets one that nobody else has; NaN, which Python's JSON has, is carried; resume agrees."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(
+        '{"prompt": "A fox", "id": "line-2", "x": NaN}\n{"prompt": "A bear"}\n{"prompt": "A cat", "id": "line-2+"}\n'
+    )
+    assert batched_stage.main("--input", source, "--output", output, *QUICK)[0] == 0
+    assert sorted(result["id"] for result in read_results(output)) == ["line-2", "line-2+", "line-2++"]
+    content = output.read_bytes()
+    output.write_bytes(content[: content.index(b"\n") + 1])
+    assert batched_stage.main("--input", source, "--output", output, "--resume", *QUICK)[0] == 0
+    assert sorted(output.read_bytes().split(b"\n")) == sorted(content.split(b"\n"))
+
+
 def test_seed_of_a_line_is_its_own(batched_stage, tmp_path):
     """Lines without a seed draw by the engine's seed and their number: other lines around them change nothing."""
     line = '{"prompt": "Once upon a time", "id": "x"}\n'
@@ -255,7 +280,7 @@ def test_score(tmp_path):
             "cumulative_logprob": -3.0,
         },
         {"id": 3, "text": "foxes", "answer": "fox", "token_ids": [1]},
-        {"id": 4, "error": "line 4: no", "answer": "fox"},
+        {"id": 4, "error": "line 4: not JSON"},
     ]
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = [sys.executable, ROOT / "tools" / "score.py", tmp_path / "r.jsonl"]
@@ -271,7 +296,7 @@ def test_score(tmp_path):
     }  # fmt: skip
     scores = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
     assert [s["exact_match"] for s in scores] == [1, 0, 0, 0]
-    assert scores[3]["error"] == "line 4: no"
+    assert scores[3]["error"] == "line 4: not JSON"
     result = subprocess.run([*command, "--reference", "label"], capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert "line 1: field 'label' must be a text" in result.stderr

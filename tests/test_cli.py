@@ -159,7 +159,7 @@ def test_control_c_keeps_what_is_finished(stage, tmp_path):
 
 def test_a_reader_that_leaves(stage):
     """`python -m stage01 … | head -1` ends without a traceback."""
-    process = stage.start("--prompts", *["A fox"] * 200, "--max-tokens", "20", "--quiet")
+    process = stage.start("--prompts", *["A fox"] * 100, "--max-tokens", "8", "--quiet")
     process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=60) != 0

@@ -5,11 +5,11 @@ import math
 import pytest
 
 BAD_PARAMS = {
-    "temperature": [-0.1, math.nan, math.inf, "1", True, 1e-9, 1e9],
-    "top_k": [-1, 1.5, "3", True],
+    "temperature": [-0.1, math.nan, math.inf, "1", True, 1e-9, 1e9, 10**400],
+    "top_k": [-1, 1.5, "3", True, 2**31],
     "top_p": [0, 1.01, -0.5, math.nan, None],
     "min_p": [-0.01, 1.5, math.nan],
-    "repetition_penalty": [0, -1, math.inf, "x"],
+    "repetition_penalty": [0, -1, math.inf, "x", 1e-40],
     "presence_penalty": [math.nan, "1", 1000],
     "frequency_penalty": [math.inf, None],
     "seed": [-1, 1.0, "a", 2**64, True],
@@ -115,6 +115,24 @@ def test_params_against_the_vocabulary(stage, small_checkpoint):
             llm.generate([[1]], params)
     with pytest.raises(ValueError, match="outside the model's vocabulary of 211"):  # GPT-2's tokens, a smaller model
         llm.generate(["Once upon a time"])
+
+
+def test_extreme_values_that_are_allowed(stage, small_checkpoint):
+    """The ends of the ranges run."""
+    extremes = [
+        dict(top_k=2**31 - 1), dict(repetition_penalty=0.01), dict(repetition_penalty=100), dict(temperature=1e-5),
+        dict(temperature=1e5), dict(top_p=1e-9), dict(min_p=1), dict(presence_penalty=-100, frequency_penalty=100),
+        dict(seed=2**64 - 1), dict(max_tokens=10**12), dict(logprobs=211), dict(temperature=2, min_p=1, top_k=1),
+    ]  # fmt: skip
+    params = [stage.SamplingParams(**extreme) for extreme in extremes]
+    outputs = stage.engine(small_checkpoint).generate([[1, 2, 3]] * len(params), params)
+    assert all(output.finished for output in outputs)
+
+
+def test_min_tokens_with_nothing_left_to_choose(stage, small_checkpoint):
+    params = stage.SamplingParams(min_tokens=1, stop_token_ids=list(range(211)))
+    with pytest.raises(ValueError, match="min_tokens leaves nothing to choose"):
+        stage.engine(small_checkpoint).generate([[1]], params)
 
 
 def test_a_single_text_is_one_prompt(stage):

@@ -70,6 +70,15 @@ def test_ties_at_the_kth_place_stay(stage):
     assert (~filtered.isinf()).tolist() == [[False, True, True, True, False]]
 
 
+@pytest.mark.parametrize("top_p", [0.2, 0.4, 0.6, 0.8, 0.3, 0.7])
+def test_ties_at_the_edge_of_top_p(stage, top_p):
+    """Sums that land on the threshold are decided as Hugging Face decides them, in every stage alike."""
+    for logits in (torch.zeros(1, 5), torch.zeros(1, 10)):
+        filtered = stage.filtered(logits, [stage.make_request(stage.SamplingParams(top_p=top_p))])
+        expected = TopPLogitsWarper(top_p)(None, logits)
+        assert filtered.isinf().sum() == expected.isinf().sum()
+
+
 def test_presence_and_frequency_penalties(stage):
     """As in OpenAI's API: over the output alone, once per token and once per occurrence; rows keep to themselves."""
     logits = random_logits(3)

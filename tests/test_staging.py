@@ -1,7 +1,6 @@
 """The staging rules: what stages.toml says is so, and a stage stands alone."""
 
 import ast
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -9,21 +8,11 @@ import sys
 
 import pytest
 
-from tests.adapter import ROOT, STAGES, TINYTALES, read_stages
+from tests.adapter import ROOT, STAGES, TINYTALES
 
-
-def load_tool(name):
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    finally:
-        sys.path.pop(0)
-
-
-sync_stages, stage_diff = load_tool("sync_stages"), load_tool("stage_diff")
+sys.path.insert(0, str(ROOT / "tools"))  # a tool finds its neighbours as when it is run
+import stage_diff
+import sync_stages
 
 
 def test_stages_are_as_listed():
@@ -135,8 +124,16 @@ def test_stage_diff_counts_lines():
     assert removed > 0
 
 
+def test_documents_link_to_files_that_are_there():
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("models/*/*.md")]:
+        text = path.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (path.parent / target).exists(), f"{path} links to {target}"
+        assert not re.search(r"^[A-Z]{4,}$", text, re.MULTILINE), f"{path} has a place that was never filled"
+
+
 def test_root_modules_are_short():
-    for stage, files in read_stages().items():
+    for stage, files in sync_stages.read_stages().items():
         assert "__main__.py" in files
         lines = (ROOT / f"{stage[:7]}.py").read_text(encoding="utf-8").split("\n")
         assert len([line for line in lines if line.strip()]) == 3

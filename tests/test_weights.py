@@ -191,6 +191,37 @@ def test_config_that_is_no_json_object(stage, damaged, content):
         stage.LLM(damaged, device="cpu")
 
 
+def test_files_of_the_wrong_kind(stage, damaged):
+    """Valid JSON, valid pickles, but not what they should hold: a line that names the file."""
+    cases = [
+        ("vocab.json", b'{"a": 1', "vocab.json"),
+        ("vocab.json", b"[1, 2]", "vocab.json"),
+        ("merges.txt", b"#version: 0.2\n\xff\xfe\n", "merges.txt is not UTF-8"),
+        (
+            "config.json",
+            json.dumps({**json.loads((damaged / "config.json").read_text()), "n_embd": None}).encode(),
+            "n_embd",
+        ),
+    ]
+    for name, content, says in cases:
+        before = (damaged / name).read_bytes() if (damaged / name).exists() else None
+        (damaged / name).write_bytes(content)
+        if name == "vocab.json":
+            shutil.copy(TINYTALES / "merges.txt", damaged)
+        with pytest.raises(ValueError, match=says):
+            stage.LLM(damaged, device="cpu")
+        (damaged / name).unlink() if before is None else (damaged / name).write_bytes(before)
+    (damaged / "merges.txt").unlink(missing_ok=True)
+    (damaged / "model.safetensors").unlink()
+    (damaged / "model.safetensors.index.json").write_text('{"weight_map": ["a"]}')
+    with pytest.raises(ValueError, match=r"index.json has no weight_map"):
+        stage.LLM(damaged, device="cpu")
+    (damaged / "model.safetensors.index.json").unlink()
+    torch.save({"wte.weight": "no tensor"}, damaged / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pytorch_model.bin can't be read.*something else than named tensors"):
+        stage.LLM(damaged, device="cpu")
+
+
 def test_lost_files(stage, damaged, tmp_path):
     (damaged / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"neither model.safetensors nor pytorch_model.bin"):

@@ -41,21 +41,21 @@ def f1(text: str, reference: str) -> float:
 def score_line(result: dict, reference_field: str | None) -> dict:
     """The scores of one result line. Raises ValueError if its reference is missing or not text."""
     scores = {"id": result.get("id")}
+    if "error" in result:  # it may not even have a reference, if the input line could not be read
+        zeros = {} if reference_field is None else {"exact_match": 0, "contains": 0, "f1": 0.0}
+        return {**scores, **zeros, "error": result["error"]}
     text = normalize(result.get("text", ""))
     if reference_field is not None:
         references = result.get(reference_field)
         references = [references] if isinstance(references, str) else references
         if not isinstance(references, list) or not references or not all(isinstance(r, str) for r in references):
             raise ValueError(f"field {reference_field!r} must be a text or a list of texts, got {references!r:.80}")
-        failed = "error" in result
         normalized = [normalize(reference) for reference in references]
-        scores["exact_match"] = 0 if failed else max(int(text == r) for r in normalized)
-        scores["contains"] = 0 if failed else max(int(f" {r} " in f" {text} ") for r in normalized)
-        scores["f1"] = 0.0 if failed else max(f1(text, r) for r in normalized)
+        scores["exact_match"] = max(int(text == r) for r in normalized)
+        scores["contains"] = max(int(f" {r} " in f" {text} ") for r in normalized)
+        scores["f1"] = max(f1(text, r) for r in normalized)
     if result.get("cumulative_logprob") is not None:
         scores["mean_logprob"] = result["cumulative_logprob"] / len(result["token_ids"])
-    if "error" in result:
-        scores["error"] = result["error"]
     return scores
 
 

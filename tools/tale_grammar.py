@@ -95,7 +95,6 @@ RULES = {
         "In the days when the [winters|summers] were long, a {h.trait} {h.kind} named {h} lived {p.at}.",
         "This is the story of a {h.trait} {h.kind} named {h}, who lived {p.at}.",
         "Not so long ago, a {h.trait} {h.kind} named {h} lived {p.at}.",
-        "A {h.trait} {h.kind} named {h} lived {p.at}.",
     ],
     "sky": ["bright", "cold", "windy", "rainy", "golden", "misty", "sunny", "quiet"],
     "habit": [
@@ -238,14 +237,14 @@ ON_THE_ROAD = [
     ' "You saved me," it said. "I will not forget it." <go_on>',
     "The wind blew so hard that it took {f}'s hat. It flew over [a fence|a pond|a haystack], and they ran after it,"
     " laughing. In the end it landed on [a scarecrow|a cow|a sleeping dog]. <go_on>",
-    'Once, {h} called "Hello!" into a deep valley, and the valley called "Hello!" back. "Who is that?" asked {f}. "[Only an'
+    '{h} called "Hello!" into a deep valley, and the valley called "Hello!" back. "Who is that?" asked {f}. "[Only an'
     ' echo|Only us, a little later]," said {h}. They called [funny words|their names] until they had no voice left. <go_on>',
     "They came to a market full of [lights|colors|noise]. {f} almost got lost between the [cheeses|carpets|drums], but"
     " {h} found {f.him} by [the sound of {f.his} laugh|climbing on a barrel]. <go_on>",
     "A gate blocked the way, and it was locked. {f} pushed, and {h} pulled, but nothing moved. Then {h} simply lifted"
     ' the latch. They looked at each other and [laughed|giggled]. "[Sometimes it is easy|That was silly]," said {f}.'
     " <go_on>",
-    "Then {h} stepped on a stone and hurt {h.his} foot. {f} washed it with cool water and wrapped it in a [leaf|cloth]. \"Is"
+    "{h} stepped on a stone and hurt {h.his} foot. {f} washed it with cool water and wrapped it in a [leaf|cloth]. \"Is"
     ' it better?" asked {f}. "Much better," said {h}. <go_on>',
     "They stopped to watch a line of ants. One ant carried a crumb that was much too big. {f} gave it a little push, and"
     " all the ants [cheered|waved], or so it seemed. <go_on>",
@@ -263,12 +262,12 @@ AT_PRACTICE = [
     'Some of the others laughed. {h}\'s ears turned red. "They could not do it at first either," said {f}. <practice>',
     'In the evening, {h} sat down and sighed. "I will never learn it," {h.he} said. "You will," said {f}, "because you'
     ' have not stopped." <practice>',
-    'One morning, {h} asked <animal> for advice. "[Do it slowly|Do not look down|Breathe in, breathe out]," it said. {h} nodded and'
+    '{h} asked <animal> for advice. "[Do it slowly|Do not look down|Breathe in, breathe out]," it said. {h} nodded and'
     " went back to work. <practice>",
-    "Then {f} showed it once more, very slowly, and {h} watched every little move. Then they did it together. <practice>",
+    "{f} showed it once more, very slowly, and {h} watched every little move. Then they did it together. <practice>",
     "That night, {h} dreamed about it. In the dream it was easy. In the morning, {h.he} [jumped|hopped] out of bed and"
     " ran outside. <practice>",
-    "After that, {h} fell, got up, and fell again. There was [mud on {h.his} nose|grass in {h.his} hair]. {f} began to laugh, and"
+    "{h} fell, got up, and fell again. There was [mud on {h.his} nose|grass in {h.his} hair]. {f} began to laugh, and"
     " then {h} laughed too. <practice>",
 ]
 RULES["practice"] = [
@@ -365,7 +364,7 @@ QUESTS = [
         ],
         "episodes": AT_PRACTICE,
         "turn": ["And then, on [Sunday|the last day of summer|a <sky> morning], it happened. {success} <cheer>",
-                 "Then {h} tried one last time. {success} \"You did it!\" shouted {f}."],
+                 "{h} tried one last time. {success} \"You did it!\" shouted {f}."],
         "answer": ["\"Now I can {skill},\" said {h}, \"and next time I will teach someone else.\"",
                    "{h} did it again and again until it was dark.",
                    "\"Thank you for not giving up on me,\" said {h} to {f}."],
@@ -400,12 +399,12 @@ QUESTS = [
         "episodes": [
             "The next day, {h} [played alone|sat by the window|walked to the pond]. It was not much fun. There was nobody to"
             " [laugh with|race with|talk to].",
-            "On the way to the well, {h} met <animal>. \"Where is {f}?\" it asked. {h} did not know what to say and [looked at the ground|turned red].",
+            "{h} met <animal>. \"Where is {f}?\" it asked. {h} did not know what to say and [looked at the ground|turned red].",
             "It began to rain, and {h} thought of {f}. {h.He} wondered if {f} was [lonely|sad|cold] too.",
-            "In the evening, {h} [put {t} in a box|looked at {t}]. It did not seem so [pretty|important] anymore.",
+            "{h} [put {t} in a box|looked at {t}]. It did not seem so [pretty|important] anymore.",
             "At supper, {h} was not hungry. \"What is wrong?\" asked {h.his} mother. \"Nothing,\" said {h}, but it was not true.",
             "Far away, {h} heard somebody laugh. For a moment it sounded like {f}, but it was only the [wind|river].",
-            "Later, {h} tried to write a letter, but {h.he} did not know how to begin, and the paper stayed white.",
+            "{h} tried to write a letter, but {h.he} did not know how to begin, and the paper stayed white.",
         ],
         "turn": ["So {h} went to {f}'s door with {t}. \"I am sorry,\" {h.he} said. \"I am sorry too,\" said {f}.",
                  "In the morning, they met halfway. They both said \"I am sorry\" at the same time, and then they both laughed."],
@@ -449,7 +448,7 @@ QUESTS = [
         "episodes": ON_THE_ROAD,
         "turn": ["In the end, they found the reason: {reason}. {h} and {f} [worked until it was dark|called everyone to help],"
                  " and soon {fixed}.",
-                 "It was {f} who saw it first: {reason}. \"So that is why!\" said {h}. They knew what to do, and before night {fixed}."],
+                 "{f} saw it first: {reason}. \"So that is why!\" said {h}. They knew what to do, and before night {fixed}."],
         "answer": ["All the neighbors thanked {h} and {f}.", "There was a feast with [music|cake|lanterns], and everyone danced.",
                    "\"It was nothing,\" said {h}, but {h.he} was very proud."],
     },

@@ -36,8 +36,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 from tale_grammar import NAMES, write_tale  # noqa: E402
 
-from stage03_kvcache import LLM, SamplingParams  # noqa: E402
-from stage03_kvcache.tokenizer import Tokenizer, byte_alphabet, read_merges  # noqa: E402
+from stage04_continuous import LLM, SamplingParams  # noqa: E402
+from stage04_continuous.tokenizer import Tokenizer, byte_alphabet, read_merges  # noqa: E402
 
 MODEL = Path(__file__).parent.parent / "models" / "tinytales"
 STATE = Path(__file__).parent.parent / ".tinytales" / "state.pt"
@@ -49,6 +49,7 @@ LEARNING_RATE = 4e-3
 WARMUP_STEPS = 150
 SAMPLED_TOKENS = 512
 NOISY_ROWS, NOISE = 0.3, 0.02
+TALES_PER_STEP = 1000
 FIRST_TRAINING_SEED = 1_000_000  # held-out tales have the seeds below it
 HELD_OUT = range(500)
 
@@ -67,14 +68,13 @@ def training_rows(tokenizer: Tokenizer, step: int) -> np.ndarray:
     """
     rng = random.Random(step)
     length = rng.choices(list(ROW_LENGTHS), ROW_LENGTHS.values())[0]
-    seeds = iter(range(FIRST_TRAINING_SEED + step * 1000, FIRST_TRAINING_SEED + (step + 1) * 1000))
+    first = FIRST_TRAINING_SEED + step * TALES_PER_STEP
+    seeds = iter(range(first, first + TALES_PER_STEP))
     rows = []
     while len(rows) < TOKENS_PER_STEP // length:
-        row = tale_tokens(tokenizer, next(seeds))
-        if rng.random() < 0.1:
-            row = row[rng.randrange(len(row)) :]
-        elif rng.random() < 0.5:
-            row.insert(0, tokenizer.end_of_text_id)
+        row = [tokenizer.end_of_text_id] if rng.random() < 0.5 else []
+        first_tale = tale_tokens(tokenizer, next(seeds))
+        row += first_tale[rng.randrange(len(first_tale)) :] if rng.random() < 0.1 else first_tale
         while len(row) <= length:
             row += tale_tokens(tokenizer, next(seeds))
         rows.append(row[: length + 1])
@@ -121,7 +121,7 @@ def train(steps: int, device: str, seed: int) -> None:
     first_step, seconds = 0, 0.0
     if STATE.exists():
         state = torch.load(STATE, map_location=device, weights_only=True)
-        if state["steps"] != steps or state["seed"] != seed:
+        if (state["steps"], state["seed"]) != (steps, seed):
             sys.exit(
                 f"{STATE} is of a run with --steps {state['steps']} --seed {state['seed']}: use these, or remove it"
             )
@@ -161,12 +161,15 @@ def train(steps: int, device: str, seed: int) -> None:
             progress.set_postfix(loss=f"{loss.item():.3f}")
         if (step + 1) % 200 == 0 or step + 1 == steps:
             save_state(step + 1)
+    threads = torch.get_num_threads()
+    hardware = f"{threads} CPU core{'s' * (threads > 1)}" if device == "cpu" else torch.cuda.get_device_name(device)
     print(f"trained {steps} steps, {steps * TOKENS_PER_STEP / 1e6:.1f} million tokens, in {seconds / 60:.1f} minutes")
-    export(model.cpu(), {"steps": steps, "tokens": steps * TOKENS_PER_STEP, "minutes": round(seconds / 60, 1)})
+    run = {"steps": steps, "tokens": steps * TOKENS_PER_STEP, "minutes": round(seconds / 60, 1), "hardware": hardware}
+    export(model.cpu(), run)
 
 
 def export(model: GPT2LMHeadModel, run: dict) -> None:
-    """Write the checkpoint in Hugging Face layout, in float16; vocab.json follows from merges.txt."""
+    """Write the checkpoint in Hugging Face layout, in float16, and what made it; vocab.json follows from merges.txt."""
     model.config.activation_function = "gelu_new"
     model.half().save_pretrained(MODEL)
     character = {byte: c for c, byte in byte_alphabet().items()}
@@ -221,22 +224,26 @@ def evaluate() -> None:
     loss = held_out_loss(model, tokenizer)
     llm = LLM(max_num_seqs=32)
     params = SamplingParams(temperature=0.8, max_tokens=1000)
-    prompts = ["Once upon a time"] * 10 + [""] * 190
+    prompts = ["Once upon a time"] * 100 + [""] * 100
     outputs = llm.generate(prompts, params, use_tqdm=True)
     tales = [output.prompt + output.outputs[0].text for output in outputs]
     ended = sum(output.outputs[0].finish_reason == "stop" for output in outputs)
     kept = sum(map(cast_is_kept, tales))
-    written = {write_tale(seed) for seed in range(FIRST_TRAINING_SEED, FIRST_TRAINING_SEED + 100_000)}
-    copied = sum(tale in written for tale in tales)
+    run = json.loads((MODEL / "training.json").read_text())
+    steps = tqdm(range(run["steps"]), desc="training tales")
+    # A step has 1,000 seeds to itself and uses the first 40 to 70 of them: 8,192 tokens are that many tales.
+    firsts = (FIRST_TRAINING_SEED + step * TALES_PER_STEP for step in steps)
+    trained_on = {write_tale(seed) for first in firsts for seed in range(first, first + 100)}
+    copied = sum(tale in trained_on for tale in tales)
     lengths = [len(output.outputs[0].token_ids) for output in outputs]
     held_out_lengths = [len(tale_tokens(tokenizer, seed)) for seed in HELD_OUT]
-    run = json.loads((MODEL / "training.json").read_text())
     card = CARD.format(
         parameters=sum(p.numel() for p in model.parameters()) / 1e6,
         size=(MODEL / "model.safetensors").stat().st_size / 1e6,
         steps=run["steps"],
         tokens=run["tokens"] / 1e6,
         minutes=run["minutes"],
+        hardware=run["hardware"],
         loss=loss,
         perplexity=math.exp(loss),
         ended=ended,
@@ -287,18 +294,18 @@ evaluate`.
 |---|---|
 | architecture | GPT-2: {n_layer} layers, {n_head} heads, width {n_embd}, context {n_positions}, GPT-2's vocabulary of {vocab_size} tokens |
 | file | `model.safetensors`, float16, {size:.1f} MB |
-| training | {steps} steps of 8,192 tokens ({tokens:.1f} million), {minutes:.0f} minutes on 2 CPU cores |
+| training | {steps:,} steps of 8,192 tokens ({tokens:.1f} million), {minutes:.0f} minutes on {hardware} |
 | data | tales that `tools/tale_grammar.py` writes, each a function of its seed; none is seen twice |
 | held-out loss | {loss:.3f} nats per token (perplexity {perplexity:.2f}) on 500 tales with other seeds, in float32, by the stored weights |
 | samples that end | {ended} of {total} reach the end token by themselves (temperature 0.8, at most 1,000 tokens) |
 | samples that keep their cast | {kept} of {total} (every name introduced before it is used; no "he" or "she" without a character of that kind) |
-| samples that are copies | {copied} of {total} stand word for word among the first 100,000 training tales |
+| samples that are copies | {copied} of {total} stand word for word among the training tales |
 
 Made from scratch for this project. `merges.txt` is GPT-2's (OpenAI, MIT license); `vocab.json` follows from it.
 
 ## Limits
 
-It has read nothing but these tales: about 1,500 different words, two characters, eight plots. It knows no facts, follows no
+It has read nothing but these tales: fewer than 1,000 different words, two characters, eight plots. It knows no facts, follows no
 instructions and speaks only English. A prompt in another style is continued as if it were the beginning of a tale. The
 held-out tales come from the same grammar as the training tales, so the loss says how well it has learned the grammar, and
 nothing about other text. Micro tales are short enough that a held-out one may have a twin in training.
@@ -313,7 +320,7 @@ nothing about other text. Micro tales are short enough that a held-out one may h
 
 ## Ten samples
 
-The first ten with seed 0 at temperature 0.8 for the prompt "Once upon a time", unedited and unselected.
+The first ten of these {total}, with seed 0 at temperature 0.8 for the prompt "Once upon a time", unedited and unselected.
 
 {samples}
 """  # noqa: E501 (a table has no line breaks)
@@ -326,7 +333,7 @@ def main() -> None:
     command.add_argument("count", type=int, nargs="?", default=1)
     command.add_argument("--seed", type=int, default=0, help="of the first tale")
     command = commands.add_parser("train", help="train the checkpoint, or resume it")
-    command.add_argument("--steps", type=int, default=2000)
+    command.add_argument("--steps", type=int, default=2400)
     command.add_argument("--seed", type=int, default=0, help="of the weights before training")
     command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     commands.add_parser("evaluate", help="measure the checkpoint and write the model card")
