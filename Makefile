@@ -9,7 +9,7 @@ demo: $(VENV)/installed
 	$(BIN)/python -m stage02 --temperature 0.8 --prompts \
 		"Once upon a time" \
 		"In the days when the winters were long, a brave mouse named Otto lived near a windy harbor." \
-		"A little fox named Tom"
+		"There was once a shy bear"
 
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
