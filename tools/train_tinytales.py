@@ -1,7 +1,7 @@
 """Make the bundled checkpoint, models/tinytales: a small GPT-2 that writes short tales.
 
     python tools/train_tinytales.py generate 3    # print three tales of the grammar that it learns from
-    python tools/train_tinytales.py train         # about half an hour on 2 CPU cores; Ctrl-C and run again to resume
+    python tools/train_tinytales.py train         # 40 minutes on 2 CPU cores; Ctrl-C and run again to resume
     python tools/train_tinytales.py evaluate      # held-out loss, how tales end, who is in them -> the model card
 
 The tales come from tale_grammar.py: every tale is a function of its seed, so there is no data set to keep, no tale is
