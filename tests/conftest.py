@@ -3,9 +3,11 @@
 import os
 
 import pytest
+import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach the network; the hub tests set an endpoint on loopback
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before a kernel is defined
 if "PYTEST_XDIST_WORKER" in os.environ:  # several workers: a thread for each, or they wait for each other
     os.environ["OMP_NUM_THREADS"] = "1"
 

@@ -1,0 +1,225 @@
+"""From stage 5 on: attention over a paged cache, every backend against dense attention; how the C kernel gets there."""
+
+import math
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.adapter import ROOT, STAGES
+
+PAGED = [stage for stage in STAGES if stage.number >= 5]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(params=PAGED, ids=lambda stage: stage.directory)
+def stage(request):
+    return request.param
+
+
+def make_step(sizes, n_head, head_dim, block_size, dtype, seed=0):
+    """A step over requests of (n_new, n_seq) sizes in shuffled blocks, and dense attention's answer in float64.
+
+    What no request has written is NaN, and the block tables end in numbers of blocks that belong to others."""
+    torch.manual_seed(seed)
+    needed = [-(-n_seq // block_size) for _, n_seq in sizes]
+    num_blocks = sum(needed) + 3
+    k_cache = torch.full((num_blocks, n_head, head_dim, block_size), math.nan, dtype=dtype)
+    v_cache = torch.full((num_blocks, n_head, block_size, head_dim), math.nan, dtype=dtype)
+    free = torch.randperm(num_blocks).tolist()
+    tables, queries, expected = torch.randint(0, num_blocks, (len(sizes), max(needed) + 2)), [], []
+    for i, (n_new, n_seq) in enumerate(sizes):
+        keys, values = (torch.randn(n_seq, n_head, head_dim).to(dtype) for _ in range(2))
+        q = (2 * torch.randn(n_new, n_head, head_dim)).to(dtype)
+        blocks = torch.tensor([free.pop() for _ in range(needed[i])])
+        tables[i, : needed[i]] = blocks
+        where, rows = blocks[torch.arange(n_seq) // block_size], torch.arange(n_seq) % block_size
+        k_cache[where, :, :, rows], v_cache[where, :, rows] = keys, values
+        scores = torch.einsum("qhd,khd->hqk", q.double(), keys.double()) / math.sqrt(head_dim)
+        hidden = torch.arange(n_seq) > torch.arange(n_seq - n_new, n_seq)[:, None]
+        weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+        expected.append(torch.einsum("hqk,khd->qhd", weights, values.double()))
+        queries.append(q)
+    starts = torch.tensor([0, *(n_new for n_new, _ in sizes)]).cumsum(0)
+    seq_lens = torch.tensor([n_seq for _, n_seq in sizes])
+    return (torch.cat(queries), k_cache, v_cache, tables, starts, seq_lens), torch.cat(expected)
+
+
+def check(attention, step, expected):
+    out = attention(*step)
+    assert out.dtype == step[0].dtype
+    assert out.shape == step[0].shape
+    tolerance = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}[out.dtype]
+    assert (out.double() - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+# Decodes, whole prompts, pieces of prompts, all in one step; lengths around a block's, a tile's and a chunk's edges.
+MIXED = [(1, 1), (1, 17), (5, 5), (1, 64), (9, 40), (1, 65), (16, 16), (3, 130), (17, 33), (1, 15), (8, 8)]
+
+
+@pytest.mark.parametrize("backend", ["torch", "c", "triton"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("n_head", "head_dim", "block_size"),
+    [(12, 64, 16), (2, 64, 64), (1, 64, 48), (3, 16, 16), (2, 8, 1), (1, 24, 2), (2, 100, 32), (1, 5, 7), (2, 64, 1)],
+)
+def test_against_dense_attention(stage, backend, dtype, n_head, head_dim, block_size):
+    name, attention = stage.part("attention").pick_backend(backend, torch.device("cpu"), head_dim)
+    assert name == backend
+    sizes = MIXED if backend != "triton" or n_head < 12 else MIXED[:6]  # its interpreter is slow
+    check(attention, *make_step(sizes, n_head, head_dim, block_size, dtype))
+
+
+@pytest.mark.parametrize("backend", ["torch", "c"])
+@pytest.mark.parametrize("seed", range(20))
+def test_random_steps(stage, backend, seed):
+    rng = random.Random(seed)
+    sizes = [(n_new := rng.choice([1, 1, rng.randrange(1, 40)]), n_new + rng.randrange(200)) for _ in range(12)]
+    shape = rng.choice([(2, 64, 16), (3, 64, 32), (2, rng.randrange(1, 80), rng.randrange(1, 70))])
+    attention = stage.part("attention").pick_backend(backend, torch.device("cpu"), shape[1])[1]
+    check(attention, *make_step(sizes, *shape, rng.choice(DTYPES), seed))
+
+
+@pytest.mark.parametrize("backend", ["torch", "c", "triton"])
+def test_large_scores_and_a_query_that_is_a_view(stage, backend):
+    """Scores in the thousands must not overflow, and the model hands in slices of a wider tensor."""
+    attention = stage.part("attention").pick_backend(backend, torch.device("cpu"), 64)[1]
+    (query, *rest), _ = make_step([(1, 70), (4, 20)], 2, 64, 16, torch.float32)
+    rest[0].mul_(300)
+    wide = torch.randn(len(query), 3, 2, 64)
+    wide[:, 0] = query
+    expected = stage.part("attention").paged_attention(query, *rest)
+    assert expected.isfinite().all()
+    assert (attention(wide[:, 0], *rest) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 3, 7])
+def test_splits_of_the_triton_kernel(stage, num_splits):
+    """The keys of a sequence over several programs; some of them get none."""
+    stage.part("attention").pick_backend("triton", torch.device("cpu"), 16)
+    attention = stage.part("kernels.triton_kernel").paged_attention
+    step, expected = make_step([(1, 400), (20, 300), (1, 3)], 2, 16, 16, torch.float32)
+    check(lambda *args: attention(*args, num_splits=num_splits), step, expected)
+
+
+def test_threads_of_the_c_kernel(stage):
+    """It takes as many threads as torch does, and its answer does not depend on how many."""
+    attention = stage.part("attention").pick_backend("c", torch.device("cpu"), 64)[1]
+    step, expected = make_step([(1, 200)] * 6, 3, 64, 16, torch.float32)
+    before, answers = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            check(attention, step, expected)
+            answers.append(attention(*step))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(answers[0], answers[1])
+    assert torch.equal(answers[0], answers[2])
+
+
+def test_one_openmp_runtime(stage):
+    """The kernel brings no second set of threads into the process."""
+    code = (
+        f"import torch; from {stage.directory}.kernels import c_kernel\n"
+        "c_kernel.load_kernel()\n"
+        "paths = {line.split()[-1] for line in open('/proc/self/maps')}\n"
+        "print(sum(any(s in p for s in ('libgomp', 'libomp', 'libiomp')) for p in paths))"
+    )
+    if sys.platform == "linux":
+        assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "1\n"
+
+
+# --- Which one is picked --------------------------------------------------------------------------------------------
+
+
+def test_auto_is_c(stage, small_checkpoint):
+    assert stage.LLM(small_checkpoint, device="cpu").attention_backend == "c"
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "head_dim", "says"),
+    [
+        ("cuda", "cpu", 64, "must be one of auto, torch, c, triton"),
+        ("c", "cuda", 64, "'c' does not run here: it runs on a CPU, not on cuda"),
+        ("c", "cpu", 300, "heads of up to 256 dimensions, not 300"),
+    ],
+)
+def test_a_backend_that_can_not_be(stage, name, device, head_dim, says):
+    with pytest.raises(ValueError, match=says):
+        stage.part("attention").pick_backend(name, torch.device(device), head_dim)
+
+
+def test_triton_needs_cuda_or_its_interpreter(stage, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(ValueError, match="'triton' does not run here: it needs CUDA; on a CPU set TRITON_INTERPRET=1"):
+        stage.part("attention").pick_backend("triton", torch.device("cpu"), 64)
+
+
+def complete(stage, *arguments, **environment):
+    return stage.run("--prompts", "Once upon a time", "--max-tokens", 4, "--temperature", 0, *arguments, **environment)
+
+
+def test_without_a_compiler(stage, tmp_path):
+    """One line says so, and torch does it; whoever insists on C gets an error."""
+    _, expected, _ = complete(stage)
+    environment = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    status, stdout, stderr = complete(stage, "--quiet", **environment)
+    assert (status, stdout) == (0, expected)
+    assert stderr == "attention_backend is torch, the slow one: there is no C compiler (cc, gcc, clang)\n"
+    status, _, stderr = complete(stage, "--attention-backend", "c", **environment)
+    assert status == 2
+    assert "attention_backend 'c' does not run here: there is no C compiler" in stderr
+
+
+def test_a_compiler_that_fails(stage, tmp_path):
+    compiler = tmp_path / "broken-cc"
+    compiler.write_text("#!/bin/sh\necho 'out of ink' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    status, _, stderr = complete(stage, "--quiet", CC=str(compiler), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert status == 0
+    assert stderr == "attention_backend is torch, the slow one: the C kernel does not compile: out of ink\n"
+    assert list((tmp_path / "cache" / "stagewise").iterdir()) == []
+
+
+def test_it_is_compiled_once(stage, tmp_path, monkeypatch):
+    kernel = stage.part("kernels.c_kernel")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = kernel.compile_kernel()
+    assert first.parent == tmp_path / "stagewise"
+    written = first.stat().st_mtime_ns
+    assert kernel.compile_kernel() == first
+    assert first.stat().st_mtime_ns == written
+    monkeypatch.setattr(kernel, "cpu", lambda: "another CPU, which shares the directory")
+    assert kernel.compile_kernel() != first
+    monkeypatch.setattr(kernel, "FLAGS", ("-O1", "-fPIC"))
+    kernel.compile_kernel()
+    assert len(list(first.parent.glob("*.so"))) == len(list(first.parent.iterdir())) == 3  # and nothing else
+
+
+def test_processes_that_start_at_once(stage, tmp_path):
+    processes = [
+        stage.start("--prompts", "A fox", "--max-tokens", 3, "--attention-backend", "c", XDG_CACHE_HOME=str(tmp_path))
+        for _ in range(4)
+    ]
+    results = [(*process.communicate(timeout=120), process.returncode) for process in processes]
+    assert [status for _, _, status in results] == [0] * 4, results
+    assert len({stdout for stdout, _, _ in results}) == 1
+    assert len(list((tmp_path / "stagewise").iterdir())) == 1
+
+
+@pytest.mark.parametrize("home", ["missing", "a file"])
+def test_without_a_cache_directory(stage, tmp_path, home):
+    path = tmp_path / "home"
+    if home == "a file":
+        path.write_text("")
+    else:
+        (tmp_path / "no").write_text("")  # a file where a directory would have to be made
+        path = tmp_path / "no" / "where"
+    environment = {"HOME": str(path), "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}
+    status, _, stderr = complete(stage, "--attention-backend", "c", "--quiet", **environment)
+    assert (status, stderr) == (0, "")
+    assert [name for name in os.listdir(tmp_path) if name.startswith("stagewise")] == []  # it is gone again

@@ -1,0 +1,258 @@
+"""From stage 5 on: the allocator, against a simple model of it, and by example."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.adapter import STAGES
+
+PAGED = [stage for stage in STAGES if stage.number >= 5]
+
+
+@pytest.fixture(params=PAGED, ids=lambda stage: stage.directory)
+def stage(request):
+    return request.param
+
+
+class Sequence:
+    """What the manager reads of a request."""
+
+    def __init__(self, token_ids):
+        self.token_ids, self.num_computed = list(token_ids), 0
+
+
+class Memory(RuleBasedStateMachine):
+    """Sequences come, grow, fork and go, and the model plays the KV cache: each row of a block holds the whole prefix
+    that its key and value would be computed from. So a block that is shared, found or copied wrongly shows at once."""
+
+    BlockManager = None
+    tokens = st.integers(0, 1)  # two tokens, so that prefixes meet
+
+    @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 3), caching=st.booleans())
+    def start(self, num_blocks, block_size, caching):
+        self.size, self.num_blocks = block_size, num_blocks
+        self.manager = self.BlockManager(num_blocks, block_size, caching, watermark=0.0)
+        self.rows = [[None] * block_size for _ in range(num_blocks)]
+        self.sequences = []
+
+    def compute(self, sequence, upto):
+        """A step: copies first, then the new rows are written, then all may read."""
+        self.manager.enter(sequence, upto)
+        for target, rows in [(to, list(self.rows[source])) for source, to in self.manager.take_copies()]:
+            self.rows[target] = rows
+        for i, slot in zip(
+            range(sequence.num_computed, upto),
+            self.manager.slot_mapping(sequence, sequence.num_computed, upto),
+            strict=True,
+        ):
+            block = slot // self.size
+            holders = sum(block in self.manager.block_table(other) for other in self.sequences)
+            assert holders == 1, "a shared block is written"
+            self.rows[block][slot % self.size] = tuple(sequence.token_ids[: i + 1])
+        sequence.num_computed = upto
+
+    @rule(token_ids=st.lists(tokens, min_size=1, max_size=12), part=st.floats(0, 1))
+    def arrive(self, token_ids, part):
+        sequence = Sequence(token_ids)
+        needed, free = -(-len(token_ids) // self.size), self.manager.num_free
+        if not self.manager.can_allocate(sequence):
+            assert needed > free or needed > self.num_blocks or self.manager.enable_prefix_caching
+            assert needed > free, "there are blocks, hit or not"
+            return
+        num_cached = self.manager.allocate(sequence)
+        self.sequences.append(sequence)
+        assert 0 <= num_cached < len(token_ids)
+        assert num_cached % self.size == 0
+        assert num_cached == 0 or self.manager.enable_prefix_caching
+        sequence.num_computed = num_cached
+        assert len(self.manager.block_table(sequence)) == needed
+        self.compute(sequence, max(num_cached + 1, round(part * len(token_ids))))
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), token=tokens)
+    def grow(self, data, token):
+        sequence = data.draw(st.sampled_from(self.sequences))
+        if sequence.num_computed < len(sequence.token_ids):
+            self.compute(sequence, len(sequence.token_ids))
+            return
+        sequence.token_ids.append(token)
+        if self.manager.can_append(sequence):
+            self.manager.append(sequence)
+            self.compute(sequence, len(sequence.token_ids))
+        else:
+            assert self.manager.num_free == 0
+            self.leave(sequence)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def fork(self, data):
+        parent = data.draw(st.sampled_from(self.sequences))
+        if parent.num_computed == len(parent.token_ids):
+            child = Sequence(parent.token_ids)
+            child.num_computed = parent.num_computed
+            free = self.manager.num_free
+            self.manager.fork(parent, child)
+            assert self.manager.num_free == free
+            self.sequences.append(child)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def go(self, data):
+        self.leave(data.draw(st.sampled_from(self.sequences)))
+
+    def leave(self, sequence):
+        self.sequences.remove(sequence)
+        self.manager.free(sequence)
+
+    @rule()
+    def forget(self):
+        self.manager.forget_all()
+
+    @invariant()
+    def every_sequence_reads_its_own_past(self):
+        for sequence in getattr(self, "sequences", []):
+            for i, slot in enumerate(self.manager.slot_mapping(sequence, 0, sequence.num_computed)):
+                assert self.rows[slot // self.size][slot % self.size] == tuple(sequence.token_ids[: i + 1])
+
+    @invariant()
+    def nothing_is_lost(self):
+        if hasattr(self, "manager"):
+            self.manager.check_integrity()
+            held = {block for sequence in self.sequences for block in self.manager.block_table(sequence)}
+            assert len(held) + self.manager.num_free == self.num_blocks
+
+
+@pytest.mark.parametrize("collide", [False, True])
+def test_against_the_model(stage, monkeypatch, collide):
+    part = stage.part("block_manager")
+    if collide:  # every key looks like every other: only the tokens and the prefix tell them apart
+        monkeypatch.setattr(part.Key, "__hash__", lambda self: 7, raising=False)
+    machine = type("Machine", (Memory,), {"BlockManager": part.BlockManager})
+    limits = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+    run_state_machine_as_test(machine, settings=settings(limits, suppress_health_check=list(HealthCheck)))
+
+
+def make(stage, num_blocks=8, block_size=2, **arguments):
+    return stage.part("block_manager").BlockManager(num_blocks, block_size, watermark=0.0, **arguments)
+
+
+def allocate(manager, token_ids):
+    sequence = Sequence(token_ids)
+    num_cached = manager.allocate(sequence)
+    manager.enter(sequence, len(token_ids))
+    return sequence, num_cached
+
+
+def test_a_prefix_is_found_whoever_holds_it(stage):
+    manager = make(stage)
+    first, _ = allocate(manager, [1, 2, 3, 4, 5])
+    second, num_cached = allocate(manager, [1, 2, 3, 4, 6, 7])
+    assert num_cached == 4
+    assert manager.block_table(first)[:2] == manager.block_table(second)[:2]
+    assert manager.num_free == 8 - 4
+    manager.free(first)
+    manager.free(second)
+    assert manager.num_free == 8
+    assert allocate(manager, [1, 2, 3, 4, 6, 7, 8])[1] == 6  # what is free can still be found
+    assert allocate(make(stage, enable_prefix_caching=False), [1, 2, 3])[1] == 0
+
+
+def test_one_token_is_left_to_compute(stage):
+    manager = make(stage)
+    allocate(manager, [1, 2, 3, 4])
+    assert allocate(manager, [1, 2, 3, 4])[1] == 2
+    assert allocate(manager, [1, 2])[1] == 0
+    assert allocate(manager, [1])[1] == 0
+
+
+def test_the_same_tokens_after_another_prefix_are_another_block(stage):
+    manager = make(stage)
+    allocate(manager, [1, 2, 5, 5, 0])
+    assert allocate(manager, [3, 4, 5, 5, 0])[1] == 0
+    assert allocate(manager, [5, 5, 0])[1] == 0
+
+
+def test_least_recently_used_goes_first_and_tails_before_heads(stage):
+    manager = make(stage, num_blocks=6)
+    old, _ = allocate(manager, [1, 2, 3, 4])
+    new, _ = allocate(manager, [5, 6, 7, 8])
+    old_blocks, new_blocks = list(manager.block_table(old)), list(manager.block_table(new))
+    manager.free(old)
+    manager.free(new)
+    taken = [manager._take() for _ in range(6)]
+    assert set(taken[:2]) == set(range(6)) - {*old_blocks, *new_blocks}  # what holds nothing
+    assert taken[2:] == [*old_blocks[::-1], *new_blocks[::-1]]
+
+
+def test_an_evicted_head_is_not_found_and_its_tail_is_never_mistaken(stage):
+    manager = make(stage, num_blocks=3)
+    first, _ = allocate(manager, [1, 2, 3, 4, 0])
+    manager.free(first)
+    other, _ = allocate(manager, [9, 9, 9, 9, 9])  # takes all there is
+    manager.free(other)
+    assert allocate(manager, [1, 2, 3, 4, 0])[1] == 0
+
+
+def test_copy_on_write(stage):
+    """Only the last block of those that share it is copied, when it is written, and the last one writes in place."""
+    manager = make(stage)
+    parent, _ = allocate(manager, [1, 2, 3])
+    children = [Sequence(parent.token_ids) for _ in range(2)]
+    for child in children:
+        manager.fork(parent, child)
+    assert manager.num_free == 6
+    shared = manager.block_table(parent)[1]
+    for i, sequence in enumerate([*children, parent]):
+        sequence.token_ids.append(10 + i)
+        manager.append(sequence)
+    assert manager.take_copies() == [(shared, manager.block_table(child)[1]) for child in children]
+    assert manager.block_table(parent)[1] == shared
+    assert len({manager.block_table(s)[1] for s in [*children, parent]}) == 3
+    assert {manager.block_table(s)[0] for s in children} == {manager.block_table(parent)[0]}
+    assert manager.take_copies() == []
+    manager.check_integrity()
+
+
+def test_a_full_last_block_needs_no_copy(stage):
+    manager = make(stage)
+    parent, _ = allocate(manager, [1, 2])
+    child = Sequence(parent.token_ids)
+    manager.fork(parent, child)
+    for sequence in (parent, child):
+        sequence.token_ids.append(3)
+        manager.append(sequence)
+    assert manager.take_copies() == []
+
+
+def test_the_watermark_is_for_those_that_run(stage):
+    manager = stage.part("block_manager").BlockManager(10, 2, watermark=0.2)
+    assert manager.can_allocate(Sequence(range(16)))
+    assert not manager.can_allocate(Sequence(range(17)))
+    assert manager.can_allocate(Sequence(range(17)), reserve=False)
+    sequence, _ = allocate(manager, list(range(18)))
+    sequence.token_ids.append(0)
+    assert manager.can_append(sequence)
+
+
+@pytest.mark.parametrize("damage", ["count", "free", "entry"])
+def test_the_integrity_check_can_fail(stage, damage):
+    manager = make(stage)
+    sequence, _ = allocate(manager, [1, 2, 3])
+    manager.check_integrity()
+    block = manager.block_table(sequence)[0]
+    if damage == "count":
+        manager.ref_counts[block] += 1
+    elif damage == "free":
+        manager._free[block] = None
+    else:
+        del manager._keys[block]
+    with pytest.raises(RuntimeError):
+        manager.check_integrity()
