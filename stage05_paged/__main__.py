@@ -189,7 +189,7 @@ def closing_line(llm: LLM, seconds: float, as_json: bool) -> str:
         f", {padding:.0%} padding"
         f", {kv_use:.0%} of the reserved KV cache used"
         f", {cached:.0%} of the prompts found in it"
-        f"{f', {stats.num_preemptions} preemptions' if stats.num_preemptions else ''}"
+        f"{f', preempted {stats.num_preemptions} ×' if stats.num_preemptions else ''}"
         f"; p50/p95/p99: {', '.join(waits) or 'nothing finished'}"
     )
 

@@ -146,8 +146,7 @@ class AsyncLLM:
     def _loop(self) -> None:
         try:
             while self._take_commands():
-                for request in self.llm.advance():
-                    self._tell(request)
+                self._tell(self.llm.advance())
         except BaseException as error:  # whatever it is, nobody may wait for ever
             with self._changed:
                 self._error = error
@@ -166,16 +165,18 @@ class AsyncLLM:
             command()
         return self.llm.has_unfinished_requests() or not closing
 
-    def _tell(self, request: Request) -> None:
-        """Hand what is new of a request to its waiter."""
+    def _tell(self, completions: list[Request]) -> None:
+        """Hand what is new of each completion to the waiter of its request, who waits no more if that was all."""
+        for completion in completions:
+            with self._changed:
+                deliver = self._waiters.get(completion.group[0])
+            event = StreamEvent(0, *completion.take_new(), completion.finish_reason, completion.index)
+            if deliver is not None and not self._deliver(deliver, event):
+                self._abort(completion.group[0])
         with self._changed:
-            first = request.group[0]
-            deliver = self._waiters.get(first)
-            if request.finished and all(other.finished or other is request for other in request.group):
-                self._waiters.pop(first, None)
-        event = StreamEvent(0, *request.take_new(), request.finish_reason, request.index)
-        if deliver is not None and not self._deliver(deliver, event):
-            self._abort(first)
+            for completion in completions:
+                if completion.group_finished:
+                    self._waiters.pop(completion.group[0], None)
 
     @staticmethod
     def _deliver(deliver: Callable, news: StreamEvent | BaseException) -> bool:
@@ -191,5 +192,4 @@ class AsyncLLM:
             requests = list(self._waiters)
         for request in requests:
             self.llm.abort_request(request.request_id)
-            for completion in request.group:
-                self._tell(completion)  # "abort" is the last of its news
+            self._tell(request.group)  # "abort" is the last of its news

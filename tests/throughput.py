@@ -2,14 +2,16 @@
 
     python -m tests.throughput --stages 2 3 4 --json results/stages.json --plot results/stages.png
     python -m tests.throughput --stages 2 3 4 --workload equal
+    python -m tests.throughput --stages 4 5 --workload mixed --max-num-seqs 64 --kv-cache-bytes 603979776
 
 Every engine runs in a fresh process, in alternating order, `--repeat` times, after a warm-up; the table shows medians.
 Before a speed is printed, two things are checked: every engine made exactly the number of tokens that was asked for,
 and their greedy tokens are the same (one request in twenty may differ, where two logits are as good as equal).
 
-Workloads (seeded; prompts of 8 to 32 tokens, greedy, all requests there at the start):
-    tail   output lengths log-normal with a long tail, 4 to 96: most are short, a few are long, as in a data set
-    equal  every output has 16 tokens: nothing to gain from scheduling
+Workloads (seeded; greedy, all requests there at the start):
+    tail   prompts of 8 to 32 tokens; output lengths log-normal with a long tail, 4 to 96: most are short, a few long
+    equal  prompts of 8 to 32 tokens; every output has 16 tokens: nothing to gain from scheduling
+    mixed  prompts (8 to 512 tokens) and outputs (8 to 448) both log-normal, around 128 tokens, as in a set of chats
 """
 
 import argparse
@@ -28,16 +30,22 @@ from tqdm import tqdm
 from tests.adapter import ROOT, STAGES
 from tools.machine import describe
 
-WORKLOADS = ("tail", "equal")
+WORKLOADS = ("tail", "equal", "mixed")
 
 
 def make_workload(name: str, count: int, vocab_size: int, seed: int = 0) -> list[tuple[list[int], int]]:
     """(prompt token ids, output tokens) of each request."""
     rng = random.Random(seed)
+    log_normal = lambda middle, sigma, low, high: round(  # noqa: E731
+        min(high, max(low, math.exp(rng.gauss(math.log(middle), sigma))))
+    )
+    if name == "mixed":
+        lengths = [(log_normal(128, 0.8, 8, 512), log_normal(128, 0.8, 8, 448)) for _ in range(count)]
+        return [([rng.randrange(vocab_size) for _ in range(prompt)], output) for prompt, output in lengths]
     requests = []
     for _ in range(count):
         prompt = [rng.randrange(vocab_size) for _ in range(rng.randrange(8, 33))]
-        tail = round(min(96, max(4, math.exp(rng.gauss(math.log(12), 1.0)))))
+        tail = log_normal(12, 1.0, 4, 96)
         requests.append((prompt, tail if name == "tail" else 16))
     return requests
 
@@ -47,12 +55,14 @@ def run_engine(args: argparse.Namespace) -> dict:
     import numpy as np
 
     stage = STAGES[args.worker - 1]
-    arguments = {"max_num_seqs": args.max_num_seqs} if stage.has_argument("max_num_seqs") else {}
+    limits = {"max_num_seqs": args.max_num_seqs, "kv_cache_bytes": args.kv_cache_bytes}
+    arguments = {name: value for name, value in limits.items() if stage.has_argument(name)} | {"trace": True}
     llm = stage.LLM(args.model, load_format=args.load_format, dtype=args.dtype, device=args.device, **arguments)
     workload = make_workload(args.workload, args.requests, llm.model.config.vocab_size)
     params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in workload]
     llm.generate([prompt for prompt, _ in workload[:2]], stage.SamplingParams(max_tokens=2))  # warm-up
     llm.stats = type(llm.stats)()
+    llm.trace.clear()
     started = time.perf_counter()
     outputs = llm.generate([prompt for prompt, _ in workload], params)
     seconds = time.perf_counter() - started
@@ -69,6 +79,10 @@ def run_engine(args: argparse.Namespace) -> dict:
         "forwards": stats.num_forwards,
         "tokens_computed": stats.num_tokens_computed,
         "padding_share": stats.num_padding_tokens / (stats.num_padding_tokens + stats.num_tokens_computed),
+        "rows_mean": statistics.mean(len(step.rows) for step in llm.trace),
+        "rows_max": max(len(step.rows) for step in llm.trace),
+        "kv_unused_share": 1 - stats.kv_tokens_used / stats.kv_tokens_reserved if stage.number >= 3 else None,
+        "preemptions": getattr(stats, "num_preemptions", 0),
         "ttft_mean": statistics.mean(ttft),
         "ttft_p95": float(np.percentile(ttft, 95)),
         "token_ids": tokens,
@@ -102,7 +116,7 @@ def summarize(runs: list[dict]) -> list[dict]:
         row = {"stage": stage}
         for name in own[0]:
             if name not in ("stage", "machine", "token_ids"):
-                row[name] = statistics.median(run[name] for run in own)
+                row[name] = None if own[0][name] is None else statistics.median(run[name] for run in own)
         row["ratio"] = row["tokens_per_second"] / rows[-1]["tokens_per_second"] if rows else None
         rows.append(row)
     return rows
@@ -117,6 +131,8 @@ def table(rows: list[dict]) -> str:
         "forward passes": lambda row: f"{row['forwards']:.0f}",
         "tokens computed": lambda row: f"{row['tokens_computed']:,.0f}",
         "padding": lambda row: f"{row['padding_share']:.0%}",
+        "requests at once, mean (most)": lambda row: f"{row['rows_mean']:.1f} ({row['rows_max']:.0f})",
+        "KV reserved, unused": lambda row: "" if row["kv_unused_share"] is None else f"{row['kv_unused_share']:.1%}",
         "TTFT mean": lambda row: f"{row['ttft_mean']:.2f} s",
         "TTFT p95": lambda row: f"{row['ttft_p95']:.2f} s",
     }
@@ -151,7 +167,8 @@ def plot(result: dict, path: Path) -> None:
         axes.set_title(title, fontsize=10)
         axes.margins(y=0.15)
         axes.spines[["top", "right"]].set_visible(False)
-    kind = {"tail": "a long tail of output lengths", "equal": "equal output lengths"}[result["workload"]]
+    kind = {"tail": "a long tail of output lengths", "equal": "equal output lengths", "mixed": "mixed lengths"}
+    kind = kind[result["workload"]]
     figure.suptitle(f"{result['requests']} requests with {kind}, {result['model']} ({result['load_format']} weights), "
                     f"{result['machine']['device']}, {result['machine']['threads']} threads", fontsize=10)  # fmt: skip
     figure.savefig(path, dpi=150)
@@ -163,6 +180,9 @@ def main() -> None:
     parser.add_argument("--workload", choices=WORKLOADS, default="tail")
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--max-num-seqs", type=int, default=8)
+    parser.add_argument(
+        "--kv-cache-bytes", type=int, help="the same memory for the KV cache of every stage that has one"
+    )
     parser.add_argument("--model", default="gpt2")
     parser.add_argument("--load-format", default="dummy")
     parser.add_argument("--dtype", default="auto")
@@ -177,8 +197,9 @@ def main() -> None:
         return
     if unknown := set(args.stages) - {stage.number for stage in STAGES}:
         parser.error(f"there is no stage {min(unknown)}")
-    passed = ("workload", "requests", "max_num_seqs", "model", "load_format", "dtype", "device")
-    arguments = [x for name in passed for x in (f"--{name.replace('_', '-')}", str(getattr(args, name)))]
+    passed = ("workload", "requests", "max_num_seqs", "kv_cache_bytes", "model", "load_format", "dtype", "device")
+    given = [(name, getattr(args, name)) for name in passed if getattr(args, name) is not None]
+    arguments = [x for name, value in given for x in (f"--{name.replace('_', '-')}", str(value))]
     runs = []
     with tqdm(total=args.repeat * len(args.stages), unit="run") as bar:
         for round_number in range(args.repeat):

@@ -49,6 +49,13 @@ def read_bandwidth(device: torch.device, size: int = 1 << 28) -> float:
     return data.nbytes / best_seconds(data.sum, device)
 
 
+def copy_bandwidth(device: torch.device, size: int = 1 << 28) -> float:
+    """Bytes per second that a copy reads and writes, both counted, of a tensor that no cache holds (1 GiB)."""
+    source = torch.ones(size, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / best_seconds(lambda: target.copy_(source), device)
+
+
 def matmul_rate(dtype: torch.dtype, device: torch.device, n: int = 2048) -> float:
     """Floating point operations per second in a product of two n x n matrices."""
     a, b = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))

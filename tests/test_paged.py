@@ -1,0 +1,521 @@
+"""From stage 5 on: blocks that are shared, found, taken away and given back, and the same tokens as ever."""
+
+import asyncio
+import json
+import math
+import random
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel
+
+from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
+from tests.test_continuous import answers, workload  # noqa: F401 (a fixture)
+
+PAGED = [stage for stage in STAGES if stage.number >= 5]
+
+
+@pytest.fixture(params=PAGED, ids=lambda stage: stage.directory)
+def stage(request):
+    return request.param
+
+
+def hostile(llm):
+    """Nothing in the cache is a number before it is written, and no block lies beside its neighbour."""
+    llm.cache.keys.fill_(math.nan)
+    llm.cache.values.fill_(math.nan)
+    blocks = list(llm.block_manager._free)
+    random.Random(0).shuffle(blocks)
+    llm.block_manager._free = type(llm.block_manager._free).fromkeys(blocks)
+    return llm
+
+
+def engine(stage, checkpoint, **arguments):
+    return hostile(stage.LLM(checkpoint, device="cpu", **arguments))
+
+
+def greedy(stage, max_tokens, **arguments):
+    return stage.SamplingParams(temperature=0, ignore_eos=True, max_tokens=max_tokens, **arguments)
+
+
+def run(llm, requests, rng=None, abort=0.0):
+    """Step until all are done, and check the engine's integrity after each. Requests: (id, prompt, params).
+
+    With `rng` they arrive one by one, and some are aborted on the way. Returns the outputs of those that finished."""
+    arriving, finished, steps = list(requests), {}, 0
+    while arriving or llm.has_unfinished_requests():
+        while arriving and (rng is None or rng.random() < 0.5):
+            llm.add_request(*arriving.pop(0))
+        if rng and rng.random() < abort and llm._unfinished:
+            llm.abort_request(rng.choice(sorted(llm._unfinished)))
+        for output in llm.step():
+            if output.finished:
+                assert output.request_id not in finished
+                finished[output.request_id] = output
+        llm.scheduler.check_integrity()
+        steps += 1
+        assert steps < 10_000
+    assert llm.block_manager.num_free == llm.num_blocks
+    return finished
+
+
+# --- The same tokens, however the memory is used ---------------------------------------------------------------------
+
+# 43 tokens (24 of a prompt, 20 of an output but the last) is the longest of the workload.
+LAYOUTS = [(1, 43), (2, 22), (16, 3), (16, 4), (64, 1), (16, 100), (1, 1000)]
+
+
+@pytest.mark.parametrize("backend", ["torch", "c"])
+@pytest.mark.parametrize(("block_size", "num_blocks"), LAYOUTS)
+@pytest.mark.parametrize("caching", [True, False], ids=["cached", "not cached"])
+def test_arrivals_and_aborts_in_any_pool(
+    stage, small_checkpoint, answers, backend, block_size, num_blocks, caching  # noqa: F811
+):  # fmt: skip
+    prompts, params = workload(stage, 24)
+    llm = engine(
+        stage, small_checkpoint, max_num_seqs=6, block_size=block_size, num_blocks=num_blocks,
+        enable_prefix_caching=caching, attention_backend=backend, max_num_batched_tokens=32,
+    )  # fmt: skip
+    requests = [(str(i), prompts[i], params[i]) for i in range(24)]
+    finished = run(llm, requests, random.Random(f"{backend} {block_size} {num_blocks}"), abort=0.02)
+    assert len(finished) > 12
+    assert all(answers[int(i)] == output.outputs[0].token_ids for i, output in finished.items())
+    if num_blocks * block_size < 50:
+        assert llm.stats.num_preemptions > 0
+    again = run(llm, requests)  # the cache is full of what the first run left
+    assert {i: output.outputs[0].token_ids for i, output in again.items()} == dict(enumerated(answers))
+
+
+def enumerated(token_ids):
+    return ((str(i), ids) for i, ids in enumerate(token_ids))
+
+
+def test_arrivals_and_aborts_with_triton(stage, small_checkpoint, answers):  # noqa: F811
+    """In its interpreter, so with fewer requests."""
+    prompts, params = workload(stage, 24)
+    llm = engine(stage, small_checkpoint, max_num_seqs=6, block_size=8, num_blocks=6, attention_backend="triton")
+    finished = run(llm, [(str(i), prompts[i], params[i]) for i in range(8)], random.Random(0))
+    assert {int(i): o.outputs[0].token_ids for i, o in finished.items()} == dict(enumerate(answers[:8]))
+    assert llm.stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest"])
+def test_preempted_again_and_again(stage, small_checkpoint, answers, policy):  # noqa: F811
+    """A pool that holds the longest request and no token more: everybody else is thrown out for it, and all end."""
+    prompts, params = workload(stage, 24)
+    llm = engine(stage, small_checkpoint, max_num_seqs=24, block_size=1, num_blocks=43, policy=policy, watermark=0.0)
+    finished = run(llm, [(str(i), prompts[i], params[i]) for i in range(24)])
+    assert {int(i): output.outputs[0].token_ids for i, output in finished.items()} == dict(enumerate(answers))
+    assert llm.stats.num_preemptions > 10
+
+
+def test_the_last_of_the_lowest_priority_is_preempted(stage, small_checkpoint):
+    """Four requests outgrow the pool; the most important one never waits."""
+    llm = engine(stage, small_checkpoint, block_size=4, num_blocks=12, policy="priority", watermark=0.0, trace=True)
+    priorities = [1, 0, 2, 2]
+    prompts = random_prompts(211, [8, 8, 8, 8])
+    outputs = llm.generate(prompts, greedy(stage, 24), priority=priorities)
+    alone = engine(stage, small_checkpoint).generate(prompts, greedy(stage, 24))
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in alone]
+    present = {i: [any(r.request_id == i for r in step.rows) for step in llm.trace] for i in "0123"}
+    assert present["1"][:24] == [True] * 24
+    gone = {i: present[i].index(False) for i in "023"}
+    assert gone["3"] < gone["2"] < gone["0"]
+
+
+def test_a_request_that_can_never_fit(stage, small_checkpoint):
+    """It is refused at once, with what it needs and what there is; one that just fits runs."""
+    llm = engine(stage, small_checkpoint, block_size=4, num_blocks=3)
+    prompt = random_prompts(211, [9])[0]
+    assert len(llm.generate([prompt], greedy(stage, 4))[0].outputs[0].token_ids) == 4
+    forwards = llm.stats.num_forwards
+    with pytest.raises(ValueError, match=r"prompt 1: 14 tokens of prompt and output need 4 blocks .* there are 3"):
+        llm.generate([[1], prompt], greedy(stage, 5))
+    assert llm.stats.num_forwards == forwards
+
+
+def test_ten_thousand_requests_lose_no_block(stage, small_checkpoint):
+    llm = engine(stage, small_checkpoint, max_num_seqs=64, block_size=4, num_blocks=150, max_num_batched_tokens=256)
+    rng, heads = random.Random(0), random_prompts(211, [8] * 5)
+    prompts = [rng.choice(heads) + [rng.randrange(211)] * rng.randrange(1, 6) for _ in range(10_000)]
+    params = [stage.SamplingParams(max_tokens=rng.randrange(1, 5), n=1 + (i % 50 == 0)) for i in range(10_000)]
+    outputs = llm.generate(prompts, params)
+    assert all(output.finished and len(output.outputs) == p.n for output, p in zip(outputs, params, strict=True))
+    llm.scheduler.check_integrity()
+    assert llm.block_manager.num_free == 150
+    assert llm.stats.num_requests == 10_000
+    assert llm.stats.num_cached_tokens > 50_000
+
+
+# --- Prefix caching --------------------------------------------------------------------------------------------------
+
+
+def cached(outputs):
+    return [output.num_cached_tokens for output in outputs]
+
+
+def test_hits_between_requests_and_calls_and_within_a_step(stage, small_checkpoint):
+    head = random_prompts(211, [32])[0]
+    prompts = [[*head, 1], [*head, 2], head[:20], head, [*head, 1, 2, 3]]
+    llm = engine(stage, small_checkpoint, trace=True)
+    outputs = llm.generate(prompts, greedy(stage, 3))
+    assert cached(outputs) == [0, 32, 16, 16, 32]  # all in one step; of `head` itself the last token has to be computed
+    assert [row.num_tokens for row in llm.trace[0].rows] == [33, 1, 4, 16, 3]
+    assert cached(llm.generate(prompts, greedy(stage, 3))) == [32, 32, 16, 16, 32]
+    plain = engine(stage, small_checkpoint, enable_prefix_caching=False)
+    expected = plain.generate(prompts, greedy(stage, 3))
+    assert cached(expected) == [0] * 5
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in expected]
+    assert llm.stats.num_cached_tokens == sum([0, 32, 16, 16, 32, 32, 32, 16, 16, 32])
+    assert llm.stats.num_prompt_tokens == 2 * sum(map(len, prompts))
+
+
+def test_what_was_generated_is_found_too(stage, small_checkpoint):
+    """A second turn of a conversation: prompt and answer of the first are there."""
+    llm = engine(stage, small_checkpoint)
+    prompt = random_prompts(211, [10])[0]
+    answer = llm.generate([prompt], greedy(stage, 23))[0].outputs[0].token_ids
+    assert cached(llm.generate([prompt + answer + [5, 6]], greedy(stage, 2))) == [32]
+
+
+def test_a_prompt_in_pieces_is_found_as_far_as_it_is_computed(stage, small_checkpoint):
+    """Two equal prompts of 40 tokens, 24 tokens a step: the second waits for no one and computes nothing twice."""
+    llm = engine(stage, small_checkpoint, block_size=4, max_num_batched_tokens=24, trace=True)
+    prompt = random_prompts(211, [40])[0]
+    outputs = llm.generate([prompt, prompt], greedy(stage, 2))
+    assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
+    assert cached(outputs) == [0, 36]
+    assert llm.stats.num_tokens_computed == 40 + 4 + 2
+
+
+def test_hits_under_pressure(stage, small_checkpoint, answers):  # noqa: F811
+    """Prompts that share heads, in pools where blocks are evicted all the time."""
+    rng = random.Random(5)
+    heads = random_prompts(211, [8, 12])
+    prompts = [rng.choice(heads)[: rng.randrange(1, 12)] + [rng.randrange(4) for _ in range(6)] for _ in range(60)]
+    params = greedy(stage, 6)
+    expected = STAGES[0].engine(small_checkpoint).generate(prompts, greedy(STAGES[0], 6))
+    for num_blocks in (12, 20, 60):
+        llm = engine(stage, small_checkpoint, block_size=2, num_blocks=num_blocks, max_num_seqs=5)
+        finished = run(llm, [(str(i), prompt, params) for i, prompt in enumerate(prompts)], random.Random(num_blocks))
+        assert [finished[str(i)].outputs[0].token_ids for i in range(60)] == [o.outputs[0].token_ids for o in expected]
+        assert llm.stats.num_cached_tokens > 0
+
+
+def test_a_failed_step_leaves_nothing_to_be_found(stage, small_checkpoint, monkeypatch):
+    """The second request counted on what the first was to compute in the step that failed; the first is aborted."""
+    prompt = random_prompts(211, [40])[0]
+    (expected,) = engine(stage, small_checkpoint).generate([prompt], greedy(stage, 5))
+    llm = engine(stage, small_checkpoint)
+    llm.add_request("a", prompt, greedy(stage, 5))
+    llm.add_request("b", prompt, greedy(stage, 5))
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.model, "forward", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            llm.step()
+    llm.scheduler.check_integrity()
+    llm.abort_request("a")
+    finished = run(llm, [])
+    assert finished["b"].outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+# --- n > 1 -----------------------------------------------------------------------------------------------------------
+
+
+def test_n_completions_prefill_once(stage, small_checkpoint):
+    """20 tokens of a prompt, 4 completions of 5: it is computed once, its full block is shared, its rest copied."""
+    llm = engine(stage, small_checkpoint, trace=True)
+    (output,) = llm.generate([random_prompts(211, [20])[0]], stage.SamplingParams(n=4, max_tokens=5, ignore_eos=True))
+    assert llm.stats.num_tokens_computed == 20 + 4 * 4
+    assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
+    assert len({tuple(completion.token_ids) for completion in output.outputs}) == 4
+    assert [step.num_blocks_shared for step in llm.trace] == [0, 1, 1, 1, 1]
+    assert [step.num_blocks_saved for step in llm.trace] == [0, 3, 3, 3, 3]
+    assert [step.kv_tokens_reserved for step in llm.trace] == [32] + [16 * 5] * 4
+    assert [step.kv_tokens_used for step in llm.trace] == [20] + [16 + 4 * n for n in (5, 6, 7, 8)]
+    blocks = [row.blocks for row in llm.trace[1].rows]
+    assert len({table[0] for table in blocks}) == 1
+    assert len({table[1] for table in blocks}) == 4
+    assert [row.index for row in llm.trace[1].rows] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "max_num_seqs", "budget", "caching"),
+    [(100, 8, 512, True), (100, 2, 512, True), (100, 8, 3, True), (14, 8, 512, True), (14, 8, 5, False)],
+)
+def test_completions_do_not_notice_each_other(stage, small_checkpoint, num_blocks, max_num_seqs, budget, caching):
+    """Index 0 is what n=1 gives, and every index is the same with room for all, for two, and with preemption."""
+    prompts = random_prompts(211, [5, 17, 9])
+    params = [stage.SamplingParams(n=n, max_tokens=9, seed=n, ignore_eos=True, logprobs=1) for n in (3, 5, 1)]
+    one = [stage.SamplingParams(max_tokens=9, seed=n, ignore_eos=True, logprobs=1) for n in (3, 5, 1)]
+    roomy = engine(stage, small_checkpoint, max_num_seqs=32).generate(prompts, params)
+    alone = STAGES[3].engine(small_checkpoint).generate(prompts, one_of(STAGES[3]))
+    assert [o.outputs[0].token_ids for o in roomy] == [o.outputs[0].token_ids for o in alone]
+    assert [o.outputs[0].token_ids for o in engine(stage, small_checkpoint).generate(prompts, one)] == [
+        o.outputs[0].token_ids for o in alone
+    ]
+    llm = engine(
+        stage, small_checkpoint, block_size=2, num_blocks=num_blocks, max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget, enable_prefix_caching=caching,
+    )  # fmt: skip
+    finished = run(llm, [(str(i), prompts[i], params[i]) for i in range(3)])
+    for i, expected in enumerate(roomy):
+        assert [c.token_ids for c in finished[str(i)].outputs] == [c.token_ids for c in expected.outputs]
+        assert [c.finish_reason for c in finished[str(i)].outputs] == ["length"] * params[i].n
+        assert all(len(c.logprobs) == 9 for c in finished[str(i)].outputs)
+
+
+def one_of(stage):
+    return [stage.SamplingParams(max_tokens=9, seed=n, ignore_eos=True, logprobs=1) for n in (3, 5, 1)]
+
+
+def test_completions_that_end_at_once(stage, small_checkpoint):
+    llm = engine(stage, small_checkpoint, max_num_seqs=2)
+    finished = run(llm, [("a", [1, 2], stage.SamplingParams(n=7, max_tokens=1))])
+    assert [len(c.token_ids) for c in finished["a"].outputs] == [1] * 7
+
+
+def test_an_abort_ends_all_completions(stage, small_checkpoint):
+    llm = engine(stage, small_checkpoint, max_num_seqs=3)
+    for steps in (0, 1, 3):
+        llm.add_request("a", [1, 2, 3], stage.SamplingParams(n=5, max_tokens=30, ignore_eos=True))
+        for _ in range(steps):
+            llm.step()
+        llm.abort_request("a")
+        assert not llm.has_unfinished_requests()
+        llm.scheduler.check_integrity()
+        assert llm.block_manager.num_free == llm.num_blocks
+
+
+def test_streams_of_completions(stage):
+    params = stage.SamplingParams(n=3, max_tokens=25, seed=4)
+    prompts = ["Once upon a time", "There was once a shy bear"]
+    expected = stage.engine().generate(prompts, params)
+    texts = {}
+    for event in stage.engine().stream(prompts, params):
+        key = event.index, event.completion_index
+        texts[key] = texts.get(key, "") + event.text
+    assert texts == {(i, c.index): c.text for i, output in enumerate(expected) for c in output.outputs}
+
+
+def test_completions_of_the_async_engine(stage):
+    params = stage.SamplingParams(n=3, max_tokens=12, seed=4)
+    (expected,) = stage.engine().generate(["Once upon a time"], params)
+
+    async def collect(engine):
+        texts = ["", "", ""]
+        async for event in engine.generate("Once upon a time", params):
+            texts[event.completion_index] += event.text
+        return texts
+
+    with stage.part("async_llm").AsyncLLM(device="cpu") as engine:
+        assert asyncio.run(collect(engine)) == [completion.text for completion in expected.outputs]
+        output = engine.complete("Once upon a time", params)
+        assert [c.text for c in output.outputs] == [completion.text for completion in expected.outputs]
+        assert output.finished
+        assert engine._waiters == {}
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, "2", True, 1025])
+def test_bad_n(stage, n):
+    with pytest.raises(ValueError, match="n must be a whole number from 1 to 1024"):
+        stage.SamplingParams(n=n)
+
+
+def test_the_command_line_shows_all_completions(stage, tmp_path):
+    arguments = ("--prompts", "Once upon a time", "--n", 2, "--max-tokens", 5, "--seed", 3)
+    status, stdout, _ = stage.main(*arguments, "--quiet")
+    assert status == 0
+    assert "--- 1 of 1, completion 1: length, 5 tokens\nOnce upon a time" in stdout
+    assert "--- 1 of 1, completion 2: length, 5 tokens\nOnce upon a time" in stdout
+    status, stdout, _ = stage.main(*arguments, "--json", "--quiet")
+    assert [completion["index"] for completion in json.loads(stdout)["outputs"]] == [0, 1]
+    (tmp_path / "in").write_text('{"prompt": "A", "sampling": {"n": 2}}\n{"prompt": "A"}\n')
+    batch = ("--input", tmp_path / "in", "--output", tmp_path / "out", "--max-tokens", 3, "--quiet")
+    assert stage.main(*batch)[0] == 0
+    lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    both, single = sorted(lines, key=lambda line: line["id"])
+    assert [len(completion["token_ids"]) for completion in both["outputs"]] == [3, 3]
+    assert "outputs" not in single
+    assert stage.main(*batch, "--resume")[0] == 0  # and it is a result that can be resumed from
+    assert len((tmp_path / "out").read_text().splitlines()) == 2
+
+
+# --- Beam search -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ending_checkpoint(tmp_path_factory):
+    """A small vocabulary, flat logits, and two end tokens: beams end often, and overtake each other."""
+    directory = tmp_path_factory.mktemp("beams")
+    sizes = dict(n_layer=2, n_head=2, n_embd=32, n_positions=64, vocab_size=40, eos_token_id=[0, 7])
+    return write_checkpoint(directory, seed=3, **sizes)
+
+
+def batch_of(prompt):
+    return {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, len(prompt), dtype=torch.int64)}
+
+
+def reference_beams(model, prompt, beam_width, max_tokens, length_penalty):
+    """Hugging Face's beams: (output tokens, score), the best first."""
+    result = model.generate(
+        **batch_of(prompt), do_sample=False, num_beams=beam_width, num_return_sequences=beam_width,
+        max_new_tokens=max_tokens, pad_token_id=39, length_penalty=length_penalty, output_scores=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    eos = model.generation_config.eos_token_id
+    eos, beams = eos if isinstance(eos, list) else [eos], []
+    for row, score in zip(result.sequences[:, len(prompt) :].tolist(), result.sequences_scores.tolist(), strict=True):
+        end = next((i + 1 for i, token in enumerate(row) if token in eos), len(row))
+        beams.append((row[:end], score))
+    return beams
+
+
+@pytest.mark.parametrize("length_penalty", [1.0, 0.0, -1.0, 2.0])
+@pytest.mark.parametrize("beam_width", [1, 2, 4, 7])
+def test_beams_equal_hugging_face(stage, ending_checkpoint, beam_width, length_penalty):
+    if beam_width == 1:
+        length_penalty = 1.0  # there it is greedy search, which has no scores
+    model = GPT2LMHeadModel.from_pretrained(ending_checkpoint).eval()
+    prompts = random_prompts(40, [3, 17, 32, 9, 16])
+    llm = engine(stage, ending_checkpoint, max_num_seqs=15, block_size=4, num_blocks=150, max_num_batched_tokens=20)
+    outputs = llm.beam_search(prompts, beam_width, 14, length_penalty)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        if beam_width == 1:
+            ids = model.generate(**batch_of(prompt), do_sample=False, max_new_tokens=14, pad_token_id=39)
+            assert output.outputs[0].token_ids == ids[0, len(prompt) :].tolist()
+            continue
+        expected = reference_beams(model, prompt, beam_width, 14, length_penalty)
+        assert [c.token_ids for c in output.outputs] == [tokens for tokens, _ in expected]
+        for completion, (tokens, score) in zip(output.outputs, expected, strict=True):
+            assert completion.cumulative_logprob / len(tokens) ** length_penalty == pytest.approx(score, rel=1e-4)
+            assert completion.finish_reason == ("stop" if tokens[-1] in (0, 7) else "length")
+    assert {c.finish_reason for output in outputs for c in output.outputs} >= {"stop"}
+    llm.scheduler.check_integrity()
+    assert llm.block_manager.num_free == 150
+
+
+def test_beams_of_the_bundled_model(stage):
+    model = GPT2LMHeadModel.from_pretrained(TINYTALES, dtype=torch.float32).eval()
+    prompt = stage.tokenizer().encode("There was once a shy bear")
+    (output,) = stage.engine().beam_search(["There was once a shy bear"], beam_width=3, max_tokens=40)
+    expected = model.generate(
+        torch.tensor([prompt]), do_sample=False, num_beams=3, num_return_sequences=3, max_new_tokens=40,
+        pad_token_id=50256,
+    )  # fmt: skip
+    assert [c.token_ids for c in output.outputs] == [row[len(prompt) :].tolist() for row in expected]
+    assert output.finished
+    assert [c.index for c in output.outputs] == [0, 1, 2]
+
+
+def test_beams_share_blocks(stage, small_checkpoint):
+    """4 beams of a prompt of 33 tokens: its two full blocks are shared, so three times two are saved."""
+    llm = engine(stage, small_checkpoint, trace=True, enable_prefix_caching=False)
+    llm.beam_search(random_prompts(211, [33]), 4, 3)
+    assert [row.num_tokens for row in llm.trace[0].rows] == [33]
+    assert min(step.num_blocks_saved for step in llm.trace[1:]) >= 6
+    assert llm.stats.num_tokens_computed == 33 + 4 * 2
+
+
+def test_beams_in_the_smallest_pool(stage, ending_checkpoint):
+    """As many blocks as the beams of one prompt can need, and streams that are open; all get what is theirs."""
+    prompts = random_prompts(40, [9, 6, 10])
+    expected = engine(stage, ending_checkpoint).beam_search(prompts, 3, 8)
+    llm = engine(stage, ending_checkpoint, block_size=2, num_blocks=5 + 3 * 4, max_num_seqs=4)
+    stream = llm.stream([[1, 2, 3]], greedy(stage, 9))
+    tokens = list(next(stream).token_ids)
+    outputs = llm.beam_search(prompts, 3, 8)
+    assert [[c.token_ids for c in o.outputs] for o in outputs] == [[c.token_ids for c in o.outputs] for o in expected]
+    tokens += [token for event in stream for token in event.token_ids]
+    assert tokens == engine(stage, ending_checkpoint).generate([[1, 2, 3]], greedy(stage, 9))[0].outputs[0].token_ids
+    llm.scheduler.check_integrity()
+    with pytest.raises(ValueError, match="prompt 1: its 3 beams may need 20 blocks of the KV cache, there are 17"):
+        llm.beam_search([[1], prompts[2] + [1]], 3, 9)
+
+
+def test_a_beam_search_that_fails_gives_everything_back(stage, ending_checkpoint, monkeypatch):
+    llm = engine(stage, ending_checkpoint)
+    calls, forward = [], llm.model.forward
+
+    def fail_later(*arguments):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return forward(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.model, "forward", fail_later)
+        with pytest.raises(KeyboardInterrupt):
+            llm.beam_search([[1, 2, 3]], 3, 10)
+    llm.scheduler.check_integrity()
+    assert llm.block_manager.num_free == llm.num_blocks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (dict(beam_width=0), "beam_width must be a whole number from 1 to 8"),
+        (dict(beam_width=9), "beam_width must be a whole number from 1 to 8"),
+        (dict(beam_width=2.0), "beam_width"),
+        (dict(length_penalty=math.nan), "length_penalty"),
+        (dict(length_penalty="1"), "length_penalty"),
+        (dict(max_tokens=0), "max_tokens"),
+    ],
+)
+def test_bad_beam_search(stage, small_checkpoint, arguments, says):
+    with pytest.raises(ValueError, match=says):
+        stage.engine(small_checkpoint).beam_search([[1, 2]], **arguments)
+
+
+# --- The size of the pool --------------------------------------------------------------------------------------------
+
+BLOCK_BYTES = 16 * 2 * 2 * 48 * 4  # block_size x (key + value) x layers x n_embd x float32
+
+
+def test_the_size_of_the_pool(stage, small_checkpoint, monkeypatch):
+    llm = lambda **arguments: stage.LLM(small_checkpoint, device="cpu", **arguments)  # noqa: E731
+    assert llm(max_num_seqs=5).num_blocks == 5 * 3  # as much as five requests of 48 tokens fill
+    assert llm(num_blocks=7).kv_cache_bytes == 7 * BLOCK_BYTES
+    assert llm(kv_cache_bytes=7 * BLOCK_BYTES + 5).num_blocks == 7
+    assert llm(kv_cache_bytes=7 * BLOCK_BYTES, dtype="bfloat16").num_blocks == 14
+    with pytest.raises(ValueError, match=f"a block of 16 tokens needs {BLOCK_BYTES:,} bytes, .* {BLOCK_BYTES - 1:,}"):
+        llm(kv_cache_bytes=BLOCK_BYTES - 1)
+    memory = stage.part("kv_cache").psutil.virtual_memory()._replace(available=8 * BLOCK_BYTES)
+    monkeypatch.setattr(stage.part("kv_cache").psutil, "virtual_memory", lambda: memory)
+    assert llm(max_num_seqs=5).num_blocks == 4  # half of what is free
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (dict(block_size=0), "block_size must be a whole number from 1 to 1024, got 0"),
+        (dict(block_size=16.0), "block_size"),
+        (dict(num_blocks=0), "num_blocks must be a whole number of at least 1, got 0"),
+        (dict(num_blocks="9"), "num_blocks"),
+        (dict(kv_cache_bytes=0), "kv_cache_bytes"),
+        (dict(num_blocks=3, kv_cache_bytes=10**6), "num_blocks or kv_cache_bytes, not both"),
+        (dict(watermark=1.0), "watermark must be a number from 0 to less than 1, got 1.0"),
+        (dict(watermark=-0.1), "watermark"),
+        (dict(attention_backend="flash"), "attention_backend must be one of auto, torch, c, triton, got 'flash'"),
+    ],
+)
+def test_bad_arguments(stage, small_checkpoint, arguments, says):
+    with pytest.raises(ValueError, match=says):
+        stage.LLM(small_checkpoint, device="cpu", **arguments)
+
+
+def test_the_step_that_is_run_to_see_what_it_takes(stage, small_checkpoint):
+    """On CUDA the default size of the pool depends on it; here it must at least run, over the model's limits or not."""
+    llm = engine(stage, small_checkpoint, max_num_batched_tokens=300)
+    llm._full_step(llm.cache, 300)
+    llm._full_step(llm.cache, 1)
+
+
+def test_the_closing_line(stage):
+    prompt = "Once upon a time, " * 10
+    _, _, stderr = stage.main("--prompts", prompt, prompt, "--max-tokens", 3, "--num-blocks", 8)
+    assert "47% of the prompts found in it" in stderr, stderr
+    arguments = ("--prompts", "Once", "There", "--max-tokens", 70, "--ignore-eos", "--num-blocks", 6)
+    _, _, stderr = stage.main(*arguments, "--no-prefix-caching")
+    assert "0% of the prompts found in it, preempted 1 ×" in stderr
+    _, _, stderr = stage.main(*arguments, "--json")
+    assert json.loads(stderr.splitlines()[-1])["preemptions"] == 1
