@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test lint
 
 demo: $(VENV)/installed
-	$(BIN)/python -m stage02 --temperature 0.8 --prompts \
+	$(BIN)/python -m stage05 --temperature 0.8 --prompts \
 		"Once upon a time" \
 		"In the days when the winters were long, a brave mouse named Otto lived near a windy harbor." \
 		"There was once a shy bear"

@@ -360,7 +360,8 @@ def reference_beams(model, prompt, beam_width, max_tokens, length_penalty):
     """Hugging Face's beams: (output tokens, score), the best first."""
     result = model.generate(
         **batch_of(prompt), do_sample=False, num_beams=beam_width, num_return_sequences=beam_width,
-        max_new_tokens=max_tokens, pad_token_id=39, length_penalty=length_penalty, output_scores=True, return_dict_in_generate=True,
+        max_new_tokens=max_tokens, pad_token_id=39, length_penalty=length_penalty, output_scores=True,
+        return_dict_in_generate=True,
     )  # fmt: skip
     eos = model.generation_config.eos_token_id
     eos, beams = eos if isinstance(eos, list) else [eos], []

@@ -11,6 +11,7 @@ and their greedy tokens are the same (one request in twenty may differ, where tw
 Workloads (seeded; greedy, all requests there at the start):
     tail   prompts of 8 to 32 tokens; output lengths log-normal with a long tail, 4 to 96: most are short, a few long
     equal  prompts of 8 to 32 tokens; every output has 16 tokens: nothing to gain from scheduling
+    prefix 512 tokens that all prompts begin with and 16 of their own; every output has 32 tokens
     mixed  prompts (8 to 512 tokens) and outputs (8 to 448) both log-normal, around 128 tokens, as in a set of chats
 """
 
@@ -30,7 +31,7 @@ from tqdm import tqdm
 from tests.adapter import ROOT, STAGES
 from tools.machine import describe
 
-WORKLOADS = ("tail", "equal", "mixed")
+WORKLOADS = ("tail", "equal", "prefix", "mixed")
 
 
 def make_workload(name: str, count: int, vocab_size: int, seed: int = 0) -> list[tuple[list[int], int]]:
@@ -42,6 +43,9 @@ def make_workload(name: str, count: int, vocab_size: int, seed: int = 0) -> list
     if name == "mixed":
         lengths = [(log_normal(128, 0.8, 8, 512), log_normal(128, 0.8, 8, 448)) for _ in range(count)]
         return [([rng.randrange(vocab_size) for _ in range(prompt)], output) for prompt, output in lengths]
+    if name == "prefix":
+        head = [rng.randrange(vocab_size) for _ in range(512)]
+        return [(head + [rng.randrange(vocab_size) for _ in range(16)], 32) for _ in range(count)]
     requests = []
     for _ in range(count):
         prompt = [rng.randrange(vocab_size) for _ in range(rng.randrange(8, 33))]
@@ -60,7 +64,8 @@ def run_engine(args: argparse.Namespace) -> dict:
     llm = stage.LLM(args.model, load_format=args.load_format, dtype=args.dtype, device=args.device, **arguments)
     workload = make_workload(args.workload, args.requests, llm.model.config.vocab_size)
     params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in workload]
-    llm.generate([prompt for prompt, _ in workload[:2]], stage.SamplingParams(max_tokens=2))  # warm-up
+    warm_up = [prompt[::-1] for prompt, _ in workload[:2]]  # other tokens, so that nothing is found in a prefix cache
+    llm.generate(warm_up, stage.SamplingParams(max_tokens=2))
     llm.stats = type(llm.stats)()
     llm.trace.clear()
     started = time.perf_counter()
@@ -151,14 +156,13 @@ def plot(result: dict, path: Path) -> None:
     rows = result["summary"]
     names = [f"stage {int(row['stage'][5:7])}" for row in rows]
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.6), constrained_layout=True)
+    if any(row["padding_share"] for row in rows):
+        waste = "positions computed for padding, %", [100 * row["padding_share"] for row in rows], "{:.0f}"
+    else:
+        waste = "KV cache reserved and not used, %", [100 * row["kv_unused_share"] for row in rows], "{:.1f}"
     panels = [
         (left, "output tokens per second", [row["tokens_per_second"] for row in rows], "{:.0f}"),
-        (
-            middle,
-            "positions computed for padding, %",
-            [100 * row["padding_share"] for row in rows],
-            "{:.0f}",
-        ),
+        (middle, *waste),
         (right, "mean time to first token, seconds", [row["ttft_mean"] for row in rows], "{:.2f}"),
     ]
     for axes, title, values, form in panels:
@@ -167,8 +171,12 @@ def plot(result: dict, path: Path) -> None:
         axes.set_title(title, fontsize=10)
         axes.margins(y=0.15)
         axes.spines[["top", "right"]].set_visible(False)
-    kind = {"tail": "a long tail of output lengths", "equal": "equal output lengths", "mixed": "mixed lengths"}
-    kind = kind[result["workload"]]
+    kind = {
+        "tail": "a long tail of output lengths",
+        "equal": "equal output lengths",
+        "prefix": "a common beginning",
+        "mixed": "mixed lengths",
+    }[result["workload"]]
     figure.suptitle(f"{result['requests']} requests with {kind}, {result['model']} ({result['load_format']} weights), "
                     f"{result['machine']['device']}, {result['machine']['threads']} threads", fontsize=10)  # fmt: skip
     figure.savefig(path, dpi=150)

@@ -3,7 +3,7 @@
     python tools/attention.py --json results/attention.json --plot results/attention.png
 
 Gather-plus-SDPA is what one does without a kernel for blocks: copy each request's keys and values together, then call
-torch's fused attention on the copies. Each way of doing it runs the attention of a decode (a query per request) over the
+torch's fused attention on the copies. Each way runs the attention of a decode step (a query per request) over the
 12 layers of GPT-2 small, so that, as in the engine, a layer's keys and values have left the CPU's cache before they are
 needed again. The time is the shortest of several runs. Bandwidth counts what has to be read, every key and value once,
 whatever a method really moves; beside it stands what a plain copy of 1 GiB reads and writes on this machine.
@@ -22,21 +22,23 @@ from torch import Tensor  # noqa: E402
 
 from stage05_paged.attention import pick_backend  # noqa: E402
 
-N_LAYER, N_HEAD, HEAD_DIM, BLOCK_SIZE = 12, 12, 64, 16  # GPT-2 small
+N_LAYER, N_HEAD, HEAD_DIM = 12, 12, 64  # GPT-2 small
 
 
 def gather_and_sdpa(query: Tensor, keys: Tensor, values: Tensor, block_tables: Tensor) -> Tensor:
-    """All requests are equally long here. keys, values: [num_blocks, n_head, block_size, head_dim], as SDPA likes it."""
+    """All requests are equally long here. keys, values: [num_blocks, n_head, block_size, head_dim], for SDPA."""
     k, v = (t[block_tables].transpose(1, 2).flatten(2, 3) for t in (keys, values))  # [batch, n_head, n_seq, head_dim]
     return F.scaled_dot_product_attention(query[:, :, None], k, v)[:, :, 0]
 
 
-def measure(batch: int, context: int, dtype: torch.dtype, device: torch.device, backends: list[str]) -> dict:
+def measure(
+    batch: int, context: int, block_size: int, dtype: torch.dtype, device: torch.device, backends: list[str]
+) -> dict:
     """Seconds per layer of each way, for one batch size and context."""
-    per_request = -(-context // BLOCK_SIZE)
+    per_request = -(-context // block_size)
     shape = (N_LAYER, batch * per_request, N_HEAD)
-    keys = torch.randn(*shape, HEAD_DIM, BLOCK_SIZE, device=device).to(dtype)
-    values = torch.randn(*shape, BLOCK_SIZE, HEAD_DIM, device=device).to(dtype)
+    keys = torch.randn(*shape, HEAD_DIM, block_size, device=device).to(dtype)
+    values = torch.randn(*shape, block_size, HEAD_DIM, device=device).to(dtype)
     straight = keys.transpose(-1, -2).contiguous()
     query = torch.randn(batch, N_HEAD, HEAD_DIM, device=device).to(dtype)
     tables = torch.randperm(batch * per_request, device=device).view(batch, per_request)
@@ -111,6 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 32, 64], metavar="N")
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 256, 512, 1024], metavar="N")
+    parser.add_argument("--block-size", type=int, default=16, metavar="N", help="default: %(default)s")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--backends", nargs="+", help="default: torch and c on a CPU, torch and triton on CUDA")
@@ -122,9 +125,10 @@ def main() -> None:
     result = {
         "machine": describe(device),
         "dtype": args.dtype,
+        "block_size": args.block_size,
         "copy_bandwidth": copy_bandwidth(device),
         "read_bandwidth": read_bandwidth(device),
-        "rows": [measure(b, c, dtype, device, backends) for c in args.contexts for b in args.batches],
+        "rows": [measure(b, c, args.block_size, dtype, device, backends) for c in args.contexts for b in args.batches],
     }
     machine = result["machine"]
     print(f"machine: {machine['device']}, {machine['threads']} threads; torch {machine['torch']}; {args.dtype}")
