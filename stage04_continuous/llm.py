@@ -147,7 +147,8 @@ class LLM:
         """Like `generate`, but yields (index of the prompt, result) the moment a result is there."""
         requests = self._make_requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
-        return ((index[r], r.output()) for advanced in self._run(requests) for r in advanced if r.finished)
+        # The inner list is made at once: whoever uses the engine between two results may finish others.
+        return ((index[r], r.output()) for advanced in self._run(requests) for r in [r for r in advanced if r.finished])
 
     def stream(
         self,
@@ -161,8 +162,11 @@ class LLM:
         """
         requests = self._make_requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
+        # The inner list is made at once: whoever uses the engine between two events may add to what they say.
         return (
-            StreamEvent(index[r], *r.take_new(), r.finish_reason) for advanced in self._run(requests) for r in advanced
+            event
+            for advanced in self._run(requests)
+            for event in [StreamEvent(index[r], *r.take_new(), r.finish_reason) for r in advanced]
         )
 
     def validate(self, prompt: str | list[int], sampling_params: SamplingParams, priority: int = 0) -> None:

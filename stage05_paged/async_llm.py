@@ -31,7 +31,7 @@ class AsyncLLM:
         engine.close()
 
     Args:
-        max_queue_size: how many requests may wait for a slot; one more is refused with QueueFullError.
+        max_queue_size: how many requests may wait beside max_num_seqs others; one more is refused with QueueFullError.
         arguments: those of LLM.
 
     Raises:
@@ -191,5 +191,6 @@ class AsyncLLM:
         with self._changed:
             requests = list(self._waiters)
         for request in requests:
+            unfinished = [completion for completion in request.group if not completion.finished]
             self.llm.abort_request(request.request_id)
-            self._tell(request.group)  # "abort" is the last of its news
+            self._tell(unfinished)  # "abort" is the last of their news

@@ -87,4 +87,6 @@ def pick_triton(device: torch.device, head_dim: int) -> PagedAttention:
         raise RuntimeError("the package triton is not installed")
     from .kernels import triton_kernel
 
+    if head_dim > triton_kernel.MAX_HEAD_DIM:
+        raise RuntimeError(f"it takes heads of up to {triton_kernel.MAX_HEAD_DIM} dimensions, not {head_dim}")
     return triton_kernel.paged_attention

@@ -86,9 +86,11 @@ class BeamSearch:
             for token_id in token_ids:
                 completion.add_token(token_id)
         output = root.output()
+        metrics = replace(output.metrics, first_token_time=None, inter_token_latencies=())  # beams come all at once
         logprobs = [logprob for _, logprob, _ in self.finished]
         columns = zip(output.outputs, logprobs, strict=True)
-        return replace(output, outputs=[replace(c, cumulative_logprob=logprob) for c, logprob in columns])
+        outputs = [replace(c, cumulative_logprob=logprob) for c, logprob in columns]
+        return replace(output, outputs=outputs, metrics=metrics)
 
 
 def run_searches(llm: "LLM", searches: list[BeamSearch]) -> None:
@@ -114,12 +116,10 @@ def run_searches(llm: "LLM", searches: list[BeamSearch]) -> None:
             _step(llm, active)
             active = [search for search in active if not search.done]
     except BaseException:
+        for beam in manager.holders:  # nobody else runs
+            manager.free(beam)
         llm.start_over()
         raise
-    finally:
-        for search in active:
-            for beam in search.beams:
-                manager.free(beam)
 
 
 @torch.inference_mode()

@@ -208,7 +208,8 @@ class BlockManager:
             del self._entries[self._keys.pop(block)]
 
     def forget_all(self) -> None:
-        """Find nothing any more: what the blocks hold is not certain."""
+        """Find nothing any more, and copy nothing: what the blocks hold is not certain."""
+        self._copies.clear()
         self._entries.clear()
         self._keys.clear()
 
@@ -224,6 +225,6 @@ class BlockManager:
         if held != self.ref_counts:
             raise RuntimeError(f"blocks are held {held}, but counted {self.ref_counts}")
         if sorted(self._free) != [block for block, count in enumerate(held) if count == 0]:
-            raise RuntimeError(f"blocks {sorted(self._free)} are free, those that nobody holds are others")
+            raise RuntimeError(f"blocks {sorted(self._free)} are called free, but the counts are {held}")
         if {block: key for key, (block, _) in self._entries.items()} != self._keys:
             raise RuntimeError("the entries of the prefix cache and the blocks that they name are not the same")

@@ -90,7 +90,7 @@ class LLM:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if num_blocks is not None and kv_cache_bytes is not None:
             raise ValueError(f"give num_blocks or kv_cache_bytes, not both, got {num_blocks} and {kv_cache_bytes}")
-        if not isinstance(block_size, int) or not 1 <= block_size <= 1024:
+        if not isinstance(block_size, int) or isinstance(block_size, bool) or not 1 <= block_size <= 1024:
             raise ValueError(f"block_size must be a whole number from 1 to 1024, got {block_size!r}")
         if not isinstance(watermark, int | float) or not 0 <= watermark < 1:
             raise ValueError(f"watermark must be a number from 0 to less than 1, got {watermark!r}")
@@ -190,10 +190,11 @@ class LLM:
         """
         requests = self._make_requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
+        # The inner list is made at once: whoever uses the engine between two events may add to what they say.
         return (
-            StreamEvent(index[r.group[0]], *r.take_new(), r.finish_reason, r.index)
+            event
             for advanced in self._run(requests)
-            for r in advanced
+            for event in [StreamEvent(index[r.group[0]], *r.take_new(), r.finish_reason, r.index) for r in advanced]
         )
 
     def beam_search(
@@ -213,7 +214,7 @@ class LLM:
             ValueError: a prompt or an argument is wrong, or the beams of a prompt could outgrow the KV cache.
         """
         most = min(self.max_num_seqs, self.scheduler.max_num_batched_tokens)
-        if not isinstance(beam_width, int) or not 1 <= beam_width <= most:
+        if not isinstance(beam_width, int) or isinstance(beam_width, bool) or not 1 <= beam_width <= most:
             raise ValueError(
                 f"beam_width must be a whole number from 1 to {most} (max_num_seqs, max_num_batched_tokens), "
                 f"got {beam_width!r}"
@@ -420,7 +421,8 @@ class LLM:
         rows = [completion for request in up_to_date for completion in (request, *request.unforked)]
         if len(rows) > len(up_to_date):
             logits = logits[[up_to_date.index(parent) for parent in parents]]  # [n_rows, vocab_size]
-        sampled = sample(logits, rows) if rows else []
+        parts = zip(logits.split(self.max_num_seqs), split(rows, self.max_num_seqs), strict=True) if rows else []
+        sampled = [result for part, requests in parts for result in sample(part, requests)]
         # Until here nothing has changed: whatever fails above, the step can be taken again.
         for request, num_tokens in scheduled:
             request.num_computed_tokens += num_tokens
@@ -452,6 +454,8 @@ class LLM:
         """After a step that failed: what it was to write is not there. Keep nothing, find nothing, compute anew."""
         for request in list(self.scheduler.running):
             self.scheduler.preempt(request)
+            if not request.output_token_ids:  # as if it had not been admitted yet
+                request.first_scheduled_time, request.num_cached_tokens = None, 0
         self.block_manager.forget_all()
 
     def _prepare(self, scheduled: list[tuple[Request, int]]) -> Step:
@@ -479,19 +483,19 @@ class LLM:
         table = torch.zeros(1, -(-num_tokens // cache.block_size), dtype=torch.int64, device=self.device)
         rows = tokens[: min(self.max_num_seqs, num_tokens)]
         with torch.inference_mode():
-            self.model(Step(tokens, tokens, tokens, table, ends, ends[1:], rows), cache)
+            logits = self.model(Step(tokens, tokens, tokens, table, ends, ends[1:], rows), cache)
+            logits.sort(dim=-1)
+            logits.double().softmax(dim=-1).cumsum(dim=-1)  # with the sort, what takes the most in the sampler
 
     def describe(self, scheduled: list[tuple[Request, int]]) -> dict:
         """What a step does, and the KV cache after it: the fields of its StepRecord."""
         manager, num_tokens = self.block_manager, dict(scheduled)
-        unused = {}  # the room behind each sequence, by its last block, which several may share
-        for request in manager.holders:
-            table = manager.block_table(request)
-            filled = request.num_computed_tokens + num_tokens.get(request, 0)
-            unused[table[-1]] = len(table) * manager.block_size - filled
+        # Room that is not filled is only behind a sequence's last token, in blocks that nobody shares.
+        room = sum(len(manager.block_table(request)) for request in manager.holders) * manager.block_size
+        unused = room - sum(r.num_computed_tokens + num_tokens.get(r, 0) for r in manager.holders)
         reserved = (manager.num_blocks - manager.num_free) * manager.block_size
         rows = [RowRecord(r.request_id, "decode" if r.output_token_ids else "prefill", n, 0) for r, n in scheduled]
-        record = dict(rows=rows, kv_tokens_reserved=reserved, kv_tokens_used=reserved - sum(unused.values()))
+        record = dict(rows=rows, kv_tokens_reserved=reserved, kv_tokens_used=reserved - unused)
         if self.trace is not None:
             record["rows"] = [
                 replace(row, index=r.index, blocks=tuple(manager.block_table(r)))
@@ -512,6 +516,11 @@ class LLM:
         self.stats.kv_tokens_reserved += cache["kv_tokens_reserved"]
         self.stats.kv_tokens_used += cache["kv_tokens_used"]
         self.stats.seconds += seconds
+
+
+def split(rows: list, size: int) -> list[list]:
+    """Parts of at most this size, so that the sampler's memory is bounded, however many completions begin at once."""
+    return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
 def finished_groups(completions: list[Request]) -> list[Request]:

@@ -9,6 +9,7 @@ al. 2017, "Attention Is All You Need", with layer norm before each sub-layer.
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -101,14 +102,19 @@ class Block(nn.Module):
         return x
 
 
+def embedding(num: int, dim: int) -> nn.Embedding:
+    """A table of vectors, without the random values that `nn.Embedding` starts with: they would cost a second."""
+    return nn.Embedding.from_pretrained(torch.empty(num, dim), freeze=False)
+
+
 class GPT2(nn.Module):
     """The whole model. Its output layer is the token embedding again, transposed ("tied")."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # token embedding
-        self.wpe = nn.Embedding(config.n_positions, config.n_embd)  # position embedding
+        self.wte = embedding(config.vocab_size, config.n_embd)  # of tokens
+        self.wpe = embedding(config.n_positions, config.n_embd)  # of positions
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 

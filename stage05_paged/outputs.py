@@ -131,7 +131,7 @@ class Stats:
     num_output_tokens: int = 0
     kv_tokens_reserved: int = 0  # room in the KV cache, summed over the forward passes
     kv_tokens_used: int = 0  # of it, what live requests had filled
-    num_prompt_tokens: int = 0  # of the requests that were admitted
+    num_prompt_tokens: int = 0  # of those requests
     num_cached_tokens: int = 0  # of them, those that the prefix cache had
     num_preemptions: int = 0
     seconds: float = 0.0  # in steps: forward pass, sampling, bookkeeping

@@ -3,13 +3,15 @@
 import os
 
 import pytest
-import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach the network; the hub tests set an endpoint on loopback
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before a kernel is defined
 if "PYTEST_XDIST_WORKER" in os.environ:  # several workers: a thread for each, or they wait for each other
     os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch  # not earlier: it reads that number when it is imported
+
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before a kernel is defined
 
 from tests.adapter import BATCHED, STAGES, write_checkpoint
 

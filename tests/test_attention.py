@@ -13,6 +13,8 @@ from tests.adapter import ROOT, STAGES
 
 PAGED = [stage for stage in STAGES if stage.number >= 5]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+CPU = torch.device("cpu")
+DEVICES = {"torch": CPU, "c": CPU, "triton": torch.device("cuda" if torch.cuda.is_available() else "cpu")}
 
 
 @pytest.fixture(params=PAGED, ids=lambda stage: stage.directory)
@@ -48,8 +50,8 @@ def make_step(sizes, n_head, head_dim, block_size, dtype, seed=0):
     return (torch.cat(queries), k_cache, v_cache, tables, starts, seq_lens), torch.cat(expected)
 
 
-def check(attention, step, expected):
-    out = attention(*step)
+def check(attention, step, expected, device=CPU):
+    out = attention(*(tensor.to(device) for tensor in step)).cpu()
     assert out.dtype == step[0].dtype
     assert out.shape == step[0].shape
     tolerance = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}[out.dtype]
@@ -67,10 +69,10 @@ MIXED = [(1, 1), (1, 17), (5, 5), (1, 64), (9, 40), (1, 65), (16, 16), (3, 130),
     [(12, 64, 16), (2, 64, 64), (1, 64, 48), (3, 16, 16), (2, 8, 1), (1, 24, 2), (2, 100, 32), (1, 5, 7), (2, 64, 1)],
 )
 def test_against_dense_attention(stage, backend, dtype, n_head, head_dim, block_size):
-    name, attention = stage.part("attention").pick_backend(backend, torch.device("cpu"), head_dim)
+    name, attention = stage.part("attention").pick_backend(backend, DEVICES[backend], head_dim)
     assert name == backend
     sizes = MIXED if backend != "triton" or n_head < 12 else MIXED[:6]  # its interpreter is slow
-    check(attention, *make_step(sizes, n_head, head_dim, block_size, dtype))
+    check(attention, *make_step(sizes, n_head, head_dim, block_size, dtype), DEVICES[backend])
 
 
 @pytest.mark.parametrize("backend", ["torch", "c"])
@@ -86,23 +88,24 @@ def test_random_steps(stage, backend, seed):
 @pytest.mark.parametrize("backend", ["torch", "c", "triton"])
 def test_large_scores_and_a_query_that_is_a_view(stage, backend):
     """Scores in the thousands must not overflow, and the model hands in slices of a wider tensor."""
-    attention = stage.part("attention").pick_backend(backend, torch.device("cpu"), 64)[1]
+    attention = stage.part("attention").pick_backend(backend, DEVICES[backend], 64)[1]
     (query, *rest), _ = make_step([(1, 70), (4, 20)], 2, 64, 16, torch.float32)
     rest[0].mul_(300)
     wide = torch.randn(len(query), 3, 2, 64)
     wide[:, 0] = query
     expected = stage.part("attention").paged_attention(query, *rest)
     assert expected.isfinite().all()
-    assert (attention(wide[:, 0], *rest) - expected).abs().max() < 1e-4
+    step = [tensor.to(DEVICES[backend]) for tensor in (wide, *rest)]
+    assert (attention(step[0][:, 0], *step[1:]).cpu() - expected).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, 3, 7])
 def test_splits_of_the_triton_kernel(stage, num_splits):
     """The keys of a sequence over several programs; some of them get none."""
-    stage.part("attention").pick_backend("triton", torch.device("cpu"), 16)
+    stage.part("attention").pick_backend("triton", DEVICES["triton"], 16)
     attention = stage.part("kernels.triton_kernel").paged_attention
     step, expected = make_step([(1, 400), (20, 300), (1, 3)], 2, 16, 16, torch.float32)
-    check(lambda *args: attention(*args, num_splits=num_splits), step, expected)
+    check(lambda *args: attention(*args, num_splits=num_splits), step, expected, DEVICES["triton"])
 
 
 def test_threads_of_the_c_kernel(stage):
@@ -198,6 +201,34 @@ def test_it_is_compiled_once(stage, tmp_path, monkeypatch):
     monkeypatch.setattr(kernel, "FLAGS", ("-O1", "-fPIC"))
     kernel.compile_kernel()
     assert len(list(first.parent.glob("*.so"))) == len(list(first.parent.iterdir())) == 3  # and nothing else
+
+
+@pytest.mark.parametrize("damage", [b"", b"no library at all"])
+def test_a_library_that_is_damaged_is_made_anew(stage, tmp_path, damage):
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    _, expected, _ = complete(stage, "--attention-backend", "c", **environment)
+    (library,) = (tmp_path / "stagewise").iterdir()
+    library.write_bytes(damage)
+    status, stdout, stderr = complete(stage, "--attention-backend", "c", "--quiet", **environment)
+    assert (status, stdout, stderr) == (0, expected, "")
+
+
+def test_a_library_that_can_not_be_loaded(stage, tmp_path, monkeypatch):
+    """It compiles, but every time to something that is none: auto goes on without, in one line."""
+    kernel = stage.part("kernels.c_kernel")
+
+    def compile_kernel():
+        (tmp_path / "bad.so").write_bytes(b"bad")
+        return tmp_path / "bad.so"
+
+    monkeypatch.setattr(kernel, "compile_kernel", compile_kernel)
+    kernel.load_kernel.cache_clear()
+    try:
+        assert stage.part("attention").pick_backend("auto", CPU, 64)[0] == "torch"
+        with pytest.raises(ValueError, match="the compiled C kernel can't be loaded"):
+            stage.part("attention").pick_backend("c", CPU, 64)
+    finally:
+        kernel.load_kernel.cache_clear()
 
 
 def test_processes_that_start_at_once(stage, tmp_path):

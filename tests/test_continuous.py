@@ -277,6 +277,22 @@ def test_two_callers_share_the_engine(stage, small_checkpoint):
     assert [*tokens, output.outputs[0].token_ids] == expected
 
 
+def test_what_ends_between_two_events_is_told_once(stage, small_checkpoint):
+    """While a stream is held up, another call runs the steps that end its requests."""
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=3)
+    params = stage.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    (expected,) = llm.generate([[3, 4]], params)
+    stream, results = llm.stream([[1, 2], [3, 4]], params), llm.as_completed([[1, 2], [3, 4]], params)
+    events = [next(stream)]
+    llm.generate([[6]], params)
+    events += list(stream)
+    assert [event.index for event in events if event.finish_reason] in ([0, 1], [1, 0])
+    assert [t for event in events if event.index == 1 for t in event.token_ids] == expected.outputs[0].token_ids
+    indices = [next(results)[0]]
+    llm.generate([[6]], params)
+    assert sorted([*indices, *(index for index, _ in results)]) == [0, 1]
+
+
 def test_an_error_in_a_step_leaves_a_usable_engine(stage, small_checkpoint, monkeypatch):
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
     with monkeypatch.context() as patch:

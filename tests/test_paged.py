@@ -31,7 +31,7 @@ def hostile(llm):
 
 
 def engine(stage, checkpoint, **arguments):
-    return hostile(stage.LLM(checkpoint, device="cpu", **arguments))
+    return hostile(stage.LLM(checkpoint, **{"device": "cpu", **arguments}))
 
 
 def greedy(stage, max_tokens, **arguments):
@@ -91,12 +91,88 @@ def enumerated(token_ids):
 
 
 def test_arrivals_and_aborts_with_triton(stage, small_checkpoint, answers):  # noqa: F811
-    """In its interpreter, so with fewer requests."""
+    """On a CPU in its interpreter, so with fewer requests."""
     prompts, params = workload(stage, 24)
-    llm = engine(stage, small_checkpoint, max_num_seqs=6, block_size=8, num_blocks=6, attention_backend="triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    llm = engine(
+        stage,
+        small_checkpoint,
+        device=device,
+        dtype="float32",
+        max_num_seqs=6,
+        block_size=8,
+        num_blocks=6,
+        attention_backend="triton",
+    )
     finished = run(llm, [(str(i), prompts[i], params[i]) for i in range(8)], random.Random(0))
     assert {int(i): o.outputs[0].token_ids for i, o in finished.items()} == dict(enumerate(answers[:8]))
     assert llm.stats.num_preemptions > 0
+
+
+class OutOfOrderError(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def roomy(small_checkpoint):
+    """An engine of each stage with room for everybody, and no prefix cache: what the others are compared with."""
+    return {
+        stage: stage.LLM(small_checkpoint, device="cpu", max_num_seqs=64, enable_prefix_caching=False)
+        for stage in PAGED
+    }
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_everything_at_once(stage, small_checkpoint, roomy, seed):
+    """Forks, shared prefixes, arrivals, aborts and steps that fail, in an engine of random sizes: nothing is lost, and
+    whoever finishes has the tokens that it has with room and time."""
+    rng = random.Random(seed)
+    heads = random_prompts(211, [20, 24], seed)
+    prompts = [rng.choice(heads)[: rng.randrange(25)] + [rng.randrange(3) for _ in range(4)] for _ in range(14)]
+    params = [
+        stage.SamplingParams(
+            n=rng.choice([1, 1, 2, 5]), max_tokens=rng.randrange(1, 16), seed=i, temperature=rng.choice([0, 0.8]),
+            ignore_eos=True, stop_token_ids=rng.sample(range(211), 6),
+        )
+        for i in range(14)
+    ]  # fmt: skip
+    expected = [[c.token_ids for c in output.outputs] for output in roomy[stage].generate(prompts, params)]
+    block_size = rng.choice([1, 2, 3, 4, 8, 16])
+    longest = max(len(prompt) + p.max_tokens - 1 for prompt, p in zip(prompts, params, strict=True))
+    policy = rng.choice(["fcfs", "shortest", "priority"])
+    llm = engine(
+        stage, small_checkpoint, block_size=block_size, policy=policy,
+        num_blocks=-(-longest // block_size) + rng.choice([0, 1, 10]), max_num_seqs=rng.choice([1, 3, 16]),
+        max_num_batched_tokens=rng.choice([1, 5, 64]), enable_prefix_caching=rng.random() < 0.75,
+        watermark=rng.choice([0, 0.01, 0.3]),
+    )  # fmt: skip
+    forward, finished, aborted, arriving = llm.model.forward, {}, set(), list(range(14))
+
+    def sometimes_fails(*arguments):
+        if rng.random() < 0.05:
+            raise OutOfOrderError
+        return forward(*arguments)
+
+    llm.model.forward = sometimes_fails
+    while arriving or llm.has_unfinished_requests():
+        if arriving and rng.random() < 0.4:
+            i = arriving.pop()
+            llm.add_request(str(i), prompts[i], params[i], priority=rng.randrange(3) if policy == "priority" else 0)
+        if rng.random() < 0.02 and llm._unfinished:
+            victim = rng.choice(sorted(llm._unfinished))
+            llm.abort_request(victim)
+            aborted.add(int(victim))
+        try:
+            outputs = llm.step()
+        except OutOfOrderError:
+            outputs = []
+        for output in outputs:
+            if output.finished:
+                finished[int(output.request_id)] = [completion.token_ids for completion in output.outputs]
+        llm.scheduler.check_integrity()
+    assert llm.block_manager.num_free == llm.num_blocks
+    assert sorted([*finished, *aborted]) == list(range(14))
+    assert all(tokens == expected[i] for i, tokens in finished.items())
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest"])
@@ -121,6 +197,58 @@ def test_the_last_of_the_lowest_priority_is_preempted(stage, small_checkpoint):
     assert present["1"][:24] == [True] * 24
     gone = {i: present[i].index(False) for i in "023"}
     assert gone["3"] < gone["2"] < gone["0"]
+
+
+def test_the_preempted_are_back_before_those_that_came_later(stage, small_checkpoint):
+    """Two outgrow the pool, a third waits behind them: the second keeps its place, and what it had found."""
+    llm = engine(stage, small_checkpoint, block_size=4, num_blocks=8, watermark=0.0, trace=True)
+    prompts = random_prompts(211, [10, 10, 20])
+    outputs = llm.generate(prompts, greedy(stage, 12))
+    assert llm.stats.num_preemptions == 1
+    order = [[row.request_id for row in step.rows] for step in llm.trace]
+    alone = [i for i, ids in enumerate(order) if ids == ["0"]]
+    assert alone  # nobody was admitted in the step that had to preempt, nor while there was no room
+    later = [ids for ids in order[alone[-1] + 1 :] if ids]
+    assert later[0][0] == "1"
+    assert order.index(next(ids for ids in order if "2" in ids)) > order.index(later[0])
+    assert cached(outputs) == [0, 0, 0]  # of its own blocks it found some when it was back; that is not a hit
+
+
+def test_whoever_is_forked_has_its_parents_place(stage, small_checkpoint):
+    """Completions that find no room run before a request that was there after their parent."""
+    llm = engine(stage, small_checkpoint, max_num_seqs=1, trace=True)
+    llm.add_request("first", [1, 2, 3], stage.SamplingParams(n=3, max_tokens=4, ignore_eos=True))
+    llm.add_request("second", [4, 5], greedy(stage, 4))
+    run(llm, [])
+    started = {}
+    for step in llm.trace:
+        for row in step.rows:
+            started.setdefault((row.request_id, row.index), step.step)
+    assert started["first", 1] < started["first", 2] < started["second", 0]
+
+
+def test_the_watermark(stage, small_checkpoint):
+    """A request alone may take all there is; a second one has to leave the reserve."""
+    prompts = random_prompts(211, [20, 20])
+    together = {}
+    for watermark in (0.0, 0.5):
+        llm = engine(stage, small_checkpoint, block_size=4, num_blocks=12, watermark=watermark, trace=True)
+        llm.generate(prompts, greedy(stage, 3))
+        llm.generate(random_prompts(211, [40]), greedy(stage, 3))
+        together[watermark] = max(len(step.rows) for step in llm.trace)
+    assert together == {0.0: 2, 0.5: 1}
+    assert engine(stage, small_checkpoint, num_blocks=3, watermark=0.99).generate([[1]], greedy(stage, 3))[0].finished
+
+
+def test_copies_of_blocks_do_not_see_each_other(stage):
+    """A block that is copied may be the target of another copy in the same step."""
+    part = stage.part("kv_cache")
+    cache = part.KVCache(2, 4, 2, 1, 3, torch.float32, torch.device("cpu"), None)
+    for tensor in (cache.keys, cache.values):
+        tensor.copy_(torch.arange(4.0).view(1, 4, 1, 1, 1))
+    cache.copy_blocks([(0, 1), (1, 2)])
+    for tensor in (cache.keys, cache.values):
+        assert tensor[:, :, 0, 0, 0].tolist() == [[0, 0, 1, 3]] * 2
 
 
 def test_a_request_that_can_never_fit(stage, small_checkpoint):
@@ -217,6 +345,7 @@ def test_a_failed_step_leaves_nothing_to_be_found(stage, small_checkpoint, monke
     llm.abort_request("a")
     finished = run(llm, [])
     assert finished["b"].outputs[0].token_ids == expected.outputs[0].token_ids
+    assert finished["b"].num_cached_tokens == 0
 
 
 # --- n > 1 -----------------------------------------------------------------------------------------------------------
@@ -296,6 +425,54 @@ def test_streams_of_completions(stage):
         key = event.index, event.completion_index
         texts[key] = texts.get(key, "") + event.text
     assert texts == {(i, c.index): c.text for i, output in enumerate(expected) for c in output.outputs}
+
+
+def test_texts_of_completions_with_broken_characters(stage, babble):
+    """Each has a decoder of its own: half a character of one is not completed by another."""
+    llm = stage.engine(babble)
+    params = stage.SamplingParams(n=5, max_tokens=60, temperature=2.0, ignore_eos=True)
+    (output,) = llm.generate([[5, 6]], params)
+    for completion in output.outputs:
+        assert completion.text == llm.tokenizer.decode(completion.token_ids)
+    assert any("\ufffd" in completion.text for completion in output.outputs)
+
+
+def test_completions_that_end_at_different_times(stage, small_checkpoint):
+    """Nobody's end is taken for the end of all."""
+    params = stage.SamplingParams(n=6, max_tokens=25, seed=1, ignore_eos=True, stop_token_ids=list(range(0, 211, 9)))
+    (expected,) = engine(stage, small_checkpoint).generate([[1, 2]], params)
+    assert len({len(completion.token_ids) for completion in expected.outputs}) > 2
+    with stage.part("async_llm").AsyncLLM(model=small_checkpoint, device="cpu") as async_engine:
+        output = async_engine.complete([1, 2], params)
+    assert output.finished
+    assert output.outputs == expected.outputs
+
+
+def test_closing_ends_each_completion_once(stage, small_checkpoint):
+    """Some have ended by themselves when the engine is closed: those are not ended again, the others all are."""
+    params = stage.SamplingParams(n=6, max_tokens=40, seed=1, ignore_eos=True, stop_token_ids=list(range(0, 211, 9)))
+
+    async def collect(engine):
+        ends, closing = [], None
+        async for event in engine.generate([1, 2], params):
+            if event.finish_reason:
+                ends.append((event.completion_index, event.finish_reason))
+            if len(ends) == 2 and closing is None:
+                closing = asyncio.get_running_loop().run_in_executor(None, lambda: engine.close(abort=True))
+        await closing
+        return ends
+
+    ends = asyncio.run(collect(stage.part("async_llm").AsyncLLM(model=small_checkpoint, device="cpu")))
+    assert sorted(index for index, _ in ends) == list(range(6))
+
+
+def test_the_random_numbers_of_completions_are_their_own(stage):
+    sampler = stage.part("sampler")
+    numbers = [sampler.uniform(5, 3, index) for index in range(50)]
+    assert len(set(map(float, numbers))) == 50
+    assert numbers[0] == sampler.uniform(5, 3)
+    for index in range(50):  # and no completion's bits are those of a derived seed
+        assert int(float(numbers[index]) * 2**52) >> 20 != sampler.derive_seed(5, 3) >> 32
 
 
 def test_completions_of_the_async_engine(stage):
@@ -449,6 +626,19 @@ def test_a_beam_search_that_fails_gives_everything_back(stage, ending_checkpoint
             llm.beam_search([[1, 2, 3]], 3, 10)
     llm.scheduler.check_integrity()
     assert llm.block_manager.num_free == llm.num_blocks
+
+
+def test_a_beam_search_that_fails_leaves_nothing_to_be_found(stage, ending_checkpoint, monkeypatch):
+    llm, prompt = engine(stage, ending_checkpoint), random_prompts(40, [40])[0]
+    (first,) = llm.beam_search([[1, 2]], 2, 5)
+    assert first.metrics.ttft is None
+    assert first.metrics.e2e > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.model, "forward", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            llm.beam_search([prompt], 2, 5)
+    assert cached(llm.beam_search([prompt], 2, 5)) == [0]
+    assert cached(llm.beam_search([prompt], 2, 5)) == [32]
 
 
 @pytest.mark.parametrize(

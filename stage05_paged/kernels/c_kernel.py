@@ -39,8 +39,16 @@ def paged_attention(
 
 @functools.cache
 def load_kernel():
-    """The compiled function. Raises RuntimeError, in one line, if it can't be compiled."""
-    kernel = ctypes.CDLL(str(compile_kernel())).paged_attention
+    """The compiled function. Raises RuntimeError, in one line, if it can't be had."""
+    try:
+        try:
+            library = ctypes.CDLL(str(compile_kernel()))
+        except OSError:  # a file that was damaged since: make it anew
+            compile_kernel().unlink()
+            library = ctypes.CDLL(str(compile_kernel()))
+    except OSError as error:
+        raise RuntimeError(f"the compiled C kernel can't be loaded: {error}") from None
+    kernel = library.paged_attention
     kernel.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64] * 5 + [ctypes.c_int] * 2
     kernel.restype = None
     return kernel

@@ -8,6 +8,7 @@ softmax of parts with maxima m_i, sums l_i and weighted sums a_i is sum(e^(m_i -
 Source: Dao et al. 2023, "Flash-Decoding for long-context inference"; Milakov and Gimelshein 2018.
 """
 
+import contextlib
 import math
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 ROWS = 16  # queries of a program: the least that tl.dot takes
 KEYS = 64  # keys in an iteration
+MAX_HEAD_DIM = 128  # more would not fit into the shared memory of every GPU
 DOT_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -31,6 +33,8 @@ def attend_to_split(
     i = tl.load(requests + tile)
     start, end, num_keys = tl.load(query_start_loc + i), tl.load(query_start_loc + i + 1), tl.load(seq_lens + i)
     first = start + (tile - (start // ROWS + i)) * ROWS
+    if first >= end:
+        return
     rows = first + tl.arange(0, ROWS)  # [ROWS]: which queries; those past the end are other requests', or none
     positions = num_keys - (end - rows)
     dims = tl.arange(0, DIM)
@@ -109,13 +113,15 @@ def paged_attention(
     dot = DOT_TYPES[k_cache.dtype] if query.device.type == "cuda" else tl.float32
     weighted = query.new_empty(num_tokens, n_head, num_splits, head_dim, dtype=torch.float32)
     maxima, sums = (query.new_empty(num_tokens, n_head, num_splits, dtype=torch.float32) for _ in range(2))
-    attend_to_split[num_tiles, n_head, num_splits](
-        query, k_cache, v_cache, block_tables, query_start_loc, seq_lens, requests, weighted, maxima, sums,
-        1 / math.sqrt(head_dim), table_width, head_dim, split_size,
-        BLOCK_SIZE=block_size, ROWS=ROWS, KEYS=KEYS, DIM=dim, DOT=dot,
-    )  # fmt: skip
     out = torch.empty_like(query)
-    combine_splits[(num_tokens * n_head,)](
-        out, weighted, maxima, sums, head_dim, num_splits, SPLITS=triton.next_power_of_2(num_splits), DIM=dim
-    )
+    # Triton launches on the current device, whichever the tensors are on.
+    with torch.cuda.device(query.device) if query.device.type == "cuda" else contextlib.nullcontext():
+        attend_to_split[num_tiles, n_head, num_splits](
+            query, k_cache, v_cache, block_tables, query_start_loc, seq_lens, requests, weighted, maxima, sums,
+            1 / math.sqrt(head_dim), table_width, head_dim, split_size,
+            BLOCK_SIZE=block_size, ROWS=ROWS, KEYS=KEYS, DIM=dim, DOT=dot,
+        )  # fmt: skip
+        combine_splits[(num_tokens * n_head,)](
+            out, weighted, maxima, sums, head_dim, num_splits, SPLITS=triton.next_power_of_2(num_splits), DIM=dim
+        )
     return out
