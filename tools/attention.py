@@ -83,7 +83,7 @@ def plot(result: dict, path: Path) -> None:
 
     contexts = sorted({row["context"] for row in result["rows"]})
     figure, panels = plt.subplots(
-        1, len(contexts), figsize=(3.1 * len(contexts), 3.5), sharey=True, layout="constrained"
+        1, len(contexts), figsize=(3.1 * len(contexts), 3.7), sharey=True, layout="constrained"
     )
     styles = dict(zip(result["rows"][0]["seconds"], ["o:", "s--", "D-", "^-."], strict=False))
     for axes, context in zip(panels, contexts, strict=True):
@@ -100,10 +100,11 @@ def plot(result: dict, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("keys and values read, GB/s")
     panels[0].set_ylim(0)
-    panels[-1].legend(fontsize=8, frameon=False, loc="center", bbox_to_anchor=(0.5, 0.42))
+    handles, labels = panels[-1].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, frameon=False, loc="outside lower center", ncols=len(labels))
     machine = result["machine"]
     figure.suptitle(
-        f"Decode attention over blocks reads at the machine's bandwidth only if nothing is gathered first\n"
+        f"Decode attention over blocks comes near the machine's bandwidth only if nothing is gathered first\n"
         f"GPT-2 small, {result['dtype']}, {machine['device']}, {machine['threads']} threads", fontsize=10,
     )  # fmt: skip
     figure.savefig(path, dpi=150)
