@@ -1,9 +1,12 @@
 """Fixtures: `stage` runs a test on every stage, `batched_stage` from stage 2 on; checkpoints are made once."""
 
 import os
+import signal
 
 import pytest
 
+# Started in the background, a shell's children ignore Ctrl-C, and theirs do: the tests send it and mean it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach the network; the hub tests set an endpoint on loopback
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:  # several workers: a thread for each, or they wait for each other
