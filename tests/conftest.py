@@ -5,8 +5,6 @@ import signal
 
 import pytest
 
-# Started in the background, a shell's children ignore Ctrl-C, and theirs do: the tests send it and mean it.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach the network; the hub tests set an endpoint on loopback
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:  # several workers: a thread for each, or they wait for each other
@@ -17,6 +15,9 @@ import torch  # not earlier: it reads that number when it is imported
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before a kernel is defined
 
 from tests.adapter import BATCHED, STAGES, write_checkpoint
+
+# Started in the background, a shell's children ignore Ctrl-C, and theirs do: the tests send it and mean it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Head counts, contexts and head sizes that differ; n_inner that is not 4 * n_embd; an odd vocabulary.
 SIZES = {

@@ -1,236 +1,250 @@
 """The stages side by side: the same requests through each engine, in one run.
 
-    python -m tests.throughput --stages 2 3 4 --json results/stages.json --plot results/stages.png
-    python -m tests.throughput --stages 2 3 4 --workload equal
-    python -m tests.throughput --stages 4 5 --workload mixed --max-num-seqs 64 --kv-cache-bytes 603979776
+    python -m tests.throughput                                                  # stages 1 to 5, workload tail
+    python -m tests.throughput --stages 4 5 --workload mixed --kv-cache-bytes 603979776 --json FILE --plot FILE.png
+    python -m tests.throughput --stages 4 5 --workload mixed --rate 0.5         # requests arrive one by one
+    python -m tests.throughput --stages 5 --workload decode --peers hf,hf-continuous,vllm,openvino
 
-Every engine runs in a fresh process, in alternating order, `--repeat` times, after a warm-up; the table shows medians.
+Every engine runs in a fresh process, in alternating order, `--repeat` times, after a warm-up; the tables show medians.
 Before a speed is printed, two things are checked: every engine made exactly the number of tokens that was asked for,
-and their greedy tokens are the same (one request in twenty may differ, where two logits are as good as equal).
+and the stages' greedy tokens are the same (one request in twenty may differ, where two logits are as good as equal; in
+16 bits, where they are that more often, the share of equal ones is told instead).
 
-Workloads (seeded; greedy, all requests there at the start):
-    tail   prompts of 8 to 32 tokens; output lengths log-normal with a long tail, 4 to 96: most are short, a few long
-    equal  prompts of 8 to 32 tokens; every output has 16 tokens: nothing to gain from scheduling
-    prefix 512 tokens that all prompts begin with and 16 of their own; every output has 32 tokens
-    mixed  prompts (8 to 512 tokens) and outputs (8 to 448) both log-normal, around 128 tokens, as in a set of chats
+The limit is what the machine could do at best, see `needed_work` in tests/workloads.py, with the memory bandwidth and
+the rate of matrix products that torch reaches, measured before and after the engines; the better one counts.
+
+Workloads (tests/workloads.py; greedy, of random tokens, the same ones every time), or FILE, with a line of JSON per
+request: `prompt_token_ids` (or `prompt`, a text) and `max_tokens`:
 """
 
 import argparse
-import hashlib
 import json
-import math
-import random
+import shlex
+import shutil
 import statistics
 import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
+from tests import plots, workloads
 from tests.adapter import ROOT, STAGES
-from tools.machine import describe
+from tests.peers import PEERS
+from tests.report import summarize, tables
+from tools.machine import describe, least_seconds, matmul_rate, read_bandwidth
 
-WORKLOADS = ("tail", "equal", "prefix", "mixed")
+LAST = STAGES[-1]
+DESCRIPTIONS = workloads.__doc__.split("\n\n")[1]
 
 
-def make_workload(name: str, count: int, vocab_size: int, seed: int = 0) -> list[tuple[list[int], int]]:
-    """(prompt token ids, output tokens) of each request."""
-    rng = random.Random(seed)
-    log_normal = lambda middle, sigma, low, high: round(  # noqa: E731
-        min(high, max(low, math.exp(rng.gauss(math.log(middle), sigma))))
+def write_model(directory: Path, config) -> None:
+    """A Hugging Face checkpoint of the model's sizes with the random weights that every stage makes of them."""
+    from safetensors.torch import save_file
+
+    weights = LAST.part("weights")
+    with torch.device("meta"):
+        shapes = {name: tuple(p.shape) for name, p in LAST.part("model").GPT2(config).state_dict().items()}
+    tensors = {
+        f"transformer.{name}": (tensor.t() if name.endswith(weights.STORED_TRANSPOSED) else tensor).contiguous()
+        for name, tensor in weights.dummy_tensors(shapes, config.n_layer)
+    }
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    sizes = {
+        key: getattr(config, key) for key in ("n_layer", "n_head", "n_embd", "n_inner", "n_positions", "vocab_size")
+    }
+    template = json.loads((weights.BUNDLED / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**template, **sizes, "dtype": "float32"}))
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    for name in ("merges.txt", "vocab.json", "generation_config.json"):
+        shutil.copy(weights.BUNDLED / name, directory)
+
+
+def run_in_fresh_process(job: dict, folder: Path) -> dict:
+    """What an engine did. Raises RuntimeError with its last words if it failed."""
+    peer = PEERS.get(job["engine"])
+    job_file, result_file = folder / "job.json", folder / "result.json"
+    job_file.write_text(json.dumps(job))
+    result_file.unlink(missing_ok=True)
+    command = [str(peer.python) if peer else sys.executable, "-m", "tests.engines", str(job_file), str(result_file)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False)
+    if process.returncode or not result_file.exists():
+        words = [line for line in (process.stderr or process.stdout).splitlines() if line.strip()]
+        raise RuntimeError(words[-1][:300] if words else f"it ended with status {process.returncode}")
+    return json.loads(result_file.read_text())
+
+
+def same_tokens(runs: list[dict]) -> None:
+    """Compare every run's greedy tokens with the first's: the share of requests that are equal becomes a field."""
+    first = runs[0]["token_ids"]
+    for run in runs:
+        run["same_ids_share"] = statistics.mean(a == b for a, b in zip(first, run["token_ids"], strict=True))
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    names = [stage.number for stage in STAGES]
+    parser = argparse.ArgumentParser(
+        description=__doc__ + "\n" + DESCRIPTIONS, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    if name == "mixed":
-        lengths = [(log_normal(128, 0.8, 8, 512), log_normal(128, 0.8, 8, 448)) for _ in range(count)]
-        return [([rng.randrange(vocab_size) for _ in range(prompt)], output) for prompt, output in lengths]
-    if name == "prefix":
-        head = [rng.randrange(vocab_size) for _ in range(512)]
-        return [(head + [rng.randrange(vocab_size) for _ in range(16)], 32) for _ in range(count)]
-    requests = []
-    for _ in range(count):
-        prompt = [rng.randrange(vocab_size) for _ in range(rng.randrange(8, 33))]
-        tail = log_normal(12, 1.0, 4, 96)
-        requests.append((prompt, tail if name == "tail" else 16))
+    parser.add_argument("--stages", type=int, nargs="*", default=names, metavar="N")
+    parser.add_argument("--peers", default="", metavar="A,B", help=f"other engines: {', '.join(PEERS)}")
+    parser.add_argument("--workload", default="tail", metavar="NAME|FILE", help=", ".join(workloads.SIZES))
+    parser.add_argument("--requests", type=int, metavar="N", help="how many; default: the workload's")
+    parser.add_argument("--max-num-seqs", type=int, metavar="N", help="how many at once; default: the workload's")
+    parser.add_argument("--kv-cache-bytes", type=int, metavar="N", help="the same memory for every stage's KV cache")
+    parser.add_argument("--rate", type=float, help="requests that arrive per second, Poisson; stages 4 and later")
+    parser.add_argument("--seed", type=int, default=0, help="of the workload and of the arrivals")
+    parser.add_argument("--model", default="gpt2")
+    parser.add_argument("--load-format", choices=("dummy", "auto"), default="dummy")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--repeat", type=int, default=3, metavar="N")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured to this file")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison")
+    args = parser.parse_args(argv)
+    args.peers = [name for name in args.peers.split(",") if name]
+    for name, given, known in (("stage", args.stages, names), ("peer", args.peers, list(PEERS))):
+        if unknown := [x for x in given if x not in known]:
+            parser.error(f"there is no {name} {unknown[0]}; there are {', '.join(map(str, known))}")
+    if not args.stages and not args.peers:
+        parser.error("give at least one stage or peer")
+    for name in ("requests", "max_num_seqs", "kv_cache_bytes", "rate", "repeat"):
+        if getattr(args, name) is not None and not getattr(args, name) > 0:
+            parser.error(f"--{name.replace('_', '-')} must be more than 0, got {getattr(args, name)}")
+    if args.rate and (args.peers or min(args.stages) < 4):
+        parser.error("--rate needs an engine that takes requests while it runs: stage 4 or a later one")
+    if args.workload not in workloads.SIZES and not Path(args.workload).is_file():
+        parser.error(f"workload {args.workload!r} is neither a file nor one of {', '.join(workloads.SIZES)}")
+    if args.peers and args.kv_cache_bytes:
+        parser.error("--kv-cache-bytes is for the stages only; leave it out with --peers")
+    return args
+
+
+def read_requests(args: argparse.Namespace, config) -> workloads.Workload:
+    """The workload that the arguments name, checked against the model. Raises ValueError."""
+    if args.workload in workloads.SIZES:
+        requests = workloads.make_workload(args.workload, args.requests, config.vocab_size, args.seed)
+    else:
+        directory = LAST.part("weights").find_model(args.model, args.load_format)
+        directory = LAST.part("weights").tokenizer_directory(directory)
+        encode = LAST.part("tokenizer").Tokenizer(directory).encode
+        requests = workloads.read_workload(Path(args.workload), encode)[: args.requests]
+    for i, (prompt, n) in enumerate(requests):
+        if len(prompt) + n > config.n_positions:
+            raise ValueError(
+                f"request {i} of workload {args.workload}: {len(prompt)} tokens and {n} to make are more than the "
+                f"{config.n_positions} positions of {args.model}"
+            )
     return requests
 
 
-def run_engine(args: argparse.Namespace) -> dict:
-    """One engine, once, in this process: what it did and how fast."""
-    import numpy as np
-
-    stage = STAGES[args.worker - 1]
-    limits = {"max_num_seqs": args.max_num_seqs, "kv_cache_bytes": args.kv_cache_bytes}
-    arguments = {name: value for name, value in limits.items() if stage.has_argument(name)} | {"trace": True}
-    llm = stage.LLM(args.model, load_format=args.load_format, dtype=args.dtype, device=args.device, **arguments)
-    workload = make_workload(args.workload, args.requests, llm.model.config.vocab_size)
-    params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in workload]
-    warm_up = [prompt[::-1] for prompt, _ in workload[:2]]  # other tokens, so that nothing is found in a prefix cache
-    llm.generate(warm_up, stage.SamplingParams(max_tokens=2))
-    llm.stats = type(llm.stats)()
-    llm.trace.clear()
-    started = time.perf_counter()
-    outputs = llm.generate([prompt for prompt, _ in workload], params)
-    seconds = time.perf_counter() - started
-    stats, ttft = llm.stats, [output.metrics.ttft for output in outputs]
-    tokens = [output.outputs[0].token_ids for output in outputs]
-    if [len(t) for t in tokens] != [n for _, n in workload]:
-        sys.exit(f"{stage} did not make the tokens that were asked for")
-    return {
-        "stage": stage.directory,
-        "machine": describe(llm.device),
-        "seconds": seconds,
-        "output_tokens": stats.num_output_tokens,
-        "tokens_per_second": stats.num_output_tokens / seconds,
-        "forwards": stats.num_forwards,
-        "tokens_computed": stats.num_tokens_computed,
-        "padding_share": stats.num_padding_tokens / (stats.num_padding_tokens + stats.num_tokens_computed),
-        "rows_mean": statistics.mean(len(step.rows) for step in llm.trace),
-        "rows_max": max(len(step.rows) for step in llm.trace),
-        "kv_unused_share": 1 - stats.kv_tokens_used / stats.kv_tokens_reserved if stage.number >= 3 else None,
-        "preemptions": getattr(stats, "num_preemptions", 0),
-        "ttft_mean": statistics.mean(ttft),
-        "ttft_p95": float(np.percentile(ttft, 95)),
-        "token_ids": tokens,
-    }
+def probe(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+    """(bytes read per second, floating point operations per second)"""
+    return read_bandwidth(device), matmul_rate(dtype, device)
 
 
-def run_in_fresh_process(arguments: list[str], stage: int) -> dict:
-    command = [sys.executable, "-m", "tests.throughput", *arguments, "--worker", str(stage)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if result.returncode:
-        sys.exit(f"stage {stage} failed: {result.stderr.strip()}")
-    return json.loads(result.stdout)
-
-
-def check_same_tokens(runs: list[dict]) -> None:
-    """Greedy tokens of all runs agree; one request in twenty may differ, where two logits are as good as equal."""
-    first = runs[0]["token_ids"]
-    for run in runs[1:]:
-        differing = sum(a != b for a, b in zip(first, run["token_ids"], strict=True))
-        if differing > len(first) / 20:
-            sys.exit(
-                f"{run['stage']} and {runs[0]['stage']} made other tokens for {differing} of {len(first)} requests"
-            )
-
-
-def summarize(runs: list[dict]) -> list[dict]:
-    """The median of each stage's runs, with the ratio to the stage before."""
-    rows = []
-    for stage in dict.fromkeys(run["stage"] for run in runs):
-        own = [run for run in runs if run["stage"] == stage]
-        row = {"stage": stage}
-        for name in own[0]:
-            if name not in ("stage", "machine", "token_ids"):
-                row[name] = None if own[0][name] is None else statistics.median(run[name] for run in own)
-        row["ratio"] = row["tokens_per_second"] / rows[-1]["tokens_per_second"] if rows else None
-        rows.append(row)
-    return rows
-
-
-def table(rows: list[dict]) -> str:
-    """The summary in Markdown."""
-    columns = {
-        "stage": lambda row: f"`{row['stage']}`",
-        "tok/s": lambda row: f"{row['tokens_per_second']:.1f}",
-        "against the stage before": lambda row: f"{row['ratio']:.2f} ×" if row["ratio"] else "",
-        "forward passes": lambda row: f"{row['forwards']:.0f}",
-        "tokens computed": lambda row: f"{row['tokens_computed']:,.0f}",
-        "padding": lambda row: f"{row['padding_share']:.0%}",
-        "requests at once, mean (most)": lambda row: f"{row['rows_mean']:.1f} ({row['rows_max']:.0f})",
-        "KV reserved, unused": lambda row: "" if row["kv_unused_share"] is None else f"{row['kv_unused_share']:.1%}",
-        "TTFT mean": lambda row: f"{row['ttft_mean']:.2f} s",
-        "TTFT p95": lambda row: f"{row['ttft_p95']:.2f} s",
-    }
-    lines = [" | ".join(columns), " | ".join(["---"] + ["---:"] * (len(columns) - 1))]
-    lines += [" | ".join(column(row) for column in columns.values()) for row in rows]
-    return "\n".join(f"| {line} |" for line in lines)
-
-
-def plot(result: dict, path: Path) -> None:
-    """Throughput of each stage and its waits, side by side."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = result["summary"]
-    names = [f"stage {int(row['stage'][5:7])}" for row in rows]
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.6), constrained_layout=True)
-    if any(row["padding_share"] for row in rows):
-        waste = "positions computed for padding, %", [100 * row["padding_share"] for row in rows], "{:.0f}"
-    else:
-        waste = "KV cache reserved and not used, %", [100 * row["kv_unused_share"] for row in rows], "{:.1f}"
-    panels = [
-        (left, "output tokens per second", [row["tokens_per_second"] for row in rows], "{:.0f}"),
-        (middle, *waste),
-        (right, "mean time to first token, seconds", [row["ttft_mean"] for row in rows], "{:.2f}"),
-    ]
-    for axes, title, values, form in panels:
-        bars = axes.bar(names, values, color="#0072B2", edgecolor="black", width=0.6)
-        axes.bar_label(bars, [form.format(v) for v in values], padding=2)
-        axes.set_title(title, fontsize=10)
-        axes.margins(y=0.15)
-        axes.spines[["top", "right"]].set_visible(False)
-    kind = {
-        "tail": "a long tail of output lengths",
-        "equal": "equal output lengths",
-        "prefix": "a common beginning",
-        "mixed": "mixed lengths",
-    }[result["workload"]]
-    figure.suptitle(f"{result['requests']} requests with {kind}, {result['model']} ({result['load_format']} weights), "
-                    f"{result['machine']['device']}, {result['machine']['threads']} threads", fontsize=10)  # fmt: skip
-    figure.savefig(path, dpi=150)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stages", type=int, nargs="+", default=[stage.number for stage in STAGES], metavar="N")
-    parser.add_argument("--workload", choices=WORKLOADS, default="tail")
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--max-num-seqs", type=int, default=8)
-    parser.add_argument(
-        "--kv-cache-bytes", type=int, help="the same memory for the KV cache of every stage that has one"
-    )
-    parser.add_argument("--model", default="gpt2")
-    parser.add_argument("--load-format", default="dummy")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured to this file")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison")
-    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker:
-        print(json.dumps(run_engine(args)))
-        return
-    if unknown := set(args.stages) - {stage.number for stage in STAGES}:
-        parser.error(f"there is no stage {min(unknown)}")
-    passed = ("workload", "requests", "max_num_seqs", "kv_cache_bytes", "model", "load_format", "dtype", "device")
-    given = [(name, getattr(args, name)) for name in passed if getattr(args, name) is not None]
-    arguments = [x for name, value in given for x in (f"--{name.replace('_', '-')}", str(value))]
+def run_all(job: dict, engines: list[str], repeat: int, failures: dict[str, str], folder: Path) -> list[dict]:
+    """Every engine `repeat` times, in alternating order. One that fails joins `failures`; the others go on."""
     runs = []
-    with tqdm(total=args.repeat * len(args.stages), unit="run") as bar:
-        for round_number in range(args.repeat):
-            order = args.stages if round_number % 2 == 0 else args.stages[::-1]
-            for stage in order:
-                runs.append(run_in_fresh_process(arguments, stage))
+    with tqdm(total=repeat * len(engines), unit="run") as bar:
+        for round_number in range(repeat):
+            for engine in engines if round_number % 2 == 0 else engines[::-1]:
+                bar.set_description(engine)
+                if engine not in failures:
+                    try:
+                        runs.append(run_in_fresh_process({**job, "engine": engine}, folder))
+                    except RuntimeError as error:
+                        failures[engine] = str(error)
                 bar.update()
-    runs.sort(key=lambda run: run["stage"])
-    check_same_tokens(runs)
-    workload = json.dumps(make_workload(args.workload, args.requests, 50257)).encode()
-    result = {
-        **{name: getattr(args, name) for name in passed},
-        "workload_sha256": hashlib.sha256(workload).hexdigest(),
-        "machine": runs[0]["machine"],
-        "summary": summarize(runs),
-        "runs": [{k: v for k, v in run.items() if k not in ("machine", "token_ids")} for run in runs],
+    runs.sort(key=lambda run: engines.index(run["engine"]))
+    return [run for run in runs if run["engine"] not in failures]
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(argv)
+    weights = LAST.part("weights")
+    try:
+        device = LAST.part("llm").pick_device(args.device)
+        dtype = LAST.part("llm").pick_dtype(args.dtype, device)
+        directory = weights.find_model(args.model, args.load_format)
+        config = weights.read_config(args.model, directory, args.load_format)
+        requests = read_requests(args, config)
+    except (ValueError, OSError) as error:
+        print(f"throughput: {error}", file=sys.stderr)
+        return 2
+    missing = [name for name in args.peers if not PEERS[name].python.exists()]
+    failures = {name: f"not installed; python -m tests.peers {PEERS[name].environment} installs it" for name in missing}
+    engines = [str(stage) for stage in STAGES if stage.number in args.stages]
+    engines += [name for name in args.peers if name not in missing]
+    options = {
+        "max_num_seqs": args.max_num_seqs or workloads.SIZES.get(args.workload, (None, 8))[1],
+        "kv_cache_bytes": args.kv_cache_bytes,
     }
-    print(table(result["summary"]))
+    job = {
+        "model": args.model,
+        "load_format": args.load_format,
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": str(device),
+        "options": {name: value for name, value in options.items() if value is not None},
+        "requests": requests,
+        # other tokens than in the requests, so that a prefix cache finds nothing of them later
+        "warm_up": [prompt[::-1] for prompt, _ in requests[:2]],
+        "arrivals": workloads.poisson_arrivals(len(requests), args.rate, args.seed) if args.rate else None,
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if args.peers:  # all read one checkpoint, the stages too
+            job["model"] = str(directory)
+            if args.load_format == "dummy":
+                write_model(folder, config)
+                job |= {"model": str(folder), "load_format": "auto"}
+        probes = [probe(device, dtype)]
+        runs = run_all(job, engines, args.repeat, failures, folder)
+        probes.append(probe(device, dtype))
+    for engine, reason in failures.items():
+        print(f"{engine} is missing: {reason}", file=sys.stderr)
+    if not runs:
+        return 1
+    same_tokens(runs)
+    wrong = [run for run in runs if run["engine"].startswith("stage") and run["same_ids_share"] < 0.95]
+    if wrong and dtype == torch.float32:
+        share = 1 - wrong[0]["same_ids_share"]
+        print(
+            f"{wrong[0]['engine']} made other tokens than {runs[0]['engine']} for {share:.0%} of the requests: "
+            "no speed is printed",
+            file=sys.stderr,
+        )
+        return 1
+    bandwidth, rate = (max(values) for values in zip(*probes, strict=True))
+    needed = workloads.needed_work(requests, config, dtype.itemsize)
+    result = {
+        "command": f"python -m tests.throughput {shlex.join(sys.argv[1:] if argv is None else argv)}",
+        "workload": Path(args.workload).name,
+        "workload_sha256": workloads.fingerprint(requests),
+        "requests": len(requests),
+        "rate": args.rate,
+        "seed": args.seed,
+        **options,
+        "model": args.model,
+        "load_format": args.load_format,
+        "dtype": job["dtype"],
+        "repeat": args.repeat,
+        "machine": describe(device),
+        "bandwidth": bandwidth,
+        "matmul_rate": rate,
+        "least_seconds": None if args.rate else sum(least_seconds(work, bandwidth, rate) for work in needed),
+        "missing": failures,
+    }
+    result |= summarize(runs, job["arrivals"], result["least_seconds"])
+    print(tables(result))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     if args.plot:
-        plot(result, args.plot)
+        plots.ladder(result).savefig(args.plot)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

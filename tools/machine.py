@@ -60,3 +60,26 @@ def matmul_rate(dtype: torch.dtype, device: torch.device, n: int = 2048) -> floa
     """Floating point operations per second in a product of two n x n matrices."""
     a, b = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))
     return 2 * n**3 / best_seconds(lambda: a @ b, device)
+
+
+def pass_work(config, itemsize: int, *, tokens: int, logits: int, attended: int, cached: int) -> tuple[int, int]:
+    """(floating point operations, bytes from memory) that a forward pass can't do without.
+
+    Args:
+        config: the model's sizes, a ModelConfig.
+        itemsize: bytes of a weight, and of a number in the KV cache.
+        tokens: that go through the layers; logits: those of them whose successor is asked for.
+        attended: positions that all these tokens look at, summed; cached: those of them that the cache holds.
+    """
+    layers, width = config.n_layer, config.n_embd
+    body = layers * (4 * width * width + 2 * width * config.n_inner)  # weights that every token meets
+    head = config.vocab_size * width  # and those that only a last position meets
+    operations = 2 * body * tokens + 2 * head * logits + 4 * layers * width * attended
+    return operations, (body + head + 2 * layers * width * cached) * itemsize
+
+
+def least_seconds(work: tuple[int, int], bandwidth: float, rate: float) -> float:
+    """The roofline (Williams et al. 2009): the slower of computing, at `rate` operations per second, and reading, at
+    `bandwidth` bytes per second."""
+    operations, moved = work
+    return max(operations / rate, moved / bandwidth)

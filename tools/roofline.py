@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
-from machine import describe, matmul_rate, read_bandwidth  # noqa: E402
+from machine import describe, least_seconds, matmul_rate, pass_work, read_bandwidth  # noqa: E402
 
 from stage03_kvcache import LLM, SamplingParams  # noqa: E402
 
@@ -55,9 +55,9 @@ def main() -> None:
     print(f"KV cache {llm.bytes_per_token:,} bytes per token; context {context} tokens\n")
     print("batch  FLOP/byte  limited by   limit tok/s  stage 3 tok/s  of the limit")
     for batch in (1, 2, 4, 8, 16, 32, 64):
-        moved = parameters * itemsize + batch * context * llm.bytes_per_token
-        operations = 2 * parameters * batch + 4 * batch * context * config.n_layer * config.n_embd
-        limit = max(moved / bandwidth, operations / rate)
+        lengths = dict(attended=batch * context, cached=batch * context)
+        operations, moved = work = pass_work(config, itemsize, tokens=batch, logits=batch, **lengths)
+        limit = least_seconds(work, bandwidth, rate)
         bound = "memory" if moved / bandwidth > operations / rate else "arithmetic"
         reached = batch / decode_step(llm, batch, args.prompt_len, args.output_len)
         print(f"{batch:5}  {operations / moved:9.1f}  {bound:<10}  {batch / limit:12.0f}", end="  ")

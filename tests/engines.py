@@ -1,0 +1,124 @@
+"""One engine, once, in a process of its own: it gets a workload, and what it did is written down.
+
+    python -m tests.engines JOB.json RESULT.json
+
+`tests/throughput.py` calls it, with the Python of the engine's environment: for a peer (see `tests/peers.py`) that has
+none of this project's packages, so nothing is imported before it is known which engine it is.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+Times = list[list[float]]  # of each request, when each of its tokens came, in seconds from the start
+
+
+def run_stage(job: dict) -> dict:
+    """A stage: the requests all at once, or as they arrive (`arrivals`; from stage 4 on)."""
+    from tests.adapter import STAGES
+    from tools.machine import describe
+
+    stage = next(stage for stage in STAGES if stage.directory == job["engine"])
+    arguments = {name: value for name, value in job["options"].items() if stage.has_argument(name)}
+    llm = stage.LLM(
+        job["model"], load_format=job["load_format"], dtype=job["dtype"], device=job["device"], trace=True, **arguments
+    )
+    prompts = [prompt for prompt, _ in job["requests"]]
+    params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in job["requests"]]
+    llm.generate(job["warm_up"], stage.SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    llm.stats = type(llm.stats)()
+    llm.trace.clear()
+    send = at_once if job["arrivals"] is None else as_they_arrive
+    tokens, times, seconds = send(llm, prompts, params, job["arrivals"])
+    stats, rows = llm.stats, [len(step.rows) for step in llm.trace]
+    return {
+        "token_ids": tokens,
+        "times": times,
+        "seconds": seconds,
+        "machine": describe(llm.device),
+        "peak_bytes": peak_memory(llm.device.type == "cuda"),
+        "forwards": stats.num_forwards,
+        "tokens_computed": stats.num_tokens_computed,
+        "padding_share": stats.num_padding_tokens / (stats.num_padding_tokens + stats.num_tokens_computed),
+        "rows_mean": statistics.mean(rows),
+        "rows_max": max(rows),
+        "kv_used_share": stats.kv_tokens_used / stats.kv_tokens_reserved if stage.number >= 3 else None,
+        "preemptions": getattr(stats, "num_preemptions", None),
+        "cached_tokens": getattr(stats, "num_cached_tokens", None),
+    }
+
+
+def at_once(llm, prompts: list, params: list, arrivals: None) -> tuple[list[list[int]], Times, float]:
+    """All requests are there at the start."""
+    tokens, times = [[] for _ in prompts], [[] for _ in prompts]
+    started = time.perf_counter()
+    for event in llm.stream(prompts, params):
+        now = time.perf_counter() - started
+        tokens[event.index] += event.token_ids
+        times[event.index] += [now] * len(event.token_ids)
+    return tokens, times, time.perf_counter() - started
+
+
+def as_they_arrive(llm, prompts: list, params: list, arrivals: list[float]) -> tuple[list[list[int]], Times, float]:
+    """Each request is sent at its moment, or at the end of the step that is running then."""
+    tokens, times = [[] for _ in prompts], [[] for _ in prompts]
+    pending = deque(enumerate(arrivals))
+    started = time.perf_counter()
+    while pending or llm.has_unfinished_requests():
+        now = time.perf_counter() - started
+        while pending and pending[0][1] <= now:
+            i, _ = pending.popleft()
+            llm.add_request(str(i), prompts[i], params[i])
+        if not llm.has_unfinished_requests():
+            time.sleep(pending[0][1] - now)
+            continue
+        outputs = llm.step()
+        now = time.perf_counter() - started
+        for output in outputs:
+            i, ids = int(output.request_id), output.outputs[0].token_ids
+            times[i] += [now] * (len(ids) - len(tokens[i]))
+            tokens[i] = ids
+    return tokens, times, time.perf_counter() - started
+
+
+def peak_memory(cuda: bool = False) -> int:
+    """The most memory that this process has held so far, in bytes: of the GPU, or what was resident."""
+    if cuda:
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would count what the parent process held when this one began
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    try:
+        import resource
+    except ImportError:  # Windows
+        import psutil
+
+        return psutil.Process().memory_info().peak_wset
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def main() -> None:
+    job_file, result_file = map(Path, sys.argv[1:])
+    job = json.loads(job_file.read_text())
+    if job["engine"].startswith("stage"):
+        result = run_stage(job)
+    else:
+        from tests.peers import PEERS
+
+        result = PEERS[job["engine"]].run(job)
+    made, asked = [len(ids) for ids in result["token_ids"]], [n for _, n in job["requests"]]
+    if made != asked:
+        wrong = next(i for i, (m, a) in enumerate(zip(made, asked, strict=True)) if m != a)
+        sys.exit(f"{job['engine']} made {made[wrong]} tokens for request {wrong}, {asked[wrong]} were asked for")
+    result_file.write_text(json.dumps({"engine": job["engine"], **result}))
+
+
+if __name__ == "__main__":
+    main()

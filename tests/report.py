@@ -1,0 +1,191 @@
+"""What was measured, as tables: medians of the runs, and the tables and pictures in the READMEs.
+
+    python -m tests.report results/ladder.json      # print a result's tables
+    python -m tests.report --write                  # put them into the READMEs and draw their pictures
+
+A README names its results in a comment, `<!-- throughput: results/ladder.json speed work -->`, with the tables that it
+wants; what stands between that line and `<!-- end -->` is written here. A picture of the same name beside the result
+is drawn anew.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from tests import plots
+
+ROOT = Path(__file__).parent.parent
+RESULT = re.compile(r"(<!-- throughput: (\S+)((?: \w+)+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def summarize(runs: list[dict], arrivals: list[float] | None, least_seconds: float | None) -> dict:
+    """`runs`, with the latencies that follow from the times of the tokens, and `summary`, each engine's medians.
+
+    A ratio is to the stage before in the same run; a peer's is to the last stage.
+    """
+    runs = [digest(run, arrivals) for run in runs]
+    summary = []
+    for engine in dict.fromkeys(run["engine"] for run in runs):
+        own = [run for run in runs if run["engine"] == engine]
+        row = {"engine": engine}
+        for name, value in own[0].items():
+            if value is None or isinstance(value, int | float):
+                row[name] = None if value is None else statistics.median(run[name] for run in own)
+        stages = [other for other in summary if other["engine"].startswith("stage")]
+        row["ratio"] = row["tokens_per_second"] / stages[-1]["tokens_per_second"] if stages else None
+        row["ratio_to"] = stages[-1]["engine"] if stages else None
+        row["limit_share"] = least_seconds / row["seconds"] if least_seconds else None
+        summary.append(row)
+    return {"versions": {run["engine"]: run["versions"] for run in runs if "versions" in run}, "summary": summary,
+            "runs": [{name: value for name, value in run.items() if name != "versions"} for run in runs]}  # fmt: skip
+
+
+def digest(run: dict, arrivals: list[float] | None) -> dict:
+    """A run without its tokens and their times: what follows from them instead; `ttft` is of each request."""
+    kept = {name: value for name, value in run.items() if name not in ("token_ids", "times", "machine")}
+    kept["output_tokens"] = sum(map(len, run["token_ids"]))
+    kept["tokens_per_second"] = kept["output_tokens"] / run["seconds"]
+    times = run["times"]
+    ttft = times and [own[0] - sent for own, sent in zip(times, arrivals or [0.0] * len(times), strict=True)]
+    itl = times and [after - before for own in times for before, after in pairwise(own)]
+    for name, values in (("ttft", ttft), ("itl", itl)):
+        for p in (50, 95):
+            kept[f"{name}_p{p}"] = float(np.percentile(values, p)) if values else None
+    return {**kept, "ttft": ttft and [round(seconds, 4) for seconds in ttft]}
+
+
+def short(engine: str) -> str:
+    """`stage 3` of stage03_kvcache; a peer's name as it is."""
+    return f"stage {int(engine[5:7])}" if engine.startswith("stage") else engine
+
+
+def seconds(name: str) -> Callable[[dict], str | None]:
+    return lambda row: None if row.get(name) is None else f"{row[name]:.2f} s"
+
+
+def milliseconds(name: str) -> Callable[[dict], str | None]:
+    return lambda row: None if row.get(name) is None else f"{1000 * row[name]:.1f} ms"
+
+
+def share(name: str, form: str = ".1%") -> Callable[[dict], str | None]:
+    return lambda row: None if row.get(name) is None else f"{row[name]:{form}}"
+
+
+def count(name: str) -> Callable[[dict], str | None]:
+    return lambda row: None if row.get(name) is None else f"{row[name]:,.0f}"
+
+
+TABLES = {
+    "speed": {
+        "engine": lambda row: f"`{row['engine']}`",
+        "tok/s": lambda row: f"{row['tokens_per_second']:.1f}",
+        "against": lambda row: f"{row['ratio']:.2f} × {short(row['ratio_to'])}" if row["ratio"] else None,
+        "of the limit": share("limit_share"),
+        "TTFT p50": seconds("ttft_p50"),
+        "TTFT p95": seconds("ttft_p95"),
+        "ITL p50": milliseconds("itl_p50"),
+        "ITL p95": milliseconds("itl_p95"),
+    },
+    "work": {
+        "engine": lambda row: f"`{row['engine']}`",
+        "forward passes": count("forwards"),
+        "tokens computed": count("tokens_computed"),
+        "of all positions, padding": share("padding_share"),
+        "requests at once, mean (most)": lambda row: (
+            f"{row['rows_mean']:.1f} ({row['rows_max']:.0f})" if row.get("rows_mean") else None
+        ),
+        "of the reserved KV cache, used": share("kv_used_share"),
+        "preemptions": lambda row: f"{row['preemptions']:.0f}" if row.get("preemptions") else None,
+        "peak memory": lambda row: f"{row['peak_bytes'] / 1e9:.2f} GB",
+        "requests with the same ids": share("same_ids_share", ".0%"),
+    },
+}
+
+
+def table(result: dict, name: str) -> str:
+    """One of the tables in Markdown; columns that say nothing are left out."""
+    cells = {
+        title: [column(row) for row in result["summary"]]
+        for title, column in TABLES[name].items()
+        if any(column(row) is not None for row in result["summary"])
+    }
+    if all(value == "100%" for value in cells.get("requests with the same ids", ())):
+        cells.pop("requests with the same ids", None)
+    lines = [" | ".join(cells), " | ".join(["---"] + ["---:"] * (len(cells) - 1))]
+    lines += [" | ".join(value or "" for value in values) for values in zip(*cells.values(), strict=True)]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def caption(result: dict) -> str:
+    """What the numbers are of: requests, model, machine, and the command that makes them."""
+    machine, plural = result["machine"], "s" if result["requests"] > 1 else ""
+    sentences = [
+        f"Workload {result['workload']}: {result['requests']} request{plural}, {result['max_num_seqs']} at once at most",
+        f", {result['rate']:g} arriving a second" if result["rate"] else "",
+        f"; {result['model']}{' with random weights' if result['load_format'] == 'dummy' else ''}, {result['dtype']}; ",
+        f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; ",
+        "one run each. " if result["repeat"] == 1 else f"medians of {result['repeat']} runs. ",
+    ]
+    if result["least_seconds"]:
+        probed = f"{result['bandwidth'] / 1e9:.1f} GB/s and {result['matmul_rate'] / 1e9:.0f} GFLOP/s"
+        sentences.append(f"The limit is that of {probed}. ")
+    sentences += [f"Missing: {engine} ({why}). " for engine, why in result["missing"].items()]
+    return "".join(sentences) + f"`{result['command']}`"
+
+
+def tables(result: dict, names: tuple[str, ...] = tuple(TABLES)) -> str:
+    """The tables, one behind the other, and what they are of."""
+    return "\n\n".join([*(table(result, name) for name in names), caption(result)])
+
+
+def with_tables(readme: str) -> str:
+    """A README with the tables that it asks for, as the results have them."""
+
+    def fill(match: re.Match) -> str:
+        result = json.loads((ROOT / match[2]).read_text())
+        return f"{match[1]}\n{tables(result, tuple(match[3].split()))}\n\n{match[4]}"
+
+    return RESULT.sub(fill, readme)
+
+
+def readmes() -> list[Path]:
+    return [
+        path
+        for path in sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("*/README.md"))
+        if RESULT.search(path.read_text(encoding="utf-8"))
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("result", type=Path, nargs="?", help="a file that python -m tests.throughput --json wrote")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison")
+    parser.add_argument("--write", action="store_true", help="renew the tables and pictures of the READMEs")
+    args = parser.parse_args(argv)
+    if args.write == (args.result is not None):
+        parser.error("give either a result or --write")
+    if args.write:
+        for readme in readmes():
+            text = with_tables(readme.read_text(encoding="utf-8"))
+            readme.write_text(text, encoding="utf-8")
+            for match in RESULT.finditer(text):
+                path = ROOT / match[2]
+                if f"{path.stem}.png" in text:
+                    plots.ladder(json.loads(path.read_text())).savefig(path.with_suffix(".png"))
+        return 0
+    result = json.loads(args.result.read_text())
+    print(tables(result))
+    if args.plot:
+        plots.ladder(result).savefig(args.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
