@@ -1,9 +1,9 @@
-# make demo: a story.  make test: the tests.  Both make .venv first.
+# make demo: a story.  make test: the tests.  make notebooks: run them anew.  All make .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint
+.PHONY: demo test lint notebooks
 
 demo: $(VENV)/installed
 	$(BIN)/python -m stage05 --temperature 0.8 --prompts \
@@ -15,6 +15,9 @@ test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n 2
+
+notebooks: $(VENV)/installed-test
+	$(BIN)/python tools/run_notebooks.py
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check --fix .

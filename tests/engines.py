@@ -33,7 +33,7 @@ def run_stage(job: dict) -> dict:
     llm.trace.clear()
     send = at_once if job["arrivals"] is None else as_they_arrive
     tokens, times, seconds = send(llm, prompts, params, job["arrivals"])
-    stats, rows = llm.stats, [len(step.rows) for step in llm.trace]
+    stats, rows = llm.stats, [sum(row.num_tokens > 0 for row in step.rows) for step in llm.trace]
     return {
         "token_ids": tokens,
         "times": times,

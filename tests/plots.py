@@ -120,8 +120,10 @@ def ladder(result: dict) -> Picture:
             y[: len(stages)], padding, left=per_token, color=GREY, edgecolor=INK, hatch="////", label="padding"
         )
         axes[1].bar_label(bars, [f"{a + b:.1f}" for a, b in zip(per_token, padding, strict=True)], padding=3)
+        totals = [a + b for a, b in zip(per_token, padding, strict=True)]
         axes[1].set_xlabel("positions computed per output token")
-        axes[1].set_title("What goes through the model")
+        most, least = (pick(zip(totals, names, strict=False)) for pick in (max, min))
+        axes[1].set_title(f"{most[1].capitalize()} computes {most[0] / least[0]:.0f} × what {least[1]} computes")
         if max(padding) > 0:
             axes[1].legend(loc="lower right", fontsize=8)
 
@@ -131,8 +133,9 @@ def ladder(result: dict) -> Picture:
         axes[2].scatter(row["ttft_p50"], place, color=ORANGE, edgecolor=INK, marker="o", zorder=2, label="p50")
         axes[2].scatter(row["ttft_p95"], place, color=RED, edgecolor=INK, marker="D", zorder=2, label="p95")
     axes[2].set_xlabel("time to first token, seconds")
-    axes[2].set_title("How long a request waits")
     if timed:
+        waits = sorted((row["ttft_p50"], names[rows.index(row)]) for _, row in timed)
+        axes[2].set_title(f"Median wait: {waits[0][0]:.3g} s in {waits[0][1]}, {waits[-1][0]:.3g} s in {waits[-1][1]}")
         handles, labels = axes[2].get_legend_handles_labels()
         axes[2].legend(handles[:2], labels[:2], loc="lower right", fontsize=8)
     for one in axes:
@@ -157,11 +160,14 @@ def latency(results: dict[str, list[dict]]) -> Picture:
     waits = [[row["ttft_p95"] for row in rows] for rows in results.values()]
     grown = max(max(own) / min(own) for own in waits)
     axes[0].set_title(f"The slowest requests wait up to {grown:.0f} × as long at the highest rate")
-    axes[1].set_title("Between tokens: a step is slower, the more requests share it")
+    slower = max(rows[-1]["itl_p50"] / rows[0]["itl_p50"] for rows in results.values())
+    axes[1].set_title(f"Between two tokens it is {slower:.1f} × as long (p50)")
     for one, label in zip(axes, ("time to first token, seconds", "between two tokens, milliseconds"), strict=True):
         one.set_xlabel("requests that arrive per second")
         one.set_ylabel(label)
-        one.set_yscale("log")
+    axes[0].set_yscale("log")
+    axes[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes[1].set_ylim(bottom=0)
     axes[0].legend(fontsize=8)
     return figure
 
@@ -195,6 +201,7 @@ def slots(traces: dict[str, Sequence]) -> Picture:
                 outputs.setdefault(row.request_id, {}).setdefault(id(trace), []).append(bool(row.num_tokens))
     lives = {request: max(sum(live) for live in own.values()) for request, own in outputs.items()}
     shade = mpl.colormaps["cividis_r"]
+    longest = max(clock(trace)[1][-1] for trace in traces.values())
     for one, (name, trace) in zip(axes, traces.items(), strict=True):
         where, (start, end) = places(trace), clock(trace)
         one.add_patch(
@@ -215,12 +222,13 @@ def slots(traces: dict[str, Sequence]) -> Picture:
             colour = shade(0.15 + 0.85 * lives[request] / max(lives.values()))
             one.broken_barh(own, (where[request] - 0.42, 0.84), color=colour)
             one.broken_barh([(first, stop - first)], (where[request] - 0.42, 0.84), facecolor="none", edgecolor="white")
-            if stop - first > 0.025 * end[-1]:
+            if stop - first > 0.02 * longest:
                 ink = "white" if sum(colour[:3]) < 1.5 else "black"
-                one.text(first + 0.004 * end[-1], where[request], request, va="center", fontsize=7, color=ink)
+                one.text(first + 0.003 * longest, where[request], request, va="center", fontsize=7, color=ink)
         idle = 1 - live / (counts[name] * end[-1])
         one.set_title(f"{name}: {end[-1]:.1f} s, and {idle:.0%} of the slots' time serves nobody (grey)")
         one.set_ylabel("slot")
+        one.set_xlim(0, longest)
         one.set_ylim(counts[name] - 0.5, -0.5)
         one.set_yticks(range(counts[name]))
     axes[-1].set_xlabel("seconds (each bar is a request, with its number; the darker, the longer its output)")
@@ -277,25 +285,25 @@ def kv_memory(traces: dict[str, Sequence]) -> Picture:
         one.set_ylim(bottom=0)
         one.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes[0].set_ylabel("KV cache, tokens")
-    axes[0].legend(loc="upper right", fontsize=8)
+    axes[-1].legend(loc="upper right", fontsize=8)
     return figure
 
 
 @styled
 def block_map(trace: Sequence) -> Picture:
-    """Every block of the KV cache over the steps, in the colour of the request that has it; black if several do."""
-    requests = list(dict.fromkeys(row.request_id for step in trace for row in step.rows))
+    """Every block of the KV cache over the steps, in the colour of the completion that has it; black if several do."""
+    holders = list(dict.fromkeys((row.request_id, row.index) for step in trace for row in step.rows))
     num_blocks = 1 + max(block for step in trace for row in step.rows for block in row.blocks)
     palette = [to_rgb(colour) for colour in (BLUE, ORANGE, SKY, RED, GREEN, "#F0E442", PURPLE)]
     image = np.ones((num_blocks, len(trace), 3))
     shared = 0
     for i, step in enumerate(trace):
-        owners: dict[int, list[str]] = {}
+        owners: dict[int, list[tuple]] = {}
         for row in step.rows:
             for block in row.blocks:
-                owners.setdefault(block, []).append(row.request_id)
+                owners.setdefault(block, []).append((row.request_id, row.index))
         for block, own in owners.items():
-            image[block, i] = to_rgb(INK) if len(own) > 1 else palette[requests.index(own[0]) % len(palette)]
+            image[block, i] = to_rgb(INK) if len(own) > 1 else palette[holders.index(own[0]) % len(palette)]
         shared = max(shared, step.num_blocks_saved)
     figure = Picture(figsize=(9.5, 4))
     axes = figure.subplots()
@@ -304,8 +312,10 @@ def block_map(trace: Sequence) -> Picture:
     axes.set_title(f"{num_blocks} blocks, taken one at a time, anywhere, and used again at once; {what}")
     axes.set_xlabel("step")
     axes.set_ylabel("block")
-    if len(requests) <= len(palette):
-        patches = [Patch(facecolor=c, label=f"request {r}") for r, c in zip(requests, palette, strict=False)]
+    if len(holders) <= len(palette):
+        several = any(index for _, index in holders)
+        labels = [f"request {request}{f', completion {index}' if several else ''}" for request, index in holders]
+        patches = [Patch(facecolor=c, label=label) for label, c in zip(labels, palette, strict=False)]
         figure.legend(handles=patches, loc="outside right upper", fontsize=8)
     return figure
 
@@ -323,10 +333,8 @@ def time_per_token(traces: dict[str, Sequence]) -> Picture:
         axes.plot(range(2, len(milliseconds) + 1), smooth, line, color=colour, label=name)
         quarter = max(1, len(smooth) // 10)
         ends[name] = statistics.median(smooth[-quarter:]) / statistics.median(smooth[:quarter])
-    axes.set_title(
-        "The last tokens against the first ones: "
-        + "; ".join(f"{name} {ratio:.1f} × as long" for name, ratio in ends.items())
-    )
+    seen = ", ".join(f"{ratio:.1f} × as long in {name}" for name, ratio in ends.items())
+    axes.set_title(f"The last tokens against the first: {seen}")
     axes.set_xlabel("output token")
     axes.set_ylabel("milliseconds for the token")
     axes.set_ylim(bottom=0)
@@ -366,6 +374,8 @@ def batch_size(traces: dict[int, Sequence], limits: dict[int, float]) -> Picture
     axes.set_xticks(list(reached), list(map(str, reached)))
     axes.set_xlabel("rows in a decode step (in per cent: measured, of the limit)")
     axes.set_ylabel("output tokens per second")
+    axes.margins(y=0.15)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.legend()
     return figure
 

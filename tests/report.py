@@ -125,9 +125,9 @@ def table(result: dict, name: str) -> str:
 
 def caption(result: dict) -> str:
     """What the numbers are of: requests, model, machine, and the command that makes them."""
-    machine, plural = result["machine"], "s" if result["requests"] > 1 else ""
+    machine, what = result["machine"], "1 request" if result["requests"] == 1 else f"{result['requests']} requests"
     sentences = [
-        f"Workload {result['workload']}: {result['requests']} request{plural}, {result['max_num_seqs']} at once at most",
+        f"Workload {result['workload']}: {what}, at most {result['max_num_seqs']} at once",
         f", {result['rate']:g} arriving a second" if result["rate"] else "",
         f"; {result['model']}{' with random weights' if result['load_format'] == 'dummy' else ''}, {result['dtype']}; ",
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; ",
@@ -136,6 +136,9 @@ def caption(result: dict) -> str:
     if result["least_seconds"]:
         probed = f"{result['bandwidth'] / 1e9:.1f} GB/s and {result['matmul_rate'] / 1e9:.0f} GFLOP/s"
         sentences.append(f"The limit is that of {probed}. ")
+    versions = {name: version for packages in result["versions"].values() for name, version in packages.items()}
+    if versions.pop("torch", None):
+        sentences.append(f"Peers: {', '.join(' '.join(pair) for pair in versions.items())}. ")
     sentences += [f"Missing: {engine} ({why}). " for engine, why in result["missing"].items()]
     return "".join(sentences) + f"`{result['command']}`"
 

@@ -1,0 +1,123 @@
+"""The pictures say what the traces say."""
+
+import re
+
+import pytest
+
+from tests import plots, workloads
+from tests.adapter import STAGES
+
+
+@pytest.fixture(scope="module")
+def traces(babble):
+    """Stage number -> the trace of the same nine requests."""
+    requests = [(prompt, n % 24 + 1) for prompt, n in workloads.make_workload("tail", count=9)]
+    done = {}
+    for stage in STAGES:
+        arguments = {"max_num_seqs": 3, "max_model_len": 128}
+        llm = stage.LLM(
+            babble, device="cpu", trace=True, **{k: v for k, v in arguments.items() if stage.has_argument(k)}
+        )
+        params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in requests]
+        llm.generate([prompt for prompt, _ in requests], params)
+        done[stage.number] = llm.trace
+    return done
+
+
+def texts(figure) -> str:
+    """All titles and labels of a picture."""
+    return "\n".join(text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text")))
+
+
+def percent(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"(\d+)%", text)]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+def test_nobody_shares_a_slot(traces, number):
+    where, slots = plots.places(traces[number]), {1: 1}.get(number, 3)
+    assert sorted(where) == [str(i) for i in range(9)]
+    assert set(where.values()) == set(range(slots))
+    for step in traces[number]:
+        taken = [where[row.request_id] for row in step.rows]
+        assert len(taken) == len(set(taken))
+
+
+def test_slots_tell_the_waste(traces):
+    figure = plots.slots({"static": traces[3], "continuous": traces[4]})
+    static, continuous = percent(texts(figure))
+    assert static > continuous > 0
+    for axes, trace in zip(figure.axes, (traces[3], traces[4]), strict=True):
+        steps = {row.request_id: 0 for step in trace for row in step.rows}
+        assert len(axes.collections) == 2 * len(steps)  # a bar and its outline for each request
+
+
+def test_padding_is_counted(traces):
+    figure = plots.padding({"stage 2": traces[2], "stage 4": traces[4]})
+    rows = [row for step in traces[2] for row in step.rows]
+    wasted = sum(row.num_padding for row in rows)
+    total = wasted + sum(row.num_tokens for row in rows)
+    first, second = (axes.get_title(loc="left") for axes in figure.axes[:2])
+    assert first == f"stage 2: {wasted / total:.0%} of {total:,} positions are padding"
+    assert second.startswith("stage 4: 0% of")
+
+
+def test_kv_memory_is_counted(traces):
+    figure = plots.kv_memory({"stage 4": traces[4], "stage 5": traces[5]})
+    for axes, number in zip(figure.axes, (4, 5), strict=True):
+        used = sum(step.kv_tokens_used for step in traces[number])
+        reserved = sum(step.kv_tokens_reserved for step in traces[number])
+        assert f"{used / reserved:.0%} of what is reserved" in axes.get_title(loc="left")
+
+
+def test_block_map_marks_what_is_shared(babble):
+    stage = STAGES[4]
+    llm = stage.LLM(babble, device="cpu", trace=True, num_blocks=20)
+    llm.generate([[1] * 40], stage.SamplingParams(n=3, max_tokens=4, ignore_eos=True, seed=0))
+    figure = plots.block_map(llm.trace)
+    image = figure.axes[0].images[0].get_array()
+    shared = (image == plots.to_rgb(plots.INK)).all(axis=-1)
+    assert shared[:, -1].sum() == 2  # two full blocks of the prompt, held by three; of the third each has its own
+    assert "save up to 4 blocks" in texts(figure) or "save up to 6 blocks" in texts(figure)
+
+
+def test_the_others_draw(traces, tmp_path):
+    rows = [{"rate": r, "ttft_p50": 0.1, "ttft_p95": 0.1 * r, "itl_p50": 0.01, "itl_p95": 0.02} for r in (1, 2, 4)]
+    pictures = [
+        plots.time_per_token({"stage 1": traces[1], "stage 3": traces[3]}),
+        plots.batch_size(
+            {3: traces[3], 1: traces[1]} | {1: [s for s in traces[4] if len(s.rows) == 1]}, {1: 1e5, 3: 1e5}
+        ),
+        plots.gain([(1.0, traces[3], traces[4]), (0.0, traces[3], traces[3])]),
+        plots.latency({"stage 4": rows}),
+    ]
+    assert "up to 4 × as long" in texts(pictures[3])
+    assert "Nothing at equal lengths (1.00 ×)" in texts(pictures[2])
+    for i, picture in enumerate(pictures):
+        picture.savefig(tmp_path / f"{i}.png")
+        assert (tmp_path / f"{i}.png").stat().st_size > 5_000
+        assert picture._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("kind", plots.KINDS)
+def test_command_line_draws_files_of_trace(tmp_path, kind):
+    stage = STAGES[4]
+    trace = tmp_path / "five.jsonl"
+    arguments = ("--prompts", "A fox", "A small bear", "--max-tokens", "6", "--ignore-eos", "--quiet")
+    assert stage.main(*arguments, "--trace", trace)[0] == 0
+    assert plots.main([kind, str(trace), "--output", str(tmp_path / "x.png")]) == 0
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_command_line_names_what_is_wrong(tmp_path, capsys):
+    (tmp_path / "bad").write_text('{"prompt": "no trace"}\n')
+    assert plots.main(["slots", str(tmp_path / "bad"), "--output", "x.png"]) == 2
+    assert "bad is not a file of --trace" in capsys.readouterr().err
+    assert plots.main(["slots", str(tmp_path / "none"), "--output", "x.png"]) == 2
+    assert "none" in capsys.readouterr().err
+    trace = tmp_path / "one.jsonl"
+    assert STAGES[0].main("--prompts", "A", "--max-tokens", "2", "--quiet", "--trace", trace)[0] == 0
+    for kind in ("blocks", "kv"):
+        with pytest.raises(SystemExit):
+            plots.main([kind, str(trace), "--output", "x.png"])
+        assert "stage" in capsys.readouterr().err

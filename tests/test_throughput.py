@@ -1,0 +1,409 @@
+"""The stages side by side: what each computes, by formulas; the order between them; the benchmark itself."""
+
+import heapq
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from stage01_single.model import ModelConfig
+from tests import engines, report, throughput, workloads
+from tests.adapter import ROOT, STAGES, write_checkpoint
+from tests.peers import PEERS
+from tools.machine import least_seconds, pass_work
+
+SLOTS, CONTEXT = 4, 160
+
+
+@pytest.fixture(scope="module")
+def tail():
+    return workloads.make_workload("tail", count=12)
+
+
+@pytest.fixture(scope="module")
+def engines_after_tail(babble, tail):
+    """Every stage's engine after the same requests."""
+    done = []
+    for stage in STAGES:
+        limits = {"max_num_seqs": SLOTS, "max_model_len": CONTEXT, "trace": True}
+        llm = stage.LLM(babble, device="cpu", **{k: v for k, v in limits.items() if stage.has_argument(k)})
+        params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in tail]
+        llm.generate([prompt for prompt, _ in tail], params)
+        done.append(llm)
+    return done
+
+
+# --- What each stage computes -----------------------------------------------------------------------------------------
+
+
+def static_batches(workload) -> list[list[tuple[int, int]]]:
+    """(prompt, output) lengths of each batch: the longest prompts first."""
+    lengths = sorted(((len(prompt), n) for prompt, n in workload), key=lambda pair: -pair[0])
+    return [lengths[i : i + SLOTS] for i in range(0, len(lengths), SLOTS)]
+
+
+def slot_passes(workload) -> int:
+    """Forward passes if every request takes the first slot that gets free and keeps it for all its tokens."""
+    free = [0] * SLOTS
+    for _, n in workload:
+        heapq.heappush(free, heapq.heappop(free) + n)
+    return max(free)
+
+
+def test_stage01_computes_the_sequence_for_every_token(engines_after_tail, tail):
+    stats = engines_after_tail[0].stats
+    assert stats.num_forwards == sum(n for _, n in tail)
+    assert stats.num_tokens_computed == sum(len(p) * n + n * (n - 1) // 2 for p, n in tail)
+    assert stats.num_padding_tokens == 0
+
+
+def test_stage02_computes_the_same_tokens_in_rectangles(engines_after_tail, tail):
+    stats, positions = engines_after_tail[1].stats, 0
+    for batch in static_batches(tail):
+        for step in range(max(n for _, n in batch)):
+            positions += len(batch) * max(prompt + min(step, n) for prompt, n in batch)
+    assert stats.num_forwards == sum(max(n for _, n in batch) for batch in static_batches(tail))
+    assert stats.num_tokens_computed == engines_after_tail[0].stats.num_tokens_computed
+    assert stats.num_padding_tokens == positions - stats.num_tokens_computed
+
+
+def test_stage03_computes_every_token_once(engines_after_tail, tail):
+    stats, positions, reserved = engines_after_tail[2].stats, 0, 0
+    for batch in static_batches(tail):
+        steps, longest = max(n for _, n in batch), max(prompt for prompt, _ in batch)
+        positions += len(batch) * (longest + steps - 1)
+        reserved += steps * len(batch) * (longest + steps - 1)
+    assert stats.num_forwards == engines_after_tail[1].stats.num_forwards
+    assert stats.num_tokens_computed == sum(len(p) + n - 1 for p, n in tail)
+    assert stats.num_padding_tokens == positions - stats.num_tokens_computed
+    assert stats.kv_tokens_reserved == reserved
+
+
+def test_stage04_fills_slots(engines_after_tail, tail):
+    stats = engines_after_tail[3].stats
+    assert stats.num_forwards == slot_passes(tail)
+    assert stats.num_tokens_computed == sum(len(p) + n - 1 for p, n in tail)
+    assert stats.num_padding_tokens == 0
+    assert stats.kv_tokens_reserved == CONTEXT * sum(n for _, n in tail)  # a slot for as many steps as it has tokens
+    assert stats.kv_tokens_used == sum(len(p) + i for p, n in tail for i in range(n))
+
+
+def test_stage05_takes_blocks_as_it_needs_them(engines_after_tail, tail):
+    stats, block = engines_after_tail[4].stats, 16
+    assert stats.num_forwards == slot_passes(tail)
+    assert stats.num_tokens_computed == sum(len(p) + n - 1 for p, n in tail)
+    assert stats.kv_tokens_reserved == sum(-(-(len(p) + i) // block) * block for p, n in tail for i in range(n))
+    assert stats.kv_tokens_used == sum(len(p) + i for p, n in tail for i in range(n))
+
+
+def test_stage05_computes_a_common_beginning_once(babble):
+    workload = [(p[:96] + [i] * 8, 4) for i, (p, _) in enumerate(workloads.make_workload("prefix", count=6))]
+    stage = STAGES[4]
+    llm = stage.LLM(babble, device="cpu", max_num_seqs=2)
+    llm.generate([p for p, _ in workload], stage.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    assert llm.stats.num_tokens_computed == 96 + 6 * (8 + 4 - 1)
+    assert llm.stats.num_cached_tokens == 5 * 96
+
+
+def test_the_order_that_the_readme_claims(engines_after_tail):
+    """Each stage wastes less than the one before of what the ladder says it wastes."""
+    passes = [llm.stats.num_forwards for llm in engines_after_tail]
+    tokens = [llm.stats.num_tokens_computed for llm in engines_after_tail]
+    padding = [llm.stats.num_padding_tokens for llm in engines_after_tail]
+    assert passes[0] > passes[1] == passes[2] > passes[3] == passes[4]
+    assert tokens[0] == tokens[1] > tokens[2] == tokens[3] == tokens[4]
+    assert padding[1] > padding[2] > 0 == padding[0] == padding[3] == padding[4]
+    used = [llm.stats.kv_tokens_used / llm.stats.kv_tokens_reserved for llm in engines_after_tail[2:]]
+    assert used[2] > 0.6 > used[0] > used[1]  # blocks, the rectangle of a batch, slots for the whole context
+
+
+def test_equal_outputs_leave_nothing_to_gain(babble):
+    workload = workloads.make_workload("equal", count=8)
+    passes = []
+    for stage in STAGES[1:5]:
+        llm = stage.LLM(babble, device="cpu", max_num_seqs=4)
+        llm.generate([p for p, _ in workload], stage.SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))
+        passes.append(llm.stats.num_forwards)
+    assert passes == [32] * 4
+
+
+def test_the_cache_is_faster(tmp_path):
+    """The one comparison by the clock: 60 tokens after a prompt of 400, where stage 1 computes 56 times as much."""
+    write_checkpoint(tmp_path, n_layer=4, n_head=4, n_embd=256, n_positions=512, vocab_size=503)
+    seconds = []
+    for stage in (STAGES[0], STAGES[2]):
+        llm, params = stage.LLM(tmp_path, device="cpu"), stage.SamplingParams(max_tokens=60, ignore_eos=True)
+        llm.generate([[1, 2]], stage.SamplingParams(max_tokens=2))
+        started = time.perf_counter()
+        llm.generate([list(range(1, 401))], params)
+        seconds.append(time.perf_counter() - started)
+    assert seconds[0] > 1.5 * seconds[1]
+
+
+# --- Workloads and limits ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", workloads.SIZES)
+def test_workloads_are_what_they_say(name):
+    workload = workloads.make_workload(name)
+    assert len(workload) == workloads.SIZES[name][0]
+    assert workload == workloads.make_workload(name)
+    assert workload != workloads.make_workload(name, seed=1)
+    assert len(workloads.make_workload(name, count=3)) == 3
+    assert all(len(prompt) + n <= 1024 and n >= 1 for prompt, n in workload)
+    assert {"single": (64, 128), "decode": (32, 128), "prefill": (512, 8)}.get(name) in (
+        None, *{(len(prompt), n) for prompt, n in workload}
+    )  # fmt: skip
+    if name == "prefix":
+        assert len({tuple(prompt[:512]) for prompt, _ in workload}) == 1
+        assert len({tuple(prompt) for prompt, _ in workload}) == 32
+    if name in ("mixed", "tail"):  # a long tail: the mean lies above the median
+        outputs = sorted(n for _, n in workload)
+        assert sum(outputs) / len(outputs) > 1.1 * outputs[len(outputs) // 2]
+
+
+def test_arrivals_are_poisson():
+    arrivals = workloads.poisson_arrivals(20_000, rate=4.0)
+    gaps = torch.tensor(arrivals).diff()
+    assert arrivals == sorted(arrivals)
+    assert gaps.mean().item() == pytest.approx(0.25, rel=0.03)
+    assert gaps.std().item() == pytest.approx(0.25, rel=0.05)  # exponential: as large as the mean
+    assert workloads.poisson_arrivals(10, 4.0) == arrivals[:10]
+
+
+def test_work_of_a_pass_by_hand():
+    config = ModelConfig(n_layer=2, n_head=1, n_embd=3, n_inner=5, vocab_size=7)
+    weights, head = 2 * (3 * 9 + 3 * 3 + 2 * 3 * 5), 7 * 3
+    operations, moved = pass_work(config, 4, tokens=10, logits=1, attended=55, cached=0)
+    assert operations == 2 * weights * 10 + 2 * head + 2 * 55 * (2 * 3 + 2 * 3)  # q·k and weights·v, two layers
+    assert moved == 4 * (weights + head)
+    _, with_cache = pass_work(config, 4, tokens=1, logits=1, attended=6, cached=6)
+    assert with_cache - moved == 4 * 6 * 2 * 2 * 3  # keys and values of two layers
+    assert least_seconds((100, 10), bandwidth=10, rate=50) == 2
+    assert least_seconds((100, 10), bandwidth=1, rate=50) == 10
+
+
+def test_needed_work_is_what_an_engine_without_waste_does(babble):
+    """Stage 5 with room for all computes just that: the same passes, tokens and cached positions."""
+    stage = STAGES[4]
+    head = list(range(1, 33))
+    workload = [(head + [40 + i] * (3 + i), 1 + 2 * i) for i in range(5)]
+    llm = stage.LLM(babble, device="cpu", trace=True)
+    params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in workload]
+    llm.generate([p for p, _ in workload], params)
+    config, passes, lengths = llm.model.config, [], {}
+    for step in llm.trace:
+        attended = cached = 0
+        for row in step.rows:
+            if row.phase == "prefill":
+                whole = len(workload[int(row.request_id)][0])
+                attended += sum(range(whole - row.num_tokens + 1, whole + 1))
+                lengths[row.request_id] = whole
+            else:
+                lengths[row.request_id] += 1
+                attended += lengths[row.request_id]
+                cached += lengths[row.request_id]
+        tokens = sum(row.num_tokens for row in step.rows)
+        passes.append(pass_work(config, 4, tokens=tokens, logits=len(step.rows), attended=attended, cached=cached))
+    assert workloads.needed_work(workload, config, 4) == passes
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "not a request"),
+        ("[1]", "not a request"),
+        ('{"prompt": "a"}', "needs 'max_tokens'"),
+        ('{"max_tokens": 1}', "needs 'prompt'"),
+        ('{"prompt_token_ids": "x", "max_tokens": 1}', "a list"),
+        ('{"prompt_token_ids": [1], "max_tokens": 0}', "at least 1"),
+        ('{"prompt_token_ids": [1], "max_tokens": 1.5}', "at least 1"),
+    ],
+)
+def test_a_bad_line_of_a_workload_is_named(tmp_path, line, words):
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"prompt": "fine", "max_tokens": 2}\n\n' + line + "\n")
+    with pytest.raises(ValueError, match=r"requests\.jsonl, line 3") as raised:
+        workloads.read_workload(path, lambda text: [1])
+    assert words in str(raised.value)
+
+
+def test_an_empty_workload_is_refused(tmp_path):
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(ValueError, match="no requests"):
+        workloads.read_workload(tmp_path / "empty", list)
+
+
+# --- The benchmark ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_probe(monkeypatch):
+    """The probe reads a gigabyte; what it says is not the subject here."""
+    monkeypatch.setattr(throughput, "probe", lambda device, dtype: (1e10, 1e11))
+
+
+@pytest.fixture
+def requests_file(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    lines = [{"prompt_token_ids": p, "max_tokens": n} for p, n in workloads.make_workload("tail", count=3)]
+    path.write_text("\n".join(map(json.dumps, [*lines, {"prompt": "Once upon a time", "max_tokens": 5}])))
+    return path
+
+
+def test_the_benchmark(babble, requests_file, tmp_path, capsys, no_probe, monkeypatch):
+    """All stages and a peer through one workload; a peer that is not there and one that breaks are named."""
+    here = SimpleNamespace(python=Path(sys.executable), environment="here")
+    peers = {"hf": here, "vllm": here, "openvino": SimpleNamespace(python=Path("nowhere"), environment="openvino")}
+    monkeypatch.setattr(throughput, "PEERS", peers)
+    files = {"--json": tmp_path / "result.json", "--plot": tmp_path / "picture.png"}
+    status = throughput.main([
+        "--model", str(babble), "--load-format", "auto", "--workload", str(requests_file), "--repeat", "1",
+        "--device", "cpu", "--peers", "hf,vllm,openvino", *[str(x) for pair in files.items() for x in pair],
+    ])  # fmt: skip
+    stdout, stderr = capsys.readouterr()
+    assert status == 1, stderr
+    assert "openvino is missing: not installed; python -m tests.peers openvino installs it" in stderr
+    assert re.search(r"vllm is missing: .*No module named 'vllm'", stderr)
+    result = json.loads(files["--json"].read_text())
+    assert [row["engine"] for row in result["summary"]] == [*map(str, STAGES), "hf"]
+    assert all(row["same_ids_share"] == 1 for row in result["summary"])
+    outputs = [n for _, n in workloads.make_workload("tail", count=3)] + [5]
+    for row in result["summary"]:
+        assert row["output_tokens"] == sum(outputs)
+        assert row["tokens_per_second"] == pytest.approx(sum(outputs) / row["seconds"])
+        assert row["limit_share"] == pytest.approx(result["least_seconds"] / row["seconds"])
+        assert row["peak_bytes"] > 50e6
+    for row in result["summary"][:-1]:
+        assert 0 < row["ttft_p50"] <= row["ttft_p95"] < row["seconds"]
+        assert 0 < row["itl_p50"] <= row["itl_p95"]
+    before, stage5, hf = result["summary"][3:]
+    assert stage5["ratio"] == pytest.approx(stage5["tokens_per_second"] / before["tokens_per_second"])
+    assert hf["ratio_to"] == "stage05_paged"
+    assert result["versions"]["hf"].keys() == {"torch", "transformers"}
+    assert result["missing"].keys() == {"vllm", "openvino"}
+    assert len(result["workload_sha256"]) == 64
+    assert [len(run["ttft"]) for run in result["runs"] if run["ttft"]] == [4] * len(STAGES)
+    for word in ("stage05_paged", "tok/s", "ITL p95", "peak memory", "Missing: vllm"):
+        assert word in stdout
+    assert files["--plot"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_requests_that_arrive(babble, tmp_path, capsys, no_probe):
+    """At 20 a second the last of six comes after 0.2 s or so: the run can't be shorter, and nobody waits so long."""
+    result_file = tmp_path / "result.json"
+    status = throughput.main([
+        "--model", str(babble), "--load-format", "auto", "--stages", "4", "5", "--workload", "tail", "--requests", "6",
+        "--rate", "20", "--repeat", "1", "--device", "cpu", "--json", str(result_file),
+    ])  # fmt: skip
+    assert status == 0, capsys.readouterr().err
+    arrivals = workloads.poisson_arrivals(6, 20)
+    result = json.loads(result_file.read_text())
+    assert result["least_seconds"] is None
+    for run in result["runs"]:
+        assert run["seconds"] > arrivals[-1]
+        assert len(run["ttft"]) == 6
+        assert min(run["ttft"]) > 0
+
+
+def test_hugging_face_continuous_batching_is_run_right(babble, tail):
+    """A peer that this environment has: the same greedy tokens as the stages, and a time for each."""
+    stage = STAGES[4]
+    llm = stage.LLM(babble, device="cpu")
+    params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in tail]
+    expected = [o.outputs[0].token_ids for o in llm.generate([p for p, _ in tail], params)]
+    job = {"model": str(babble), "dtype": "float32", "device": "cpu", "options": {"max_num_seqs": 4}, "warm_up": [[1]]}
+    result = PEERS["hf-continuous"].run({**job, "requests": tail})
+    assert sum(a != b for a, b in zip(result["token_ids"], expected, strict=True)) <= 1  # where two logits are equal
+    assert [len(times) for times in result["times"]] == [n for _, n in tail]
+
+
+def test_an_engine_that_makes_too_little_is_an_error(tmp_path, monkeypatch):
+    job = {"engine": "stage01_single", "requests": [[[1], 2], [[1], 3]]}
+    (tmp_path / "job").write_text(json.dumps(job))
+    monkeypatch.setattr(engines, "run_stage", lambda job: {"token_ids": [[1, 2], [1, 2]]})
+    monkeypatch.setattr(sys, "argv", ["engines", str(tmp_path / "job"), str(tmp_path / "result")])
+    with pytest.raises(SystemExit, match="2 tokens for request 1, 3 were asked for"):
+        engines.main()
+
+
+def test_other_tokens_print_no_speed(babble, capsys, no_probe, monkeypatch):
+    """A stage whose greedy tokens differ is a wrong engine, and its speed is of no interest."""
+    made = {"stage01_single": [[1, 2]], "stage05_paged": [[1, 3]]}
+
+    def run(job, folder):
+        return {"engine": job["engine"], "token_ids": made[job["engine"]], "times": None, "seconds": 1.0}
+
+    monkeypatch.setattr(throughput, "run_in_fresh_process", run)
+    arguments = ["--model", str(babble), "--load-format", "auto", "--stages", "1", "5", "--requests", "1"]
+    assert throughput.main([*arguments, "--device", "cpu", "--repeat", "1"]) == 1
+    stdout, stderr = capsys.readouterr()
+    assert "stage05_paged made other tokens than stage01_single for 100% of the requests" in stderr
+    assert stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--stages", "9"], "there is no stage 9"),
+        (["--peers", "hf,other"], "there is no peer other"),
+        (["--workload", "none"], "workload 'none' is neither a file nor one of single"),
+        (["--requests", "0"], "--requests must be more than 0, got 0"),
+        (["--rate", "-1"], "--rate must be more than 0, got -1"),
+        (["--rate", "1", "--stages", "3"], "stage 4 or a later one"),
+        (["--stages"], "at least one stage or peer"),
+        (["--peers", "hf", "--kv-cache-bytes", "1000"], "for the stages only"),
+        (["--device", "tpu"], "device must be"),
+        (["--model", "nowhere"], "there is no directory nowhere"),
+    ],
+)
+def test_bad_arguments_are_named(capsys, arguments, words):
+    try:
+        status = throughput.main(arguments)
+    except SystemExit as exit:
+        status = exit.code
+    assert status == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_request_that_does_not_fit_is_named(babble, tmp_path, capsys):
+    path = tmp_path / "long.jsonl"
+    path.write_text('{"prompt_token_ids": [1], "max_tokens": 5}\n{"prompt_token_ids": [1, 2], "max_tokens": 255}\n')
+    assert throughput.main(["--model", str(babble), "--load-format", "auto", "--workload", str(path)]) == 2
+    assert "request 1" in (error := capsys.readouterr().err)
+    assert "256 positions" in error
+
+
+# --- Results in the READMEs -------------------------------------------------------------------------------------------
+
+
+def test_readmes_show_the_results_that_are_committed():
+    assert report.readmes()
+    for readme in report.readmes():
+        text = readme.read_text(encoding="utf-8")
+        assert report.with_tables(text) == text, f"{readme}: python -m tests.report --write"
+
+
+def test_committed_results_are_of_these_workloads():
+    """The requests of a committed result can be made again, and all its engines made the same tokens."""
+    for path in sorted((ROOT / "results").glob("*.json")):
+        result = json.loads(path.read_text())
+        if "workload_sha256" not in result:
+            continue
+        remade = workloads.make_workload(result["workload"], result["requests"], seed=result["seed"])
+        assert workloads.fingerprint(remade) == result["workload_sha256"], path
+        assert result["command"].startswith("python -m tests.throughput "), path
+        assert f"--json results/{path.name}" in result["command"], path
+        if result["dtype"] == "float32":
+            assert all(row["same_ids_share"] >= 0.9 for row in result["summary"]), path
+
+
+def test_report_prints_a_result(capsys, tmp_path):
+    assert report.main([str(ROOT / "results" / "ladder.json"), "--plot", str(tmp_path / "x.png")]) == 0
+    assert "`stage03_kvcache`" in capsys.readouterr().out
+    assert (tmp_path / "x.png").stat().st_size > 10_000
