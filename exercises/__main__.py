@@ -1,0 +1,128 @@
+"""The course's exercises: what there is, how far you are, and what is wrong with an answer.
+
+python -m exercises                 # all of them, with their state
+python -m exercises check 2.3       # grade one; or several, or `all`
+python -m exercises hint 2.3        # the next hint
+python -m exercises reveal 2.3      # a solution, after at least one attempt
+"""
+
+import argparse
+import multiprocessing
+import sys
+
+from .catalogue import Exercise, Grade, exercises, grade, progress, read_progress
+
+SECONDS = 60  # that a check may take; they take five at the most
+
+
+def graded(exercise: Exercise, results) -> None:
+    results.put(grade(exercise))
+
+
+def grade_in_time(exercise: Exercise) -> Grade:
+    """Grade in a process of its own, which is ended if the learner's code does not."""
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    process = context.Process(target=graded, args=(exercise, results), daemon=True)
+    process.start()
+    process.join(SECONDS)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return Grade("failing", f"not done after {SECONDS} seconds; is there a loop that does not end?")
+    if results.empty():
+        return Grade("failing", f"the process that ran it ended with status {process.exitcode}")
+    return results.get()
+
+
+def show_all() -> int:
+    """A line for each exercise, and how many are passed."""
+    records = read_progress()
+    stage = ""
+    for number, exercise in exercises().items():
+        if exercise.text.parent.name != stage:
+            stage = exercise.text.parent.name
+            print(f"\n{stage}")
+        state = records.get(number, {}).get("state", "not started")
+        mark = {"passed": "✓", "failing": "✗"}.get(state, " ")
+        print(f"  {mark} {number:4} {exercise.title:48} {exercise.minutes:3} min   {state}")
+    passed = sum(record.get("state") == "passed" for record in records.values())
+    print(
+        f"\n{passed} of {len(exercises())} passed. The texts are in exercises/stage…/; begin with exercises/README.md."
+    )
+    return 0
+
+
+def check(numbers: list[str]) -> int:
+    """Grade exercises and record it."""
+    failed = 0
+    for number in exercises() if numbers == ["all"] else numbers:
+        exercise = exercises()[number]
+        result = grade_in_time(exercise)
+        with progress(number) as record:
+            record["state"] = result.state
+            record["attempts"] = record.get("attempts", 0) + (result.state != "not started")
+        failed += result.state != "passed"
+        if result.state == "passed":
+            print(f"{number} {exercise.title}: passed, {result.seconds:.1f} s")
+        else:
+            print(f"{number} {exercise.title}: {result.state}{f' ({result.test})' if result.test else ''}")
+            print("\n".join(f"  {line}" for line in result.message.splitlines()))
+            if result.state == "not started":
+                text = exercise.text.relative_to(exercise.text.parents[2])
+                print(f"  read {text}, then edit {exercise.work.name} beside it")
+    return 1 if failed else 0
+
+
+def hint(number: str) -> int:
+    """The next hint; when all are shown, all of them again."""
+    exercise = exercises()[number]
+    with progress(number) as record:
+        shown = record.get("hints", 0)
+        record["hints"] = min(shown + 1, len(exercise.hints))
+    if shown >= len(exercise.hints):
+        print(f"These are all {len(exercise.hints)} hints; `python -m exercises reveal {number}` shows a solution.")
+    for i, (title, text) in enumerate(exercise.hints[: shown + 1], start=1):
+        if i == shown + 1 or shown >= len(exercise.hints):
+            print(f"hint {i} of {len(exercise.hints)}: {title}\n{text}")
+    return 0
+
+
+def reveal(number: str) -> int:
+    """The solution, for those who have tried."""
+    if not read_progress().get(number, {}).get("attempts"):
+        print(
+            f"First try it: `python -m exercises check {number}`. A solution teaches those who have looked for it.",
+            file=sys.stderr,
+        )
+        return 1
+    print(exercises()[number].solution_text, end="")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m exercises", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("action", choices=("list", "check", "hint", "reveal"), nargs="?", default="list")
+    parser.add_argument("numbers", nargs="*", metavar="N.M")
+    args = parser.parse_args(argv)
+    if args.action != "list" and not args.numbers:
+        parser.error(f"which one? For example: {args.action} {next(iter(exercises()))}")
+    if unknown := [n for n in args.numbers if n not in exercises() and not (n == "all" and args.action == "check")]:
+        parser.error(f"there is no exercise {unknown[0]!r}; `python -m exercises` lists them")
+    if args.action in ("hint", "reveal") and len(args.numbers) > 1:
+        parser.error(f"{args.action} takes one exercise")
+    try:
+        if args.action == "list":
+            return show_all()
+        if args.action == "check":
+            return check(args.numbers)
+        return {"hint": hint, "reveal": reveal}[args.action](args.numbers[0])
+    except ValueError as error:
+        print(f"exercises: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

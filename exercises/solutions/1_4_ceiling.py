@@ -1,0 +1,52 @@
+"""A solution of exercise 1.4."""
+
+PREDICTION = 40  # 20 GB/s for 494 MB, on a small machine
+
+
+def parameters(n_layer: int, n_embd: int, n_inner: int, vocab_size: int) -> int:
+    """The weights in the matrices that a token meets."""
+    layer = n_embd * 3 * n_embd + n_embd * n_embd + n_embd * n_inner + n_inner * n_embd
+    return n_layer * layer + n_embd * vocab_size
+
+
+def flops(n_layer: int, n_embd: int, n_inner: int, vocab_size: int, context: int) -> int:
+    """Operations for one new token that looks at `context` tokens."""
+    attention = n_layer * context * (2 * n_embd + 2 * n_embd)
+    return 2 * parameters(n_layer, n_embd, n_inner, vocab_size) + attention
+
+
+def bytes_read(n_layer: int, n_embd: int, n_inner: int, vocab_size: int, context: int, itemsize: int) -> int:
+    """Bytes that have to be read for one new token; `itemsize` is that of a weight and of a cached number."""
+    cached = n_layer * context * 2 * n_embd
+    return itemsize * (parameters(n_layer, n_embd, n_inner, vocab_size) + cached)
+
+
+def tokens_per_second(
+    sizes: dict[str, int], context: int, itemsize: int, batch: int, bandwidth: float, rate: float
+) -> float:
+    """The ceiling: `sizes` are the first four arguments above; bandwidth in bytes, rate in operations per second."""
+    weights = itemsize * parameters(**sizes)
+    cached = bytes_read(**sizes, context=context, itemsize=itemsize) - weights
+    reading = (weights + batch * cached) / bandwidth
+    computing = batch * flops(**sizes, context=context) / rate
+    return batch / max(reading, computing)
+
+
+# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+
+MUTANTS = [
+    ("no keys and values", "n_embd * 3 * n_embd", "n_embd * n_embd", "three matrices"),
+    ("half a feed-forward layer", " + n_inner * n_embd", "", "there and back"),
+    ("no vocabulary matrix", " + n_embd * vocab_size", "", "to the vocabulary, is missing"),
+    ("one layer", "n_layer * layer", "layer", "each layer has its own"),
+    ("one operation per weight", "return 2 * parameters(", "return parameters(", "two operations"),
+    ("no attention", "vocab_size) + attention", "vocab_size)", "attention is missing"),
+    ("only keys", "(2 * n_embd + 2 * n_embd)", "2 * n_embd", "and then the values"),
+    ("no cache", "vocab_size) + cached)", "vocab_size))", "the cache is missing"),
+    ("a cache of keys", "context * 2 * n_embd", "context * n_embd", "a key and a value"),
+    ("numbers for bytes", "return itemsize * (", "return (", "numbers were counted"),
+    ("adds both times", "max(reading, computing)", "(reading + computing)", "not the sum"),
+    ("weights for every sequence", "(weights + batch * cached)", "batch * (weights + cached)", "not once for each sequence"),
+    ("the faster one", "max(reading, computing)", "min(reading, computing)", "not the faster"),
+    ("no prediction", "PREDICTION = 40", "PREDICTION = None", "write down a guess first"),
+]  # fmt: skip

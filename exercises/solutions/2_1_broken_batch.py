@@ -1,0 +1,48 @@
+"""A solution of exercise 2.1."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Model = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def generate(model: Model, prompts: list[list[int]], max_tokens: int, eos: int, max_len: int) -> list[list[int]]:
+    """The new tokens of every prompt, greedy, with the end token if one came."""
+    prompts = [prompt[-max_len:] for prompt in prompts]
+    longest = max(map(len, prompts))
+    padded = [[eos] * (longest - len(prompt)) + prompt for prompt in prompts]
+    num_padding = torch.tensor([longest - len(prompt) for prompt in prompts])  # [batch]
+    tokens = torch.tensor(padded)  # [batch, n_seq]
+    start = tokens.shape[1]
+    for _ in range(max_tokens):
+        columns = torch.arange(tokens.shape[1])  # [n_seq]
+        positions = (columns - num_padding[:, None]).clamp(min=0)  # [batch, n_seq]
+        visible = (columns <= columns[:, None]).expand(len(tokens), -1, -1)  # [batch, n_seq, n_seq]
+        visible = visible & (columns >= num_padding[:, None])[:, None, :]
+        visible = visible | (columns == columns[:, None])  # padding sees itself, or its softmax is NaN
+        logits = model(tokens, positions, visible)  # [batch, n_seq, vocab]
+        new = logits[:, -1].argmax(dim=-1)  # [batch]
+        tokens = torch.cat([tokens, new[:, None]], dim=1)
+        if all(eos in row for row in tokens[:, start:].tolist()):
+            break
+    outputs = tokens[:, start:].tolist()
+    return [row[: row.index(eos) + 1] if eos in row else row for row in outputs]
+
+
+# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+
+MUTANTS = [
+    ("padded on the right", "[eos] * (longest - len(prompt)) + prompt", "prompt + [eos] * (longest - len(prompt))",
+     "read at its padding"),
+    ("cut after padding, and not before", "    prompts = [prompt[-max_len:] for prompt in prompts]\n", "", "cut each prompt"),
+    ("cut at the wrong end", "prompt[-max_len:]", "prompt[:max_len]", "the ends of the prompts are lost"),
+    ("the end token in prompt and padding", "tokens[:, start:].tolist()):", "tokens.tolist()):", "ended the row"),
+    ("positions of columns", "(columns - num_padding[:, None]).clamp(min=0)", "columns.expand(tokens.shape)",
+     "positions count columns"),
+    ("positions below zero", ".clamp(min=0)", "", "clamp them"),
+    ("no mask after the first step", "        visible = visible & (columns >= num_padding[:, None])[:, None, :]\n",
+     "        if tokens.shape[1] == start:\n"
+     "            visible = visible & (columns >= num_padding[:, None])[:, None, :]\n", "visible again"),
+]  # fmt: skip

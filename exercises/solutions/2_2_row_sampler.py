@@ -1,0 +1,52 @@
+"""A solution of exercise 2.2."""
+
+import torch
+from torch import Tensor
+
+
+def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, u: Tensor) -> Tensor:
+    """A token for each row, without a loop over the rows.
+
+    Args:
+        logits: [rows, vocab] float32; temperature: [rows], 0 is greedy; top_k: [rows] int64, 0 keeps all; u: [rows]
+            random numbers, 0 <= u < 1.
+
+    Returns:
+        [rows] int64
+    """
+    greedy = temperature == 0
+    scores = logits / torch.where(greedy, 1.0, temperature)[:, None]
+    vocab_size = logits.shape[1]
+    k = torch.where(top_k == 0, vocab_size, top_k)
+    kth = scores.sort(dim=-1, descending=True).values.gather(1, k[:, None] - 1)  # [rows, 1]
+    scores = scores.masked_fill(scores < kth, -torch.inf)
+    cdf = scores.double().softmax(dim=-1).cumsum(dim=-1)
+    drawn = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0]
+    return torch.where(greedy, logits.argmax(dim=-1), drawn)
+
+
+# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+
+LOOP = """    rows = [sample_one(*row) for row in zip(logits, temperature, top_k, u)]
+    return torch.cat(rows)
+
+
+def sample_one(logits, temperature, top_k, u):
+    logits, temperature, top_k, u = logits[None], temperature[None], top_k[None], u[None]
+    greedy = temperature == 0
+"""
+MUTANTS = [
+    ("forgets the greedy rows", "torch.where(greedy, logits.argmax(dim=-1), drawn)", "drawn", "greedy is the argmax"),
+    ("one greedy row makes all greedy", "return torch.where(greedy,", "return torch.where(greedy.any(),", "must not make all rows greedy"),
+    ("multiplies", "scores = logits / ", "scores = logits * ", "the other way round"),
+    ("the largest k for all", "gather(1, k[:, None] - 1)", "gather(1, k.max().expand(len(k), 1) - 1)", "the largest k"),
+    ("the smallest k for all", "gather(1, k[:, None] - 1)", "gather(1, k.min().expand(len(k), 1) - 1)",
+     "all rows got the smallest k"),
+    ("zero keeps one", "torch.where(top_k == 0, vocab_size, top_k)", "top_k.clamp(min=1)", "keeps all, not none"),
+    ("ties by place", "scores.masked_fill(scores < kth, -torch.inf)",
+     "scores.masked_fill(scores.argsort(descending=True, stable=True).argsort() >= k[:, None], -torch.inf)",
+     "what equals the k-th"),
+    ("one number for all rows", "u[:, None] *", "u[0] *", "one u was used"),
+    ("at least u", "right=True", "right=False", "greater than u"),
+    ("a loop over the rows", "    greedy = temperature == 0\n", LOOP, "a loop over the rows"),
+]  # fmt: skip

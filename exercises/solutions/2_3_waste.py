@@ -1,0 +1,37 @@
+"""A solution of exercise 2.3."""
+
+
+def positions(
+    prompts: list[int], outputs: list[int], max_num_seqs: int, sort_by_length: bool = False
+) -> tuple[int, int]:
+    """(positions of live requests, positions for nothing) that stage 2 computes, from the lengths of the requests."""
+    requests = list(zip(prompts, outputs, strict=True))
+    if sort_by_length:
+        requests.sort(key=lambda request: -request[0])
+    live = total = 0
+    for start in range(0, len(requests), max_num_seqs):
+        batch = requests[start : start + max_num_seqs]
+        for step in range(max(n for _, n in batch)):
+            lengths = [p + min(step, n) for p, n in batch]
+            total += len(batch) * max(lengths)
+            live += sum(length for length, (_, n) in zip(lengths, batch, strict=True) if step < n)
+    return live, total - live
+
+
+# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+
+MUTANTS = [
+    ("the last token is computed", "[p + min(step, n) for p, n in batch]", "[p + min(step + 1, n) for p, n in batch]", "never computed"),
+    ("no rectangle", "total += len(batch) * max(lengths)", "total += sum(lengths)", "count the rectangle"),
+    ("padding is live", "live += sum(length for length,", "live += sum(max(lengths) for length,", "padding was counted"),
+    ("done rows leave", "total += len(batch) * max(lengths)",
+     "total += sum(step < n for _, n in batch) * max(p + step for p, n in batch if step < n)", "until its batch ends"),
+    ("done rows are live", "if step < n)", ")", "is for nobody"),
+    ("done rows are cut to live width", "total += len(batch) * max(lengths)",
+     "total += len(batch) * max(p + step for p, n in batch if step < n)", "keeps its length"),
+    ("one batch", "    live = total = 0\n", "    live = total = 0\n    max_num_seqs = len(requests)\n", "the next ones wait"),
+    ("sorts inside the batch", "requests.sort(key=lambda request: -request[0])",
+     "requests[:max_num_seqs] = sorted(requests[:max_num_seqs])", "before they are put into batches"),
+    ("sorts the prompts alone", "requests.sort(key=lambda request: -request[0])",
+     "requests = list(zip(sorted(prompts, reverse=True), outputs))", "sort them together"),
+]  # fmt: skip

@@ -1,0 +1,34 @@
+"""A solution of exercise 2.4."""
+
+
+def make_batches(lengths: list[int], size: int) -> list[list[int]]:
+    """The indices of the requests in batches of at most `size`, the longest first."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def restore(batches: list[list[int]], results: list) -> list:
+    """The results, which come in the order of the batches, in the order of the requests."""
+    order = [i for batch in batches for i in batch]
+    restored = [None] * len(results)
+    for i, result in zip(order, results, strict=True):
+        restored[i] = result
+    return restored
+
+
+# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+
+MUTANTS = [
+    ("the shortest first", "-lengths[i]", "lengths[i]", "the longest come first"),
+    ("not stable", "key=lambda i: -lengths[i]", "key=lambda i: (-lengths[i], -i)", "keep the order"),
+    ("lengths", "return [order[start : start + size]", "return [[lengths[i] for i in order[start : start + size]]",
+     "indices, not lengths"),
+    ("sorts within batches", "order = sorted(range(len(lengths)), key=lambda i: -lengths[i])\n    return [order[start : start + size]",
+     "order = list(range(len(lengths)))\n    return [sorted(order[start : start + size], key=lambda i: -lengths[i])",
+     "then cut into batches"),
+    ("loses the rest", "for start in range(0, len(order), size)]", "for start in range(0, len(order) - size + 1, size)]",
+     "nobody is left out"),
+    ("the permutation itself", "    restored = [None] * len(results)\n    for i, result in zip(order, results, strict=True):\n"
+     "        restored[i] = result\n    return restored", "    return [results[i] for i in order]", "its inverse is needed"),
+    ("no way back", "    return restored", "    return results", "still in the order of the batches"),
+]  # fmt: skip

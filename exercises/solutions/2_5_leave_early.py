@@ -1,0 +1,37 @@
+"""A solution of exercise 2.5."""
+
+from collections.abc import Callable
+
+
+def generate(
+    step: Callable[[list[list[int]]], list[int]], prompts: list[list[int]], max_tokens: list[int], eos: int
+) -> list[list[int]]:
+    """The new tokens of every prompt; no row goes through `step` after it is done."""
+    sequences = [list(prompt) for prompt in prompts]
+    outputs: list[list[int]] = [[] for _ in prompts]
+    live = list(range(len(prompts)))
+    while live:
+        for i, token in zip(live, step([sequences[i] for i in live]), strict=True):
+            sequences[i].append(token)
+            outputs[i].append(token)
+        live = [i for i in live if len(outputs[i]) < max_tokens[i] and outputs[i][-1] != eos]
+    return outputs
+
+
+# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+
+LIVE = "        live = [i for i in live if len(outputs[i]) < max_tokens[i] and outputs[i][-1] != eos]\n"
+MUTANTS = [
+    ("row r is request r", "for i, token in zip(live, step([sequences[i] for i in live]), strict=True):",
+     "for i, token in enumerate(step([sequences[i] for i in live])):", "row r is not request r"),
+    ("with the prompt", "return outputs", "return sequences", "no part of the result"),
+    ("changes the prompts", "list(prompt) for prompt in prompts", "prompt for prompt in prompts", "copy them"),
+    ("carries done rows", LIVE, LIVE.replace("live = [i for i in live if", "live = live if any(").replace("!= eos]", "!= eos for i in live) else []")
+     .replace("live if any( len", "live if any(len") + "    outputs = [o[:n] for o, n in zip(outputs, max_tokens)]\n",
+     "until the batch ended"),
+    ("removes under the loop", LIVE, "        for i in live:\n            if len(outputs[i]) >= max_tokens[i] or outputs[i][-1] == eos:\n"
+     "                live.remove(i)\n", "skips every second"),
+    ("drops the end token", "    return outputs", "    return [o[:-1] if o[-1] == eos else o for o in outputs]", "the end token is kept"),
+    ("goes on after the end token", " and outputs[i][-1] != eos", "", "the end token ends a row"),
+    ("searches the prompt", "outputs[i][-1] != eos]", "eos not in sequences[i]]", "in the new tokens only"),
+]  # fmt: skip

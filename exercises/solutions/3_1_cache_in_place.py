@@ -1,0 +1,48 @@
+"""A solution of exercise 3.1."""
+
+import torch
+from torch import Tensor
+
+
+class Cache:
+    """Keys and values of a batch."""
+
+    def __init__(self, n_layer: int, batch: int, n_head: int, max_len: int, head_dim: int):
+        self.length = 0
+        self.data = torch.empty(n_layer, 2, batch, n_head, max_len, head_dim)
+
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write new columns, [batch, n_head, n_new, head_dim]; return all length + n_new of keys and values."""
+        end = self.length + k.shape[2]
+        if end > self.data.shape[4]:
+            raise ValueError(f"{end} columns, there is room for {self.data.shape[4]}")
+        keys, values = self.data[layer, :, :, :, :end]
+        keys[:, :, self.length :] = k
+        values[:, :, self.length :] = v
+        return keys, values
+
+    def advance(self, n_new: int) -> None:
+        """The step is over: all layers have written these columns."""
+        self.length += n_new
+
+
+# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+
+MUTANTS = [
+    ("moves within the step", "        return keys, values\n", "        self.length = end\n        return keys, values\n",
+     "layer 1 wrote behind layer 0"),
+    ("returns the new columns", "return keys, values", "return k, v", "attention needs all"),
+    ("returns everything", "return keys, values", "return self.data[layer, 0], self.data[layer, 1]", "the empty columns"),
+    ("swaps keys and values", "return keys, values", "return values, keys", "are swapped"),
+    ("overwrites the beginning", "keys[:, :, self.length :] = k", "keys[:, :, : k.shape[2]] = k", "overwritten"),
+    ("one memory for all layers", "self.data[layer, :, :, :, :end]", "self.data[0, :, :, :, :end]", "overwritten"),
+    ("concatenates", "        return keys, values", "        return torch.cat([keys, keys[:, :, :0]], dim=2), values",
+     "copies the whole cache"),
+    ("memory of the class", "        self.data = torch.empty(n_layer, 2, batch, n_head, max_len, head_dim)",
+     "        Cache.data = getattr(Cache, \"data\", torch.empty(n_layer, 2, batch, n_head, max_len, head_dim))",
+     "belongs to the class"),
+    ("lets torch complain", "        if end > self.data.shape[4]:\n            raise ValueError(f\"{end} columns, there is room for {self.data.shape[4]}\")\n",
+     "", "before torch does"),
+    ("drops in silence", "            raise ValueError(f\"{end} columns, there is room for {self.data.shape[4]}\")",
+     "            return self.data[layer, 0], self.data[layer, 1]", "in silence"),
+]  # fmt: skip

@@ -1,0 +1,43 @@
+"""A solution of exercise 3.3."""
+
+
+def bytes_per_token(n_layer: int, n_embd: int, itemsize: int) -> int:
+    """What one token takes in the KV cache."""
+    return 2 * n_layer * n_embd * itemsize
+
+
+def room(memory: int, parameters: int, activations: int, itemsize: int) -> int:
+    return max(0, memory - parameters * itemsize - activations)
+
+
+def largest_batch(
+    memory: int, parameters: int, activations: int, n_layer: int, n_embd: int, max_len: int, itemsize: int
+) -> int:
+    """How many sequences of max_len tokens fit; memory and activations are in bytes."""
+    return room(memory, parameters, activations, itemsize) // (max_len * bytes_per_token(n_layer, n_embd, itemsize))
+
+
+def longest_context(
+    memory: int, parameters: int, activations: int, n_layer: int, n_embd: int, batch: int, itemsize: int
+) -> int:
+    """How many tokens each of `batch` sequences may have."""
+    return room(memory, parameters, activations, itemsize) // (batch * bytes_per_token(n_layer, n_embd, itemsize))
+
+
+# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+
+MUTANTS = [
+    ("keys alone", "return 2 * n_layer", "return n_layer", "a key and a value"),
+    ("one layer", "2 * n_layer * n_embd", "2 * n_embd", "every layer"),
+    ("numbers", "n_layer * n_embd * itemsize", "n_layer * n_embd", "not bytes"),
+    ("times the heads", "n_layer * n_embd * itemsize", "n_layer * n_embd * 12 * itemsize", "share the width"),
+    ("forgets the weights", " - parameters * itemsize", "", "the weights take their place"),
+    ("weights in numbers", "parameters * itemsize -", "parameters -", "itemsize bytes"),
+    ("forgets the step", " - activations)", ")", "a step needs memory"),
+    ("rounds up", "return room(memory, parameters, activations, itemsize) // (max_len * bytes_per_token(n_layer, n_embd, itemsize))",
+     "return -(-room(memory, parameters, activations, itemsize) // (max_len * bytes_per_token(n_layer, n_embd, itemsize)))",
+     "fit whole"),
+    ("less than nothing", "max(0, memory - parameters * itemsize - activations)", "memory - parameters * itemsize - activations",
+     "less than nothing"),
+    ("one sequence", "// (batch * bytes", "// (bytes", "every sequence of the batch grows"),
+]  # fmt: skip

@@ -1,0 +1,37 @@
+"""A solution of exercise 3.4."""
+
+
+def tokens_without(prompt: int, output: int) -> int:
+    """Positions that go through the model without a cache."""
+    return sum(prompt + step for step in range(output))
+
+
+def tokens_with(prompt: int, output: int) -> int:
+    """Positions that go through the model with a cache."""
+    return prompt + output - 1
+
+
+def saving(prompt: int, output: int) -> float:
+    """How many times fewer positions the cache leaves."""
+    return tokens_without(prompt, output) / tokens_with(prompt, output)
+
+
+def even_context(parameters: int, n_layer: int, n_embd: int, batch: int) -> float:
+    """The context at which a decode step reads as much of the cache as of the weights."""
+    return parameters / (batch * 2 * n_layer * n_embd)
+
+
+# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+
+MUTANTS = [
+    ("the sequence does not grow", "prompt + step for", "prompt for", "grows by a token"),
+    ("one step too many", "range(output))", "range(output + 1))", "never computed"),
+    ("the last token too", "prompt + output - 1", "prompt + output", "never computed"),
+    ("without the prompt", "return prompt + output - 1", "return output", "the prompt is computed once"),
+    ("upside down", "tokens_without(prompt, output) / tokens_with(prompt, output)",
+     "tokens_with(prompt, output) / tokens_without(prompt, output)", "not the other way round"),
+    ("keys alone", "(batch * 2 * n_layer", "(batch * n_layer", "a key and a value"),
+    ("one layer", "2 * n_layer * n_embd)", "2 * n_embd)", "every layer"),
+    ("one sequence", "(batch * 2", "(2", "are not shared"),
+    ("the batch helps", "parameters / (batch * 2", "parameters * batch / (2", "earlier, not later"),
+]  # fmt: skip

@@ -1,0 +1,77 @@
+"""A solution of exercise 5.1."""
+
+
+class Allocator:
+    """Blocks for sequences that grow."""
+
+    def __init__(self, num_blocks: int, block_size: int):
+        self.block_size = block_size
+        self.free_blocks = list(range(num_blocks))
+        self.tables: dict[str, list[int]] = {}
+        self.num_tokens: dict[str, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self.free_blocks)
+
+    def num_needed(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def allocate(self, name: str, num_tokens: int) -> bool:
+        if name in self.tables:
+            raise KeyError(f"{name!r} has blocks already")
+        if self.num_needed(num_tokens) > self.num_free:
+            return False
+        self.tables[name] = [self.free_blocks.pop() for _ in range(self.num_needed(num_tokens))]
+        self.num_tokens[name] = num_tokens
+        return True
+
+    def append(self, name: str) -> bool:
+        if self.num_needed(self.num_tokens[name] + 1) > len(self.tables[name]):
+            if not self.free_blocks:
+                return False
+            self.tables[name].append(self.free_blocks.pop())
+        self.num_tokens[name] += 1
+        return True
+
+    def free(self, name: str) -> None:
+        self.free_blocks += self.tables.pop(name)
+        del self.num_tokens[name]
+
+    def block_table(self, name: str) -> list[int]:
+        return self.tables[name]
+
+    def slot(self, name: str, position: int) -> int:
+        return self.tables[name][position // self.block_size] * self.block_size + position % self.block_size
+
+
+# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+
+MUTANTS = [
+    ("one block too many", "return -(-num_tokens // self.block_size)", "return num_tokens // self.block_size + 1",
+     "needs no further one"),
+    ("the last block is forgotten", "return -(-num_tokens // self.block_size)", "return max(1, num_tokens // self.block_size)",
+     "unfilled block counts"),
+    ("the same block twice", "[self.free_blocks.pop() for _ in range(self.num_needed(num_tokens))]",
+     "self.free_blocks[: self.num_needed(num_tokens)]\n        self.free_blocks = self.free_blocks[1:]\n"
+     "        del self.free_blocks[len(self.free_blocks) - self.num_needed(num_tokens) + 1 :]", "given to two sequences"),
+    ("takes before it looks", "        if self.num_needed(num_tokens) > self.num_free:\n            return False\n",
+     "        if self.num_needed(num_tokens) > self.num_free:\n            self.free_blocks.clear()\n            return False\n",
+     "is lost"),
+    ("keeps one back", "> self.num_free:", ">= self.num_free:", "may be used too"),
+    ("a block for every token", "if self.num_needed(self.num_tokens[name] + 1) > len(self.tables[name]):", "if True:",
+     "there was room in the last"),
+    ("never grows", "if self.num_needed(self.num_tokens[name] + 1) > len(self.tables[name]):", "if False:",
+     "the 5th token needs another"),
+    ("does not count", "self.num_tokens[name] += 1", "self.num_tokens[name] = min(5, self.num_tokens[name] + 1)",
+     "have to be counted"),
+    ("counts what was refused", "            if not self.free_blocks:\n                return False\n",
+     "            if not self.free_blocks:\n                self.tables[name].append(self.tables[name][-1])\n                return False\n",
+     "do not agree"),
+    ("slots without a table", "return self.tables[name][position // self.block_size] * self.block_size + position % self.block_size",
+     "return position", "through the table"),
+    ("blocks as slots", "self.block_size] * self.block_size +", "self.block_size] +", "block_size slots long"),
+    ("loses blocks", "self.free_blocks += self.tables.pop(name)", "self.tables.pop(name)", "blocks were lost"),
+    ("free twice", "        self.free_blocks += self.tables.pop(name)\n        del self.num_tokens[name]",
+     "        self.free_blocks += self.tables.pop(name, [])\n        self.num_tokens.pop(name, None)", "free twice"),
+]  # fmt: skip

@@ -1,0 +1,44 @@
+"""A solution of exercise 5.3."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+def attend(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+    """The attention of one token over blocks of (keys, values): [n_head, head_dim] -> [n_head, head_dim]"""
+    n_head, head_dim = query.shape
+    largest = torch.full((n_head, 1), -torch.inf)
+    total, weighted = torch.zeros(n_head, 1), torch.zeros(n_head, head_dim)
+    for keys, values in blocks:
+        scores = torch.einsum("hd,thd->ht", query, keys) / math.sqrt(head_dim)  # [n_head, n]
+        new = torch.maximum(largest, scores.amax(dim=-1, keepdim=True))
+        weights, correction = (scores - new).exp(), (largest - new).exp()
+        total = total * correction + weights.sum(dim=-1, keepdim=True)
+        weighted = weighted * correction + torch.einsum("ht,thd->hd", weights, values)
+        largest = new
+    return weighted / total
+
+
+# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+
+MUTANTS = [
+    ("not divided", "return weighted / total", "return weighted", "at the end"),
+    ("no scale", " / math.sqrt(head_dim)", "", "with one block it is plain attention"),
+    ("the sum is not corrected", "total * correction", "total", "the sum *and* the weighted values"),
+    ("the values are not corrected", "weighted * correction", "weighted", "the sum *and* the weighted values"),
+    ("the last block alone", "weighted = weighted * correction +", "total, weighted = weights.sum(dim=-1, keepdim=True),",
+     "only the last block"),
+    ("the first block alone", "        largest = new\n", "        largest = new\n        break\n", "only the first block"),
+    ("a mean of blocks", "        total = total * correction + weights.sum(dim=-1, keepdim=True)\n"
+     "        weighted = weighted * correction + torch.einsum(\"ht,thd->hd\", weights, values)\n",
+     "        total = total + 1\n        weighted = weighted + torch.einsum(\"ht,thd->hd\", scores.softmax(dim=-1), values)\n",
+     "a softmax of its own"),
+    ("one largest for all heads", "scores.amax(dim=-1, keepdim=True))", "scores.amax().expand(n_head, 1))", "for every head"),
+    ("no largest", "new = torch.maximum(largest, scores.amax(dim=-1, keepdim=True))", "new = torch.zeros(n_head, 1)",
+     "finite numbers"),
+    ("gathers", "    for keys, values in blocks:\n", "    both = list(blocks)\n"
+     "    for keys, values in [(torch.cat([k for k, _ in both]), torch.cat([v for _, v in both]))]:\n", "were gathered"),
+]  # fmt: skip

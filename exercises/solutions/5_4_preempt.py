@@ -1,0 +1,51 @@
+"""A solution of exercise 5.4."""
+
+from dataclasses import dataclass
+
+
+@dataclass(eq=False)
+class Sequence:
+    name: str
+    num_tokens: int  # prompt and output so far
+    num_blocks: int = 0
+    num_computed_tokens: int = 0
+
+
+def make_room(running: list[Sequence], num_free: int, block_size: int) -> tuple[list[Sequence], list[Sequence], int]:
+    """(who runs on, who was preempted in the order of the queue, how many blocks are free)"""
+    running, preempted, i = list(running), [], 0
+    while i < len(running):
+        sequence = running[i]
+        missing = -(-sequence.num_tokens // block_size) - sequence.num_blocks
+        if missing <= num_free:
+            num_free -= missing
+            sequence.num_blocks += missing
+            i += 1
+            continue
+        if len(running) == 1:
+            raise MemoryError(f"{sequence.name} alone needs {missing} blocks more than the {num_free} that are free")
+        youngest = running.pop()
+        num_free += youngest.num_blocks
+        youngest.num_blocks = youngest.num_computed_tokens = 0
+        preempted.insert(0, youngest)
+    return running, preempted, num_free
+
+
+# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+
+MUTANTS = [
+    ("a block for everybody", "missing = -(-sequence.num_tokens // block_size) - sequence.num_blocks",
+     "missing = sequence.num_tokens // block_size + 1 - sequence.num_blocks", "needs none"),
+    ("never a block", "missing = -(-sequence.num_tokens // block_size) - sequence.num_blocks", "missing = 0", "has to get another"),
+    ("the oldest goes", "youngest = running.pop()", "youngest = running.pop(0)", "last come, first go"),
+    ("the asking one goes", "youngest = running.pop()", "youngest = running.pop(i)", "only if it is the youngest"),
+    ("it keeps what was computed", "youngest.num_blocks = youngest.num_computed_tokens = 0", "youngest.num_blocks = 0",
+     "computes everything again"),
+    ("it loses its tokens", "youngest.num_computed_tokens = 0", "youngest.num_computed_tokens = youngest.num_tokens = 0",
+     "its output is not lost"),
+    ("the youngest is first in the queue", "preempted.insert(0, youngest)", "preempted.append(youngest)", "first in the queue again"),
+    ("for ever", "            raise MemoryError(f\"{sequence.name} alone needs {missing} blocks more than the {num_free} that are free\")",
+     "            return [], running, num_free + sequence.num_blocks", "for ever"),
+    ("blocks get lost", "num_free += youngest.num_blocks", "num_free += max(0, youngest.num_blocks - (youngest.num_blocks > 3))",
+     "blocks were lost"),
+]  # fmt: skip

@@ -1,0 +1,100 @@
+"""A solution of exercise 5.5."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class Entry:
+    """A full block that can be found. It is compared by identity: there is one for every prefix."""
+
+    before: "Entry | None"
+    tokens: tuple[int, ...]
+    block: int
+    behind: list["Entry"] = field(default_factory=list)
+
+
+class PrefixCache:
+    """Finds blocks by the tokens in them and before them."""
+
+    def __init__(self, block_size: int, hash_function: Callable[[tuple], int] = hash):
+        self.block_size, self.hash_function = block_size, hash_function
+        self.entries: dict[int, list[Entry]] = {}  # hash -> all entries that have it
+        self.of_block: dict[int, Entry] = {}
+
+    def enter(self, token_ids: list[int], blocks: list[int]) -> None:
+        """The full blocks of these tokens can be found from now on."""
+        before = None
+        for tokens, block in zip(self.cut(token_ids), blocks, strict=False):
+            entry = self.look_up(before, tokens)
+            if entry is None:
+                entry = Entry(before, tokens, block)
+                self.entries.setdefault(self.hash_of(before, tokens), []).append(entry)
+                self.of_block[block] = entry
+                if before is not None:
+                    before.behind.append(entry)
+            before = entry
+
+    def find(self, token_ids: list[int]) -> list[int]:
+        """The blocks of the longest beginning that is there, with at least one token left to compute."""
+        found, before = [], None
+        for tokens in self.cut(token_ids[:-1]):
+            before = self.look_up(before, tokens)
+            if before is None:
+                break
+            found.append(before.block)
+        return found
+
+    def evict(self, block: int) -> None:
+        """This block, and what is behind it, can't be found any more. A block that is not there is ignored."""
+        entry = self.of_block.pop(block, None)
+        if entry is None:
+            return
+        self.entries[self.hash_of(entry.before, entry.tokens)].remove(entry)
+        for other in entry.behind:
+            if self.of_block.get(other.block) is other:
+                self.evict(other.block)
+
+    def cut(self, token_ids: list[int]) -> Iterator[tuple[int, ...]]:
+        """The tokens of each full block."""
+        for start in range(0, len(token_ids) - self.block_size + 1, self.block_size):
+            yield tuple(token_ids[start : start + self.block_size])
+
+    def hash_of(self, before: Entry | None, tokens: tuple[int, ...]) -> int:
+        return self.hash_function((before.block if before else None, tokens))
+
+    def look_up(self, before: Entry | None, tokens: tuple[int, ...]) -> Entry | None:
+        for entry in self.entries.get(self.hash_of(before, tokens), ()):
+            if entry.before is before and entry.tokens == tokens:
+                return entry
+        return None
+
+
+# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+
+HASH = "return self.hash_function((before.block if before else None, tokens))"
+COMPARED = "if entry.before is before and entry.tokens == tokens:"
+MUTANTS = [
+    ("half blocks", "len(token_ids) - self.block_size + 1, self.block_size):", "len(token_ids), self.block_size):",
+     "only full blocks"),
+    ("the whole prompt", "self.cut(token_ids[:-1])", "self.cut(token_ids)", "no token is left"),
+    ("a block too few", "self.cut(token_ids[:-1])", "self.cut(token_ids[: -1 - (len(token_ids) % self.block_size == 1)])",
+     "as soon as one token is left"),
+    ("the tokens alone", HASH + "\n\n    def look_up(self, before: Entry | None, tokens: tuple[int, ...]) -> Entry | None:\n"
+     "        for entry in self.entries.get(self.hash_of(before, tokens), ()):\n            " + COMPARED,
+     "return self.hash_function(tokens)\n\n    def look_up(self, before, tokens):\n"
+     "        for entry in self.entries.get(self.hash_of(before, tokens), ()):\n            if entry.tokens == tokens:",
+     "are another block"),
+    ("the newer one wins", "            if entry is None:\n                entry = Entry", "            if True:\n                if entry is not None:\n"
+     "                    self.entries[self.hash_of(before, tokens)].remove(entry)\n                entry = Entry", "what is there stays"),
+    ("stops at what is there", "            before = entry\n", "            if entry.block != block:\n                return\n            before = entry\n",
+     "goes behind the first's blocks"),
+    ("evicts a duplicate", "        entry = self.of_block.pop(block, None)\n", "        entry = self.of_block.pop(block, None) or next(iter(self.of_block.values()), None)\n",
+     "must change nothing"),
+    ("never evicts", "        entry = self.of_block.pop(block, None)\n", "        entry = None\n", "something else soon"),
+    ("trusts the hash", COMPARED, "if True:", "the hash was trusted"),
+    ("one entry a hash", "self.entries.setdefault(self.hash_of(before, tokens), []).append(entry)",
+     "self.entries[self.hash_of(before, tokens)] = [entry]", "must not overwrite"),
+    ("compares hashes of what came before", COMPARED,
+     "if (entry.before is None) == (before is None) and entry.tokens == tokens:", "not its hash"),
+]  # fmt: skip

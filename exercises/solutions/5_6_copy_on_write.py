@@ -1,0 +1,80 @@
+"""A solution of exercise 5.6."""
+
+
+class Blocks:
+    """Blocks that forked sequences share until one of them writes."""
+
+    def __init__(self, num_blocks: int, block_size: int):
+        self.block_size = block_size
+        self.counts = [0] * num_blocks  # in how many tables each block stands
+        self.tables: dict[str, list[int]] = {}
+        self.num_tokens: dict[str, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        return self.counts.count(0)
+
+    def take(self) -> int:
+        if self.num_free == 0:
+            raise MemoryError("no block is free")
+        block = self.counts.index(0)
+        self.counts[block] = 1
+        return block
+
+    def create(self, name: str, num_tokens: int) -> None:
+        needed = -(-num_tokens // self.block_size)
+        if needed > self.num_free:
+            raise MemoryError(f"{needed} blocks are needed, {self.num_free} are free")
+        self.tables[name] = [self.take() for _ in range(needed)]
+        self.num_tokens[name] = num_tokens
+
+    def fork(self, parent: str, child: str) -> None:
+        self.tables[child] = list(self.tables[parent])
+        self.num_tokens[child] = self.num_tokens[parent]
+        for block in self.tables[child]:
+            self.counts[block] += 1
+
+    def append(self, name: str) -> tuple[int, int] | None:
+        table, copy = self.tables[name], None
+        if self.num_tokens[name] == len(table) * self.block_size:
+            table.append(self.take())
+        elif self.counts[table[-1]] > 1:
+            copy = table[-1], self.take()
+            self.counts[copy[0]] -= 1
+            table[-1] = copy[1]
+        self.num_tokens[name] += 1
+        return copy
+
+    def free(self, name: str) -> None:
+        for block in self.tables.pop(name):
+            self.counts[block] -= 1
+        del self.num_tokens[name]
+
+    def block_table(self, name: str) -> list[int]:
+        return self.tables[name]
+
+
+# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+
+SHARED = "elif self.counts[table[-1]] > 1:"
+MUTANTS = [
+    ("a fork copies", "        self.tables[child] = list(self.tables[parent])\n",
+     "        self.tables[child] = [self.take() for _ in self.tables[parent]]\n", "blocks of its own"),
+    ("one table for both", "list(self.tables[parent])", "self.tables[parent]", "copy the list"),
+    ("never copies", SHARED, "elif False:", "would write into b's block"),
+    ("copies the first block", "copy = table[-1], self.take()", "copy = table[0], self.take()", "only the block that is written"),
+    ("stays in the original", "            table[-1] = copy[1]\n", "", "goes on in the copy"),
+    ("the count stays", "            self.counts[copy[0]] -= 1\n", "", "holds the block alone"),
+    ("copies always", SHARED, "elif True:", "holds the block alone"),
+    ("copies a full block", "        if self.num_tokens[name] == len(table) * self.block_size:\n            table.append(self.take())\n",
+     "        if self.num_tokens[name] == len(table) * self.block_size:\n            table.append(self.take())\n"
+     "            copy = table[-2], table[-1]\n", "nothing to copy"),
+    ("frees what others hold", "        for block in self.tables.pop(name):\n            self.counts[block] -= 1",
+     "        for block in self.tables.pop(name):\n            self.counts[block] = 0", "still holds them"),
+    ("loses blocks", "        for block in self.tables.pop(name):\n            self.counts[block] -= 1",
+     "        for block in self.tables.pop(name):\n            self.counts[block] -= self.counts[block] > 1", "are lost"),
+    ("changes before it knows", "            copy = table[-1], self.take()\n            self.counts[copy[0]] -= 1\n",
+     "            old = table.pop()\n            copy = old, self.take()\n            table.append(old)\n            self.counts[old] -= 1\n",
+     "nothing may have changed"),
+    ("writes without memory", "            raise MemoryError(\"no block is free\")", "            return 0", "no place of its own"),
+]  # fmt: skip

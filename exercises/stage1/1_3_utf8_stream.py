@@ -1,0 +1,17 @@
+"""Exercise 1.3, a stream of text from tokens of bytes. The text is in 1_3_utf8_stream.md beside this file."""
+
+
+class TextStream:
+    """Turns the bytes of tokens into text that may be sent."""
+
+    def __init__(self, stop: tuple[str, ...] = ()):
+        self.stopped = False
+        raise NotImplementedError
+
+    def add(self, data: bytes) -> str:
+        """The text that is certain, now that these bytes came."""
+        raise NotImplementedError
+
+    def flush(self) -> str:
+        """The rest, at the end."""
+        raise NotImplementedError

@@ -1,0 +1,88 @@
+"""What a sampler has to do, case by case; the engine's own sampler is the reference in the last one."""
+
+import math
+import random
+
+from exercises.grading import expect, require
+from tests.adapter import STAGES
+
+
+def of(weights: list[float]) -> list[float]:
+    """Logits whose probabilities are proportional to these weights."""
+    return [math.log(w) for w in weights]
+
+
+def shares(*weights: float) -> list[float]:
+    return [w / sum(weights) for w in weights]
+
+
+def test_temperature(work):
+    case = "weights 1, 4, 9 at temperature {}"
+    said = {"the logits were multiplied by the temperature; dividing flattens": shares(1, 16, 81)}
+    expect(case.format(2), work.distribution(of([1, 4, 9]), temperature=2), shares(1, 2, 3), said)
+    expect(case.format(0.5), work.distribution(of([1, 4, 9]), temperature=0.5), shares(1, 16, 81))
+    expect("logits 1000 and 999", work.distribution([1000.0, 999.0]), shares(math.e, 1), tolerance=1e-6,
+           likely="subtract the largest logit before exp, or it overflows")  # fmt: skip
+
+
+def test_greedy(work):
+    said = {"of equal logits the first one is taken, not the last": [0, 0, 0, 1], "they share": [0, 0.5, 0, 0.5]}
+    expect(
+        "temperature 0, logits 1, 3, 2, 3", work.distribution([1.0, 3.0, 2.0, 3.0], temperature=0), [0, 1, 0, 0], said
+    )
+
+
+def test_top_k(work):
+    said = {"what equals the k-th is kept too": shares(4, 2, 0, 1)}
+    expect("top_k=3, weights 4, 2, 2, 1", work.distribution(of([4, 2, 2, 1]), top_k=3), shares(4, 2, 2, 0))
+    said = {"what equals the k-th best must not depend on its place: keep both": shares(4, 2, 0, 0)}
+    expect("top_k=2, weights 4, 2, 2, 1", work.distribution(of([4, 2, 2, 1]), top_k=2), shares(4, 2, 2, 0), said)
+    expect("top_k=9 of 4 tokens", work.distribution(of([4, 2, 2, 1]), top_k=9), shares(4, 2, 2, 1))
+
+
+def test_top_p(work):
+    said = {"the token that crosses the line is kept: without it they sum to less than top_p": shares(5, 0, 0, 0)}
+    expect("top_p=0.6, weights 5, 3, 1, 1", work.distribution(of([5, 3, 1, 1]), top_p=0.6), shares(5, 3, 0, 0), said)
+    said = {"the most likely token is always kept": [0, 0, 0]}
+    expect("top_p=0.1, weights 5, 3, 1", work.distribution(of([5, 3, 1]), top_p=0.1), [1, 0, 0], said)
+
+
+def test_min_p(work):
+    said = {"min_p is a share of the best token's probability, not a probability": [1, 0, 0, 0]}
+    got = work.distribution(of([10, 4, 3, 2]), min_p=0.25)
+    expect("min_p=0.25, weights 10, 4, 3, 2", got, shares(10, 4, 3, 0), said)
+
+
+def test_order(work):
+    """Weights 9, 4, 1 at temperature 0.5 are 81, 16, 1: the nucleus of 0.8 is the first alone."""
+    said = {"top-p was applied before the temperature": shares(81, 16, 0)}
+    got = work.distribution(of([9, 4, 1]), temperature=0.5, top_p=0.8)
+    expect("temperature 0.5 and top_p 0.8, weights 9, 4, 1", got, [1, 0, 0], said)
+    said = {"top-p has to see what top-k left, summed to 1 again": shares(4, 3, 0, 0)}
+    got = work.distribution(of([4, 3, 2, 1]), top_k=2, top_p=0.55)
+    expect("top_k=2 and top_p=0.55, weights 4, 3, 2, 1", got, [1, 0, 0, 0], said)
+
+
+def test_draw(work):
+    said = {"the sum has to be greater than u: at u = 0 a token of probability 0 is never drawn": 0}
+    expect("u = 0, probabilities 0, 0.5, 0.5", work.draw([0.0, 0.5, 0.5], 0.0), 1, said)
+    expect("u = 0.5, probabilities 0, 0.5, 0.5", work.draw([0.0, 0.5, 0.5], 0.5), 2)
+    expect("u = 0.99, probabilities 0.25, 0.75, 0", work.draw([0.25, 0.75, 0.0], 0.99), 1)
+    u = 1 - 2**-53
+    got = work.draw([0.1] * 10, u)
+    require(got == 9, "u just below 1, ten times 0.1 (they sum to less than 1)", 9, got,
+            "rounding may leave the sum below u; then the last token with a probability is meant")  # fmt: skip
+
+
+def test_against_the_engine(work):
+    """Random logits and parameters, against stage 1's own sampler."""
+    rng, stage = random.Random(0), STAGES[0]
+    for _ in range(20):
+        logits = [rng.gauss(0, 2) for _ in range(30)]
+        values = dict(temperature=rng.choice([0.5, 1.0, 1.7]), top_k=rng.choice([0, 5, 20]),
+                      top_p=rng.choice([1.0, 0.9, 0.5]), min_p=rng.choice([0.0, 0.05, 0.3]))  # fmt: skip
+        import torch
+
+        request = stage.make_request(stage.SamplingParams(**values))
+        expected = stage.filtered(torch.tensor([logits]), [request])[0].softmax(dim=-1)
+        expect(f"30 random logits, {values}", work.distribution(logits, **values), expected, tolerance=1e-4)

@@ -1,0 +1,83 @@
+"""The formulas against counts by hand and against torch's own counter; then a prediction, locked, and a measurement."""
+
+import time
+
+import torch
+
+from exercises.catalogue import lock
+from exercises.grading import expect, require
+from tests.adapter import STAGES
+
+SMALL = dict(n_layer=12, n_embd=768, n_inner=3072, vocab_size=50257)
+TINY = dict(n_layer=3, n_embd=4, n_inner=10, vocab_size=7)
+
+
+def test_parameters(work):
+    layer = 4 * 12 + 4 * 4 + 4 * 10 + 10 * 4
+    said = {
+        "queries, keys and values are three matrices": 3 * (layer - 2 * 4 * 4) + 28,
+        "the feed-forward layer has two matrices, there and back": 3 * (layer - 40) + 28,
+        "the last matrix, to the vocabulary, is missing": 3 * layer,
+        "each layer has its own matrices": layer + 28,
+    }
+    expect(f"parameters of {TINY}", work.parameters(**TINY), 3 * layer + 28, said)
+    expect("parameters of GPT-2 small", work.parameters(**SMALL), 123_532_032)
+
+
+def test_flops(work):
+    weights = work.parameters(**TINY)
+    attention = 3 * (2 * 4 + 2 * 4)  # in three layers, two operations per number of a key and of a value
+    said = {
+        "a multiplication and an addition for each weight: two operations": weights + 5 * attention,
+        "attention is missing: it looks at all keys and adds up all values": 2 * weights,
+        "attention reads the keys, and then the values": 2 * weights + 5 * attention // 2,
+        "attention happens in every layer": 2 * weights + 5 * attention // 3,
+    }
+    expect(f"flops of {TINY} at a context of 5", work.flops(**TINY, context=5), 2 * weights + 5 * attention, said)
+
+
+def test_bytes(work):
+    weights, cached = work.parameters(**TINY), 3 * 2 * 4
+    said = {
+        "the cache is missing": 4 * weights,
+        "the cache holds a key and a value of each token": 4 * (weights + 5 * cached // 2),
+        "numbers were counted, not bytes": weights + 5 * cached,
+    }
+    got = work.bytes_read(**TINY, context=5, itemsize=4)
+    expect(f"bytes of {TINY} at a context of 5, 4 bytes each", got, 4 * (weights + 5 * cached), said)
+
+
+def test_ceiling(work):
+    weights = work.parameters(**TINY)
+    operations, cached = work.flops(**TINY, context=5), 4 * 5 * 24
+    for batch in (1, 3, 50):
+        for bandwidth, rate in ((1e3, 1e9), (1e9, 1e3), (1e3, 3e3)):
+            reading, computing = (4 * weights + batch * cached) / bandwidth, batch * operations / rate
+            said = {
+                "reading and computing go on at the same time: the slower one counts, not the sum": batch / (reading + computing),
+                "a batch reads the weights once, not once for each sequence":
+                    batch / max(batch * (4 * weights + cached) / bandwidth, computing),
+                "the slower one limits, not the faster": batch / min(reading, computing),
+            }  # fmt: skip
+            got = work.tokens_per_second(TINY, 5, 4, batch, bandwidth, rate)
+            case = f"{TINY}, context 5, 4 bytes, batch {batch}, {bandwidth:g} bytes/s, {rate:g} operations/s"
+            expect(case, got, batch / max(reading, computing), said)
+
+
+def test_prediction(work):
+    """Never wrong, but kept before the measurement."""
+    require(isinstance(work.PREDICTION, int | float) and work.PREDICTION > 0, "PREDICTION", "a number of tokens per second",
+            work.PREDICTION, "write down a guess first; it is kept, and then it is measured")  # fmt: skip
+    prediction = lock("1.4", float(work.PREDICTION))
+    stage = STAGES[2]
+    llm = stage.LLM("gpt2", load_format="dummy", device="cpu", trace=True)
+    llm.generate([[1] * 8], stage.SamplingParams(max_tokens=10, ignore_eos=True))
+    measured = 1 / min(step.seconds for step in llm.trace[1:])
+    numbers = torch.ones(1 << 26)  # 256 MB
+    started = time.perf_counter()
+    for _ in range(3):
+        numbers.sum()
+    bandwidth = 3 * numbers.nbytes / (time.perf_counter() - started)
+    ceiling = work.tokens_per_second(SMALL, 12, 4, 1, bandwidth, 1e15)
+    print(f"predicted {prediction:.0f}, measured {measured:.0f} tokens per second; the memory ({bandwidth / 1e9:.0f} GB/s) "
+          f"allows {ceiling:.0f}")  # fmt: skip

@@ -1,0 +1,8 @@
+"""Exercise 2.3, count the waste. The text is in 2_3_waste.md beside this file."""
+
+
+def positions(
+    prompts: list[int], outputs: list[int], max_num_seqs: int, sort_by_length: bool = False
+) -> tuple[int, int]:
+    """(positions of live requests, positions for nothing) that stage 2 computes, from the lengths of the requests."""
+    raise NotImplementedError

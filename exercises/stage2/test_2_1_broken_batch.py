@@ -1,0 +1,94 @@
+"""A test for each mistake: a model that writes down what it is asked shows them one by one."""
+
+import torch
+
+from exercises.grading import Wrong, expect
+from tests.adapter import STAGES
+
+EOS = 0
+
+
+class CountingModel:
+    """Its next token is the token at that column plus one, whatever stands before: nothing but the column read matters.
+    Keeps what it was called with."""
+
+    def __init__(self, vocab_size: int = 100):
+        self.vocab_size, self.calls = vocab_size, []
+
+    def __call__(self, tokens, positions, visible):
+        self.calls.append((tokens.clone(), positions.clone(), visible.clone()))
+        return torch.nn.functional.one_hot((tokens + 1) % self.vocab_size, self.vocab_size).float()
+
+
+def test_the_last_token_is_read(work):
+    got = work.generate(CountingModel(), [[10, 20, 30], [40]], 1, EOS, 50)
+    said = {"the short row was padded on the right and read at its padding": [[31], [EOS + 1]]}
+    expect("prompts 10 20 30 and 40, a model that counts on", got, [[31], [41]], said)
+
+
+def test_each_prompt_is_cut_by_itself(work):
+    got = work.generate(CountingModel(), [[10, 20, 30, 40], [50, 60]], 1, EOS, 3)
+    said = {"the rectangle was cut behind the padding: the ends of the prompts are lost": [[31], [51]]}
+    expect("prompts 10 20 30 40 and 50 60, max_len 3", got, [[41], [61]], said,
+           likely="the rectangle was cut behind the padding: the ends of the prompts are lost")  # fmt: skip
+    model = CountingModel()
+    work.generate(model, [[10, 20, 30, 40], [50, 60]], 1, EOS, 3)
+    expect("what the model saw of them", model.calls[0][0], [[20, 30, 40], [EOS, 50, 60]],
+           likely="cut each prompt to its last max_len tokens, then pad to the longest")  # fmt: skip
+
+
+def test_the_end_is_looked_for_in_the_output(work):
+    model = CountingModel(vocab_size=8)
+    got = work.generate(model, [[3, EOS, 5], [5]], 4, EOS, 50)
+    said = {"an end token in the prompt or the padding ended the row": [[6], [6]]}
+    expect("an end token inside a prompt, another as padding; both count 6, 7, 0", got, [[6, 7, 0], [6, 7, 0]], said)
+
+
+def test_positions_are_a_rows_own(work):
+    model = CountingModel()
+    work.generate(model, [[10, 20, 30], [40]], 2, EOS, 50)
+    for step, (_, positions, _) in enumerate(model.calls):
+        own = [positions[0].tolist(), positions[1, 2:].tolist()]
+        said = {"positions count columns, not a row's own tokens: a short row begins at 2": [
+            list(range(3 + step)), list(range(2, 3 + step))]}  # fmt: skip
+        expect(
+            f"positions of both rows' own tokens, step {step}",
+            own,
+            [list(range(3 + step)), list(range(1 + step))],
+            said,
+        )
+        if positions.min() < 0:
+            raise Wrong("positions of padding", "any that the model has", int(positions.min()), "clamp them to 0")
+
+
+def test_padding_is_never_looked_at(work):
+    model = CountingModel()
+    work.generate(model, [[10, 20, 30], [40]], 3, EOS, 50)
+    for step, (_, _, visible) in enumerate(model.calls):
+        short_row = visible[1, 2:].tolist()
+        expected = [[False, False] + [j <= i for j in range(step + 1)] for i in range(step + 1)]
+        said = {"after the first step the padding is visible again": [[True, True, *row[2:]] for row in expected]}
+        case = f"what the own tokens of the row with two columns of padding may look at, step {step}"
+        expect(case, short_row, expected, said)
+
+
+def test_with_a_real_model(work):
+    """Random GPT-2, rows of unequal lengths: each as if it were alone."""
+    config = (
+        STAGES[1].part("model").ModelConfig(n_layer=2, n_head=2, n_embd=16, n_inner=32, n_positions=32, vocab_size=50)
+    )
+    torch.manual_seed(0)
+    gpt2 = STAGES[1].part("model").GPT2(config).eval()
+    for parameter in gpt2.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+
+    @torch.inference_mode()
+    def model(tokens, positions, visible):
+        x = gpt2.wte(tokens) + gpt2.wpe(positions)
+        for block in gpt2.h:
+            x = block(x, visible[:, None])
+        return torch.nn.functional.linear(gpt2.ln_f(x), gpt2.wte.weight)
+
+    prompts = [[5, 6, 7, 8, 9], [10], [11, 12, 13]]
+    alone = [work.generate(model, [prompt], 6, EOS, 32)[0] for prompt in prompts]
+    expect("three prompts in a batch, against each alone", work.generate(model, prompts, 6, EOS, 32), alone)

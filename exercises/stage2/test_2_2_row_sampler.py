@@ -1,0 +1,75 @@
+"""Rows against the same rows alone, and the number of operations."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from exercises.grading import expect, require
+
+
+class Counter(TorchDispatchMode):
+    """Counts torch's operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def call(work, logits, temperature, top_k, u):
+    return work.sample(torch.tensor(logits), torch.tensor(temperature), torch.tensor(top_k),
+                       torch.tensor(u, dtype=torch.float64)).tolist()  # fmt: skip
+
+
+def of(*weights):
+    return [float(w) for w in torch.tensor(weights, dtype=torch.float64).log()]
+
+
+def test_greedy_rows(work):
+    logits = [[1.0, 5.0, 2.0], [7.0, 5.0, 9.0]]
+    got = call(work, logits, [0.0, 0.0], [0, 0], [0.0, 0.0])
+    expect("temperature 0 in both rows", got, [1, 2], likely="greedy is the argmax of the row; dividing by 0 gives NaN")
+
+
+def test_each_row_has_its_k(work):
+    logits = [of(4, 3, 2, 1)] * 3
+    said = {"all rows got the largest k": [3, 3, 3], "all rows got the smallest k": [0, 0, 0],
+            "top_k 0 keeps all, not none": [0, 1, 0]}  # fmt: skip
+    got = call(work, logits, [1.0] * 3, [1, 2, 0], [0.95, 0.95, 0.95])
+    expect("top_k 1, 2 and 0 (all), weights 4 3 2 1, u = 0.95", got, [0, 1, 3], said)
+    expect("top_k 2, weights 2, 1, 1, u = 0.99", call(work, [of(2, 1, 1)], [1.0], [2], [0.99]), [2],
+           {"what equals the k-th is kept too": [1]})  # fmt: skip
+
+
+def test_a_greedy_row_beside_another(work):
+    logits = [of(1, 2, 1), of(1, 2, 1)]
+    said = {"one greedy row must not make all rows greedy": [1, 1]}
+    expect("temperatures 0 and 1, u = 0.9", call(work, logits, [0.0, 1.0], [0, 0], [0.9, 0.9]), [1, 2], said)
+
+
+def test_each_row_has_its_temperature(work):
+    """Weights 1, 4 at temperature 0.5 are 1, 16; at 2 they are 1, 2: u = 0.2 falls on the second, then on the first."""
+    logits = [of(1, 4), of(1, 4)]
+    said = {"multiply and divide are the other way round": [0, 1]}
+    expect("temperatures 0.5 and 2, u = 0.2", call(work, logits, [0.5, 2.0], [0, 0], [0.2, 0.2]), [1, 0], said)
+
+
+def test_each_row_has_its_number(work):
+    got = call(work, [of(1, 1, 1, 1)] * 4, [1.0] * 4, [0] * 4, [0.1, 0.3, 0.6, 0.9])
+    expect("four rows with u = 0.1, 0.3, 0.6, 0.9", got, [0, 1, 2, 3], {"one u was used for all rows": [0, 0, 0, 0]})
+    got = call(work, [[-torch.inf, 0.0]], [1.0], [0], [0.0])
+    expect("u = 0, the first token has no probability", got, [1], {"the sum has to be greater than u": [0]})
+
+
+def test_no_loop_over_rows(work):
+    counts = []
+    for rows in (2, 32):
+        torch.manual_seed(0)
+        arguments = torch.randn(rows, 50), torch.rand(rows), torch.randint(0, 9, (rows,)), torch.rand(rows).double()
+        with Counter() as counter:
+            work.sample(*arguments)
+        counts.append(counter.count)
+    require(counts[0] == counts[1], "torch operations for 2 and for 32 rows", "as many for 32 as for 2", counts,
+            "a loop over the rows: at batch 64 the sampler would take longer than the model")  # fmt: skip

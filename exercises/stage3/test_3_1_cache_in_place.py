@@ -1,0 +1,74 @@
+"""The cache against torch.cat, and where its tensors lie."""
+
+import torch
+
+from exercises.grading import Wrong, expect, require
+
+SIZES = dict(n_layer=3, batch=2, n_head=2, max_len=12, head_dim=4)
+
+
+def new(n_new, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(2, 2, n_new, 4, generator=generator) for _ in range(2)]
+
+
+def test_values(work):
+    cache = work.Cache(**SIZES)
+    layers = [[torch.empty(2, 2, 0, 4)] * 2 for _ in range(3)]
+    for step, n_new in enumerate((5, 1, 1, 2)):
+        for layer in range(3):
+            k, v = new(n_new, 10 * step + layer)
+            layers[layer] = [torch.cat(pair, dim=2) for pair in zip(layers[layer], (k, v), strict=True)]
+            got = cache.update(layer, k, v)
+            shape = list(layers[layer][0].shape)
+            likely = "length moved within the step: layer 1 wrote behind layer 0" if layer else ""
+            expect(f"step {step}, layer {layer}: shape of all keys", list(got[0].shape), shape, {
+                "only the new columns were returned; attention needs all": [2, 2, n_new, 4],
+                "the empty columns were returned too": [2, 2, 12, 4]}, likely=likely)  # fmt: skip
+            case = f"step {step}, layer {layer}: first numbers of"
+            said = {"keys and values are swapped": layers[layer][1][0, 0, :, 0]}
+            expect(f"{case} the keys", got[0][0, 0, :, 0], layers[layer][0][0, 0, :, 0], said,
+                   likely="old columns were overwritten, or layers share their memory")  # fmt: skip
+            expect(f"{case} the values", got[1][0, 0, :, 0], layers[layer][1][0, 0, :, 0])
+            require(torch.equal(got[0], layers[layer][0]) and torch.equal(got[1], layers[layer][1]), f"{case} all",
+                    "what torch.cat would give", "something else in other rows or heads")  # fmt: skip
+        cache.advance(n_new)
+        expect(f"length after step {step}", cache.length, (5, 6, 7, 9)[step])
+
+
+def test_nothing_is_copied(work):
+    cache = work.Cache(**SIZES)
+    first, _ = cache.update(0, *new(5, 0))
+    place = first.untyped_storage().data_ptr()
+    cache.advance(5)
+    again, _ = cache.update(0, *new(1, 1))
+    require(again.untyped_storage().data_ptr() == place, "where the keys lie after another step", "at the same place",
+            "in a new tensor", "a new tensor at each step copies the whole cache; write into the one that is there")  # fmt: skip
+    again[0, 0, 0, 0] = 123.0
+    cache.advance(1)
+    third, _ = cache.update(0, *new(1, 2))
+    expect("a number written through an earlier view", third[0, 0, 0, 0], 123.0, likely="return views, not copies")
+
+
+def test_two_caches_share_nothing(work):
+    one, two = work.Cache(**SIZES), work.Cache(**SIZES)
+    k, v = new(3, 0)
+    kept, _ = one.update(0, k, v)
+    two.update(0, k + 1, v + 1)
+    expect("the keys of one cache, after another was written", kept[0, 0, :, 0], k[0, 0, :, 0],
+           likely="the memory belongs to the class, not to the cache: the next batch reads this one's keys")  # fmt: skip
+
+
+def test_full(work):
+    cache = work.Cache(**SIZES)
+    cache.update(0, *new(12, 0))
+    cache.advance(12)
+    try:
+        cache.update(0, *new(2, 1))
+    except ValueError:
+        return
+    except RuntimeError as error:
+        raise Wrong(
+            "columns 13 and 14 of 12", "ValueError", f"RuntimeError: {error}", "say it before torch does"
+        ) from None
+    raise Wrong("columns 13 and 14 of 12", "ValueError", "nothing", "it must not be dropped in silence")

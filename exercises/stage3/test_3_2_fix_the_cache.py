@@ -1,0 +1,74 @@
+"""A model that writes down what it is asked; its next token is a sum over what it may see, so that all of it matters."""
+
+from exercises.grading import expect
+
+
+class Model:
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, token_ids, positions, visible, cache):
+        self.calls.append((list(token_ids), list(positions), [list(row) for row in visible], len(cache)))
+        cache += [(token + 1) * (position + 1) for token, position in zip(token_ids, positions, strict=True)]
+        return sum(entry for entry, seen in zip(cache, visible[-1], strict=True) if seen) % 97
+
+
+def without_cache(prompt, max_tokens):
+    sequence = list(prompt)
+    for _ in range(max_tokens):
+        sequence.append(sum((token + 1) * (i + 1) for i, token in enumerate(sequence)) % 97)
+    return sequence[len(prompt) :]
+
+
+def test_positions(work):
+    model = Model()
+    work.Decoder(model).generate([3, 1, 4], 4, chunk=8)
+    said = {"the position of a new token is stale: each step is one further": [[0, 1, 2], [3], [3], [3]],
+            "the first new token stands behind the prompt": [[0, 1, 2], [2], [3], [4]]}  # fmt: skip
+    expect(
+        "positions of a prefill of 3 and three steps",
+        [call[1] for call in model.calls],
+        [[0, 1, 2], [3], [4], [5]],
+        said,
+    )
+
+
+def test_new_tokens_only(work):
+    model = Model()
+    work.Decoder(model).generate([3, 1, 4], 3, chunk=2)
+    said = {"what the cache has must not be computed again": [2, 3, 1, 1]}
+    expect("tokens of each call, chunks of 2", [len(call[0]) for call in model.calls], [2, 1, 1, 1], said)
+
+
+def test_mask(work):
+    model = Model()
+    work.Decoder(model).generate([3, 1, 4, 1], 2, chunk=2)
+    expected = [
+        [[True, False], [True, True]],
+        [[True, True, True, False], [True, True, True, True]],
+        [[True] * 5],
+    ]
+    said = {
+        "the mask forgets the cache: row i belongs to column len(cache) + i": [
+            expected[0], [[True, False, False, False], [True, True, False, False]], [[True, False, False, False, False]]],
+        "within a chunk a token must not look ahead": [
+            [[True, True], [True, True]], [[True] * 4, [True] * 4], [[True] * 5]],
+    }  # fmt: skip
+    expect("masks of a prompt of 4 in chunks of 2, and of a step", [call[2] for call in model.calls], expected, said)
+
+
+def test_called_again(work):
+    decoder = work.Decoder(Model())
+    first, second = (decoder.generate([3, 1, 4], 4, chunk=8) for _ in range(2))
+    expect("the same prompt twice", second, first,
+           likely="the cache of the first call is still there: each call begins with an empty one")  # fmt: skip
+    one, two = work.Decoder(Model()), work.Decoder(Model())
+    one.generate([3, 1, 4], 4, chunk=8)
+    expect("another decoder, after the first was used", two.generate([3, 1, 4], 4, chunk=8), first,
+           likely="two decoders share one cache: what belongs to a batch must be made for it")  # fmt: skip
+
+
+def test_against_no_cache(work):
+    for prompt, chunk in (([5], 1), ([3, 1, 4, 1, 5, 9, 2], 3), (list(range(20)), 7)):
+        got = work.Decoder(Model()).generate(prompt, 6, chunk)
+        expect(f"prompt {prompt}, chunks of {chunk}, against computing all", got, without_cache(prompt, 6))

@@ -1,0 +1,42 @@
+"""Counts against stages 1 and 3, and the edges of the trade."""
+
+from exercises.grading import expect, require
+from exercises.tiny import tiny_engine
+from tests.adapter import STAGES
+
+
+def test_the_picture(work):
+    said = {"the sequence grows by a token each step": 12, "the last token of the output is never computed": 22}
+    expect("prompt 4, output 3, without a cache", work.tokens_without(4, 3), 15, said)
+    said = {"the last token of the output is never computed": 7, "the prompt is computed once too": 3,
+            "each step computes one token, not one more each time": 9}  # fmt: skip
+    expect("prompt 4, output 3, with a cache", work.tokens_with(4, 3), 6, said)
+
+
+def test_against_the_engines(work):
+    for prompt, output in ((1, 1), (7, 12), (30, 5)):
+        for stage, count in ((STAGES[0], work.tokens_without), (STAGES[2], work.tokens_with)):
+            llm = tiny_engine(stage)
+            llm.generate([[1] * prompt], stage.SamplingParams(max_tokens=output, ignore_eos=True))
+            got = count(prompt, output)
+            expect(f"prompt {prompt}, output {output}, against {stage}", got, llm.stats.num_tokens_computed)
+
+
+def test_saving(work):
+    expect("prompt 4, output 3", work.saving(4, 3), 2.5, {"without over with, not the other way round": 0.4})
+    expect("an output of one token: classification, scoring", work.saving(500, 1), 1.0)
+    require(work.saving(10, 1000) > work.saving(10, 100) > work.saving(10, 10), "longer outputs save more", "growing",
+            [work.saving(10, n) for n in (10, 100, 1000)])  # fmt: skip
+
+
+def test_even_context(work):
+    weights = 123_532_032
+    expected = weights / (2 * 12 * 768)
+    said = {
+        "a token brings a key and a value": weights / (12 * 768),
+        "every layer has its cache": weights / (2 * 768),
+    }
+    expect("GPT-2 small, one sequence", work.even_context(weights, 12, 768, 1), expected, said)
+    said = {"the weights are read once for the whole batch, the caches are not shared": expected,
+            "more sequences reach it earlier, not later": expected * 32}  # fmt: skip
+    expect("GPT-2 small, 32 sequences", work.even_context(weights, 12, 768, 32), expected / 32, said)

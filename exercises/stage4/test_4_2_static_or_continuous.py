@@ -1,0 +1,46 @@
+"""The picture, the edges, and the engines of stages 3 and 4."""
+
+import random
+
+from exercises.grading import expect
+from exercises.tiny import tiny_engine
+from tests.adapter import STAGES
+
+
+def test_static(work):
+    said = {"a batch ends with its longest request": 10, "one pass serves the whole batch": 10, "a batch for each pass": 4,
+            "these are the longest first: sort only if asked": 6}  # fmt: skip
+    expect("static, outputs 4 1 2 3, two slots", work.static([4, 1, 2, 3], 2), 7, said)
+    said = {"the longest first: 4 with 3, 2 with 1": 7}
+    expect("the same, sorted", work.static([4, 1, 2, 3], 2, sort=True), 6, said)
+    got = work.static([1, 5, 5], 2, sort=True)
+    expect("sorted, outputs 1 5 5, two slots", got, 6, {"the longest are put together, from the top": 10})
+
+
+def test_continuous(work):
+    said = {
+        "a slot that gets free is taken at once; this waits for both": 7,
+        "the last one to be done counts, not the sum": 10,
+        "they come in the order given, not the longest first": 5,
+    }
+    expect("continuous, outputs 4 1 2 3, two slots", work.continuous([4, 1, 2, 3], 2), 6, said)
+    said = {"requests were dealt to the slots beforehand; take the slot that is free first": 13}
+    expect("continuous, outputs 6 1 6 1 1, two slots", work.continuous([6, 1, 6, 1, 1], 2), 8, said)
+
+
+def test_edges(work):
+    for name in ("static", "continuous"):
+        count = getattr(work, name)
+        expect(f"{name}, one slot", count([3, 1, 2], 1), 6)
+        expect(f"{name}, a slot for each", count([3, 1, 2], 5), 3)
+        expect(f"{name}, no request", count([], 2), 0, likely="max() of nothing raises; give it a default")
+
+
+def test_against_the_engines(work):
+    rng = random.Random(1)
+    for slots in (2, 5):
+        outputs = [rng.choice([1, 2, 3, 20]) for _ in range(13)]
+        for stage, count in ((STAGES[2], work.static), (STAGES[3], work.continuous)):
+            llm = tiny_engine(stage, max_num_seqs=slots)
+            llm.generate([[1, 2]] * 13, [stage.SamplingParams(max_tokens=n, ignore_eos=True) for n in outputs])
+            expect(f"outputs {outputs}, {slots} slots, against {stage}", count(outputs, slots), llm.stats.num_forwards)

@@ -1,0 +1,61 @@
+"""Plans by hand and against the engine; the gap."""
+
+from exercises.grading import Wrong, expect
+from exercises.tiny import tiny_engine
+from tests.adapter import STAGES
+
+
+def test_plan(work):
+    said = {
+        "those who decode take a token of the budget each": [6, 3],
+        "the last chunk is what is left, not a whole one": [4, 4, 4],
+        "whole prompts: everybody waits": [9],
+        "the chunks have to add up to the prompt": [4, 4],
+    }
+    expect("prompt 9, two decode, six tokens a step", work.plan(9, 2, 6), [4, 4, 1], said)
+    expect("prompt 8, two decode, six tokens a step", work.plan(8, 2, 6), [4, 4],
+           {"a prompt that ends on a border needs no empty step": [4, 4, 0]})  # fmt: skip
+    expect("prompt 3, nobody decodes", work.plan(3, 0, 6), [3])
+
+
+def test_no_room(work):
+    try:
+        got = work.plan(5, 6, 6)
+    except ValueError:
+        return
+    raise Wrong(
+        "six decode, six tokens a step",
+        "ValueError",
+        got,
+        "the budget leaves nothing for the prompt: it would wait for ever",
+    )
+
+
+def test_gap(work):
+    seconds = lambda tokens: 0.010 + 0.001 * tokens  # noqa: E731
+    said = {"the step computes the tokens of those who decode too": 0.014, "the longest step, not all of them": 0.045,
+            "seconds(n) knows how long n tokens take": 6}  # fmt: skip
+    expect("prompt 9, two decode, chunked", work.longest_gap(9, 2, 6, seconds, True), 0.016, said)
+    said = {
+        "without chunks the whole prompt is one step": 0.016,
+        "the step computes the tokens of those who decode too": 0.019,
+    }
+    expect("the same in one piece", work.longest_gap(9, 2, 6, seconds, False), 0.021, said)
+    expect("a prompt of 2, chunked", work.longest_gap(2, 2, 6, seconds, True), 0.014,
+           {"a step is as large as what is in it; the budget is only a bound": 0.016})  # fmt: skip
+
+
+def test_against_the_engine(work):
+    """Three decode, then a prompt of 50 arrives, 16 tokens a step."""
+    stage = STAGES[3]
+    llm = tiny_engine(stage, n_positions=128, max_num_seqs=4, max_num_batched_tokens=16, trace=True)
+    params = stage.SamplingParams(max_tokens=40, ignore_eos=True)
+    for name in ("a", "b", "c"):
+        llm.add_request(name, [1, 2], params)
+    llm.step()
+    llm.add_request("long", [3] * 50, params)
+    while llm.has_unfinished_requests():
+        llm.step()
+    rows = [row for step in llm.trace for row in step.rows]
+    chunks = [row.num_tokens for row in rows if row.request_id == "long" and row.phase == "prefill"]
+    expect("prompt 50, three decode, 16 tokens a step, against stage 4", work.plan(50, 3, 16), chunks)

@@ -1,0 +1,119 @@
+"""Order, leaving, coming back; a model that is a plain list; and comparisons counted instead of seconds."""
+
+import random
+
+from exercises.grading import Wrong, expect, require
+
+
+def drained(queue):
+    return [queue.pop() for _ in range(len(queue))]
+
+
+def test_order(work):
+    queue = work.Queue()
+    for name, priority in (("a", 1), ("b", 1), ("c", 0), ("d", 1), ("e", -2)):
+        queue.add(name, priority)
+    said = {"lower numbers go first": ["a", "b", "d", "c", "e"], "priorities are ignored": ["a", "b", "c", "d", "e"],
+            "equal priorities go in order of arrival": ["e", "c", "d", "b", "a"]}  # fmt: skip
+    expect("a 1, b 1, c 0, d 1, e -2", drained(queue), ["e", "c", "a", "b", "d"], said)
+    queue = work.Queue()
+    for name in ("z", "y", "x"):
+        queue.add(name)
+    expect("z, y, x, all of priority 0", drained(queue), ["z", "y", "x"],
+           {"equal priorities go in order of arrival, not of names": ["x", "y", "z"]})  # fmt: skip
+
+
+def test_abort(work):
+    queue = work.Queue()
+    for name in ("a", "b", "c"):
+        queue.add(name)
+    queue.abort("a")
+    queue.abort("nobody")
+    expect(
+        "how many wait after one of three left",
+        len(queue),
+        2,
+        {"those who left do not wait": 3, "who was never there can't leave": 1},
+    )
+    expect("a, b, c without a", drained(queue), ["b", "c"], likely="who left must not come up")
+    queue.abort("b")
+    expect("b leaves after it was popped: how many wait", len(queue), 0, likely="a name that does not wait is ignored")
+
+
+def test_again(work):
+    queue = work.Queue()
+    queue.add("a")
+    queue.add("b")
+    queue.abort("a")
+    queue.add("a")
+    said = {"the entry of before was taken: who left and came back stands at the end": ["a", "b"]}
+    expect("a, b; a leaves and comes back", drained(queue), ["b", "a"], said)
+    queue.add("a")
+    queue.abort("a")
+    queue.add("a", 5)
+    queue.add("b", 1)
+    expect("the same with another priority", drained(queue), ["b", "a"])
+    queue = work.Queue()
+    queue.add("a")
+    try:
+        queue.add("a")
+    except ValueError:
+        pass
+    else:
+        raise Wrong("a is added while a waits", "ValueError", "nothing", "two requests of one name can't be told apart")
+    queue.pop()
+    queue.add("a")
+    expect("a was popped and comes again", drained(queue), ["a"])
+
+
+def test_empty(work):
+    queue = work.Queue()
+    queue.add("a")
+    queue.abort("a")
+    try:
+        got = queue.pop()
+    except IndexError:
+        return
+    raise Wrong("pop after the only one left", "IndexError", got, "drop those who left, then look if anybody is there")
+
+
+def test_against_a_list(work):
+    rng, queue, waiting = random.Random(0), work.Queue(), []
+    for number in range(4000):
+        action = rng.random()
+        name = f"r{rng.randrange(30)}"
+        names = [w[2] for w in waiting]
+        if action < 0.5 and name not in names:
+            priority = rng.randrange(3)
+            queue.add(name, priority)
+            waiting.append((priority, number, name))
+        elif action < 0.75:
+            queue.abort(name)
+            waiting = [w for w in waiting if w[2] != name]
+        elif waiting:
+            first = min(waiting)
+            waiting.remove(first)
+            expect(f"action {number}: pop", queue.pop(), first[2])
+        expect(f"action {number}: how many wait", len(queue), len(waiting))
+
+
+def test_nothing_is_searched(work):
+    """Names that count how often they are compared: a search through the queue compares with all of them."""
+
+    class Name(str):
+        compared = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            Name.compared += 1
+            return str.__eq__(self, other)
+
+    count = 2000
+    queue = work.Queue()
+    for i in range(count):
+        queue.add(Name(i))
+    Name.compared = 0
+    for i in range(count - 1, 0, -2):
+        queue.abort(Name(i))
+    require(Name.compared < 20 * count, f"{count // 2} aborts in a queue of {count}: comparisons of names",
+            f"fewer than {20 * count}", Name.compared, "an abort that searches the queue; a dictionary finds a name at once")  # fmt: skip

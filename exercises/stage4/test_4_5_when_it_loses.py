@@ -1,0 +1,52 @@
+"""The lengths go through stages 3 and 4 themselves."""
+
+import functools
+
+from exercises.grading import require
+from exercises.tiny import tiny_engine
+from tests.adapter import STAGES
+
+
+@functools.cache
+def engines():
+    return [tiny_engine(stage, max_num_seqs=4) for stage in (STAGES[2], STAGES[3])]
+
+
+def passes(outputs):
+    """(static, continuous)"""
+    counts = []
+    for stage, llm in zip((STAGES[2], STAGES[3]), engines(), strict=True):
+        before = llm.stats.num_forwards
+        llm.generate([[1]] * len(outputs), [stage.SamplingParams(max_tokens=n, ignore_eos=True) for n in outputs])
+        counts.append(llm.stats.num_forwards - before)
+    return counts
+
+
+def check_lengths(name, outputs):
+    fine = (
+        isinstance(outputs, list) and len(outputs) == 12 and all(isinstance(n, int) and 1 <= n <= 32 for n in outputs)
+    )
+    require(fine, f"{name}()", "twelve whole numbers from 1 to 32", outputs)
+
+
+def test_best(work):
+    check_lengths("best", outputs := work.best())
+    static, continuous = passes(outputs)
+    require(static >= 2 * continuous, f"best(): {outputs}", "a gain of at least 2", f"{static} / {continuous} passes",
+            "each static batch should have one long request, and all long ones should fit side by side")  # fmt: skip
+
+
+def test_no_gain(work):
+    check_lengths("no_gain", outputs := work.no_gain())
+    require(len(set(outputs)) > 1, f"no_gain(): {outputs}", "lengths that are not all equal", "all equal")
+    static, continuous = passes(outputs)
+    require(static == continuous, f"no_gain(): {outputs}", "a gain of exactly 1", f"{static} / {continuous} passes",
+            "they must be equal within each batch of four, not between them")  # fmt: skip
+
+
+def test_loses_to_sorted(work):
+    check_lengths("loses_to_sorted", outputs := work.loses_to_sorted())
+    static, _ = passes(sorted(outputs, reverse=True))
+    _, continuous = passes(outputs)
+    require(continuous > static, f"loses_to_sorted(): {outputs}", "more passes than sorted static batches",
+            f"{continuous} continuous, {static} static", "let the longest come last, after many short ones that one slot works off")  # fmt: skip

@@ -1,0 +1,78 @@
+"""Against dense attention in float64, with NaN wherever nothing belongs to the sequence."""
+
+import math
+
+import torch
+
+from exercises.grading import expect, require
+
+
+def dense(query, keys, values, scale=None):
+    scores = torch.einsum("hd,thd->ht", query.double(), keys.double()) * (scale or 1 / math.sqrt(query.shape[-1]))
+    return torch.einsum("ht,thd->hd", scores.softmax(dim=-1), values.double()).float()
+
+
+def scattered(length, table, block_size=4, n_head=2, head_dim=8, fill=0.0):
+    """query, caches, and the keys and values as they should be read."""
+    torch.manual_seed(length)
+    keys, values = torch.randn(2, length, n_head, head_dim)
+    caches = torch.full((2, 9, block_size, n_head, head_dim), fill)
+    for i in range(length):
+        caches[0, table[i // block_size], i % block_size] = keys[i]
+        caches[1, table[i // block_size], i % block_size] = values[i]
+    return torch.randn(n_head, head_dim), *caches, keys, values
+
+
+def test_a_block(work):
+    query, key_cache, value_cache, keys, values = scattered(4, [3])
+    said = {
+        "the scores are divided by the square root of head_dim": dense(query, keys, values, 1.0),
+        "by its square root, not by head_dim": dense(query, keys, values, 1 / 8),
+        "keys and values are swapped": dense(query, values, keys),
+        "it reads the first block of the cache: the table says which one": torch.zeros(2, 8),
+        "the softmax goes over the tokens, for each head": torch.einsum("ht,thd->hd", (
+            torch.einsum("hd,thd->ht", query, keys) / math.sqrt(8)).softmax(dim=0), values),
+    }  # fmt: skip
+    got = work.attend(query, key_cache, value_cache, [3], 4)
+    require(list(got.shape) == [2, 8], "shape of the result", [2, 8], list(got.shape))
+    expect("four tokens in block 3", got, dense(query, keys, values), said)
+
+
+def test_the_order_of_the_table(work):
+    query, key_cache, value_cache, keys, values = scattered(8, [5, 2])
+    got = work.attend(query, key_cache, value_cache, [5, 2], 8)
+    expect("eight tokens in blocks 5 and 2", got, dense(query, keys, values), {
+        "only the first block was read": dense(query, keys[:4], values[:4]),
+        "only the last block was read": dense(query, keys[4:], values[4:])})  # fmt: skip
+
+
+def test_not_one_more(work):
+    query, key_cache, value_cache, keys, values = scattered(6, [5, 2])
+    got = work.attend(query, key_cache, value_cache, [5, 2], 6)
+    both = [torch.cat([x, torch.zeros(2, 2, 8)]) for x in (keys, values)]
+    expect("six tokens in blocks 5 and 2", got, dense(query, keys, values), {
+        "what stands behind the last token is not the sequence's": dense(query, *both),
+        "the last token is left out: it looks at itself too": dense(query, keys[:5], values[:5])})  # fmt: skip
+    query, key_cache, value_cache, keys, values = scattered(6, [5, 2], fill=math.nan)
+    got = work.attend(query, key_cache, value_cache, [5, 2], 6)
+    expect("the same, with NaN wherever nothing belongs to it", got, dense(query, keys, values),
+           likely="0 times NaN is NaN: leave out what is behind the length, a weight of 0 is not enough")  # fmt: skip
+    query, key_cache, value_cache, keys, values = scattered(3, [7, 1, 4], fill=math.nan)
+    got = work.attend(query, key_cache, value_cache, [7, 1, 4], 3)
+    expect("three tokens, and blocks that were taken beforehand", got, dense(query, keys, values),
+           likely="a table may be longer than the sequence needs")  # fmt: skip
+
+
+def test_nothing_is_changed(work):
+    query, key_cache, value_cache, *_ = scattered(6, [5, 2])
+    before = [x.clone() for x in (query, key_cache, value_cache)]
+    work.attend(query, key_cache, value_cache, [5, 2], 6)
+    unchanged = all(torch.equal(a, b) for a, b in zip(before, (query, key_cache, value_cache), strict=True))
+    require(unchanged, "query and caches afterwards", "as they were", "changed", "others read the same cache")
+
+
+def test_sizes(work):
+    for length, table, block_size in ((1, [0], 1), (5, [8, 0, 3, 1, 6], 1), (17, [2, 0], 16), (40, [8, 1, 3], 16)):
+        query, key_cache, value_cache, keys, values = scattered(length, table, block_size, n_head=3, fill=math.nan)
+        got = work.attend(query, key_cache, value_cache, table, length)
+        expect(f"{length} tokens in blocks of {block_size}", got, dense(query, keys, values))

@@ -1,0 +1,99 @@
+"""Against dense attention in float64: one block, several, large scores; and what is kept between blocks."""
+
+import math
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from exercises.grading import expect, require
+
+
+def dense(query, keys, values):
+    scores = torch.einsum("hd,thd->ht", query.double(), keys.double()) / math.sqrt(query.shape[-1])
+    return torch.einsum("ht,thd->hd", scores.softmax(dim=-1), values.double()).float()
+
+
+def data(sizes, scale=1.0, n_head=2, head_dim=8, seed=0):
+    torch.manual_seed(seed)
+    total = sum(sizes)
+    query, keys, values = (
+        torch.randn(n_head, head_dim),
+        scale * torch.randn(total, n_head, head_dim),
+        torch.randn(total, n_head, head_dim),
+    )
+    return query, keys, values, list(zip(keys.split(sizes), values.split(sizes), strict=True))
+
+
+def test_one_block(work):
+    query, keys, values, blocks = data([5])
+    said = {"divide by the sum of the weights at the end": dense(query, keys, values) * torch.einsum(
+        "hd,thd->ht", query, keys).div(math.sqrt(8)).sub(torch.einsum("hd,thd->ht", query, keys).div(math.sqrt(8)).amax(-1, True))
+        .exp().sum(-1, keepdim=True)}  # fmt: skip
+    expect("one block of 5", work.attend(query, iter(blocks)), dense(query, keys, values), said,
+           likely="with one block it is plain attention: scores / √head_dim, softmax, weighted values")  # fmt: skip
+
+
+def test_blocks(work):
+    """The largest score in the second block, then in the first: both ways of correcting have to be right."""
+    query, keys, values, _ = data([6], seed=3)
+    scores = torch.einsum("hd,thd->ht", query, keys).sum(0)
+    means = lambda parts: sum(dense(query, k, v) for k, v in parts) / len(parts)  # noqa: E731
+    for name, order in (("growing", scores.argsort()), ("falling", scores.argsort(descending=True))):
+        k, v = keys[order], values[order]
+        blocks = list(zip(k.split([4, 2]), v.split([4, 2]), strict=True))
+        said = {"each block has a softmax of its own, and the mean was taken": means(blocks),
+                "only the last block is in the result": dense(query, *blocks[-1]),
+                "only the first block is in the result": dense(query, *blocks[0])}  # fmt: skip
+        expect(f"blocks of 4 and 2, scores {name}", work.attend(query, iter(blocks)), dense(query, k, v), said,
+               likely="when a larger score comes, the sum *and* the weighted values are multiplied by e^(old - new largest)")  # fmt: skip
+
+
+def test_heads_have_their_own_largest(work):
+    query, keys, values, _ = data([6])
+    keys = keys.clone()
+    keys[:3, 0] *= 400
+    keys[3:, 1] *= 400
+    blocks = list(zip(keys.split(3), values.split(3), strict=True))
+    got = work.attend(query, iter(blocks))
+    require(bool(got.isfinite().all()), "heads whose scores differ by thousands", "finite numbers", got,
+            "the largest score is kept for every head by itself")  # fmt: skip
+    expect("heads whose scores differ by thousands", got, dense(query, keys, values), tolerance=1e-4)
+
+
+def test_large_scores(work):
+    query, keys, values, blocks = data([4, 4, 4], scale=5000.0)
+    got = work.attend(query, iter(blocks))
+    require(
+        bool(got.isfinite().all()),
+        "scores of thousands",
+        "finite numbers",
+        got,
+        "subtract the largest score before exp",
+    )
+    expect("scores of thousands", got, dense(query, keys, values), tolerance=1e-3)
+
+
+def test_any_split(work):
+    for seed, sizes in enumerate(([1], [1, 1, 1], [16, 16, 3], [7, 1, 20, 2])):
+        query, keys, values, blocks = data(sizes, seed=seed)
+        expect(f"blocks of {sizes}", work.attend(query, iter(blocks)), dense(query, keys, values))
+
+
+def test_nothing_is_gathered(work):
+    """No tensor may grow with the number of blocks."""
+
+    class Largest(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            for tensor in out if isinstance(out, tuple | list) else [out]:
+                if isinstance(tensor, torch.Tensor):
+                    Largest.seen = max(Largest.seen, tensor.numel())
+            return out
+
+    query, _, _, blocks = data([4] * 50)
+    with Largest():
+        work.attend(query, iter(blocks))
+    require(Largest.seen <= 4 * 2 * 8 * 2, "the largest tensor made for 50 blocks of 4", "no larger than a block or two (128 numbers)",
+            Largest.seen, "the blocks were gathered: keep three things per head, not the blocks")  # fmt: skip

@@ -1,0 +1,97 @@
+"""Who goes, who stays, and an engine that runs a crowd through a pool that is much too small."""
+
+import random
+
+from exercises.grading import Wrong, expect, require
+
+
+def sequences(work, *sizes):
+    """(name, tokens, blocks) each."""
+    return [work.Sequence(name, tokens, blocks, tokens - 1) for name, tokens, blocks in sizes]
+
+
+def names(result):
+    running, preempted, num_free = result
+    return [s.name for s in running], [s.name for s in preempted], num_free
+
+
+def test_there_is_room(work):
+    running = sequences(work, ("A", 5, 1), ("B", 4, 1), ("C", 9, 2))
+    got = names(work.make_room(running, 3, 4))
+    said = {"who has room in its last block needs none": (["A", "B", "C"], [], 0),
+            "who is full has to get another block": (["A", "B", "C"], [], 3)}  # fmt: skip
+    expect("5, 4 and 9 tokens in 1, 1 and 2 blocks of 4, three free", got, (["A", "B", "C"], [], 1), said)
+    expect("their blocks then", [s.num_blocks for s in running], [2, 1, 3])
+
+
+def test_the_youngest_goes(work):
+    running = sequences(work, ("A", 3, 1), ("B", 9, 2), ("C", 4, 1))
+    got = names(work.make_room(running, 0, 4))
+    said = {"the one that asks goes only if it is the youngest": (["A", "C"], ["B"], 2)}
+    expect("B needs a block, none is free, C is the youngest", got, (["A", "B"], ["C"], 0), said,
+           likely="last come, first go: the youngest is preempted, and its blocks are free at once")  # fmt: skip
+    c = running[2]
+    said = {"what it has computed is in blocks that it has no more: it computes everything again": (4, 3, 0),
+            "its output is not lost: the user has read it": (0, 0, 0)}  # fmt: skip
+    expect(
+        "C's tokens, computed tokens and blocks", (c.num_tokens, c.num_computed_tokens, c.num_blocks), (4, 0, 0), said
+    )
+
+
+def test_the_one_that_asks_goes(work):
+    running = sequences(work, ("A", 8, 2), ("B", 5, 1))
+    got = names(work.make_room(running, 0, 4))
+    expect("A has room, B needs a block and is the youngest", got, (["A"], ["B"], 1),
+           {"the youngest goes, also if it is the one that asks": (["B"], ["A"], 1)})  # fmt: skip
+
+
+def test_several_go(work):
+    running = sequences(work, ("A", 17, 2), ("B", 4, 1), ("C", 4, 1), ("D", 4, 1))
+    got = names(work.make_room(running, 0, 4))
+    said = {"the one that was admitted first is first in the queue again": (["A"], ["D", "C", "B"], 0),
+            "preempt no more than it takes": (["A"], ["B", "C", "D"], 3)}  # fmt: skip
+    expect("A needs three blocks, B, C and D hold one each", got, (["A"], ["B", "C", "D"], 0), said)
+    running = sequences(work, ("A", 13, 2), ("B", 4, 1), ("C", 4, 2))
+    expect("A needs two, C holds two", names(work.make_room(running, 0, 4)), (["A", "B"], ["C"], 0))
+
+
+def test_alone(work):
+    try:
+        got = names(work.make_room(sequences(work, ("A", 9, 2)), 0, 4))
+    except MemoryError:
+        return
+    raise Wrong(
+        "A is alone, needs a block, and none is free", "MemoryError", got, "it would be preempted and admitted for ever"
+    )
+
+
+def test_a_crowd_in_a_small_pool(work):
+    """Forty sequences through 12 blocks: all end, none twice, no block is lost."""
+    rng = random.Random(0)
+    goals = {f"s{i}": rng.randrange(6, 40) for i in range(40)}
+    waiting = [work.Sequence(name, rng.randrange(1, 5)) for name in goals]
+    running, num_free, finished, steps = [], 12, [], 0
+    while waiting or running:
+        steps += 1
+        require(steps < 5000, "forty sequences through 12 blocks", "all done in 5,000 steps", f"{len(finished)} are done",
+                "is it the oldest that always gets on?")  # fmt: skip
+        order = [s.name for s in running]
+        running, preempted, num_free = work.make_room(running, num_free, 4)
+        expect(f"step {steps}: running and preempted together", [s.name for s in running + preempted], order,
+               likely="the youngest go, so those that stay are a beginning of the list")  # fmt: skip
+        waiting = preempted + waiting
+        while not preempted and waiting and len(running) < 6 and -(-waiting[0].num_tokens // 4) <= num_free:
+            sequence = waiting.pop(0)
+            sequence.num_blocks = -(-sequence.num_tokens // 4)
+            num_free -= sequence.num_blocks
+            running.append(sequence)
+        expect(f"step {steps}: blocks held and free", sum(s.num_blocks for s in running) + num_free, 12,
+               likely="blocks were lost, or given twice")  # fmt: skip
+        for sequence in list(running):
+            sequence.num_computed_tokens = sequence.num_tokens
+            sequence.num_tokens += 1
+            if sequence.num_tokens >= goals[sequence.name]:
+                running.remove(sequence)
+                num_free += sequence.num_blocks
+                finished.append(sequence.name)
+    expect("who finished", sorted(finished), sorted(goals))
