@@ -7,32 +7,9 @@ python -m exercises reveal 2.3      # a solution, after at least one attempt
 """
 
 import argparse
-import multiprocessing
 import sys
 
-from .catalogue import Exercise, Grade, exercises, grade, progress, read_progress
-
-SECONDS = 60  # that a check may take; they take five at the most
-
-
-def graded(exercise: Exercise, results) -> None:
-    results.put(grade(exercise))
-
-
-def grade_in_time(exercise: Exercise) -> Grade:
-    """Grade in a process of its own, which is ended if the learner's code does not."""
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    process = context.Process(target=graded, args=(exercise, results), daemon=True)
-    process.start()
-    process.join(SECONDS)
-    if process.is_alive():
-        process.kill()
-        process.join()
-        return Grade("failing", f"not done after {SECONDS} seconds; is there a loop that does not end?")
-    if results.empty():
-        return Grade("failing", f"the process that ran it ended with status {process.exitcode}")
-    return results.get()
+from .catalogue import exercises, grade_in_time, progress, read_progress
 
 
 def show_all() -> int:

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import json
+import multiprocessing
 import os
 import re
 import sys
@@ -18,6 +19,7 @@ FOLDER = Path(__file__).parent
 PROGRESS = FOLDER.parent / ".exercises.json"  # git-ignored
 HINT = re.compile(r"<details><summary>(.*?)</summary>\s*(.*?)\s*</details>", re.DOTALL)
 TITLE = re.compile(r"# (\d+\.\d+) (.*) \((\d+) minutes\)")
+SECONDS = 60  # that a check may take; they take five at the most
 MUTANTS = "# --- Wrong answers"  # in a solution: from here on it is not the learner's
 
 
@@ -105,6 +107,26 @@ def grade(exercise: Exercise, work: Path | ModuleType | None = None) -> Grade:
         except Exception as error:
             return Grade("failing", where(error, Path(module.__file__ or "")), name)
     return Grade("passed", seconds=time.perf_counter() - started)
+
+
+def grade_in_time(exercise: Exercise) -> Grade:
+    """Grade the learner's file in a process of its own, which is ended if the code in it does not end."""
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    process = context.Process(target=_grade_into, args=(exercise, results), daemon=True)
+    process.start()
+    process.join(SECONDS)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return Grade("failing", f"not done after {SECONDS} seconds; is there a loop that does not end?")
+    if results.empty():
+        return Grade("failing", f"the process that ran it ended with status {process.exitcode}")
+    return results.get()
+
+
+def _grade_into(exercise: Exercise, results) -> None:
+    results.put(grade(exercise))
 
 
 def where(error: Exception, path: Path) -> str:

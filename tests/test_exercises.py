@@ -166,6 +166,22 @@ def test_check_and_reveal(capsys, tmp_path, monkeypatch):
     assert catalogue.read_progress()["2.4"] == {"state": "passed", "attempts": 2}
 
 
+def test_the_command_as_it_is_typed():
+    """A process of its own, which grades in another one."""
+    before = catalogue.FOLDER.parent.joinpath(".exercises.json")
+    kept = before.read_bytes() if before.exists() else None
+    command = [sys.executable, "-m", "exercises", "check", "3.2"]
+    try:
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", check=False)
+    finally:
+        before.unlink(missing_ok=True)
+        if kept is not None:
+            before.write_bytes(kept)
+    assert result.stderr == ""
+    assert "3.2 Fix the cache: failing (test_positions)" in result.stdout or "passed" in result.stdout
+    assert result.returncode == (1 if "failing" in result.stdout else 0)
+
+
 def test_an_error_in_the_answer_names_its_line(tmp_path):
     exercise = exercises()["2.4"]
     for text, words in (
@@ -186,8 +202,8 @@ def test_an_endless_loop_is_ended(tmp_path, monkeypatch):
     exercise = exercises()["2.4"]
     copy.write_text(exercise.text.read_text(encoding="utf-8"), encoding="utf-8")
     copy.with_suffix(".py").write_text("while True:\n    pass\n")
-    monkeypatch.setattr(cli, "SECONDS", 8)
-    result = cli.grade_in_time(catalogue.Exercise(copy, "2.4", exercise.title, 15))
+    monkeypatch.setattr(catalogue, "SECONDS", 8)
+    result = catalogue.grade_in_time(catalogue.Exercise(copy, "2.4", exercise.title, 15))
     assert result.state == "failing"
     assert "a loop that does not end" in result.message
 
