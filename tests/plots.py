@@ -27,7 +27,7 @@ BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E0
 GREY, INK = "#D0D0D0", "#222222"
 STYLE = {
     "font.size": 9,
-    "axes.titlesize": 10,
+    "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -123,7 +123,7 @@ def ladder(result: dict) -> Picture:
         totals = [a + b for a, b in zip(per_token, padding, strict=True)]
         axes[1].set_xlabel("positions computed per output token")
         most, least = (pick(zip(totals, names, strict=False)) for pick in (max, min))
-        axes[1].set_title(f"{most[1].capitalize()} computes {most[0] / least[0]:.0f} × what {least[1]} computes")
+        axes[1].set_title(f"{most[1].capitalize()} computes {most[0] / least[0]:.0f} × what {least[1]} does")
         if max(padding) > 0:
             axes[1].legend(loc="lower right", fontsize=8)
 
@@ -135,7 +135,7 @@ def ladder(result: dict) -> Picture:
     axes[2].set_xlabel("time to first token, seconds")
     if timed:
         waits = sorted((row["ttft_p50"], names[rows.index(row)]) for _, row in timed)
-        axes[2].set_title(f"Median wait: {waits[0][0]:.3g} s in {waits[0][1]}, {waits[-1][0]:.3g} s in {waits[-1][1]}")
+        axes[2].set_title(f"Median wait {waits[0][0]:.2g} s ({waits[0][1]}) to {waits[-1][0]:.2g} s ({waits[-1][1]})")
         handles, labels = axes[2].get_legend_handles_labels()
         axes[2].legend(handles[:2], labels[:2], loc="lower right", fontsize=8)
     for one in axes:
@@ -159,7 +159,7 @@ def latency(results: dict[str, list[dict]]) -> Picture:
                 one.plot(rates, values, line, color=colour, marker=marker, markersize=4, label=f"{name}, p{p}")
     waits = [[row["ttft_p95"] for row in rows] for rows in results.values()]
     grown = max(max(own) / min(own) for own in waits)
-    axes[0].set_title(f"The slowest requests wait up to {grown:.0f} × as long at the highest rate")
+    axes[0].set_title(f"The slowest requests (p95) wait up to {grown:.0f} × as long")
     slower = max(rows[-1]["itl_p50"] / rows[0]["itl_p50"] for rows in results.values())
     axes[1].set_title(f"Between two tokens it is {slower:.1f} × as long (p50)")
     for one, label in zip(axes, ("time to first token, seconds", "between two tokens, milliseconds"), strict=True):
@@ -308,8 +308,8 @@ def block_map(trace: Sequence) -> Picture:
     figure = Picture(figsize=(9.5, 4))
     axes = figure.subplots()
     axes.imshow(image, aspect="auto", interpolation="nearest")
-    what = f"shared ones (black) save up to {shared} blocks" if shared else "nobody shares any"
-    axes.set_title(f"{num_blocks} blocks, taken one at a time, anywhere, and used again at once; {what}")
+    what = f"shared ones (black) save up to {shared}" if shared else "nobody shares any"
+    axes.set_title(f"{num_blocks} blocks, taken when they are needed, wherever they are free; {what}")
     axes.set_xlabel("step")
     axes.set_ylabel("block")
     if len(holders) <= len(palette):

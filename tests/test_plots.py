@@ -78,16 +78,16 @@ def test_block_map_marks_what_is_shared(babble):
     image = figure.axes[0].images[0].get_array()
     shared = (image == plots.to_rgb(plots.INK)).all(axis=-1)
     assert shared[:, -1].sum() == 2  # two full blocks of the prompt, held by three; of the third each has its own
-    assert "save up to 4 blocks" in texts(figure) or "save up to 6 blocks" in texts(figure)
+    saved = max(step.num_blocks_saved for step in llm.trace)
+    assert saved >= 4
+    assert f"save up to {saved}" in texts(figure)
 
 
 def test_the_others_draw(traces, tmp_path):
     rows = [{"rate": r, "ttft_p50": 0.1, "ttft_p95": 0.1 * r, "itl_p50": 0.01, "itl_p95": 0.02} for r in (1, 2, 4)]
     pictures = [
         plots.time_per_token({"stage 1": traces[1], "stage 3": traces[3]}),
-        plots.batch_size(
-            {3: traces[3], 1: traces[1]} | {1: [s for s in traces[4] if len(s.rows) == 1]}, {1: 1e5, 3: 1e5}
-        ),
+        plots.batch_size({1: traces[1], 3: traces[3]}, {1: 1e5, 3: 1e5}),
         plots.gain([(1.0, traces[3], traces[4]), (0.0, traces[3], traces[3])]),
         plots.latency({"stage 4": rows}),
     ]
