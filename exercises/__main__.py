@@ -43,7 +43,9 @@ def check(numbers: list[str]) -> int:
         if result.state == "passed":
             print(f"{number} {exercise.title}: passed, {result.seconds:.1f} s")
         else:
-            print(f"{number} {exercise.title}: {result.state}{f' ({result.test})' if result.test else ''}")
+            how_far = f"; {result.num_passed} of {result.num_tests} tests pass" if result.num_tests else ""
+            test = f" ({result.test})" if result.test else ""
+            print(f"{number} {exercise.title}: {result.state}{test}{how_far}")
             print("\n".join(f"  {line}" for line in result.message.splitlines()))
             if result.state == "not started":
                 text = exercise.text.relative_to(exercise.text.parents[2])

@@ -80,33 +80,40 @@ def load(path: Path) -> ModuleType:
 
 @dataclass(frozen=True)
 class Grade:
-    """`state` is "passed", "failing" or "not started"; `message` teaches; `test` is what failed."""
+    """`state` is "passed", "failing" or "not started"; `message` teaches; `test` is what failed first; `num_passed` of
+    `num_tests` did not."""
 
     state: str
     message: str = ""
     test: str = ""
+    num_passed: int = 0
+    num_tests: int = 0
     seconds: float = 0.0
 
 
 def grade(exercise: Exercise, work: Path | ModuleType | None = None) -> Grade:
-    """Run the tests of an exercise on a file (the learner's unless another is given), up to the first that fails."""
+    """Run the tests of an exercise on a file (the learner's unless another is given)."""
     started = time.perf_counter()
     try:
         module = work if isinstance(work, ModuleType) else load(work or exercise.work)
     except Exception as error:
         return Grade("failing", f"the file can't be read: {where(error, work or exercise.work)}")
-    for name, test in vars(load(exercise.test)).items():  # in the order in which they are written
-        if not name.startswith("test_"):
-            continue
+    tests = {name: test for name, test in vars(load(exercise.test)).items() if name.startswith("test_")}
+    failure, passed = None, 0  # the first failure is told; the others show how far one is
+    for name, test in tests.items():
         try:
             test(module)
         except NotImplementedError:
             return Grade("not started", f"{exercise.work.name} still raises NotImplementedError", name)
         except AssertionError as error:
-            return Grade("failing", str(error), name)
+            failure = failure or (str(error), name)
         except Exception as error:
-            return Grade("failing", where(error, Path(module.__file__ or "")), name)
-    return Grade("passed", seconds=time.perf_counter() - started)
+            failure = failure or (where(error, Path(module.__file__ or "")), name)
+        else:
+            passed += 1
+    if failure:
+        return Grade("failing", *failure, passed, len(tests))
+    return Grade("passed", "", "", passed, len(tests), time.perf_counter() - started)
 
 
 def grade_in_time(exercise: Exercise) -> Grade:

@@ -22,7 +22,7 @@ def short(value: object, width: int = 300) -> str:
     elif hasattr(value, "tolist"):
         text = short(value.tolist())
     elif isinstance(value, list | tuple):
-        text = "[" + ", ".join(short(item) for item in value) + "]"
+        text = "[" + ", ".join(repr(item) if isinstance(item, str) else short(item) for item in value) + "]"
     else:
         text = repr(value)
     return text if len(text) <= width else f"{text[:width]} …"

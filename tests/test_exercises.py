@@ -261,5 +261,5 @@ def test_same_and_short():
     assert not same([1, 2], [1], 0)
     assert not same(True, 2, 5)
     assert not same(float("nan"), float("nan"), 1)
-    assert short([1 / 3, "a"]) == "[0.333333, a]"
+    assert short([1 / 3, "a "]) == "[0.333333, 'a ']"
     assert len(short("x" * 999)) < 310

@@ -52,5 +52,11 @@ MUTANTS = [
      "left at the end is told"),
     ("holds back too much", "stop.startswith(text[-length:]) and len(text) >= length for", "True for",
      "only what begins a stop text"),
+    ("the first of the list stops", "return text[: min(found)]", "return text[: found[0]]", "begins first counts"),
+    ("one stop text after another", "        for length in range(max(map(len, self.stop), default=1) - 1, 0, -1):\n"
+     "            if any(stop.startswith(text[-length:]) and len(text) >= length for stop in self.stop):\n",
+     "        pairs = [(n, stop) for stop in self.stop[::-1] for n in range(len(stop) - 1, 0, -1)]\n"
+     "        for length, stop in pairs:\n"
+     "            if stop.startswith(text[-length:]) and len(text) >= length:\n", "over all stop texts"),
     ("takes the shortest beginning", "default=1) - 1, 0, -1)", "default=1))", "the longest beginning"),
 ]  # fmt: skip

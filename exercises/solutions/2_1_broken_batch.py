@@ -37,7 +37,11 @@ MUTANTS = [
     ("padded on the right", "[eos] * (longest - len(prompt)) + prompt", "prompt + [eos] * (longest - len(prompt))",
      "read at its padding"),
     ("cut after padding, and not before", "    prompts = [prompt[-max_len:] for prompt in prompts]\n", "", "cut each prompt"),
-    ("cut at the wrong end", "prompt[-max_len:]", "prompt[:max_len]", "the ends of the prompts are lost"),
+    ("cut at the wrong end", "prompt[-max_len:]", "prompt[:max_len]", "the last tokens of the prompts are lost"),
+    ("padding counted before the cut", "    prompts = [prompt[-max_len:] for prompt in prompts]\n    longest = max(map(len, prompts))\n"
+     "    padded = [[eos] * (longest - len(prompt)) + prompt for prompt in prompts]\n",
+     "    longest = max(map(len, prompts))\n"
+     "    padded = [([eos] * (longest - len(prompt)) + prompt)[-max_len:] for prompt in prompts]\n", "counted before the cut"),
     ("the end token in prompt and padding", "tokens[:, start:].tolist()):", "tokens.tolist()):", "ended the row"),
     ("positions of columns", "(columns - num_padding[:, None]).clamp(min=0)", "columns.expand(tokens.shape)",
      "positions count columns"),

@@ -24,5 +24,5 @@ MUTANTS = [
     ("too long", "[32, 1, 1, 1] * 3", "[33, 1, 1, 1] * 3", "from 1 to 32"),
     ("all equal", "[3] * 4 + [9] * 4 + [5] * 4", "[3] * 12", "not all equal"),
     ("equal across batches", "[3] * 4 + [9] * 4 + [5] * 4", "[3, 9, 5] * 4", "equal within each batch"),
-    ("sorted already", "[32] * 3 + [1] * 8 + [32]", "[32] + [1] * 11", "let the longest come last"),
+    ("sorted already", "[32] * 3 + [1] * 8 + [32]", "[32] + [1] * 11", "comes last"),
 ]  # fmt: skip

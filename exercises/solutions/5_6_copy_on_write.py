@@ -76,5 +76,9 @@ MUTANTS = [
     ("changes before it knows", "            copy = table[-1], self.take()\n            self.counts[copy[0]] -= 1\n",
      "            old = table.pop()\n            copy = old, self.take()\n            table.append(old)\n            self.counts[old] -= 1\n",
      "nothing may have changed"),
+    ("leaves before it knows", "            copy = table[-1], self.take()\n            self.counts[copy[0]] -= 1\n",
+     "            self.counts[table[-1]] -= 1\n            copy = table[-1], self.take()\n", "counts changed before"),
+    ("takes before it knows", "        if needed > self.num_free:\n            raise MemoryError(f\"{needed} blocks are needed, {self.num_free} are free\")\n",
+     "", "is lost"),
     ("writes without memory", "            raise MemoryError(\"no block is free\")", "            return 0", "no place of its own"),
 ]  # fmt: skip

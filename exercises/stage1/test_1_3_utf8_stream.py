@@ -23,6 +23,8 @@ def test_characters_over_tokens(work):
 def test_broken_bytes(work):
     said = {"the reader should see that something is broken": ["a", "b", ""]}
     expect("a byte that begins nothing", sent(work, [b"a", b"\xffb"])[0], ["a", "�b", ""], said)
+    expect("E0 80, with which no character begins", sent(work, [b"\xe0\x80"])[0], ["��", ""],
+           {"no character begins like this: waiting for its third byte holds back too much": ["", "��"]})  # fmt: skip
     said = {"what is left at the end is told too": ["a", "", ""]}
     expect("an end in the middle of a character", sent(work, [b"a", b"\xe2\x82"])[0], ["a", "", "�"], said)
 
@@ -57,6 +59,19 @@ def test_holds_back_the_longest_beginning(work):
     said = {"the longest beginning has to be held back: the first a was sent too early": ["x a", "", ""]}
     expect("x aa|b, stop 'aab'", sent(work, [b"x aa", b"b"], ("aab",))[0], ["x ", "", ""], said,
            likely="the longest beginning has to be held back: the first a was sent too early")  # fmt: skip
+
+
+def test_several_stop_texts(work):
+    said = {"the longest beginning counts over all stop texts: 'AB' of 'ABC', not 'B' of 'BX'": ["A", "BC", ""]}
+    expect("AB|C, stops 'ABC', 'BX'", sent(work, [b"AB", b"C"], ("ABC", "BX"))[0], ["", "", ""], said)
+    said = {"of several that are complete the one that begins first counts": ["a b ", ""]}
+    expect("'a b c' at once, stops 'c', 'b'", sent(work, [b"a b c"], ("c", "b"))[0], ["a ", ""], said)
+
+
+def test_flush_may_complete_a_stop_text(work):
+    got, stopped = sent(work, [b"a", b"\xe2"], ("a�",))
+    expect("a|half a character, stop 'a�', the end", (got, stopped), (["", "", ""], True),
+           likely="the � that flush makes is text like any other: it may complete a stop text")  # fmt: skip
 
 
 def test_any_cut_gives_the_same_text(work):

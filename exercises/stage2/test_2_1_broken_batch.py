@@ -28,9 +28,11 @@ def test_the_last_token_is_read(work):
 
 def test_each_prompt_is_cut_by_itself(work):
     got = work.generate(CountingModel(), [[10, 20, 30, 40], [50, 60]], 1, EOS, 3)
-    said = {"the rectangle was cut behind the padding: the ends of the prompts are lost": [[31], [51]]}
+    said = {
+        "the rectangle was cut at its end, after it was padded: the last tokens of the prompts are lost": [[31], [51]]
+    }
     expect("prompts 10 20 30 40 and 50 60, max_len 3", got, [[41], [61]], said,
-           likely="the rectangle was cut behind the padding: the ends of the prompts are lost")  # fmt: skip
+           likely="the rectangle was cut at its end, after it was padded: the last tokens of the prompts are lost")  # fmt: skip
     model = CountingModel()
     work.generate(model, [[10, 20, 30, 40], [50, 60]], 1, EOS, 3)
     expect("what the model saw of them", model.calls[0][0], [[20, 30, 40], [EOS, 50, 60]],
@@ -70,6 +72,15 @@ def test_padding_is_never_looked_at(work):
         said = {"after the first step the padding is visible again": [[True, True, *row[2:]] for row in expected]}
         case = f"what the own tokens of the row with two columns of padding may look at, step {step}"
         expect(case, short_row, expected, said)
+
+
+def test_padding_of_a_batch_that_was_cut(work):
+    model = CountingModel()
+    work.generate(model, [[10, 20, 30, 40], [50, 60]], 1, EOS, 3)
+    _, positions, visible = model.calls[0]
+    expect("what the model was told of the second row's own tokens: positions, and what they may look at",
+           (positions[1, 1:], visible[1, 1:]), ([0, 1], [[False, True, False], [False, True, True]]),
+           likely="the padding was counted before the cut: three columns are left, one of them is padding")  # fmt: skip
 
 
 def test_with_a_real_model(work):

@@ -41,6 +41,12 @@ def test_sorting(work):
            likely="the outputs belong to their prompts: sort them together")  # fmt: skip
 
 
+def test_ties(work):
+    got = work.positions([5, 5, 5], [1, 4, 2], 2, sort_by_length=True)
+    expect("three prompts of 5, outputs 1, 4, 2, sorted, two at once", got, (42, 21),
+           {"equal prompts stay in the order given": (42, 12)}, likely="equal prompts stay in the order given")  # fmt: skip
+
+
 def test_against_the_engine(work):
     stage = STAGES[1]
     prompts, outputs = [5, 12, 3, 9, 7, 3], [4, 2, 6, 6, 1, 9]

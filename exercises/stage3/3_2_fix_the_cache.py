@@ -8,9 +8,9 @@ Model = Callable[[list[int], list[int], list[list[bool]], list], int]
 class Decoder:
     """Completes prompts with a model and a cache."""
 
-    def __init__(self, model: Model, cache: list | None = None):
+    def __init__(self, model: Model):
         self.model = model
-        self.cache = cache if cache is not None else []
+        self.cache: list = []
 
     def generate(self, prompt: list[int], max_tokens: int, chunk: int) -> list[int]:
         """The new tokens."""

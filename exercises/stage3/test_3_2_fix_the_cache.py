@@ -24,6 +24,7 @@ def test_positions(work):
     model = Model()
     work.Decoder(model).generate([3, 1, 4], 4, chunk=8)
     said = {"the position of a new token is stale: each step is one further": [[0, 1, 2], [3], [3], [3]],
+            "a position too far: the first new token stands at len(prompt)": [[0, 1, 2], [4], [5], [6]],
             "the first new token stands behind the prompt": [[0, 1, 2], [2], [3], [4]]}  # fmt: skip
     expect(
         "positions of a prefill of 3 and three steps",

@@ -56,16 +56,36 @@ def test_no_memory(work):
     blocks = work.Blocks(2, 4)
     blocks.create("a", 6)
     blocks.fork("a", "b")
+    for attempt in ("a copy is needed, no block is free", "the same again"):
+        try:
+            got = blocks.append("a")
+        except MemoryError:
+            expect(f"{attempt}: the tables after that", blocks.block_table("a"), blocks.block_table("b"),
+                   likely="nothing may have changed")  # fmt: skip
+            expect(f"{attempt}: free blocks", blocks.num_free, 0, likely="nothing may have changed")
+        else:
+            raise Wrong(
+                attempt,
+                "MemoryError",
+                got,
+                "the token has no place of its own: the counts changed before it was refused?",
+            )
+    blocks.free("b")
+    got = blocks.append("a"), blocks.append("a"), blocks.num_free
+    expect("a's 7th and 8th token, when b is gone", got, (None, None, 0), likely="the refused tokens were counted")
+
+
+def test_no_memory_for_a_new_one(work):
+    blocks = work.Blocks(3, 4)
+    blocks.create("a", 2)
     try:
-        got = blocks.append("a")
+        blocks.create("b", 12)
     except MemoryError:
-        expect(
-            "the tables after that", blocks.block_table("a"), blocks.block_table("b"), likely="nothing may have changed"
-        )
-        blocks.free("b")
-        expect("a's 7th token, when b is gone", blocks.append("a"), None, likely="the refused token was counted")
+        expect("free of three, after three were refused and one is held", blocks.num_free, 2,
+               likely="what was taken before it was clear that it is too little, is lost")  # fmt: skip
+        blocks.create("b", 8)
         return
-    raise Wrong("a copy is needed, no block is free", "MemoryError", got, "the token has no place of its own")
+    raise Wrong("three blocks of two that are free", "MemoryError", "nothing", "look before you take")
 
 
 def test_everybody_reads_what_it_wrote(work):
