@@ -347,6 +347,22 @@ def test_other_tokens_print_no_speed(babble, capsys, no_probe, monkeypatch):
     assert stdout == ""
 
 
+def test_what_was_measured_survives_an_interruption(babble, tmp_path, capsys, no_probe, monkeypatch):
+    def run(job, folder):
+        if job["engine"] == "stage02_static_batch":
+            raise KeyboardInterrupt
+        return {"engine": job["engine"], "token_ids": [[1, 2]], "times": None, "seconds": 2.0, "peak_bytes": 1}
+
+    monkeypatch.setattr(throughput, "run_in_fresh_process", run)
+    arguments = ["--model", str(babble), "--load-format", "auto", "--stages", "1", "2", "3", "--requests", "1"]
+    status = throughput.main([*arguments, "--device", "cpu", "--repeat", "2", "--json", str(tmp_path / "result.json")])
+    assert status == 1
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert [run["engine"] for run in result["runs"]] == ["stage01_single"]
+    assert result["missing"] == {"stage02_static_batch": "interrupted", "stage03_kvcache": "interrupted"}
+    assert "1.0" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -360,6 +376,7 @@ def test_other_tokens_print_no_speed(babble, capsys, no_probe, monkeypatch):
         (["--peers", "hf", "--kv-cache-bytes", "1000"], "for the stages only"),
         (["--device", "tpu"], "device must be"),
         (["--model", "nowhere"], "there is no directory nowhere"),
+        (["--json", "nowhere/result.json"], "nowhere/result.json"),
     ],
 )
 def test_bad_arguments_are_named(capsys, arguments, words):

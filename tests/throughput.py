@@ -146,18 +146,23 @@ def probe(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def run_all(job: dict, engines: list[str], repeat: int, failures: dict[str, str], folder: Path) -> list[dict]:
-    """Every engine `repeat` times, in alternating order. One that fails joins `failures`; the others go on."""
+    """Every engine `repeat` times, in alternating order. One that fails joins `failures`; others go on. After Ctrl-C
+    it is what has been measured until then."""
+    rounds = [engines if number % 2 == 0 else engines[::-1] for number in range(repeat)]
     runs = []
-    with tqdm(total=repeat * len(engines), unit="run") as bar:
-        for round_number in range(repeat):
-            for engine in engines if round_number % 2 == 0 else engines[::-1]:
+    with tqdm([engine for order in rounds for engine in order], unit="run") as bar:
+        try:
+            for engine in bar:
                 bar.set_description(engine)
-                if engine not in failures:
-                    try:
-                        runs.append(run_in_fresh_process({**job, "engine": engine}, folder))
-                    except RuntimeError as error:
-                        failures[engine] = str(error)
-                bar.update()
+                if engine in failures:
+                    continue
+                try:
+                    runs.append(run_in_fresh_process({**job, "engine": engine}, folder))
+                except RuntimeError as error:
+                    failures[engine] = str(error)
+        except KeyboardInterrupt:
+            done = {run["engine"] for run in runs}
+            failures |= {engine: "interrupted" for engine in engines if engine not in done}
     runs.sort(key=lambda run: engines.index(run["engine"]))
     return [run for run in runs if run["engine"] not in failures]
 
@@ -171,6 +176,8 @@ def main(argv: list[str] | None = None) -> int:
         directory = weights.find_model(args.model, args.load_format)
         config = weights.read_config(args.model, directory, args.load_format)
         requests = read_requests(args, config)
+        for path in filter(None, (args.json, args.plot)):
+            path.touch()  # a path that can't be written is an error now, not after the work
     except (ValueError, OSError) as error:
         print(f"throughput: {error}", file=sys.stderr)
         return 2

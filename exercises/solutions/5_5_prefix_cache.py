@@ -74,25 +74,11 @@ class PrefixCache:
 
 HASH = "return self.hash_function((before.block if before else None, tokens))"
 COMPARED = "if entry.before is before and entry.tokens == tokens:"
-EVICTED = """        for other in entry.behind:
+BEHIND = """        for other in entry.behind:
             if self.of_block.get(other.block) is other:
                 self.evict(other.block)
-
-    def cut(self, token_ids: list[int]) -> Iterator[tuple[int, ...]]:
-        \"\"\"The tokens of each full block.\"\"\"
-        for start in range(0, len(token_ids) - self.block_size + 1, self.block_size):
-            yield tuple(token_ids[start : start + self.block_size])
-
-    def hash_of(self, before: Entry | None, tokens: tuple[int, ...]) -> int:
-        return self.hash_function((before.block if before else None, tokens))
-
-    def look_up(self, before: Entry | None, tokens: tuple[int, ...]) -> Entry | None:
-        for entry in self.entries.get(self.hash_of(before, tokens), ()):
-            if entry.before is before and entry.tokens == tokens:
 """
-BY_BLOCK = EVICTED[EVICTED.index("    def cut") :].replace(
-    "entry.before is before", "(entry.before and entry.before.block) == (before and before.block)"
-)
+BY_BLOCK = "if (entry.before and entry.before.block) == (before and before.block) and entry.tokens == tokens:"
 MUTANTS = [
     ("half blocks", "len(token_ids) - self.block_size + 1, self.block_size):", "len(token_ids), self.block_size):",
      "only full blocks"),
@@ -111,7 +97,7 @@ MUTANTS = [
     ("evicts a duplicate", "        entry = self.of_block.pop(block, None)\n", "        entry = self.of_block.pop(block, None) or next(iter(self.of_block.values()), None)\n",
      "must change nothing"),
     ("never evicts", "        entry = self.of_block.pop(block, None)\n", "        entry = None\n", "something else soon"),
-    ("names a prefix by its block, and leaves what is behind", EVICTED, BY_BLOCK, "somebody else's prompt"),
+    ("names a prefix by its block, and leaves what is behind", (BEHIND, COMPARED), ("", BY_BLOCK), "somebody else's prompt"),
     ("trusts the hash", COMPARED, "if True:", "the hash was trusted"),
     ("one entry a hash", "self.entries.setdefault(self.hash_of(before, tokens), []).append(entry)",
      "self.entries[self.hash_of(before, tokens)] = [entry]", "overwrite each other"),
