@@ -37,7 +37,8 @@ def check(numbers: list[str]) -> int:
         exercise = exercises()[number]
         result = grade_in_time(exercise)
         with progress(number) as record:
-            record["state"] = result.state
+            if record.get("state") != "passed":  # who has passed may go on trying
+                record["state"] = result.state
             record["attempts"] = record.get("attempts", 0) + (result.state != "not started")
         failed += result.state != "passed"
         if result.state == "passed":

@@ -238,6 +238,9 @@ def make_environment(peer: Peer) -> None:
 def main() -> None:
     environments = {peer.environment: peer for peer in PEERS.values()}
     wanted = sys.argv[1:]
+    if {"-h", "--help"} & set(wanted):
+        print(__doc__)
+        return
     if not wanted or set(wanted) - environments.keys():
         print(__doc__)
         sys.exit(f"name one or more of {', '.join(environments)}")

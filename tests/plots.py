@@ -1,4 +1,5 @@
-"""The pictures: each is drawn from traces (`LLM(trace=True)`, or a file of `--trace`) or from a benchmark's result.
+"""The pictures: each is drawn from traces (`LLM(trace=True)`, or a file of `--trace`), or from a benchmark's result
+(`python -m tests.report RESULT --plot FILE`).
 
     python -m stage03 --prompts-file prompts.txt --trace three.jsonl
     python -m stage04 --prompts-file prompts.txt --trace four.jsonl
@@ -159,7 +160,7 @@ def latency(results: dict[str, list[dict]]) -> Picture:
                 one.plot(rates, values, line, color=colour, marker=marker, markersize=4, label=f"{name}, p{p}")
     waits = [[row["ttft_p95"] for row in rows] for rows in results.values()]
     grown = max(max(own) / min(own) for own in waits)
-    axes[0].set_title(f"The slowest requests (p95) wait up to {grown:.0f} × as long")
+    axes[0].set_title(f"p95 of the wait: {grown:.0f} × from the lowest to the highest")
     slower = max(rows[-1]["itl_p50"] / rows[0]["itl_p50"] for rows in results.values())
     axes[1].set_title(f"Between two tokens it is {slower:.1f} × as long (p50)")
     for one, label in zip(axes, ("time to first token, seconds", "between two tokens, milliseconds"), strict=True):
@@ -220,8 +221,8 @@ def slots(traces: dict[str, Sequence]) -> Picture:
         for request, own in spans.items():
             first, stop = own[0][0], own[-1][0] + own[-1][1]
             colour = shade(0.15 + 0.85 * lives[request] / max(lives.values()))
-            one.broken_barh(own, (where[request] - 0.42, 0.84), color=colour)
-            one.broken_barh([(first, stop - first)], (where[request] - 0.42, 0.84), facecolor="none", edgecolor="white")
+            one.broken_barh(own, (where[request] - 0.5, 1.0), color=colour)
+            one.broken_barh([(first, stop - first)], (where[request] - 0.5, 1.0), facecolor="none", edgecolor="white")
             if stop - first > 0.02 * longest:
                 ink = "white" if sum(colour[:3]) < 1.5 else "black"
                 one.text(first + 0.003 * longest, where[request], request, va="center", fontsize=7, color=ink)

@@ -67,7 +67,11 @@ def short(engine: str) -> str:
 
 
 def seconds(name: str) -> Callable[[dict], str | None]:
-    return lambda row: None if row.get(name) is None else f"{row[name]:.2f} s"
+    def form(row: dict) -> str | None:
+        value = row.get(name)
+        return None if value is None else f"{value:.2f} s" if value >= 0.1 else f"{1000 * value:.0f} ms"
+
+    return form
 
 
 def milliseconds(name: str) -> Callable[[dict], str | None]:
@@ -134,8 +138,8 @@ def caption(result: dict) -> str:
         "one run each. " if result["repeat"] == 1 else f"medians of {result['repeat']} runs. ",
     ]
     if result["least_seconds"]:
-        probed = f"{result['bandwidth'] / 1e9:.1f} GB/s and {result['matmul_rate'] / 1e9:.0f} GFLOP/s"
-        sentences.append(f"The limit is that of {probed}. ")
+        memory, products = result["bandwidth"] / 1e9, result["matmul_rate"] / 1e9
+        sentences.append(f"The limit, probed in the same run: {memory:.1f} GB/s read, {products:.0f} GFLOP/s. ")
     versions = {name: version for packages in result["versions"].values() for name, version in packages.items()}
     if versions.pop("torch", None):
         sentences.append(f"Peers: {', '.join(' '.join(pair) for pair in versions.items())}. ")
@@ -183,7 +187,11 @@ def main(argv: list[str] | None = None) -> int:
                 if f"{path.stem}.png" in text:
                     plots.ladder(json.loads(path.read_text())).savefig(path.with_suffix(".png"))
         return 0
-    result = json.loads(args.result.read_text())
+    try:
+        result = json.loads(args.result.read_text())
+    except (OSError, ValueError) as error:
+        print(f"report: {args.result}: {error}", file=sys.stderr)
+        return 2
     print(tables(result))
     if args.plot:
         plots.ladder(result).savefig(args.plot)

@@ -88,7 +88,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__ + "\n" + DESCRIPTIONS, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--stages", type=int, nargs="*", default=names, metavar="N")
+    parser.add_argument("--stages", type=int, nargs="*", default=names, metavar="N", help="which; default: all")
     parser.add_argument("--peers", default="", metavar="A,B", help=f"other engines: {', '.join(PEERS)}")
     parser.add_argument("--workload", default="tail", metavar="NAME|FILE", help=", ".join(workloads.SIZES))
     parser.add_argument("--requests", type=int, metavar="N", help="how many; default: the workload's")
@@ -96,11 +96,16 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--kv-cache-bytes", type=int, metavar="N", help="the same memory for every stage's KV cache")
     parser.add_argument("--rate", type=float, help="requests that arrive per second, Poisson; stages 4 and later")
     parser.add_argument("--seed", type=int, default=0, help="of the workload and of the arrivals")
-    parser.add_argument("--model", default="gpt2")
-    parser.add_argument("--load-format", choices=("dummy", "auto"), default="dummy")
+    parser.add_argument("--model", default="gpt2", help="as for the stages; default: gpt2's sizes")
+    parser.add_argument(
+        "--load-format",
+        choices=("dummy", "auto"),
+        default="dummy",
+        help="dummy: random weights, no download; auto: the checkpoint's",
+    )
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--repeat", type=int, default=3, metavar="N")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: CUDA if there is one")
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of each engine; default: 3")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison")
     args = parser.parse_args(argv)
@@ -117,6 +122,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--rate needs an engine that takes requests while it runs: stage 4 or a later one")
     if args.workload not in workloads.SIZES and not Path(args.workload).is_file():
         parser.error(f"workload {args.workload!r} is neither a file nor one of {', '.join(workloads.SIZES)}")
+    if args.kv_cache_bytes and max(args.stages, default=0) < 3:
+        parser.error("--kv-cache-bytes needs a stage that has a KV cache: stage 3 or a later one")
     if args.peers and args.kv_cache_bytes:
         parser.error("--kv-cache-bytes is for the stages only; leave it out with --peers")
     return args

@@ -74,6 +74,8 @@ def read_workload(path: Path, encode: Callable[[str], list[int]]) -> Workload:
                 raise ValueError("max_tokens is a whole number of at least 1, prompt_token_ids a list")
         except KeyError as error:
             raise ValueError(f"{path}, line {number}: a request needs {error}") from None
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not a request: {error.msg} at column {error.colno}") from None
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: not a request: {error}") from None
         requests.append((prompt, fields["max_tokens"]))

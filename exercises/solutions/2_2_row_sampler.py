@@ -17,7 +17,7 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, u: Tensor) -> Ten
     greedy = temperature == 0
     scores = logits / torch.where(greedy, 1.0, temperature)[:, None]
     vocab_size = logits.shape[1]
-    k = torch.where(top_k == 0, vocab_size, top_k)
+    k = torch.where(top_k == 0, vocab_size, top_k).clamp(max=vocab_size)
     kth = scores.sort(dim=-1, descending=True).values.gather(1, k[:, None] - 1)  # [rows, 1]
     scores = scores.masked_fill(scores < kth, -torch.inf)
     cdf = scores.double().softmax(dim=-1).cumsum(dim=-1)
@@ -48,5 +48,8 @@ MUTANTS = [
      "what equals the k-th"),
     ("one number for all rows", "u[:, None] *", "u[0] *", "one u was used"),
     ("at least u", "right=True", "right=False", "greater than u"),
+    ("falls off the end", "u[:, None] * cdf[:, -1:]", "u[:, None].double() * 1.000001", "scale u by the last sum"),
+    ("changes the caller's logits", "    greedy = temperature == 0\n",
+     "    greedy = temperature == 0\n    logits += 1\n", "work on a copy"),
     ("a loop over the rows", "    greedy = temperature == 0\n", LOOP, "a loop over the rows"),
 ]  # fmt: skip

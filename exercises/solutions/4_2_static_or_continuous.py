@@ -31,5 +31,5 @@ MUTANTS = [
     ("deals", "    for output in outputs:\n        heapq.heappush(free, heapq.heappop(free) + output)\n",
      "    for i, output in enumerate(outputs):\n        free[i % slots] += output\n", "dealt to the slots"),
     ("adds up", "return max(free)", "return sum(free)", "not the sum"),
-    ("the longest first", "for output in outputs:", "for output in sorted(outputs, reverse=True):", "not the longest first"),
+    ("the longest first", "for output in outputs:", "for output in sorted(outputs, reverse=True):", "take another order"),
 ]  # fmt: skip

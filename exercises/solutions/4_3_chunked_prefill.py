@@ -32,7 +32,7 @@ MUTANTS = [
      "    while True:\n        chunks.append(min(prompt, room))\n        prompt -= chunks[-1]\n        if chunks[-1] < room:\n"
      "            break\n", "needs no empty step"),
     ("waits for ever", "raise ValueError(f\"{decoding} that decode leave nothing of a budget of {budget}\")", "return []",
-     "it would wait for ever"),
+     "leaves nothing for the prompt"),
     ("only the chunk", "seconds(chunk + decoding)", "seconds(chunk)", "of those who decode too"),
     ("all steps", "return max(seconds", "return sum(seconds", "not all of them"),
     ("counts tokens", "return max(seconds(chunk + decoding) for", "return max(chunk + decoding for", "knows how long"),

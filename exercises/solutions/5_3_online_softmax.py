@@ -39,6 +39,9 @@ MUTANTS = [
     ("one largest for all heads", "scores.amax(dim=-1, keepdim=True))", "scores.amax().expand(n_head, 1))", "for every head"),
     ("no largest", "new = torch.maximum(largest, scores.amax(dim=-1, keepdim=True))", "new = torch.zeros(n_head, 1)",
      "finite numbers"),
+    ("begins at zero", "torch.full((n_head, 1), -torch.inf)", "torch.zeros(n_head, 1)", "begins at -inf"),
+    ("two passes", "    for keys, values in blocks:\n", "    blocks = list(blocks)\n    for keys, values in blocks:\n",
+     "two passes over them"),
     ("gathers", "    for keys, values in blocks:\n", "    both = list(blocks)\n"
-     "    for keys, values in [(torch.cat([k for k, _ in both]), torch.cat([v for _, v in both]))]:\n", "were gathered"),
+     "    for keys, values in [(torch.cat([k for k, _ in both]), torch.cat([v for _, v in both]))]:\n", "two passes over them"),
 ]  # fmt: skip

@@ -46,11 +46,17 @@ def test_top_p(work):
     said = {"the most likely token is always kept": [0, 0, 0]}
     expect("top_p=0.1, weights 5, 3, 1", work.distribution(of([5, 3, 1]), top_p=0.1), [1, 0, 0], said)
 
+    said = {"among equals the one with the higher number is kept first": shares(1, 1, 0, 0),
+            "until they sum to *at least* top_p: two of four are 0.5": shares(0, 1, 1, 1)}  # fmt: skip
+    expect("top_p=0.5, four equal weights", work.distribution(of([1, 1, 1, 1]), top_p=0.5), shares(0, 0, 1, 1), said)
+
 
 def test_min_p(work):
     said = {"min_p is a share of the best token's probability, not a probability": [1, 0, 0, 0]}
     got = work.distribution(of([10, 4, 3, 2]), min_p=0.25)
     expect("min_p=0.25, weights 10, 4, 3, 2", got, shares(10, 4, 3, 0), said)
+    got = work.distribution(of([4, 2, 4]), min_p=1.0)
+    expect("min_p=1, weights 4, 2, 4", got, shares(4, 0, 4), likely="at least as likely as the best: the best stays")
 
 
 def test_order(work):
@@ -69,6 +75,9 @@ def test_draw(work):
     expect("u = 0.5, probabilities 0, 0.5, 0.5", work.draw([0.0, 0.5, 0.5], 0.5), 2)
     expect("u = 0.99, probabilities 0.25, 0.75, 0", work.draw([0.25, 0.75, 0.0], 0.99), 1)
     u = 1 - 2**-53
+    got = work.draw([0.3, 0.3, 0.3, 0.09999999, 0.0], u)
+    require(got == 3, "u just below 1, 0.3, 0.3, 0.3, 0.09999999, 0", 3, got,
+            "rounding may leave the sum below u; then the last token with a probability is meant")  # fmt: skip
     got = work.draw([0.1] * 10, u)
     require(got == 9, "u just below 1, ten times 0.1 (they sum to less than 1)", 9, got,
             "rounding may leave the sum below u; then the last token with a probability is meant")  # fmt: skip

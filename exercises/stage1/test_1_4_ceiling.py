@@ -65,10 +65,14 @@ def test_ceiling(work):
 
 
 def test_prediction(work):
-    """Never wrong, but kept before the measurement."""
+    """Never wrong, but kept before the measurement, which comes only when the functions are right."""
+    for test in (test_parameters, test_flops, test_bytes, test_ceiling):
+        test(work)
     require(isinstance(work.PREDICTION, int | float) and work.PREDICTION > 0, "PREDICTION", "a number of tokens per second",
             work.PREDICTION, "write down a guess first; it is kept, and then it is measured")  # fmt: skip
     prediction = lock("1.4", float(work.PREDICTION))
+    if prediction != work.PREDICTION:
+        print(f"your first prediction, {prediction:g}, is the one that counts")
     stage = STAGES[2]
     llm = stage.LLM("gpt2", load_format="dummy", device="cpu", trace=True)
     llm.generate([[1] * 8], stage.SamplingParams(max_tokens=10, ignore_eos=True))

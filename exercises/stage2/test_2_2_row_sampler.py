@@ -1,9 +1,11 @@
 """Rows against the same rows alone, and the number of operations."""
 
+import contextlib
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exercises.grading import expect, require
+from exercises.grading import Wrong, expect, require
 
 
 class Counter(TorchDispatchMode):
@@ -63,13 +65,48 @@ def test_each_row_has_its_number(work):
     expect("u = 0, the first token has no probability", got, [1], {"the sum has to be greater than u": [0]})
 
 
+def test_edges(work):
+    got = call(work, [of(1, 1, 1)], [1.0], [9], [0.9])
+    expect("top_k 9 of three tokens, u = 0.9", got, [2])
+    torch.manual_seed(0)
+    tokens = work.sample(
+        torch.randn(8, 50_000), torch.ones(8), torch.zeros(8, dtype=torch.int64), torch.full((8,), 1 - 2**-24)
+    )
+    require(int(tokens.max()) < 50_000, "eight rows of 50,000 tokens, u just below 1", "tokens below 50,000", tokens,
+            "the sum may end a little below 1: scale u by the last sum of its row")  # fmt: skip
+    logits = torch.randn(4, 9)
+    before = logits.clone()
+    work.sample(logits, torch.full((4,), 0.5), torch.full((4,), 2), torch.rand(4))
+    require(torch.equal(logits, before), "the caller's logits afterwards", "as they were", "changed",
+            "log-probabilities are made of them later: work on a copy")  # fmt: skip
+
+
 def test_no_loop_over_rows(work):
+    said = "a loop over the rows: at batch 64 the sampler would take longer than the model"
     counts = []
     for rows in (2, 32):
         torch.manual_seed(0)
-        arguments = torch.randn(rows, 50), torch.rand(rows), torch.randint(0, 9, (rows,)), torch.rand(rows).double()
-        with Counter() as counter:
+        arguments = torch.randn(rows, 50), torch.rand(rows), torch.randint(0, 9, (rows,)), torch.rand(rows)
+        with Counter() as counter, in_torch_alone(said):
             work.sample(*arguments)
         counts.append(counter.count)
-    require(counts[0] == counts[1], "torch operations for 2 and for 32 rows", "as many for 32 as for 2", counts,
-            "a loop over the rows: at batch 64 the sampler would take longer than the model")  # fmt: skip
+    require(counts[0] == counts[1], "torch operations for 2 and for 32 rows", "as many for 32 as for 2", counts, said)
+
+
+@contextlib.contextmanager
+def in_torch_alone(said):
+    """Whoever takes numbers out of a tensor one by one is told."""
+
+    def forbidden(*_):
+        raise Wrong(
+            "the numbers of the tensors", "they stay in torch", "they were taken out, for a loop in Python", said
+        )
+
+    kept = {name: getattr(torch.Tensor, name) for name in ("tolist", "item", "__iter__", "numpy")}
+    try:
+        for name in kept:
+            setattr(torch.Tensor, name, forbidden)
+        yield
+    finally:
+        for name, method in kept.items():
+            setattr(torch.Tensor, name, method)

@@ -34,6 +34,9 @@ def test_largest_batch(work):
     }
     expect(f"memory 83,999, {sizes}", work.largest_batch(83_999, **sizes), 2, said)
     expect(f"memory 84,000, {sizes}", work.largest_batch(84_000, **sizes), 3)
+    half = {**sizes, "itemsize": 2}
+    expect(f"memory 62,000, {half}", work.largest_batch(62_000, **half), 3,
+           {"weights have itemsize bytes too": 0})  # fmt: skip
     expect(f"memory 3,000, {sizes}", work.largest_batch(3_000, **sizes), 0, likely="less than nothing is nothing")
 
 

@@ -24,6 +24,7 @@ def test_against_the_engines(work):
 
 def test_saving(work):
     expect("prompt 4, output 3", work.saving(4, 3), 2.5, {"without over with, not the other way round": 0.4})
+    expect("prompt 7, output 12: 150 over 18", work.saving(7, 12), 150 / 18)
     expect("an output of one token: classification, scoring", work.saving(500, 1), 1.0)
     require(work.saving(10, 1000) > work.saving(10, 100) > work.saving(10, 10), "longer outputs save more", "growing",
             [work.saving(10, n) for n in (10, 100, 1000)])  # fmt: skip

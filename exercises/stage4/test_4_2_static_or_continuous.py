@@ -21,7 +21,7 @@ def test_continuous(work):
     said = {
         "a slot that gets free is taken at once; this waits for both": 7,
         "the last one to be done counts, not the sum": 10,
-        "they come in the order given, not the longest first": 5,
+        "so few passes take another order (the longest first), or requests cut in pieces; they come whole, in the order given": 5,
     }
     expect("continuous, outputs 4 1 2 3, two slots", work.continuous([4, 1, 2, 3], 2), 6, said)
     said = {"requests were dealt to the slots beforehand; take the slot that is free first": 13}
@@ -34,6 +34,18 @@ def test_edges(work):
         expect(f"{name}, one slot", count([3, 1, 2], 1), 6)
         expect(f"{name}, a slot for each", count([3, 1, 2], 5), 3)
         expect(f"{name}, no request", count([], 2), 0, likely="max() of nothing raises; give it a default")
+
+
+def test_the_list_stays(work):
+    outputs = [1, 3, 2]
+    work.static(outputs, 2, sort=True)
+    work.continuous(outputs, 2)
+    expect(
+        "the list that was given",
+        outputs,
+        [1, 3, 2],
+        likely="sorted() makes a new list, list.sort() changes the caller's",
+    )
 
 
 def test_against_the_engines(work):

@@ -20,6 +20,12 @@ def test_plan(work):
 
 def test_no_room(work):
     try:
+        got = work.plan(5, 7, 6)
+    except ValueError:
+        pass
+    else:
+        raise Wrong("seven decode, six tokens a step", "ValueError", got, "the budget leaves nothing for the prompt")
+    try:
         got = work.plan(5, 6, 6)
     except ValueError:
         return
@@ -41,6 +47,7 @@ def test_gap(work):
         "the step computes the tokens of those who decode too": 0.019,
     }
     expect("the same in one piece", work.longest_gap(9, 2, 6, seconds, False), 0.021, said)
+    expect("in one piece beside seven, of a budget of 6", work.longest_gap(9, 7, 6, seconds, False), 0.026)
     expect("a prompt of 2, chunked", work.longest_gap(2, 2, 6, seconds, True), 0.014,
            {"a step is as large as what is in it; the budget is only a bound": 0.016})  # fmt: skip
 

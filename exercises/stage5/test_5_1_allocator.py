@@ -86,13 +86,19 @@ def test_free(work):
     allocator.free("a")
     expect("free after all were given back", allocator.num_free, 4, {"blocks were lost": 0})
     expect("and taken again", (allocator.allocate("b", 16), sorted(allocator.block_table("b"))), (True, [0, 1, 2, 3]))
-    for case, call in (("free of a sequence that is gone", lambda: allocator.free("a")),
-                       ("a name that has blocks already", lambda: allocator.allocate("b", 1))):  # fmt: skip
+    calls = {
+        "free of a sequence that is gone": lambda: allocator.free("a"),
+        "append to a sequence that is gone": lambda: allocator.append("a"),
+        "the table of a sequence that is gone": lambda: allocator.block_table("a"),
+        "a slot of a sequence that is gone": lambda: allocator.slot("a", 0),
+        "allocate for a name that has blocks already": lambda: allocator.allocate("b", 1),
+    }
+    for case, call in calls.items():
         try:
             got = call()
         except KeyError:
             continue
-        raise Wrong(case, "KeyError", got, "its blocks would be free twice, or lost")
+        raise Wrong(case, "KeyError", got, "its blocks would be free twice, or lost, or somebody else's")
 
 
 def test_ten_thousand_calls(work):

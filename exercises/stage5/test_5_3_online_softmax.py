@@ -1,6 +1,7 @@
 """Against dense attention in float64: one block, several, large scores; and what is kept between blocks."""
 
 import math
+import weakref
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,7 +31,8 @@ def test_one_block(work):
         "hd,thd->ht", query, keys).div(math.sqrt(8)).sub(torch.einsum("hd,thd->ht", query, keys).div(math.sqrt(8)).amax(-1, True))
         .exp().sum(-1, keepdim=True)}  # fmt: skip
     expect("one block of 5", work.attend(query, iter(blocks)), dense(query, keys, values), said,
-           likely="with one block it is plain attention: scores / √head_dim, softmax, weighted values")  # fmt: skip
+           likely="with one block it is plain attention: scores / √head_dim, softmax, weighted values; nothing is there yet "
+           "to be corrected: the factor is e^(-inf) = 0")  # fmt: skip
 
 
 def test_blocks(work):
@@ -56,7 +58,7 @@ def test_heads_have_their_own_largest(work):
     blocks = list(zip(keys.split(3), values.split(3), strict=True))
     got = work.attend(query, iter(blocks))
     require(bool(got.isfinite().all()), "heads whose scores differ by thousands", "finite numbers", got,
-            "the largest score is kept for every head by itself")  # fmt: skip
+            "the largest score is kept for every head by itself, and subtracted before exp")  # fmt: skip
     expect("heads whose scores differ by thousands", got, dense(query, keys, values), tolerance=1e-4)
 
 
@@ -71,6 +73,32 @@ def test_large_scores(work):
         "subtract the largest score before exp",
     )
     expect("scores of thousands", got, dense(query, keys, values), tolerance=1e-3)
+
+
+def test_scores_far_below_zero(work):
+    torch.manual_seed(0)
+    query, keys, values = torch.ones(2, 8), torch.rand(6, 2, 8) - 60, torch.randn(6, 2, 8)
+    got = work.attend(query, iter(list(zip(keys.split(3), values.split(3), strict=True))))
+    expect("all scores about -170", got, dense(query, keys, values), tolerance=1e-4,
+           likely="the largest begins at -inf: below 0 nothing would weigh anything, and 0 / 0 is NaN")  # fmt: skip
+
+
+def test_each_block_is_seen_once(work):
+    """Blocks that nobody keeps are gone; whoever collects them to go through them twice is found out."""
+    alive, most = [], 0
+
+    def blocks():
+        nonlocal alive, most
+        for _ in range(30):
+            pair = torch.randn(4, 2, 8), torch.randn(4, 2, 8)
+            alive = [reference for reference in alive if reference() is not None] + [weakref.ref(pair[0])]
+            most = max(most, len(alive))
+            yield pair
+            del pair
+
+    work.attend(torch.randn(2, 8), blocks())
+    require(most <= 3, "blocks of 30 that were kept at once", "no more than two or three", most,
+            "each block is seen once: two passes over them read everything twice")  # fmt: skip
 
 
 def test_any_split(work):

@@ -86,6 +86,13 @@ def test_eviction(work):
     expect("block 0 is evicted and used for C", (cache.find([*A, 1]), cache.find([*C, 1])), ([], [0]),
            {"an evicted block was found under its old tokens": ([0], [0])})  # fmt: skip
     cache.evict(77)
+    cache = work.PrefixCache(4)
+    cache.enter([*A, 1], [0])
+    cache.evict(0)
+    cache.enter([*A, 1], [5])
+    cache.evict(0)
+    expect("A in 0, which is evicted; A in 5; 0 is evicted again", cache.find([*A, 1]), [5],
+           likely="a block that is not there any more must not take another one with it")  # fmt: skip
 
 
 def test_an_evicted_block_is_used_again(work):
