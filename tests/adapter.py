@@ -59,11 +59,11 @@ class Stage:
         records, llm = {}, self.part("llm")
         original = llm.sample
 
-        def spy(logits, requests):
+        def spy(logits, requests, *how):
             rows = requests if isinstance(requests, list) else [requests]
             for row, request in zip(logits.reshape(len(rows), -1), rows, strict=True):
                 records[request.request_id, len(request.output_token_ids)] = row.clone()
-            return original(logits, requests)
+            return original(logits, requests, *how)
 
         llm.sample = spy
         try:

@@ -1,0 +1,17 @@
+"""Stage 6: the same engine at the speed of the machine: packed weights, fused kernels, a step in one call."""
+
+from .async_llm import AsyncLLM, QueueFullError
+from .llm import LLM
+from .outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
+from .sampling_params import SamplingParams
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "Logprob",
+    "QueueFullError",
+    "RequestOutput",
+    "SamplingParams",
+    "StreamEvent",
+]

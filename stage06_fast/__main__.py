@@ -1,0 +1,261 @@
+"""The command line: `python -m stage06 --prompts "Once upon a time"`.
+
+Results go to stdout; progress, the closing line and errors to stderr. Exit status: 0 done, 2 bad input,
+130 interrupted; 1 some lines of a batch file are errors.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+from .async_llm import AsyncLLM
+from .batch_file import check_paths, run_batch_file
+from .fast_model import OPTIMIZATIONS
+from .interactive import converse
+from .llm import LLM
+from .outputs import RequestOutput
+from .sampling_params import SamplingParams
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {__package__}", description=sys.modules[__package__].__doc__, allow_abbrev=False
+    )
+    add = parser.add_argument_group("prompts").add_argument
+    add("--prompts", nargs="+", metavar="TEXT", help="complete these texts")
+    add("--prompts-file", type=Path, metavar="FILE", help="complete the lines of this file; blank lines are skipped")
+    add("--interactive", action="store_true", help="type prompts and watch them stream (see interactive.py)")
+    add("--input", type=Path, metavar="FILE.jsonl", help="complete the lines of this batch file (see batch_file.py)")
+    add = parser.add_argument_group("output").add_argument
+    add("--output", type=Path, metavar="FILE.jsonl", help="where the results of --input go")
+    add("--resume", action="store_true", help="continue the --output of a run that was killed")
+    add("--json", action="store_true", help="print a line of JSON per result")
+    add("--trace", type=Path, metavar="FILE", help="write a line of JSON per forward pass to this file")
+    add("--quiet", action="store_true", help="no progress and no closing line")
+    add = parser.add_argument_group("engine").add_argument
+    add("--model", default="tinytales", help="tinytales, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a directory")
+    add("--dtype", default="auto", help="auto, float32, bfloat16, float16")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
+    add("--load-format", default="auto", help="auto; or dummy: random weights, nothing is downloaded")
+    add("--max-model-len", type=int, metavar="N", help="longest prompt and output together, in tokens")
+    add("--max-num-seqs", type=int, default=8, metavar="N", help="requests in a batch (default: %(default)s)")
+    add("--max-num-batched-tokens", type=int, default=512, metavar="N", help="tokens in a step (default: %(default)s)")
+    add("--policy", default="fcfs", help="who joins first: fcfs, priority, shortest (default: %(default)s)")
+    add(
+        "--no-chunked-prefill", dest="enable_chunked_prefill", action="store_false", help="prefill a prompt in one step"
+    )
+    add("--block-size", type=int, default=16, metavar="N", help="tokens in a block (default: %(default)s)")
+    add("--num-blocks", type=int, metavar="N", help="blocks of the KV cache (default: as many as may be of use)")
+    add("--kv-cache-bytes", type=int, metavar="N", help="memory for the KV cache, instead of --num-blocks")
+    add("--no-prefix-caching", dest="enable_prefix_caching", action="store_false", help="compute every prompt whole")
+    add(
+        "--watermark",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="blocks kept free for growth (default: %(default)s)",
+    )
+    add("--attention-backend", default="auto", help="auto, torch, c, triton (default: %(default)s)")
+    add(
+        "--disable",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help=f"turn off: {', '.join(OPTIMIZATIONS)}",
+    )
+    add("--seed", type=int, default=0, help="another seed, other draws")
+    defaults = SamplingParams()
+    add = parser.add_argument_group("sampling").add_argument
+    add("--max-tokens", type=int, default=256, metavar="N", help="longest output (default: %(default)s)")
+    add("--min-tokens", type=int, default=defaults.min_tokens, metavar="N", help="shortest output")
+    add("--temperature", type=float, default=0.8, help="0 is greedy (default: %(default)s)")
+    add("--top-k", type=int, default=defaults.top_k, metavar="K", help="draw from the K best tokens; 0: from all")
+    add("--top-p", type=float, default=defaults.top_p, metavar="P", help="draw from the best tokens that sum to P")
+    add(
+        "--min-p",
+        type=float,
+        default=defaults.min_p,
+        metavar="P",
+        help="draw from tokens P times as likely as the best",
+    )
+    add("--repetition-penalty", type=float, default=defaults.repetition_penalty, metavar="X")
+    add("--presence-penalty", type=float, default=defaults.presence_penalty, metavar="X")
+    add("--frequency-penalty", type=float, default=defaults.frequency_penalty, metavar="X")
+    add("--stop", nargs="+", action="extend", default=[], metavar="TEXT", help="end before any of these texts")
+    add("--stop-token-ids", nargs="+", type=int, action="extend", default=[], metavar="ID")
+    add("--ignore-eos", action="store_true", help="go on past the end token")
+    add("--n", type=int, default=defaults.n, metavar="N", help="completions of each prompt (default: %(default)s)")
+    add("--logprobs", type=int, metavar="K", help="with --json: log-probabilities of each token and the K best")
+    return parser
+
+
+ENGINE_ARGUMENTS = [
+    "model",
+    "dtype",
+    "device",
+    "load_format",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "policy",
+    "enable_chunked_prefill",
+    "block_size",
+    "num_blocks",
+    "kv_cache_bytes",
+    "enable_prefix_caching",
+    "watermark",
+    "attention_backend",
+    "disable",
+    "seed",
+]
+SAMPLING_ARGUMENTS = [name for name in SamplingParams.__dataclass_fields__ if name != "seed"]
+
+
+def read_prompts(args: argparse.Namespace) -> list[str]:
+    """The prompts that were asked for. Raises ValueError if there are none."""
+    prompts = list(args.prompts or [])
+    if args.prompts_file:
+        try:
+            lines = args.prompts_file.read_text(encoding="utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{args.prompts_file} is not UTF-8: {error.reason} at byte {error.start}") from None
+        prompts += [line for line in lines if line.strip()]
+    if not prompts:
+        raise ValueError("no prompts: give --prompts or a --prompts-file that is not empty")
+    return prompts
+
+
+def format_result(index: int, output: RequestOutput, total: int, as_json: bool) -> str:
+    if as_json:
+        return json.dumps({"index": index, **output.to_dict()}, ensure_ascii=False)
+    if total == len(output.outputs) == 1:
+        return output.prompt + output.outputs[0].text
+    results = []
+    for completion in output.outputs:
+        which = f"{index + 1} of {total}" + (f", completion {completion.index + 1}" if len(output.outputs) > 1 else "")
+        results.append(f"--- {which}: {completion.finish_reason}, {len(completion.token_ids)} tokens\n")
+        results.append(f"{output.prompt}{completion.text}\n")
+    return "".join(results)
+
+
+def complete(llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool, quiet: bool) -> None:
+    """Print the results in the order of the prompts, each as soon as it and those before it are done.
+
+    Whatever ends the run early, a Ctrl-C say, what is finished by then is printed.
+    """
+    waiting, printed = {}, 0
+    with tqdm(total=len(prompts), unit="request", disable=quiet or len(prompts) == 1) as bar:
+
+        def show(index: int) -> None:
+            bar.write(format_result(index, waiting.pop(index), len(prompts), as_json), file=sys.stdout)
+            sys.stdout.flush()
+
+        try:
+            for index, output in llm.as_completed(prompts, params):
+                waiting[index] = output
+                bar.update()
+                while printed in waiting:
+                    show(printed)
+                    printed += 1
+        finally:
+            for index in sorted(waiting):
+                show(index)
+
+
+def stream(llm: LLM, prompt: str, params: SamplingParams) -> None:
+    """Print a single completion as it is made."""
+    print(prompt, end="", flush=True)
+    try:
+        for event in llm.stream([prompt], params):
+            print(event.text, end="", flush=True)
+    finally:
+        print()
+
+
+def closing_line(llm: LLM, seconds: float, as_json: bool) -> str:
+    stats = llm.stats
+    requests = "1 request" if stats.num_requests == 1 else f"{stats.num_requests} requests"
+    padding = stats.num_padding_tokens / max(1, stats.num_padding_tokens + stats.num_tokens_computed)
+    kv_use = stats.kv_tokens_used / max(1, stats.kv_tokens_reserved)
+    cached = stats.num_cached_tokens / max(1, stats.num_prompt_tokens)
+    latencies = stats.latencies.percentiles()
+    if as_json:
+        counts = {"requests": stats.num_requests, "output_tokens": stats.num_output_tokens, "seconds": seconds}
+        counts |= {"prefix_cache_hit_rate": cached, "preemptions": stats.num_preemptions}
+        return json.dumps({**counts, "tokens_per_second": stats.num_output_tokens / seconds, **latencies})
+    names = {"ttft": "TTFT", "itl": "ITL", "e2e": "end to end", "queue_time": "queue"}
+    waits = [f"{names[k]} {'/'.join(f'{1e3 * s:.0f}' for s in v.values())} ms" for k, v in latencies.items()]
+    return (
+        f"{requests}, {stats.num_output_tokens} tokens in {seconds:.2f} s: "
+        f"{stats.num_output_tokens / seconds:.1f} tok/s; "
+        f"{stats.num_forwards} forward passes"
+        f", {padding:.0%} padding"
+        f", {kv_use:.0%} of the reserved KV cache used"
+        f", {cached:.0%} of the prompts found in it"
+        f"{f', preempted {stats.num_preemptions} ×' if stats.num_preemptions else ''}"
+        f"; p50/p95/p99: {', '.join(waits) or 'nothing finished'}"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    llm, status = None, 0
+    started = time.perf_counter()
+    try:
+        if args.input or args.output or args.resume:
+            if not (args.input and args.output) or args.prompts or args.prompts_file:
+                raise ValueError("a batch file needs both --input and --output, and no --prompts")
+            check_paths(args.input, args.output, args.resume)
+        if args.interactive and args.n > 1:
+            raise ValueError("--interactive shows one completion of a prompt, not --n of them")
+        if args.interactive and (args.input or args.prompts or args.prompts_file or args.json):
+            raise ValueError("--interactive reads its prompts from the terminal, and prints text")
+        if args.policy == "priority" and not args.input:
+            raise ValueError("--policy priority needs --input, whose lines may have a priority")
+        prompts = None if args.input or args.interactive else read_prompts(args)
+        params = SamplingParams(**{name: getattr(args, name) for name in SAMPLING_ARGUMENTS})
+        if args.trace:
+            args.trace.touch()  # a path that can't be written is an error now, not after the work
+        arguments = {name: getattr(args, name) for name in ENGINE_ARGUMENTS} | {"trace": args.trace is not None}
+        engine = AsyncLLM(**arguments) if args.interactive else None
+        llm = engine.llm if engine else LLM(**arguments)
+        started = time.perf_counter()
+        if engine:
+            with engine:
+                asyncio.run(converse(engine, params))
+        elif args.input:
+            total, errors = run_batch_file(llm, args.input, args.output, params, resume=args.resume, quiet=args.quiet)
+            if errors:
+                print(f"{parser.prog}: {errors} of {total} lines are errors, see {args.output}", file=sys.stderr)
+                status = 1
+        elif len(prompts) == params.n == 1 and sys.stdout.isatty() and not args.json:
+            stream(llm, prompts[0], params)
+        else:
+            complete(llm, prompts, params, args.json, args.quiet)
+    except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # the reader of stdout has gone: `| head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        status = 130
+    finally:
+        if llm is not None and args.trace:
+            args.trace.write_text("".join(json.dumps(record.to_dict()) + "\n" for record in llm.trace))
+    if llm is not None and not args.quiet:
+        print(closing_line(llm, time.perf_counter() - started, args.json), file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

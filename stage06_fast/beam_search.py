@@ -1,0 +1,154 @@
+"""Beam search: of all continuations of the `beam_width` best sequences, keep the `beam_width` best, token by token.
+
+The beams of a prompt share the blocks of what they have in common. In each step a beam may die, go on, or become the
+parent of several; a child is a fork, so nothing of the KV cache is copied but the last block of those that share it.
+
+The rules (what counts as finished, and when to stop) are those of Hugging Face's `generate(num_beams=...)` with its
+default `early_stopping=False`: transformers, generation/utils.py, `_beam_search`.
+"""
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .outputs import RequestOutput
+from .request import Request
+
+if TYPE_CHECKING:
+    from .llm import LLM
+
+
+class BeamSearch:
+    """The search for one prompt.
+
+    Attributes:
+        beams: the sequences that are still growing, the best first; at first the prompt alone.
+        finished: (score, log-probability, output tokens) of the best that have ended, the best first.
+        done: nothing that can still come would change `finished`.
+    """
+
+    def __init__(self, request: Request, beam_width: int, length_penalty: float):
+        self.request, self.beam_width, self.length_penalty = request, beam_width, length_penalty
+        self.beams, self.logprobs = [request.fork(0)], torch.zeros(1)
+        self.finished: list[tuple[float, float, list[int]]] = []
+        self.done = False
+
+    def num_blocks(self, block_size: int) -> int:
+        """The most blocks that its beams can hold: the full ones of the prompt together, all others each for itself."""
+        shared = len(self.request.prompt_token_ids) // block_size
+        longest = len(self.request.prompt_token_ids) + self.request.max_tokens - 1
+        return shared + self.beam_width * (-(-longest // block_size) - shared)
+
+    def advance(self, logits: Tensor) -> list[tuple[Request, Request]]:
+        """Replace the beams by their best continuations.
+
+        logits: [n_beams, vocab_size] float32, of all beams
+
+        Returns:
+            (parent, child) of each new beam; empty if the search is done.
+        """
+        logprobs = logits.log_softmax(dim=-1) + self.logprobs.to(logits.device)[:, None]  # [n_beams, vocab_size]
+        end_tokens, vocab_size = self.request.eos_token_ids, logits.shape[-1]
+        # Each beam has at most this many end tokens, so enough candidates are left that are none.
+        count = min(max(2, 1 + len(end_tokens)) * self.beam_width, logprobs.numel())
+        best, indices = logprobs.flatten().topk(count)
+        length = len(self.beams[0].output_token_ids) + 1
+        children = []
+        for rank, (logprob, index) in enumerate(zip(best.tolist(), indices.tolist(), strict=True)):
+            parent, token_id = self.beams[index // vocab_size], index % vocab_size
+            if token_id in end_tokens or length == self.request.max_tokens:
+                if rank < self.beam_width:
+                    score = logprob / length**self.length_penalty
+                    self.finished.append((score, logprob, [*parent.output_token_ids, token_id]))
+            elif len(children) < self.beam_width:
+                children.append((parent, parent.fork(0), logprob))
+                children[-1][1].output_token_ids.append(token_id)
+        self.finished.sort(key=lambda hypothesis: -hypothesis[0])  # stable: of two that are as good the earlier one
+        del self.finished[self.beam_width :]
+        full = len(self.finished) == self.beam_width
+        # The best beam's score, if it ended now. A guess: with a penalty over 0 a longer one could still be better.
+        self.done = not children or (full and children[0][2] / length**self.length_penalty <= self.finished[-1][0])
+        if self.done:
+            children = []
+        self.beams = [child for _, child, _ in children]
+        self.logprobs = torch.tensor([logprob for _, _, logprob in children])
+        return [(parent, child) for parent, child, _ in children]
+
+    def output(self) -> RequestOutput:
+        """The result of a search that is done."""
+        root = self.request
+        root.group = [root.fork(index) for index in range(len(self.finished))]
+        for completion, (_, _, token_ids) in zip(root.group, self.finished, strict=True):
+            completion.group = root.group
+            for token_id in token_ids:
+                completion.add_token(token_id)
+        output = root.output()
+        metrics = replace(output.metrics, first_token_time=None, inter_token_latencies=())  # beams come all at once
+        logprobs = [logprob for _, logprob, _ in self.finished]
+        columns = zip(output.outputs, logprobs, strict=True)
+        outputs = [replace(c, cumulative_logprob=logprob) for c, logprob in columns]
+        return replace(output, outputs=outputs, metrics=metrics)
+
+
+def run_searches(llm: "LLM", searches: list[BeamSearch]) -> None:
+    """Run them to their ends, as many at once as are sure to fit: a search is never preempted."""
+    manager, scheduler = llm.block_manager, llm.scheduler
+    for request in list(scheduler.running):
+        scheduler.preempt(request)
+    most = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    waiting, active = searches[::-1], []
+
+    def fits() -> bool:
+        candidates = [*active, waiting[-1]]
+        num_blocks = sum(search.num_blocks(manager.block_size) for search in candidates)
+        return sum(search.beam_width for search in candidates) <= most and num_blocks <= manager.num_blocks
+
+    try:
+        while waiting or active:
+            while waiting and fits():
+                active.append(waiting.pop())
+                (beam,) = active[-1].beams
+                beam.num_computed_tokens = manager.allocate(beam)
+                active[-1].request.num_cached_tokens = beam.num_computed_tokens
+            _step(llm, active)
+            active = [search for search in active if not search.done]
+    except BaseException:
+        for beam in manager.holders:  # nobody else runs
+            manager.free(beam)
+        llm.start_over()
+        raise
+
+
+@torch.inference_mode()
+def _step(llm: "LLM", active: list[BeamSearch]) -> None:
+    """One forward pass: all beams that grow, and of the prompts what there is room for."""
+    start, manager, budget = time.perf_counter(), llm.block_manager, llm.scheduler.max_num_batched_tokens
+    scheduled, ready = [], []
+    for search in sorted(active, key=lambda search: search.beams[0].num_new_tokens > 1):  # those that grow first
+        num_tokens = [min(beam.num_new_tokens, budget) for beam in search.beams]
+        if not num_tokens[0]:
+            continue
+        budget -= sum(num_tokens)
+        for beam, n in zip(search.beams, num_tokens, strict=True):
+            manager.append(beam)
+            manager.enter(beam, beam.num_computed_tokens + n)
+            scheduled.append((beam, n))
+        if num_tokens[0] == search.beams[0].num_new_tokens:
+            ready.append(search)
+    record = llm.describe(scheduled)
+    logits = llm.forward(scheduled)  # [n_rows, vocab_size]
+    for beam, n in scheduled:
+        beam.num_computed_tokens += n
+    for search, rows in zip(ready, logits.split([len(search.beams) for search in ready]), strict=True):
+        parents = search.beams
+        for parent, child in search.advance(rows):
+            manager.fork(parent, child)
+            child.num_computed_tokens = parent.num_computed_tokens
+        for parent in parents:
+            manager.free(parent)
+        llm.stats.num_requests += search.done
+        llm.stats.num_output_tokens += len(parents)
+    llm.record(start, **record)

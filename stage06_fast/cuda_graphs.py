@@ -1,0 +1,86 @@
+"""Decode steps on CUDA as graphs: recorded once for some batch sizes, then replayed.
+
+A decode step of GPT-2 is hundreds of small kernels, and for each of them Python and the driver may take longer
+than the GPU. A CUDA graph is the whole sequence as one object, launched at once. It replays the same kernels on the
+same addresses, so a step's numbers are copied into tensors that stay where they are, and a batch is filled up to the
+next size that was recorded, with rows that attend to a token in a block which nobody owns.
+
+Source: NVIDIA, "CUDA Programming Guide", CUDA graphs; Ng et al. 2021, "Accelerating PyTorch with CUDA Graphs".
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from .kv_cache import KVCache
+from .model import GPT2, Step
+
+
+def batch_sizes(max_num_seqs: int) -> list[int]:
+    """The sizes that are recorded: powers of two up to 8, then multiples of 8, so that filling up costs little."""
+    sizes = [1, 2, 4, *range(8, max_num_seqs + 8, 8)]
+    return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
+
+
+def record(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Record what `run` does on the GPU; the result replays it and gives the same output tensor, with new numbers."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()  # compiles what is compiled on first use, which must not be recorded
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return out
+
+    return replay
+
+
+class GraphedGPT2(nn.Module):
+    """A GPT-2 that replays decode steps, and runs all others as they are. A size is recorded when it is first needed.
+
+    Args:
+        model: the model whose steps are recorded.
+        max_num_seqs: the largest batch.
+        table_width: the most blocks of a request.
+        spare_block: a block of the cache that no request gets.
+        record: how to record; `record`, but for tests on a CPU.
+    """
+
+    def __init__(self, model: GPT2, max_num_seqs: int, table_width: int, spare_block: int, record: Callable = record):
+        super().__init__()
+        self.config, self.model, self.record = model.config, model, record
+        self.sizes, self.table_width, self.spare_block = batch_sizes(max_num_seqs), table_width, spare_block
+        self.graphs: dict[int, tuple[Step, Callable[[], Tensor]]] = {}  # size -> (its inputs, its replay)
+
+    def forward(self, step: Step, cache: KVCache) -> Tensor:
+        """As `GPT2.forward`. The logits of a decode step are overwritten by the next one of its size."""
+        n = len(step.token_ids)
+        if not n == len(step.seq_lens) == len(step.last) or n > self.sizes[-1]:
+            return self.model(step, cache)
+        size = next(size for size in self.sizes if size >= n)
+        if size not in self.graphs:
+            inputs = self.empty_step(size, cache)
+            self.graphs[size] = inputs, self.record(lambda: self.model(inputs, cache))
+        inputs, replay = self.graphs[size]
+        empty = self.empty_step(size - n, cache) if size > n else None
+        for name in ("token_ids", "positions", "slot_mapping", "seq_lens"):
+            getattr(inputs, name)[:n] = getattr(step, name)
+            if empty:
+                getattr(inputs, name)[n:] = getattr(empty, name)
+        inputs.block_tables[:n, : step.block_tables.shape[1]] = step.block_tables
+        inputs.block_tables[n:] = self.spare_block
+        return replay()[:n]  # [size, vocab_size] -> [n, vocab_size]
+
+    def empty_step(self, size: int, cache: KVCache) -> Step:
+        """A decode step of requests that have one token, in the spare block."""
+        number = lambda value: torch.full((size,), value, dtype=torch.int64, device=cache.keys.device)  # noqa: E731
+        order = torch.arange(size + 1, device=cache.keys.device)
+        tables = number(self.spare_block)[:, None].repeat(1, self.table_width)  # [size, table_width]
+        slot = self.spare_block * cache.block_size
+        return Step(number(0), number(0), number(slot), tables, order, number(1), order[:-1])

@@ -1,0 +1,224 @@
+"""The model again, by the kernels: the same function as `GPT2.forward`, at the machine's speed.
+
+model.py says what is computed, and is how it is computed where the kernels are not (no compiler, CUDA, float16). Here
+its weights are packed for the kernels, once, and a step is one call of C. What each optimisation is, and what it gains,
+is in the README; every one can be turned off.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .kernels import c_kernel as c
+from .kv_cache import KVCache
+from .model import GPT2, Step
+
+# What can be turned off (`LLM(disable=...)`), each with what it needs to be on.
+OPTIMIZATIONS = {
+    "linear": (),  # a kernel of our own for linear layers, on packed weights; without it torch multiplies
+    "fusion": ("linear",),  # bias, GELU and residual where the product is still in the cache; else passes of their own
+    "tiles": ("linear",),  # AMX; else vectors
+    "split": ("linear", "tiles"),  # float32 as two bfloat16s, for the tiles; else vectors
+    "prefill": (),  # attention of prompts as matrix products; else query by query
+    "one_call": ("linear",),  # a step is one call of C; else one per kernel
+    "prefault": (),  # the memory of the KV cache is there from the start; else the system gives it within the steps
+    "freeze": (),  # the garbage collector leaves alone what was there before the engine
+    "argmax": (),  # the best token of a row by a kernel of our own; else by torch
+    "graphs": (),  # on CUDA: decode steps are replayed; else each kernel is launched
+    "overlap": (),  # on CUDA: the next step begins before the host has read this one's tokens; else it waits
+}
+
+
+# With so few requests at once nearly all steps wait for memory, which vectors read a little faster than split tiles.
+FEW = 2
+
+
+def enabled(disable: Sequence[str]) -> frozenset[str]:
+    """The optimisations that are on: not disabled, nor is what they need. Raises ValueError for an unknown name."""
+    if isinstance(disable, str):
+        raise ValueError(f"disable must be a list of names, got {disable!r}")
+    for name in disable:
+        if name not in OPTIMIZATIONS:
+            raise ValueError(f"disable: there is no optimisation {name!r}; there are {', '.join(OPTIMIZATIONS)}")
+    off = set(disable)
+    return frozenset(name for name, needs in OPTIMIZATIONS.items() if name not in off and not off & set(needs))
+
+
+def pick_kind(dtype: torch.dtype, on: frozenset[str], max_num_seqs: int = FEW + 1) -> str | None:
+    """How this CPU multiplies weights of this type best (kernels/product.c); None if the kernels don't have it."""
+    if dtype == torch.float32:
+        split = "split" in on and max_num_seqs > FEW and c.has_kind("tiles_split")
+        return "tiles_split" if split else "fma_float32"
+    if dtype != torch.bfloat16:
+        return None
+    if "tiles" in on and c.has_kind("tiles_bfloat16"):
+        return "tiles_bfloat16"
+    return "dot_bfloat16" if c.has_kind("dot_bfloat16") else "fma_bfloat16"
+
+
+def pick_model(model: GPT2, on: frozenset[str], max_num_seqs: int) -> nn.Module:
+    """What runs the steps: the kernels if they are on and have this type, else torch."""
+    kind = pick_kind(model.wte.weight.dtype, on, max_num_seqs) if "linear" in on else None
+    return FastGPT2(model, on, kind) if kind else model
+
+
+def round_up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+def pack(weight: Tensor, kind: str) -> Tensor:
+    """A matrix in panels of 32 columns, as product.c describes them. [out, in] -> [out / 32, in / 32, ...]"""
+    out, in_ = weight.shape
+    padded = F.pad(weight, (0, round_up(in_, 32) - in_, 0, round_up(out, 32) - out))
+    panels = padded.unflatten(0, (-1, 32))  # [out / 32, 32, in]
+    if kind == "fma_float32":
+        return panels.float().transpose(1, 2).contiguous()  # [out / 32, in, 32]
+    high = panels.bfloat16()
+    pairs = high.view(torch.int32)  # [out / 32, 32, in / 2]: a pair is moved as one number
+    if kind != "tiles_split":
+        return pairs.transpose(1, 2).contiguous()  # [out / 32, in / 2, 32]
+    low = (panels.float() - high.float()).bfloat16().view(torch.int32)
+    halves = torch.stack((pairs, low), 1).unflatten(-1, (-1, 16))  # [out / 32, 2, 32, in / 32, 16]
+    return halves.permute(0, 3, 1, 4, 2).contiguous()  # [out / 32, in / 32, 2, 16, 32]
+
+
+class FastGPT2(nn.Module):
+    """The kernels' GPT-2. It takes the weights of a loaded `GPT2`, whose linear layers are empty afterwards.
+
+    Args:
+        model: on the CPU, in float32 or bfloat16.
+        on: the optimisations, of `enabled`.
+        kind: how to multiply, of `pick_kind`.
+    """
+
+    def __init__(self, model: GPT2, on: frozenset[str], kind: str):
+        super().__init__()
+        self.config, self.wte, self.wpe, self.h, self.ln_f = model.config, model.wte, model.wpe, model.h, model.ln_f
+        self.library, self.on, self.kind = c.load_kernel(), on, kind
+        dtype = model.wte.weight.dtype
+        self.attention_kind = c.attention_kind(dtype, "prefill" in on, "tiles" in on)
+        self.weights: list[Tensor] = []  # these two: everything that C has a pointer to
+        self.activations: list[Tensor] = []
+        self.layers = (c.Layer * len(model.h))(*map(self.layer, model.h))
+        wte, wpe = model.wte.weight, model.wpe.weight
+        self.model = c.Model(
+            n_layer=len(model.h),
+            n_embd=model.config.n_embd,
+            format=c.DTYPES[dtype],
+            epsilon=model.config.layer_norm_epsilon,
+            wte=self.keep(wte),
+            wpe=self.keep(wpe),
+            layers=self.layers,
+            ln_f_weight=self.keep(model.ln_f.weight.float()),
+            ln_f_bias=self.keep(model.ln_f.bias.float()),
+            head=c.Linear(self.keep(pack(wte, self.kind)), None, wte.shape[1], wte.shape[0], c.KINDS[self.kind][0]),
+        )
+        self.cache: KVCache | None = None  # the one that `caches` points into
+        self.num_tokens = 0  # what there is memory for
+        self.logits = torch.empty(0, model.config.vocab_size)
+
+    def keep(self, tensor: Tensor) -> int:
+        """The address of a tensor, which lives as long as the model does."""
+        self.weights.append(tensor.contiguous())
+        return self.weights[-1].data_ptr()
+
+    def layer(self, block: nn.Module) -> c.Layer:
+        norms = {
+            f"{name}_{part}": self.keep(getattr(getattr(block, name), part).float())
+            for name in ("ln_1", "ln_2")
+            for part in ("weight", "bias")
+        }
+        linears = (block.attn.c_attn, block.attn.c_proj, block.mlp.c_fc, block.mlp.c_proj)
+        names = ("c_attn", "attn_c_proj", "c_fc", "mlp_c_proj")
+        return c.Layer(**norms, **dict(zip(names, map(self.linear, linears), strict=True)))
+
+    def linear(self, module: nn.Linear) -> c.Linear:
+        """A linear layer's weights, packed; the module gives up its own."""
+        panels = self.keep(pack(module.weight, self.kind))
+        bias = self.keep(F.pad(module.bias.float(), (0, round_up(module.out_features, 32) - module.out_features)))
+        module.weight = None
+        return c.Linear(panels, bias, module.in_features, module.out_features, c.KINDS[self.kind][0])
+
+    def rows(self, num_tokens: int, width: int, format: int) -> c.Rows:
+        """Memory for activations, zero where nobody writes. A row is 64 bytes longer than its numbers, or rows of 4,096
+        bytes would all fall into the same few places of the CPU's cache."""
+        stride = round_up(width, 32) * (4 if format == c.DTYPES[torch.float32] else 2) + 64
+        planes = torch.zeros(2 if format == c.SPLIT else 1, num_tokens * stride, dtype=torch.uint8)
+        self.activations.append(planes)
+        return c.Rows(planes.data_ptr(), stride, num_tokens * stride, format)
+
+    def prepare(self, cache: KVCache, num_tokens: int, num_rows: int) -> None:
+        """Have the addresses of this cache, and memory for a step of so many tokens and rows of logits."""
+        config = self.config
+        if cache is not self.cache:
+            self.cache, self.caches = cache, (c.Cache * config.n_layer)(*map(c.cache_struct, cache.keys, cache.values))
+        if num_tokens > self.num_tokens:
+            self.num_tokens = round_up(num_tokens, 32)
+            n, width = self.num_tokens, config.n_embd
+            _, operand, _ = c.KINDS[self.kind]  # the format that the products want
+            x, scratch = torch.empty(n, width), torch.empty(n, max(3 * width, config.n_inner))
+            self.activations = [x, scratch]
+            self.workspace = c.Workspace(
+                x=x.data_ptr(),
+                scratch=scratch.data_ptr(),
+                normed=self.rows(n, width, operand),
+                qkv=self.rows(n, 3 * width, self.model.format),
+                attended=self.rows(n, width, operand),
+                inner=self.rows(n, config.n_inner, operand),
+            )
+        if num_rows > len(self.logits):
+            self.logits = torch.empty(num_rows, config.vocab_size)
+
+    def forward(self, step: Step, cache: KVCache) -> Tensor:
+        """As `GPT2.forward`. The logits are overwritten by the next call."""
+        num_tokens, num_rows = len(step.token_ids), len(step.last)
+        self.prepare(cache, num_tokens, num_rows)
+        sizes = (num_tokens, len(step.seq_lens), step.block_tables.shape[1], num_rows)
+        pointers = (
+            step.token_ids,
+            step.positions,
+            step.slot_mapping,
+            step.block_tables,
+            step.query_start_loc,
+            step.seq_lens,
+            step.last,
+        )
+        c_step = c.Step(*(tensor.data_ptr() for tensor in pointers), *sizes)
+        logits, threads = self.logits[:num_rows], torch.get_num_threads()
+        if "one_call" in self.on:
+            fused = int("fusion" in self.on)
+            self.library.forward(
+                self.model, self.workspace, self.caches, c_step, logits.data_ptr(), self.attention_kind, fused, threads
+            )
+        else:
+            self.kernel_by_kernel(c_step, logits, threads)
+        return logits
+
+    def kernel_by_kernel(self, step: c.Step, logits: Tensor, threads: int) -> None:
+        """forward.c in Python."""
+        lib, model, w, n, width = self.library, self.model, self.workspace, step.num_tokens, self.config.n_embd
+        fused = "fusion" in self.on
+
+        def linear(layer: c.Linear, rows: c.Rows, count: int, then: int, out: int | None, to: c.Rows | None) -> None:
+            if fused:
+                lib.linear(layer, rows, count, then, out, to, None, threads)
+            else:
+                lib.linear_in_passes(layer, rows, count, then, out, to, None, w.scratch, threads)
+
+        def norm(x: int, which: int | None, count: int, weight: int, bias: int) -> None:
+            lib.layer_norm(w.normed, x, which, count, width, weight, bias, model.epsilon, threads)
+
+        lib.embed(w.x, model.wte, model.wpe, model.format, step.token_ids, step.positions, n, width, threads)
+        for layer, cache in zip(self.layers, self.caches, strict=True):
+            norm(w.x, None, n, layer.ln_1_weight, layer.ln_1_bias)
+            linear(layer.c_attn, w.normed, n, c.ROWS, None, w.qkv)
+            lib.write_kv(cache, w.qkv, step, threads)
+            lib.paged_attention(w.attended, w.qkv, cache, step, self.attention_kind, threads)
+            linear(layer.attn_c_proj, w.attended, n, c.ADD, w.x, None)
+            norm(w.x, None, n, layer.ln_2_weight, layer.ln_2_bias)
+            linear(layer.c_fc, w.normed, n, c.GELU, None, w.inner)
+            linear(layer.mlp_c_proj, w.inner, n, c.ADD, w.x, None)
+        norm(w.x, step.last, step.num_last, model.ln_f_weight, model.ln_f_bias)
+        linear(model.head, w.normed, step.num_last, c.STORE, logits.data_ptr(), None)

@@ -1,0 +1,46 @@
+/* A whole step in one call: all layers, from token ids to logits. Called one by one from Python, the kernels of a step
+ * (eight in each layer) would wait for Python some hundred times. */
+#include "kernels.h"
+
+typedef struct {
+    const float *ln_1_weight, *ln_1_bias, *ln_2_weight, *ln_2_bias;
+    Linear c_attn, attn_c_proj, c_fc, mlp_c_proj;
+} Layer;
+
+typedef struct {
+    int64_t n_layer, n_embd, format; /* of the embeddings */
+    double epsilon;
+    const void *wte, *wpe;
+    const Layer *layers;
+    const float *ln_f_weight, *ln_f_bias;
+    Linear head;
+} Model;
+
+/* Memory for one step: x and hidden are [num_tokens, ...]. */
+typedef struct {
+    float *x, *scratch;
+    Rows normed, qkv, attended, inner; /* what the layer norms, c_attn, attention and GELU give */
+} Workspace;
+
+void forward(const Model *m, const Workspace *w, const Cache *caches, const Step *step, float *logits, int attention_kind,
+             int fused, int threads) {
+    const int64_t n = step->num_tokens, width = m->n_embd;
+    const float epsilon = (float)m->epsilon;
+#define LINEAR(layer, rows, epilogue, out, to, next) \
+    if (fused) linear(layer, rows, n, epilogue, out, to, next, threads); \
+    else linear_in_passes(layer, rows, n, epilogue, out, to, next, w->scratch, threads);
+    embed(w->x, m->wte, m->wpe, m->format, step->token_ids, step->positions, n, width, threads);
+    for (int64_t i = 0; i < m->n_layer; i++) {
+        const Layer *layer = &m->layers[i];
+        layer_norm(&w->normed, w->x, NULL, n, width, layer->ln_1_weight, layer->ln_1_bias, epsilon, threads);
+        LINEAR(&layer->c_attn, &w->normed, ROWS, NULL, &w->qkv, &layer->attn_c_proj)
+        write_kv(&caches[i], &w->qkv, step, threads);
+        paged_attention(&w->attended, &w->qkv, &caches[i], step, attention_kind, threads);
+        LINEAR(&layer->attn_c_proj, &w->attended, ADD, w->x, NULL, &layer->c_fc)
+        layer_norm(&w->normed, w->x, NULL, n, width, layer->ln_2_weight, layer->ln_2_bias, epsilon, threads);
+        LINEAR(&layer->c_fc, &w->normed, GELU, NULL, &w->inner, &layer->mlp_c_proj)
+        LINEAR(&layer->mlp_c_proj, &w->inner, ADD, w->x, NULL, i + 1 < m->n_layer ? &layer[1].c_attn : &m->head)
+    }
+    layer_norm(&w->normed, w->x, step->last, step->num_last, width, m->ln_f_weight, m->ln_f_bias, epsilon, threads);
+    linear(&m->head, &w->normed, step->num_last, STORE, logits, NULL, NULL, threads);
+}

@@ -1,0 +1,65 @@
+/* The small layers: embedding, layer norm, the largest logit. Each is one pass over what it reads; the layer norm's result
+ * is written in the format that the next product wants, so that nobody has to convert it. */
+#include <math.h>
+#include "kernels.h"
+
+void embed(float *x, const void *wte, const void *wpe, int64_t format, const int64_t *token_ids, const int64_t *positions,
+           int64_t num_tokens, int64_t n_embd, int threads) {
+    const int64_t row = n_embd * size_of((int)format);
+#pragma omp parallel for num_threads(threads) if (num_tokens > 16)
+    for (int64_t t = 0; t < num_tokens; t++) {
+        const char *token = (const char *)wte + token_ids[t] * row, *position = (const char *)wpe + positions[t] * row;
+        float *to = x + t * n_embd;
+        int64_t c = 0;
+        for (; c + LANES <= n_embd; c += LANES)
+            store(to + c, fetch(token + c * size_of((int)format), (int)format) +
+                              fetch(position + c * size_of((int)format), (int)format));
+        for (; c < n_embd; c++) to[c] = fetch_one(token, c, (int)format) + fetch_one(position, c, (int)format);
+    }
+}
+
+void layer_norm(const Rows *to, const float *x, const int64_t *which, int64_t num_rows, int64_t n_embd, const float *weight,
+                const float *bias, float epsilon, int threads) {
+#pragma omp parallel for num_threads(threads) if (num_rows > 4)
+    for (int64_t t = 0; t < num_rows; t++) {
+        const float *from = x + (which ? which[t] : t) * n_embd;
+        vec sums = {0}, squares = {0};
+        for (int64_t c = 0; c < n_embd; c += LANES) sums += load_some(from + c, n_embd - c);
+        const float mean = sum_of(sums) / (float)n_embd;
+        for (int64_t c = 0; c < n_embd; c += LANES) {
+            const vec centered = load_some(from + c, n_embd - c) - mean;
+            squares += centered * centered;
+        }
+        const int64_t beyond = round_up(n_embd, LANES) - n_embd; /* where zeros were centered too */
+        const float variance = (sum_of(squares) - (float)beyond * mean * mean) / (float)n_embd;
+        const float scale = 1 / sqrtf(variance + epsilon);
+        for (int64_t c = 0; c < n_embd; c += LANES) {
+            const int64_t left = n_embd - c;
+            const vec normed = (load_some(from + c, left) - mean) * scale;
+            write_some(to, t, c, normed * load_some(weight + c, left) + load_some(bias + c, left), left);
+        }
+    }
+}
+
+/* The first of the largest: the maximum piece by piece, and then only the piece where it was seen once more. */
+void argmax(int64_t *best, const float *logits, int64_t num_rows, int64_t vocab_size, int threads) {
+    enum { PIECE = 1024 };
+#pragma omp parallel for num_threads(threads)
+    for (int64_t t = 0; t < num_rows; t++) {
+        const float *row = logits + t * vocab_size;
+        float highest = -INFINITY;
+        int64_t where = 0;
+        for (int64_t from = 0; from < vocab_size; from += PIECE) {
+            const int64_t end = vocab_size - from < PIECE ? vocab_size : from + PIECE;
+            vec most = splat(-INFINITY);
+            int64_t c = from;
+            for (; c + LANES <= end; c += LANES) most = larger(load(row + c), most);
+            float here = most[0];
+            for (int i = 1; i < LANES; i++) here = most[i] > here ? most[i] : here;
+            for (; c < end; c++) here = row[c] > here ? row[c] : here;
+            if (here > highest) highest = here, where = from;
+        }
+        while (where + 1 < vocab_size && row[where] < highest) where++;
+        best[t] = where;
+    }
+}

@@ -1,0 +1,127 @@
+/* A linear layer, and what follows it, in one go.
+ *
+ * - The weights are packed (see product.c), so that a panel of 32 columns is one run of memory. The CPU's prefetcher
+ *   follows a run, but only within a page; so the kernel asks for what comes next itself: 8 KB ahead when there are few
+ *   rows, and when they need several passes over a panel, a part of the next panel in each pass: then memory is at work
+ *   while the sums are.
+ * - With many rows, as many of them as fill half of the level 2 cache go through all panels before the next ones do; and
+ *   with tiles, 128 of a panel's inputs, which fit into the level 1 cache, meet all of these rows before the next 128 do.
+ * - A panel's results are still in the level 1 cache when the bias, GELU or the residual is applied to them: fusion. Without
+ *   it, each of them would be a pass over the whole matrix; `linear_in_passes` is that, to measure it.
+ *
+ * Threads share the panels, each has a run of them. With its last one, a thread asks for the first one of the `next` layer,
+ * so that memory has no pause between two layers.
+ */
+#include <math.h>
+#include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#include "kernels.h"
+
+#define NEAR 8192 /* bytes */
+#define MANY 512  /* rows */
+#define DEPTH 128 /* inputs */
+
+/* x / (1 + e^-2u) = 0.5 x (1 + tanh u), u = sqrt(2 / pi) (x + 0.044715 x^3): GPT-2's form of GELU. */
+INLINE vec gelu(vec x) {
+    const vec u2 = 1.5957691216f * (x + 0.044715f * x * x * x);
+    const vec e = exponential((vec)((ivec)u2 | (int32_t)0x80000000)); /* e^-|2u| */
+    return x * (vec)(((ivec)splat(1) & (u2 > 0)) | ((ivec)e & (u2 <= 0))) * reciprocal(1 + e);
+}
+
+/* The sums of a block of rows and a panel -> where they belong. */
+INLINE void finish(const Linear *w, int64_t row, int count, int64_t column, float (*y)[PANEL], int epilogue, float *out,
+                   const Rows *to) {
+    const int width = w->out - column < PANEL ? (int)(w->out - column) : PANEL;
+    for (int r = 0; r < count; r++)
+        for (int c = 0; c < PANEL; c += LANES) {
+            vec value = load(y[r] + c);
+            if (w->bias) value += load(w->bias + column + c);
+            float *at = out + (row + r) * w->out + column + c;
+            if (epilogue == GELU) value = gelu(value);
+            if (epilogue >= ROWS) write_row(to, row + r, column + c, value);
+            else if (c + LANES <= width) {
+                if (epilogue == ADD) value += load(at);
+                store(at, value);
+            }
+            else
+                for (int i = 0; i < width - c; i++) at[i] = epilogue == ADD ? at[i] + value[i] : value[i];
+        }
+}
+
+static int64_t panels_of(const Linear *w) { return (w->out + PANEL - 1) / PANEL; }
+
+/* How many rows fill half of the level 2 cache; at most MANY. */
+static int64_t rows_in_cache(const Rows *x) {
+    long size = 0;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+    size = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    const int64_t row = x->stride * (x->format == SPLIT ? 2 : 1), rows = (size > 0 ? size : 1 << 19) / 2 / row;
+    return rows < BLOCK ? BLOCK : rows > MANY ? MANY : rows / BLOCK * BLOCK;
+}
+
+void linear(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out, const Rows *to,
+            const Linear *next, int threads) {
+    const int kind = (int)w->kind;
+    const int64_t num_panels = panels_of(w), bytes = panel_bytes(kind, w->in), chunk = rows_in_cache(x);
+#pragma omp parallel num_threads(threads)
+    {
+        int64_t me = 0, all = 1;
+#ifdef _OPENMP
+        me = omp_get_thread_num(), all = omp_get_num_threads();
+#endif
+        float y[MANY][PANEL] __attribute__((aligned(64)));
+        begin_products(kind);
+        for (int64_t begin = 0; begin < num_rows; begin += chunk) {
+            const int64_t count = num_rows - begin < chunk ? num_rows - begin : chunk;
+            const int64_t passes = (count + product_block(kind) - 1) / product_block(kind);
+            const int64_t block = kind >= TILES_BFLOAT16 ? BLOCK : (count + passes - 1) / passes; /* even parts */
+            const int64_t depth = kind >= TILES_BFLOAT16 && count > BLOCK ? DEPTH : w->in;
+            const int64_t end = num_panels * (me + 1) / all;
+            for (int64_t p = num_panels * me / all; p < end; p++) {
+                const char *panel = w->panels + p * bytes, *ahead = passes == 1 ? panel + NEAR : panel + bytes;
+                float share = passes > 32 ? 0 : 1.0f / (float)passes;
+                if (p + 1 == end && next) ahead = next->panels + panels_of(next) * me / all * panel_bytes(kind, next->in);
+                else if (p + 1 == end) share = 0;
+                for (int64_t k = 0; k < w->in; k += depth)
+                    for (int64_t r = 0; r < count; r += block) {
+                        const int64_t k_end = k + depth < w->in ? k + depth : w->in;
+                        const int rows = (int)(count - r < block ? count - r : block);
+                        product(kind, x, begin + r, rows, panel, k, k_end, y[r], PANEL, ahead, share);
+                        ahead += (int64_t)((float)(bytes * (k_end - k) / w->in) * share);
+                        if (k_end == w->in) finish(w, begin + r, rows, p * PANEL, y + r, epilogue, out, to);
+                    }
+            }
+        }
+        end_products(kind);
+    }
+}
+
+void linear_in_passes(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out, const Rows *to,
+                      const Linear *next, float *scratch, int threads) {
+    Linear bare = *w;
+    bare.bias = NULL;
+    linear(&bare, x, num_rows, STORE, scratch, to, next, threads);
+    for (int pass = 0; pass < 3; pass++) { /* bias; GELU; residual, or the next layer's format */
+#pragma omp parallel for num_threads(threads)
+        for (int64_t r = 0; r < num_rows; r++)
+            for (int64_t c = 0; c < w->out; c += LANES) {
+                vec value = {0};
+                float *at = scratch + r * w->out + c;
+                const size_t some = sizeof(float) * (size_t)(w->out - c < LANES ? w->out - c : LANES);
+                memcpy(&value, at, some);
+                if (pass == 0 && w->bias) value += load(w->bias + c);
+                if (pass == 1 && epilogue == GELU) value = gelu(value);
+                if (pass == 2 && epilogue >= ROWS) write_row(to, r, c, value);
+                if (pass == 2 && epilogue < ROWS) {
+                    vec before = {0};
+                    at = out + r * w->out + c;
+                    memcpy(&before, at, some);
+                    if (epilogue == ADD) value += before;
+                }
+                memcpy(at, &value, some);
+            }
+    }
+}

@@ -1,0 +1,231 @@
+/* Attention over a paged KV cache, on a CPU. One call does one layer of one step.
+ *
+ * The step's tokens stand one behind the other: request i owns the queries query_start_loc[i] to query_start_loc[i + 1],
+ * and has seq_lens[i] keys; its queries belong to the last of them. Position p of it is row p % block_size of the block
+ * block_tables[i][p / block_size].
+ *
+ *   query    [num_tokens, n_head * head_dim]             float32, or the type of the cache
+ *   keys     [num_blocks, n_head, head_dim, block_size]  float32, bfloat16 or float16: the keys of a block, transposed
+ *   values   [num_blocks, n_head, block_size, head_dim]  the same type
+ *   out      [num_tokens, n_head * head_dim]             rows for the next product
+ *
+ * There are two kinds of work. A request with many queries (a prefill) is two matrix products, see prefill_attention.c.
+ * One with few queries (a decode) is here, and for it memory is the limit: it does two operations with each number that it
+ * reads. So keys and values are read once, from where they lie, and the arithmetic is arranged so that it keeps up:
+ *
+ * - The work is cut into items: some heads of one request, for up to ROWS of its queries. Threads take them as they come.
+ * - An item walks along the keys, CHUNK of them at a time, and of the past it keeps a maximum, a sum and a weighted sum of
+ *   values for each query: the online softmax (Milakov and Gimelshein 2018; Dao et al. 2022, "FlashAttention", sec. 3.1).
+ * - Transposed keys lie side by side, so a vector takes one number of each of many keys, and their scores grow together:
+ *   scores[0..15] += query[d] * keys[d][0..15]. With whole keys behind each other every single score would have to be
+ *   summed up across a vector, which costs more than its products.
+ * - What is read is used for all ROWS queries; and while a tile of 16 keys is computed, the one that comes four tiles
+ *   later, of this head or the next, is asked for from memory: it may lie anywhere, so the CPU could not guess it.
+ *
+ * All GPT-2s have head_dim 64; they, with blocks of 16, 32, ... tokens, are computed in place. Other sizes are copied tile
+ * by tile first, which is slower.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include "kernels.h"
+
+#define TILE 16 /* keys */
+#define VECS (TILE / LANES)
+#define TILES 4 /* tiles in a chunk */
+#define CHUNK (TILES * TILE)
+#define ROWS 8         /* queries of an item */
+#define MANY 8         /* from so many queries on, packing a request's keys for products pays */
+#define MAX_DIM 256    /* the largest head_dim */
+#define DIMS (MAX_DIM / LANES)
+
+/* A tile: its keys, the distance in bytes from one dimension of them to the next, its values. */
+typedef struct { const char *keys, *values; int64_t stride; } Tile;
+
+/* Tile t of a request, in place. */
+INLINE Tile locate(const Cache *c, const int64_t *table, int64_t head, int64_t t, int format, int dim) {
+    const int64_t in_block = c->block_size / TILE, block = in_block == 1 ? t : t / in_block; /* divisions are slow */
+    const int64_t start = (table[block] * c->n_head + head) * dim * c->block_size, row = (t - block * in_block) * TILE;
+    return (Tile){c->keys + (start + row) * size_of(format), c->values + (start + row * dim) * size_of(format),
+                  c->block_size * size_of(format)};
+}
+
+/* The same for any size: number by number into `buffer`, as float32. dim is head_dim rounded up to whole tiles. */
+static Tile gather(const Cache *c, const int64_t *table, int64_t head, int64_t first, int64_t count, int dim, float *buffer) {
+    float *keys = buffer, *values = buffer + TILE * dim;
+    memset(buffer, 0, sizeof(float) * 2 * TILE * (size_t)dim);
+    for (int64_t j = 0; j < count && j < TILE; j++) {
+        const int64_t block = table[(first + j) / c->block_size], row = (first + j) % c->block_size;
+        const int64_t start = (block * c->n_head + head) * c->head_dim * c->block_size;
+        for (int64_t d = 0; d < c->head_dim; d++) {
+            keys[d * TILE + j] = fetch_one(c->keys, start + d * c->block_size + row, (int)c->format);
+            values[j * dim + d] = fetch_one(c->values, start + row * c->head_dim + d, (int)c->format);
+        }
+    }
+    return (Tile){(const char *)keys, (const char *)values, 4 * TILE};
+}
+
+/* One head of an item: `rows` queries, the first of them at `position`; the last one, or is head + 1 next? Those after `rows`, in_place, format and (in
+ * place) dim are constants wherever this is called: each call becomes a routine of its own, with its sums in registers. */
+INLINE void attend(const Cache *c, const int64_t *table, int64_t head, int last, const Rows *query,
+                   const Rows *out, int64_t row, int64_t position, int rows, const int max_rows, const int in_place, const int format,
+                   const int dim) {
+    enum { PARTS = 4 };
+    const int parts = max_rows == 1 ? PARTS : 1; /* one row alone would wait for each sum: let it have four */
+    const int64_t num_keys = position + rows, num_tiles = (num_keys + TILE - 1) / TILE;
+    const int64_t distance = num_tiles < TILES ? num_tiles : TILES; /* of what is asked for ahead, in tiles */
+    const float scale = 1 / sqrtf((float)c->head_dim);
+    float q[ROWS][MAX_DIM], maximum[ROWS], weights[ROWS][CHUNK], buffer[TILES][in_place ? 1 : 2 * TILE * dim];
+    vec sum[ROWS], weighted[ROWS][DIMS]; /* of e^score, and of e^score * value */
+    for (int r = 0; r < max_rows; r++) {
+        for (int d = 0; d < dim; d += LANES) {
+            const int64_t left = r < rows ? c->head_dim - d : 0;
+            store(&q[r][d], scale * read_row(query, row + r, head * c->head_dim + d, left));
+        }
+        for (int d = 0; d < dim / LANES; d++) weighted[r][d] = (vec){0};
+        maximum[r] = -INFINITY, sum[r] = (vec){0};
+    }
+    for (int64_t first = 0; first < num_keys; first += CHUNK) {
+        const int count = num_keys - first < CHUNK ? (int)(num_keys - first) : CHUNK;
+        const int tiles = (count + TILE - 1) / TILE;
+        Tile tile[TILES], ahead[TILES];
+        for (int t = 0; t < tiles; t++) {
+            const int64_t this = first / TILE + t, then = this + distance;
+            tile[t] = in_place ? locate(c, table, head, this, format, dim)
+                               : gather(c, table, head, first + t * TILE, count - t * TILE, dim, buffer[t]);
+            ahead[t] = tile[t];
+            if (in_place && then < num_tiles) ahead[t] = locate(c, table, head, then, format, dim);
+            else if (in_place && !last) ahead[t] = locate(c, table, head + 1, then - num_tiles, format, dim);
+        }
+
+        for (int t = 0; t < tiles; t++) {
+            vec scores[ROWS][PARTS][VECS];
+            for (int r = 0; r < max_rows; r++)
+                for (int p = 0; p < parts; p++)
+                    for (int v = 0; v < VECS; v++) scores[r][p][v] = (vec){0};
+            for (int d = 0; d < dim; d += parts)
+                for (int p = 0; p < parts; p++) {
+                    __builtin_prefetch(ahead[t].keys + (d + p) * ahead[t].stride);
+                    for (int v = 0; v < VECS; v++) {
+                        const vec keys = fetch(tile[t].keys + (d + p) * tile[t].stride + v * LANES * size_of(format), format);
+                        for (int r = 0; r < max_rows; r++) scores[r][p][v] += q[r][d + p] * keys;
+                    }
+                }
+            for (int r = 0; r < max_rows; r++)
+                for (int v = 0; v < VECS; v++) {
+                    for (int p = 1; p < parts; p++) scores[r][0][v] += scores[r][p][v];
+                    store(&weights[r][t * TILE + v * LANES], scores[r][0][v]);
+                }
+        }
+        for (int r = 0; r < max_rows; r++) {
+            const int64_t seen = position + r + 1 - first; /* a query sees the keys up to its own */
+            for (int j = seen < 0 ? 0 : seen < count ? (int)seen : count; j < tiles * TILE; j++) weights[r][j] = -INFINITY;
+            vec best = load(weights[r]);
+            for (int j = LANES; j < tiles * TILE; j += LANES) best = larger(load(&weights[r][j]), best);
+            float highest = maximum[r];
+            for (int j = 0; j < LANES; j++) highest = best[j] > highest ? best[j] : highest;
+            const vec shrink = exponential(splat(maximum[r] - highest)); /* brings the past to the new scale */
+            sum[r] *= shrink, maximum[r] = highest;
+            for (int d = 0; d < dim / LANES; d++) weighted[r][d] *= shrink;
+            for (int j = 0; j < tiles * TILE; j += LANES) {
+                const vec w = load(&weights[r][j]), e = exponential(w - highest);
+                store(&weights[r][j], (vec)((ivec)e & (w > -INFINITY))); /* nothing at all for a key that is not seen */
+                sum[r] += load(&weights[r][j]);
+            }
+        }
+        for (int t = 0; t < tiles; t++)
+            for (int j = 0; j < TILE && t * TILE + j < count; j++)
+                for (int d = 0; d < dim / LANES; d++) {
+                    const int64_t at = (j * dim + d * LANES) * size_of(format);
+                    const vec values = fetch(tile[t].values + at, format);
+                    __builtin_prefetch(ahead[t].values + at);
+                    for (int r = 0; r < max_rows; r++) weighted[r][d] += weights[r][t * TILE + j] * values;
+                }
+    }
+    for (int r = 0; r < rows; r++) {
+        const float total = 1 / sum_of(sum[r]);
+        for (int64_t d = 0; d < c->head_dim; d += LANES)
+            write_some(out, row + r, head * c->head_dim + d, weighted[r][d / LANES] * total, c->head_dim - d);
+    }
+}
+
+static void decode_attention(const Rows *out, const Rows *query, const Cache *c, const Step *step, int64_t i, int64_t first,
+                             int64_t head, int last) {
+    const int dim = (int)round_up(c->head_dim, TILE);
+    const int format = c->head_dim == 64 && c->block_size % TILE == 0 ? (int)c->format : -1;
+    const int64_t end = step->query_start_loc[i + 1], position = step->seq_lens[i] - (end - first);
+    const int64_t *table = step->block_tables + i * step->table_width;
+    const int rows = end - first < ROWS ? (int)(end - first) : ROWS;
+#define ATTEND(...) attend(c, table, head, last, query, out, first, position, rows, __VA_ARGS__)
+    switch (rows == 1 ? format : format + 10) {
+        case FLOAT32: ATTEND(1, 1, FLOAT32, 64); break;
+        case BFLOAT16: ATTEND(1, 1, BFLOAT16, 64); break;
+        case FLOAT16: ATTEND(1, 1, FLOAT16, 64); break;
+        case 10 + FLOAT32: ATTEND(ROWS, 1, FLOAT32, 64); break;
+        case 10 + BFLOAT16: ATTEND(ROWS, 1, BFLOAT16, 64); break;
+        case 10 + FLOAT16: ATTEND(ROWS, 1, FLOAT16, 64); break;
+        default: ATTEND(ROWS, 0, FLOAT32, dim);
+    }
+}
+
+void paged_attention(const Rows *out, const Rows *query, const Cache *cache, const Step *step, int kind, int threads) {
+    const int64_t n_head = cache->n_head;
+    int64_t(*tasks)[2] = malloc(sizeof(int64_t[2]) * (size_t)step->num_tokens); /* (request, first query, or -1: all) */
+    int64_t num_tasks = 0;
+    for (int large = 1; large >= 0; large--) /* large ones first, so that small ones fill up the end */
+        for (int64_t i = 0; i < step->num_seqs; i++) {
+            const int64_t begin = step->query_start_loc[i], end = step->query_start_loc[i + 1];
+            const int products = kind >= 0 && end - begin >= MANY;
+            if (large && products) tasks[num_tasks][0] = i, tasks[num_tasks++][1] = -1;
+            for (int64_t q = begin; q < end && !large && !products; q += ROWS)
+                tasks[num_tasks][0] = i, tasks[num_tasks++][1] = q;
+        }
+    /* Heads of an item: many make long runs of memory, few make enough items for all threads. */
+    const int64_t items = num_tasks * n_head / (4 * threads), heads = items < 1 ? 1 : items < n_head ? items : n_head;
+    const int64_t parts = (n_head + heads - 1) / heads;
+#pragma omp parallel num_threads(threads)
+    {
+        if (kind >= 0) begin_products(kind);
+#pragma omp for schedule(dynamic)
+        for (int64_t item = 0; item < num_tasks * parts; item++) {
+            const int64_t i = tasks[item / parts][0], first = tasks[item / parts][1], begin = item % parts * heads;
+            const int64_t end = begin + heads < n_head ? begin + heads : n_head;
+            for (int64_t head = begin; head < end; head++)
+                if (first < 0) prefill_attention(out, query, cache, step, i, head, kind);
+                else decode_attention(out, query, cache, step, i, first, head, head + 1 == end);
+        }
+        if (kind >= 0) end_products(kind);
+    }
+    free(tasks);
+}
+
+/* One head of one token. */
+INLINE void write_one(const Cache *c, const char *k, const char *v, char *keys, char *values, const int64_t size) {
+    const int64_t step = c->block_size * size;
+    for (int64_t d = 0; d < c->head_dim; d++) {
+        __builtin_prefetch(keys + (d + c->head_dim) * step, 1); /* the next head's */
+        memcpy(keys + d * step, k + d * size, (size_t)size);
+    }
+    memcpy(values, v, (size_t)(c->head_dim * size));
+}
+
+/* A key is spread over its block: each of its numbers goes to another line of the CPU's cache. So the tokens of a block are
+ * written together, head by head, while these lines are there. */
+void write_kv(const Cache *c, const Rows *qkv, const Step *step, int threads) {
+    const int64_t size = size_of((int)c->format), width = c->n_head * c->head_dim * size, n = step->num_tokens;
+    const int64_t *slots = step->slot_mapping;
+#pragma omp parallel for num_threads(threads) if (n > 1)
+    for (int64_t first = 0; first < n; first++) {
+        const int64_t block = slots[first] / c->block_size;
+        if (first > 0 && slots[first - 1] / c->block_size == block) continue; /* not the first one of its block */
+        int64_t end = first + 1;
+        while (end < n && slots[end] / c->block_size == block) end++;
+        for (int64_t head = 0; head < c->n_head; head++)
+            for (int64_t t = first; t < end; t++) {
+                const int64_t start = (block * c->n_head + head) * c->head_dim * c->block_size, row = slots[t] % c->block_size;
+                const char *k = qkv->data + t * qkv->stride + width + head * c->head_dim * size, *v = k + width;
+                char *keys = c->keys + (start + row) * size, *values = c->values + (start + row * c->head_dim) * size;
+                if (size == 4) write_one(c, k, v, keys, values, 4);
+                else write_one(c, k, v, keys, values, 2);
+            }
+    }
+}

@@ -1,0 +1,99 @@
+"""The next decode step begins before the host has seen the tokens of this one.
+
+Between two steps a GPU would wait while Python reads the tokens, decodes them to text, looks whether a request ended,
+and prepares the next step. But most often it is known what comes next: the same requests, one token more each. Where
+the tokens lie and at which positions follows from that alone, and the tokens themselves are on the device already. So
+the next step is launched at once, and the host does its work while the device does the next step's.
+
+If it turns out otherwise (a request ended, one came or was aborted), the result is thrown away. It did no harm: the
+step wrote only to slots behind the last token of requests that own them, and whoever gets these slots later writes
+them, in the order of the device, before reading them.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from .kv_cache import KVCache
+from .model import Step
+from .request import Request
+from .scheduler import Scheduler
+
+
+class RunAhead:
+    """The step that is under way, if there is one. Owned by the engine."""
+
+    def __init__(self, model: nn.Module, cache: KVCache, scheduler: Scheduler):
+        self.model, self.cache, self.scheduler = model, cache, scheduler
+        self.block_manager = scheduler.block_manager
+        self.num_taken = self.num_discarded = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the step that is under way."""
+        self._scheduled: list[tuple[Request, int]] | None = None
+        self._logits: Tensor | None = None
+
+    def can_predict(self, scheduled: list[tuple[Request, int]]) -> bool:
+        """Whether what follows this step is, most likely, a token more for each of its requests."""
+        if self.scheduler.waiting and len(self.scheduler.running) < self.scheduler.max_num_seqs:
+            return False  # somebody may join
+        if not all(self._continues(request, n) for request, n in scheduled):
+            return False
+        needed = sum(self._needs_block(request, n) for request, n in scheduled)
+        return self.block_manager.num_free - needed >= self.block_manager.num_reserve
+
+    def _continues(self, request: Request, num_tokens: int) -> bool:
+        """It goes on after this step, shares no block that it will write to, and its logits are not needed any more."""
+        return (
+            num_tokens == request.num_new_tokens
+            and not request.unforked
+            and request.params.logprobs is None
+            and len(request.output_token_ids) + 1 < request.max_tokens
+            and self.block_manager.ref_counts[self.block_manager.block_table(request)[-1]] == 1
+        )
+
+    def _needs_block(self, request: Request, num_tokens: int) -> bool:
+        """Whether its next token is the first of a block."""
+        room = len(self.block_manager.block_table(request)) * self.block_manager.block_size
+        return request.num_computed_tokens + num_tokens >= room
+
+    def read(self, scheduled: list[tuple[Request, int]], token_ids: Tensor) -> list[int]:
+        """The chosen tokens on the host; meanwhile the step that follows `scheduled` is launched with them."""
+        if token_ids.device.type == "cpu":
+            self.launch(scheduled, token_ids)
+            return token_ids.tolist()
+        host = torch.empty(len(token_ids), dtype=token_ids.dtype, pin_memory=True)
+        host.copy_(token_ids, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        self.launch(scheduled, token_ids)
+        copied.synchronize()  # waits for the tokens, not for what was launched behind them
+        return host.tolist()
+
+    def launch(self, scheduled: list[tuple[Request, int]], token_ids: Tensor) -> None:
+        """Begin the step with these tokens, [n_rows], of the requests of `scheduled`."""
+        size, positions, slots, tables = self.block_manager.block_size, [], [], []
+        for request, num_tokens in scheduled:
+            if self._needs_block(request, num_tokens):
+                self.block_manager.append_ahead(request)
+            table, position = self.block_manager.block_table(request), request.num_computed_tokens + num_tokens
+            positions.append(position)
+            slots.append(table[position // size] * size + position % size)
+            tables.append(table)
+        width = max(map(len, tables))
+        tables = [table + [0] * (width - len(table)) for table in tables]
+        n, device = len(scheduled), token_ids.device
+        lists = (positions, slots, tables, [*range(n + 1)], [p + 1 for p in positions], [*range(n)])
+        pinned = (torch.tensor(x, dtype=torch.int64, pin_memory=device.type == "cuda") for x in lists)
+        step = Step(token_ids, *(tensor.to(device, non_blocking=True) for tensor in pinned))
+        self._logits = self.model(step, self.cache)
+        self._scheduled = [(request, 1) for request, _ in scheduled]
+
+    def take(self, scheduled: list[tuple[Request, int]]) -> Tensor | None:
+        """The logits of this step if it is the one that is under way; either way none is under way any more."""
+        logits = self._logits if scheduled == self._scheduled else None
+        if self._scheduled is not None:
+            self.num_taken += logits is not None
+            self.num_discarded += logits is None
+        self.clear()
+        return logits

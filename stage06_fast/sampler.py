@@ -1,0 +1,189 @@
+"""From the logits of many sequences to their next tokens: penalties, temperature, top-k, top-p, min-p, draw.
+
+Every row has parameters of its own. Each step is one tensor operation over the rows that ask for it, with a column of
+their parameters beside them; a step that no row asks for is left out.
+
+A draw is a pure function of (seed, position, completion): no generator keeps a state, so a request gives the same
+tokens whatever else the engine has done before or does beside it.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .outputs import Logprob
+from .request import Request
+
+
+def sample(
+    logits: Tensor,
+    requests: list[Request],
+    argmax: Callable[[Tensor], Tensor] | None = None,
+    read: Callable[[Tensor], list[int]] = Tensor.tolist,
+) -> list[tuple[int, dict[int, Logprob] | None]]:
+    """The next token of each request, with its log-probabilities if they were asked for.
+
+    Args:
+        logits: [n_rows, vocab_size] float32, as the model gave them, a row per request.
+        argmax: the index of the largest number of each row, [n_rows, vocab_size] -> [n_rows]; None is torch's.
+        read: how the chosen tokens come from the device to the host, [n_rows] -> list.
+    """
+    scores = penalize(logits, requests)
+    token_ids = scores.argmax(dim=-1) if argmax is None else argmax(scores)  # [n_rows]
+    drawn = [i for i, request in enumerate(requests) if request.params.temperature > 0]
+    if drawn:
+        rows = [requests[i] for i in drawn]
+        scores = scores[drawn]  # [n_drawn, vocab_size]
+        scores = scores - scores.amax(dim=-1, keepdim=True)  # the best is 0, so no temperature overflows
+        scores = for_rows(scores, [r.params.temperature for r in rows], 1, torch.div)
+        scores = for_rows(scores, [r.params.top_k for r in rows], 0, keep_top_k)
+        scores = for_rows(scores, [1 - r.params.top_p for r in rows], 0, keep_top_p)
+        scores = for_rows(scores, [r.params.min_p for r in rows], 0, keep_min_p)
+        keys = [[r.seed] for r in rows], [[len(r.output_token_ids)] for r in rows], [[r.index] for r in rows]
+        u = uniform(*keys)  # [n_drawn, 1]
+        token_ids[drawn] = draw(scores, torch.from_numpy(u).to(scores.device)).squeeze(-1)
+    return list(zip(read(token_ids), raw_logprobs(logits, token_ids, requests), strict=True))
+
+
+def for_rows(scores: Tensor, values: list[float], off: float, step: Callable) -> Tensor:
+    """Apply a step to the rows whose parameter is not at the value that turns it off. [n_rows, vocab_size] -> same"""
+    rows = [i for i, value in enumerate(values) if value != off]
+    if not rows:
+        return scores
+    column = torch.tensor([[values[i]] for i in rows], device=scores.device)  # [n, 1]
+    index = torch.tensor(rows, device=scores.device)
+    return scores.index_copy(0, index, step(scores[index], column))
+
+
+def penalize(logits: Tensor, requests: list[Request]) -> Tensor:
+    """Lower the logits of tokens that were used before, and forbid those that may not come yet. [n_rows, vocab_size]"""
+    if not any(asks_for_penalties(request) for request in requests):
+        return logits
+    scores = logits.clone()
+    repeating = [r for r in requests if r.params.repetition_penalty != 1]
+    if repeating:
+        used, _ = pad([r.token_ids for r in repeating], scores.device)  # [n, n_used]
+        penalties = [r.params.repetition_penalty for r in requests]
+        scores = for_rows(scores, penalties, 1, lambda s, penalty: penalize_repetition(s, used, penalty))
+    if any(r.params.frequency_penalty or r.params.presence_penalty for r in requests):
+        output, own = pad([r.output_token_ids for r in requests], scores.device)  # [n_rows, n_output]
+        counts = torch.zeros_like(scores).scatter_add(-1, output, own.to(scores.dtype))  # [n_rows, vocab_size]
+        frequency = torch.tensor([[r.params.frequency_penalty] for r in requests], device=scores.device)
+        presence = torch.tensor([[r.params.presence_penalty] for r in requests], device=scores.device)
+        scores -= frequency * counts + presence * (counts > 0)
+    banned = [(i, token_id) for i, r in enumerate(requests) for token_id in r.banned_token_ids]
+    if banned:
+        scores[tuple(torch.tensor(banned, device=scores.device).T)] = -math.inf
+    return scores
+
+
+def asks_for_penalties(request: Request) -> bool:
+    p = request.params
+    return p.repetition_penalty != 1 or bool(p.frequency_penalty or p.presence_penalty or request.banned_token_ids)
+
+
+def pad(lists: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token lists as a rectangle, filled up with each one's first token; which places are its own. 2 x [n, longest]"""
+    longest = max(map(len, lists))
+    filled = [tokens + (tokens[:1] or [0]) * (longest - len(tokens)) for tokens in lists]
+    lengths = torch.tensor([len(tokens) for tokens in lists], device=device)
+    own = torch.arange(longest, device=device) < lengths[:, None]
+    return torch.tensor(filled, dtype=torch.int64, device=device).view(len(lists), longest), own
+
+
+def raw_logprobs(logits: Tensor, token_ids: Tensor, requests: list[Request]) -> list[dict[int, Logprob] | None]:
+    """The chosen token and the most likely ones, by the model's raw logits, before penalties and temperature."""
+    result: list[dict[int, Logprob] | None] = [None] * len(requests)
+    rows = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
+    if not rows:
+        return result
+    logprobs = logits[rows].log_softmax(dim=-1)  # [n, vocab_size]
+    chosen = logprobs.gather(-1, token_ids[rows, None])  # [n, 1]
+    best = logprobs.topk(max(requests[i].params.logprobs for i in rows), dim=-1)  # 2 x [n, most], descending
+    ids = torch.cat([token_ids[rows, None], best.indices], dim=-1)  # [n, 1 + most]: the chosen one first
+    values = torch.cat([chosen, best.values], dim=-1)  # [n, 1 + most]
+    better = [(logprobs > chosen).sum(dim=-1, keepdim=True), torch.searchsorted(-best.values, -best.values)]
+    ranks = torch.cat(better, dim=-1) + 1  # [n, 1 + most]
+    for i, *columns in zip(rows, ids.tolist(), values.tolist(), ranks.tolist(), strict=True):
+        text, entries = requests[i].tokenizer.token_text, zip(*columns, strict=True)
+        asked = list(entries)[: 1 + requests[i].params.logprobs]
+        result[i] = {token_id: Logprob(value, rank, text(token_id)) for token_id, value, rank in asked}
+    return result
+
+
+# --- The steps: each takes and gives scores [n_rows, vocab_size]; a dropped token is at -inf -----------------------
+
+
+def penalize_repetition(scores: Tensor, used: Tensor, penalty: Tensor) -> Tensor:
+    """Make used tokens less likely: positive logits are divided, negative ones multiplied (Keskar et al. 2019).
+
+    used: [n_rows, n_used] token ids; one that stands there twice is written twice with the same value.
+    """
+    chosen = scores.gather(-1, used)  # [n_rows, n_used]
+    return scores.scatter(-1, used, torch.where(chosen > 0, chosen / penalty, chosen * penalty))
+
+
+def keep_top_k(scores: Tensor, k: Tensor) -> Tensor:
+    """Drop all but the k best, and what equals the k-th."""
+    best = scores.topk(min(int(k.max()), scores.shape[-1]), dim=-1).values  # [n_rows, most], descending
+    kth = best.gather(-1, k.clamp(max=best.shape[-1]) - 1)  # [n_rows, 1]
+    return scores.masked_fill(scores < kth, -math.inf)
+
+
+def keep_top_p(scores: Tensor, rest: Tensor) -> Tensor:
+    """Drop the tail: from the least likely up, while what is dropped sums to at most the rest, 1 - p."""
+    ascending, order = scores.sort(dim=-1, stable=True)
+    tail = ascending.softmax(dim=-1).cumsum(dim=-1) <= rest
+    tail[..., -1] = False  # the best token stays
+    return scores.masked_fill(torch.zeros_like(tail).scatter(-1, order, tail), -math.inf)
+
+
+def keep_min_p(scores: Tensor, p: Tensor) -> Tensor:
+    """Drop what is less than p times as likely as the best."""
+    probs = scores.softmax(dim=-1)
+    return scores.masked_fill(probs < p * probs.amax(dim=-1, keepdim=True), -math.inf)
+
+
+def draw(scores: Tensor, u: Tensor) -> Tensor:
+    """The token at which the cumulative distribution passes u (inverse transform sampling). -> [n_rows, 1]"""
+    cdf = scores.double().softmax(dim=-1).cumsum(dim=-1)  # float32 would lose the rare tokens
+    return torch.searchsorted(cdf, u * cdf[..., -1:], right=True)  # the first with cdf > u: never a dropped one
+
+
+# --- Randomness -----------------------------------------------------------------------------------------------------
+
+
+def philox(seed, counter, stream=0):
+    """Philox4x32-10: turn a 64-bit seed and a counter into random bits, without any state. Takes integers or arrays.
+
+    Source: Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3", section 3.3. Philox multiplies and mixes
+    four 32-bit words of counter with two of key, ten rounds; each round the key grows by Weyl constants.
+
+    Returns:
+        four uint64 arrays, each holding 32 random bits.
+    """
+    u64 = lambda x: np.asarray(x, dtype=np.uint64)  # noqa: E731
+    low, half = u64(0xFFFFFFFF), u64(32)
+    k0, k1 = u64(seed) & low, u64(seed) >> half
+    c0, c1, c2, c3 = u64(counter) & low, u64(counter) >> half, u64(stream) & low, u64(stream) >> half
+    for _ in range(10):
+        p0, p1 = c0 * u64(0xD2511F53), c2 * u64(0xCD9E8D57)  # 32 x 32 -> 64 bits
+        c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ k0, p1 & low, (p0 >> half) ^ c3 ^ k1, p0 & low
+        k0, k1 = (k0 + u64(0x9E3779B9)) & low, (k1 + u64(0xBB67AE85)) & low
+    return c0, c1, c2, c3
+
+
+def uniform(seed, position, index=0) -> np.ndarray:
+    """The random number of an output position of a completion: in (0, 1), never 0 or 1, a multiple of 2**-53. Integers
+    or arrays. Completions have the even streams; the odd one is `derive_seed`'s."""
+    a, b, _, _ = philox(seed, position, 2 * np.asarray(index))
+    return ((a << np.uint64(20) | b >> np.uint64(12)).astype(np.float64) + 0.5) / 2**52
+
+
+def derive_seed(engine_seed: int, number: int) -> int:
+    """The seed of the engine's request `number`, for requests that bring none."""
+    a, b, _, _ = philox(engine_seed, number, stream=1)
+    return int(a << np.uint64(32) | b)

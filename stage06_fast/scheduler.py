@@ -1,0 +1,172 @@
+"""Which requests compute how many tokens in the next step: iteration-level scheduling (Yu et al. 2022, "Orca").
+
+Plain Python: the scheduler knows requests and counts, and nothing of tensors. It owns the waiting and the running
+requests, and asks the block manager for their memory; the engine tells it what arrived and what ended.
+
+Memory is over-committed: a request is admitted when there are blocks for the tokens that it has, not for those that it
+may get. If the blocks run out, the last in the order of the queue (of the lowest priority, the latest) is preempted: it
+loses its blocks, waits at its old place, and its tokens are computed again when it is back. The first of all running
+requests can never be preempted, so it ends, and after it the next: there is always progress.
+"""
+
+import heapq
+import itertools
+import time
+
+from .block_manager import BlockManager
+from .request import Request, RequestState
+
+POLICIES = ("fcfs", "priority", "shortest")
+# "shortest": how many prompt tokens a step of waiting is worth. See `Scheduler._key` for the bound that follows.
+AGING = 16
+
+
+class Scheduler:
+    """Fills every step with tokens, at most `max_num_batched_tokens` of them, from at most `max_num_seqs` requests.
+
+    Args:
+        block_manager: where requests get their memory.
+        max_num_seqs: how many requests run at once.
+        max_num_batched_tokens: the most tokens that go through the model in a step.
+        policy: who is admitted first: "fcfs" (in order of arrival), "priority" (the lowest number first, then arrival)
+            or "shortest" (the shortest prompt first, with aging).
+        enable_chunked_prefill: cut a prompt that does not fit into the step's rest; else it waits until it fits whole.
+    """
+
+    def __init__(
+        self,
+        block_manager: BlockManager,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        policy: str = "fcfs",
+        enable_chunked_prefill: bool = True,
+    ):
+        self.block_manager = block_manager
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+        self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
+        self.waiting: list[tuple[float, int, int, Request]] = []  # a heap: (key, arrival, index, request)
+        self._gone: set[Request] = set()  # those in `waiting` that were removed; they are dropped when they come up
+        self.running: list[Request] = []  # in order of admission
+        self.num_steps = self.num_preemptions = 0
+        self._arrivals = itertools.count()
+
+    def add(self, request: Request) -> None:
+        if request.place is None:  # else it was preempted, or is forked from one that has its place
+            request.place = (self._key(request), next(self._arrivals))
+        heapq.heappush(self.waiting, (*request.place, request.index, request))
+
+    def _key(self, request: Request) -> float:
+        """The place of a request in the queue; lower is earlier.
+
+        "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All that wait age alike, so it
+        is the same to add AGING once for each step that had passed when they arrived. A prompt of P tokens is therefore
+        overtaken only by those that come within P / AGING steps after it: nothing starves.
+        """
+        if self.policy == "priority":
+            return request.priority
+        if self.policy == "shortest":
+            return len(request.prompt_token_ids) + AGING * self.num_steps
+        return 0
+
+    def schedule(self) -> list[tuple[Request, int]]:
+        """The requests of the next step, each with how many tokens it computes.
+
+        Running requests go first, decodes before prefills, so that a long prompt never holds up the tokens of others;
+        then waiting ones are admitted while there are blocks and tokens left, unless one was preempted just now. A
+        request is admitted only after every running one has its token, so there are never more running than
+        `max_num_batched_tokens`, and each decodes in every step.
+        """
+        self.num_steps += 1
+        short_of_memory = self._make_room()
+        budget, scheduled = self.max_num_batched_tokens, []
+        for request in sorted(self.running, key=lambda request: request.num_new_tokens > 1):  # stable
+            num_tokens = min(request.num_new_tokens, budget)
+            if num_tokens:
+                self._schedule(request, num_tokens, scheduled)
+                budget -= num_tokens
+        while self._has_waiting() and len(self.running) < self.max_num_seqs and budget and not short_of_memory:
+            request = self.waiting[0][-1]
+            if request.num_new_tokens > budget and not self.enable_chunked_prefill:
+                break
+            if not self.block_manager.can_allocate(request, reserve=bool(self.running)):
+                break
+            heapq.heappop(self.waiting)
+            self._admit(request)
+            num_tokens = min(request.num_new_tokens, budget)
+            self._schedule(request, num_tokens, scheduled)
+            budget -= num_tokens
+        return scheduled
+
+    def _schedule(self, request: Request, num_tokens: int, scheduled: list[tuple[Request, int]]) -> None:
+        scheduled.append((request, num_tokens))
+        self.block_manager.enter(request, request.num_computed_tokens + num_tokens)
+
+    def _admit(self, request: Request) -> None:
+        request.num_computed_tokens = self.block_manager.allocate(request)
+        request.state = RequestState.RUNNING
+        if request.first_scheduled_time is None:
+            request.first_scheduled_time = time.perf_counter()
+            request.num_cached_tokens = request.num_computed_tokens
+        self.running.append(request)
+
+    def _make_room(self) -> bool:
+        """A place in the cache for the next token of each running request, the first in the queue's order served first.
+        Returns whether someone had to be preempted for it."""
+        before = self.num_preemptions
+        for request in sorted(self.running, key=self._order):
+            while request.state is RequestState.RUNNING and not self.block_manager.can_append(request):
+                self.preempt(max(self.running, key=self._order))  # possibly the request itself
+            if request.state is RequestState.RUNNING:
+                self.block_manager.append(request)
+        return self.num_preemptions > before
+
+    @staticmethod
+    def _order(request: Request) -> tuple:
+        return *request.place, request.index
+
+    def preempt(self, request: Request) -> None:
+        """Send a running request back to its place in the queue, without its memory."""
+        self.running.remove(request)
+        self.block_manager.free(request)
+        request.num_computed_tokens, request.state = 0, RequestState.WAITING
+        self.num_preemptions += 1
+        self.add(request)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let a child run that has the tokens of its running parent; if there is no place for it, it waits for one."""
+        child.place, child.num_cached_tokens = parent.place, parent.num_cached_tokens
+        child.first_scheduled_time = parent.first_scheduled_time
+        if len(self.running) < min(self.max_num_seqs, self.max_num_batched_tokens):
+            self.block_manager.fork(parent, child)
+            child.state, child.num_computed_tokens = RequestState.RUNNING, parent.num_computed_tokens
+            self.running.append(child)
+        else:
+            self.add(child)
+
+    def remove(self, request: Request) -> None:
+        """Take out a request that ended or was aborted; its blocks are free at once. Harmless if it is out already."""
+        if request in self.running:
+            self.running.remove(request)
+            self.block_manager.free(request)
+        elif request.state is RequestState.WAITING and request.place is not None:
+            self._gone.add(request)
+        request.place = None
+
+    def _has_waiting(self) -> bool:
+        while self.waiting and self.waiting[0][-1] in self._gone:
+            self._gone.remove(heapq.heappop(self.waiting)[-1])
+        return bool(self.waiting)
+
+    def has_unfinished(self) -> bool:
+        return bool(self.running) or self._has_waiting()
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless the running requests, and no others, hold blocks, and are as many as allowed."""
+        self.block_manager.check_integrity()
+        if set(self.running) != self.block_manager.holders:
+            raise RuntimeError(f"{len(self.running)} requests run, {len(self.block_manager.holders)} hold blocks")
+        if len(self.running) > min(self.max_num_seqs, self.max_num_batched_tokens):
+            raise RuntimeError(
+                f"{len(self.running)} requests run at once; {self.max_num_seqs} may, and "
+                f"{self.max_num_batched_tokens} tokens a step"
+            )

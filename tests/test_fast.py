@@ -1,0 +1,501 @@
+"""From stage 6 on: every kernel against torch, with every way to multiply; whole steps with every optimisation off."""
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests import ablation, accuracy
+from tests.adapter import ROOT, STAGES, random_prompts, write_checkpoint
+
+FAST = [stage for stage in STAGES if stage.number >= 6]
+KINDS = ["fma_float32", "fma_bfloat16", "dot_bfloat16", "tiles_bfloat16", "tiles_split"]
+# What a product of this kind may be wrong by, relative to the largest result.
+TOLERANCE = dict.fromkeys(KINDS, 2e-6) | {"tiles_split": 3e-5}
+
+
+@pytest.fixture(params=FAST, ids=lambda stage: stage.directory)
+def stage(request):
+    return request.param
+
+
+@pytest.fixture
+def c(stage):
+    return stage.part("kernels.c_kernel")
+
+
+def kinds_here(c) -> list[str]:
+    return [kind for kind in KINDS if c.has_kind(kind)]
+
+
+def make_rows(c, x: torch.Tensor | None, num_rows: int, width: int, format: int):
+    """Rows for the kernels with x in them, and the tensor that holds them."""
+    stride = -(-width // 32) * 32 * (4 if format == 0 else 2) + 64
+    capacity = -(-num_rows // 32) * 32
+    memory = torch.zeros(2 if format == c.SPLIT else 1, capacity, stride, dtype=torch.uint8)
+    if x is not None:
+        high = x if format == 0 else x.bfloat16()
+        memory[0, :num_rows, : width * high.itemsize] = high.contiguous().view(torch.uint8)
+        if format == c.SPLIT:
+            low = (x - high.float()).bfloat16()
+            memory[1, :num_rows, : width * 2] = low.contiguous().view(torch.uint8)
+    return c.Rows(memory.data_ptr(), stride, capacity * stride, format), memory
+
+
+def read_rows(c, memory: torch.Tensor, num_rows: int, width: int, format: int) -> torch.Tensor:
+    dtype = torch.float32 if format == 0 else torch.bfloat16
+    parts = memory[:, :num_rows, : width * dtype.itemsize].contiguous().view(dtype)
+    return parts.float().sum(0)
+
+
+def make_linear(stage, c, kind: str, in_: int, out: int, seed: int = 0):
+    """(the struct, the weight as float64 that it stands for, the bias, what has to stay alive)"""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(out, in_, generator=generator) / math.sqrt(in_)
+    bias = torch.randn(out, generator=generator)
+    if kind.endswith("bfloat16"):
+        weight = weight.bfloat16().float()
+    packed = stage.part("fast_model").pack(weight, kind)
+    padded = F.pad(bias, (0, -out % 32))
+    linear = c.Linear(packed.data_ptr(), padded.data_ptr(), in_, out, c.KINDS[kind][0])
+    return linear, weight.double(), bias.double(), (packed, padded)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("in_passes", [False, True], ids=["fused", "in passes"])
+@pytest.mark.parametrize(("in_", "out"), [(24, 5), (64, 100), (768, 96), (131, 33), (600, 32)])
+def test_linear(stage, c, kind, in_passes, in_, out):
+    """Every epilogue, for numbers of rows around every edge, by one thread and by two."""
+    if kind not in kinds_here(c):
+        pytest.skip(f"this CPU has no {kind}")
+    lib = c.load_kernel()
+    linear, weight, bias, _keep = make_linear(stage, c, kind, in_, out)
+    operand = c.KINDS[kind][1]
+    for num_rows in (1, 2, 3, 6, 7, 12, 13, 16, 17, 31, 33, 70, 600):
+        x = torch.randn(num_rows, in_, generator=torch.Generator().manual_seed(num_rows))
+        if operand == 1:
+            x = x.bfloat16().float()
+        rows, _memory = make_rows(c, x, num_rows, in_, operand)
+        y = x.double() @ weight.T + bias
+        residual = torch.randn(num_rows, out)
+        for epilogue, expected in (
+            (c.STORE, y),
+            (c.ADD, y + residual.double()),
+            (c.ROWS, y),
+            (c.GELU, F.gelu(y, approximate="tanh")),
+        ):
+            result = residual.clone()
+            to, to_memory = make_rows(c, None, num_rows, out, operand)
+            scratch = torch.full((num_rows, out), math.nan)
+            threads = 1 + num_rows % 2
+            if in_passes:
+                lib.linear_in_passes(
+                    linear, rows, num_rows, epilogue, result.data_ptr(), to, linear, scratch.data_ptr(), threads
+                )
+            else:
+                lib.linear(linear, rows, num_rows, epilogue, result.data_ptr(), to, linear, threads)
+            got = result if epilogue in (c.STORE, c.ADD) else read_rows(c, to_memory, num_rows, out, operand)
+            tolerance = TOLERANCE[kind] if got is result or operand != 1 else 5e-3  # a result in bfloat16
+            error = (got.double() - expected).abs().max() / expected.abs().max()
+            assert error <= tolerance, f"{num_rows} rows, epilogue {epilogue}: {error:.1e}"
+            size = 4 if operand == 0 else 2
+            assert not to_memory[:, :, out * size : -(-out // 32) * 32 * size].any(), "what is behind a row is zero"
+
+
+def test_rows_behind_the_last_do_not_matter(stage, c):
+    """Tiles compute 16 rows whether they are there or not: what lies behind must not reach the others."""
+    for kind in kinds_here(c):
+        linear, weight, bias, _keep = make_linear(stage, c, kind, 64, 40)
+        x = torch.randn(3, 64)
+        rows, memory = make_rows(c, x, 3, 64, c.KINDS[kind][1])
+        memory[:, 3:] = 0xFF  # NaN in every format
+        result = torch.empty(3, 40)
+        c.load_kernel().linear(linear, rows, 3, c.STORE, result.data_ptr(), rows, None, 2)
+        torch.testing.assert_close(result.double(), x.double() @ weight.T + bias, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("width", [5, 16, 24, 64, 100, 768])
+@pytest.mark.parametrize("format", ["float32", "bfloat16", "split"])
+def test_layer_norm(c, width, format):
+    number = {"float32": 0, "bfloat16": 1, "split": c.SPLIT}[format]
+    x, weight, bias = 3 * torch.randn(20, width) + 1, torch.randn(width), torch.randn(width)
+    which = torch.tensor([3, 0, 19, 19, 7])
+    for index, chosen in ((None, x), (which.data_ptr(), x[which])):
+        rows, memory = make_rows(c, None, 20, width, number)
+        c.load_kernel().layer_norm(
+            rows, x.data_ptr(), index, len(chosen), width, weight.data_ptr(), bias.data_ptr(), 1e-5, 2
+        )
+        expected = F.layer_norm(chosen.double(), (width,), weight.double(), bias.double(), 1e-5)
+        got = read_rows(c, memory, len(chosen), width, number).double()
+        tolerance = {"float32": 2e-6, "bfloat16": 4e-3, "split": 2e-5}[format]
+        assert (got - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_embedding(c, dtype):
+    for width in (5, 32, 100):
+        wte, wpe = torch.randn(50, width).to(dtype), torch.randn(40, width).to(dtype)
+        ids, positions = torch.randint(50, (33,)), torch.randint(40, (33,))
+        x = torch.empty(33, width)
+        addresses = (t.data_ptr() for t in (wte, wpe))
+        c.load_kernel().embed(
+            x.data_ptr(), *addresses, c.DTYPES[dtype], ids.data_ptr(), positions.data_ptr(), 33, width, 2
+        )
+        assert torch.equal(x, wte[ids].float() + wpe[positions].float())
+
+
+def test_argmax_is_the_first_of_the_largest(c):
+    for vocab_size in (1, 3, 16, 1000, 1024, 1025, 50257):
+        logits = torch.randn(9, vocab_size)
+        logits[1] = 2.5  # all the same
+        logits[2, -1] = logits[2].max()
+        logits[3] = -math.inf
+        logits[4, vocab_size // 2] = math.inf
+        assert c.argmax(logits).tolist() == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("n_head", "head_dim", "block_size"), [(12, 64, 16), (2, 64, 32), (3, 5, 7), (1, 24, 1)])
+def test_keys_and_values_are_written_as_kv_cache_does(stage, c, dtype, n_head, head_dim, block_size):
+    KVCache = stage.part("kv_cache").KVCache
+    caches = [
+        KVCache(1, 9, block_size, n_head, head_dim, dtype, torch.device("cpu"), None, prefault=True) for _ in "ab"
+    ]
+    slots = torch.randperm(9 * block_size)[: 5 * block_size]
+    slots = torch.cat([slots.sort().values[: 3 * block_size], slots[slots > slots.sort().values[3 * block_size - 1]]])
+    width, n = n_head * head_dim, len(slots)
+    qkv = torch.randn(n, 3 * width).to(dtype)
+    k, v = (qkv[:, i * width : (i + 1) * width].unflatten(-1, (n_head, head_dim)) for i in (1, 2))
+    caches[0].write(0, slots, k, v)
+    rows = c.Rows(qkv.data_ptr(), 3 * width * dtype.itemsize, 0, c.DTYPES[dtype])
+    step = c.Step(slot_mapping=slots.data_ptr(), num_tokens=n)
+    c.load_kernel().write_kv(c.cache_struct(caches[1].keys[0], caches[1].values[0]), rows, step, 2)
+    assert torch.equal(caches[0].keys, caches[1].keys)
+    assert torch.equal(caches[0].values, caches[1].values)
+
+
+# --- Whole steps ----------------------------------------------------------------------------------------------------
+
+LENGTHS = [1, 3, 40, 7, 19, 64, 33, 2]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    sizes = dict(vocab_size=211, n_positions=128, n_embd=128, n_layer=3, n_head=2)
+    return write_checkpoint(tmp_path_factory.mktemp("fast"), **sizes)
+
+
+def run(stage, checkpoint, **arguments):
+    """(greedy ids of every request, the logits that they were taken from)"""
+    llm = stage.LLM(str(checkpoint), device="cpu", num_blocks=64, max_num_batched_tokens=48, **arguments)
+    with stage.recorded_logits() as logits:
+        outputs = llm.generate(
+            random_prompts(211, LENGTHS), stage.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        )
+    return [output.outputs[0].token_ids for output in outputs], logits
+
+
+def switches():
+    return list(FAST[0].part("fast_model").OPTIMIZATIONS)
+
+
+@pytest.mark.parametrize("off", [[], *([name] for name in switches()), switches()], ids=lambda off: "+".join(off[:3]))
+def test_every_optimisation_can_be_turned_off(stage, checkpoint, off):
+    """float32: the same tokens, the same logits to 1e-4 of the largest, as stage 1 makes."""
+    first, expected = STAGES[0], {}
+    llm = first.LLM(str(checkpoint), device="cpu")
+    with first.recorded_logits() as logits:
+        outputs = llm.generate(
+            random_prompts(211, LENGTHS), first.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        )
+    expected = [output.outputs[0].token_ids for output in outputs]
+    ids, fast_logits = run(stage, checkpoint, disable=off)
+    assert ids == expected
+    assert fast_logits.keys() == logits.keys()
+    for key, row in logits.items():
+        assert (fast_logits[key] - row).abs().max() <= 1e-4 * row.abs().max()
+
+
+@pytest.mark.parametrize("off", [[], ["tiles"], ["fusion"], ["one_call"], ["prefill"]], ids=str)
+def test_bfloat16_is_as_close_to_float32_as_torch_is(stage, checkpoint, off):
+    """Of the logits behind the same prompts, in float32 and in bfloat16 by torch and by the kernels."""
+    prompts = random_prompts(211, LENGTHS)
+    logits = {}
+    for name, arguments in {
+        "float32": {"disable": ["linear"]},
+        "torch": {"dtype": "bfloat16", "attention_backend": "torch"},
+        "fast": {"dtype": "bfloat16", "disable": off},
+    }.items():
+        llm = stage.LLM(str(checkpoint), device="cpu", **arguments)
+        with stage.recorded_logits() as recorded:
+            llm.generate(prompts, stage.SamplingParams(temperature=0, max_tokens=1))
+        logits[name] = torch.stack([recorded[str(i), 0] for i in range(len(prompts))])
+    error = {name: (logits[name] - logits["float32"]).square().mean().sqrt() for name in ("torch", "fast")}
+    assert error["fast"] <= 1.05 * error["torch"]
+
+
+def test_kernels_one_by_one_are_the_same_numbers(stage, checkpoint):
+    together, separate = (run(stage, checkpoint, disable=off)[1] for off in ([], ["one_call"]))
+    for key, row in together.items():
+        assert torch.equal(row, separate[key])
+
+
+def test_threads_do_not_change_the_numbers(stage, checkpoint):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        _, alone = run(stage, checkpoint)
+        torch.set_num_threads(3)
+        _, together = run(stage, checkpoint)
+    finally:
+        torch.set_num_threads(before)
+    for key, row in alone.items():
+        assert torch.equal(row, together[key])
+
+
+def test_the_packed_weights_replace_the_others(stage, checkpoint):
+    model = stage.LLM(str(checkpoint), device="cpu").model
+    assert all(module.weight is None for module in model.modules() if isinstance(module, torch.nn.Linear))
+    kept = stage.LLM(str(checkpoint), device="cpu", disable=["linear"]).model
+    assert all(module.weight is not None for module in kept.modules() if isinstance(module, torch.nn.Linear))
+
+
+def test_float16_runs_on_torch(stage, checkpoint):
+    ids, _ = run(stage, checkpoint, dtype="float16")
+    assert ids == run(stage, checkpoint, dtype="float16", disable=["linear"])[0]
+
+
+def test_float32_is_split_where_many_rows_are_to_come(stage, checkpoint, c):
+    for max_num_seqs, many in ((1, False), (2, False), (3, True)):
+        kind = stage.LLM(str(checkpoint), device="cpu", max_num_seqs=max_num_seqs, num_blocks=8).model.kind
+        assert kind == ("tiles_split" if many and c.has_kind("tiles_split") else "fma_float32")
+
+
+def test_tiles_and_torch_do_not_disturb_each_other(stage, checkpoint):
+    """Both use AMX, where there is one, from the same threads: each has to set the tiles up for itself."""
+    a, b = (torch.randn(256, 256, dtype=torch.bfloat16) for _ in range(2))
+    product, (ids, _) = a @ b, run(stage, checkpoint, dtype="bfloat16")
+    for _ in range(3):
+        assert torch.equal(a @ b, product)
+        assert run(stage, checkpoint, dtype="bfloat16")[0] == ids
+
+
+def test_an_unknown_optimisation(stage):
+    with pytest.raises(ValueError, match="disable: there is no optimisation 'speed'; there are linear, fusion, "):
+        stage.LLM(device="cpu", disable=["speed"])
+    with pytest.raises(ValueError, match="disable must be a list of names, got 'tiles'"):
+        stage.LLM(device="cpu", disable="tiles")
+    status, _, stderr = stage.main("--prompts", "a", "--disable", "tiles", "speed")
+    assert (status, stderr.count("\n")) == (2, 1)
+    assert "there is no optimisation 'speed'" in stderr
+
+
+# --- The commands that measure it -----------------------------------------------------------------------------------
+
+
+def test_ablation(stage, tmp_path, monkeypatch, capsys):
+    """Each optimisation is turned off in some runs; a gain is the ratio of the medians; what is measured is kept."""
+    jobs = []
+
+    def run(job, folder):
+        jobs.append((job["engine"], job["options"]["disable"], job["options"]["max_num_seqs"]))
+        return {"seconds": 2.0 + len(jobs) if job["options"]["disable"] == ["tiles"] else 2.0}
+
+    monkeypatch.setattr(ablation, "run_in_fresh_process", run)
+    arguments = ["--workloads", "decode", "--dtypes", "float32", "--repeat", "2", "--json", str(tmp_path / "x.json")]
+    assert ablation.main(arguments) == 0
+    names = [name for name in stage.part("fast_model").OPTIMIZATIONS if name not in ("graphs", "overlap")]
+    expected = [(str(stage), [], 32), *((str(stage), [name], 32) for name in names), (str(stage), names, 32)]
+    expected.append(("stage05_paged", [], 32))
+    assert jobs == expected + expected[::-1]
+    moments = [i for i, (_, off, _) in enumerate(jobs, start=1) if off == ["tiles"]]
+    out = capsys.readouterr().out
+    assert f"| `tiles` | {1 + sum(moments) / 4:.2f} |" in out
+    assert "| `fusion` | 1.00 |" in out
+    seconds = json.loads((tmp_path / "x.json").read_text())["runs"][0]["seconds"]
+    assert seconds["tiles"] == [2.0 + i for i in moments]
+
+
+def test_accuracy(tmp_path, capsys):
+    """Of the bundled model's sizes: within the bound in float32; in bfloat16 the kernels are no worse than torch."""
+    assert accuracy.main(["--model", "tinytales", "--json", str(tmp_path / "x.json")]) == 0
+    rows = json.loads((tmp_path / "x.json").read_text())["rows"]
+    errors = {(row["dtype"], row["way"]): row for row in rows}
+    assert all(row["max"] <= 1e-4 for row in rows if row["dtype"] == "float32")
+    assert errors["bfloat16", "kernels"]["rms"] <= 1.05 * errors["bfloat16", "torch"]["rms"]
+    assert capsys.readouterr().out.count("\n") == 2 + len(rows)
+
+
+# --- Other CPUs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these are instruction sets of x86-64")
+@pytest.mark.parametrize("cpu", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_other_instruction_sets(stage, tmp_path, cpu):
+    """The same tests with the kernels that older CPUs would get: SSE, AVX2, AVX-512 without more."""
+    flags = cpu_flags()
+    if cpu == "x86-64-v4" and "avx512vl" not in flags:
+        pytest.skip("this CPU has no AVX-512")
+    chosen = "test_linear and (768 or 131) or layer_norm or argmax or written or turned_off and not linear"
+    environment = {**os.environ, "STAGEWISE_MARCH": cpu, "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_fast.py", "-k", chosen]
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stdout[-2000:]
+
+
+def cpu_flags() -> set[str]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return set(next(line for line in lines if line.startswith("flags")).split())
+
+
+# --- What is for CUDA, as far as a CPU can tell: the same code, with a "graph" that just runs again -------------------
+
+
+def fresh_cache(stage, num_blocks: int, block_size: int, config):
+    attention = stage.part("attention").paged_attention
+    head_dim = config.n_embd // config.n_head
+    sizes = (config.n_layer, num_blocks, block_size, config.n_head, head_dim, torch.float32, torch.device("cpu"))
+    return stage.part("kv_cache").KVCache(*sizes, attention, prefault=True)
+
+
+def test_batch_sizes_of_graphs(stage):
+    batch_sizes = stage.part("cuda_graphs").batch_sizes
+    assert batch_sizes(1) == [1]
+    assert batch_sizes(8) == [1, 2, 4, 8]
+    assert batch_sizes(13) == [1, 2, 4, 8, 13]
+    assert batch_sizes(32) == [1, 2, 4, 8, 16, 24, 32]
+
+
+def test_replayed_steps(stage, checkpoint):
+    """Decodes of every batch size up to 8, in random order: recorded at most once for each size, filled up without a
+    trace of the batches before, the same logits and cache as the model itself makes. Other steps are not replayed."""
+    graphs = stage.part("cuda_graphs")
+    Step = stage.part("model").Step
+    llm = stage.LLM(str(checkpoint), device="cpu", attention_backend="torch", num_blocks=8)
+    recorded = []
+
+    def record(run):
+        recorded.append(run)
+        return run
+
+    graphed = graphs.GraphedGPT2(llm.model, 8, table_width=6, spare_block=40, record=record)
+    plain, replayed = (fresh_cache(stage, 41, 4, llm.model.config) for _ in "ab")
+    generator, lengths = torch.Generator().manual_seed(0), [0] * 8
+
+    def step_of(news: list[tuple[int, int]]):
+        """(request, how many tokens) of each row; request i owns the blocks 5 i to 5 i + 4."""
+        ids, positions, slots, tables, starts, ends = [], [], [], [], [0], []
+        for i, n in news:
+            for p in range(lengths[i], lengths[i] + n):
+                ids.append(int(torch.randint(211, (1,), generator=generator)))
+                positions.append(p)
+                slots.append((5 * i + p // 4) * 4 + p % 4)
+            lengths[i] += n
+            tables.append([*range(5 * i, 5 * i + 5)])
+            starts.append(len(ids))
+            ends.append(lengths[i])
+        lists = (ids, positions, slots, tables, starts, ends, [end - 1 for end in starts[1:]])
+        return Step(*(torch.tensor(x, dtype=torch.int64) for x in lists))
+
+    sizes = [8, 1, 3, 8, 2, 5, 7, 4, 1, 6, 3, 8]
+    with torch.inference_mode():
+        step = step_of([(i, 2 + i % 3) for i in range(8)])  # prompts
+        assert torch.equal(llm.model(step, plain), graphed(step, replayed))
+        assert recorded == []
+        for n in sizes:
+            here = torch.randperm(8, generator=generator)[:n].tolist()
+            for i in set(range(8)) - set(here):  # others have got their blocks: nobody may write there
+                for a, b in ((plain.keys, replayed.keys), (plain.values, replayed.values)):
+                    a[:, 5 * i : 5 * i + 5] = torch.randn(a[:, :5].shape, generator=generator)
+                    b[:, 5 * i : 5 * i + 5] = a[:, 5 * i : 5 * i + 5]
+            step = step_of([(i, 1) for i in here])
+            torch.testing.assert_close(graphed(step, replayed), llm.model(step, plain), rtol=1e-5, atol=1e-5)
+    assert len(recorded) == 4  # for 1, 2, 4, 8
+    for name in ("keys", "values"):  # but for the spare block
+        mine, its = (getattr(cache, name)[:, :40] for cache in (plain, replayed))
+        torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-5)
+
+
+def with_run_ahead(stage, checkpoint, **arguments):
+    llm = stage.LLM(str(checkpoint), device="cpu", **arguments)
+    llm.run_ahead = stage.part("run_ahead").RunAhead(llm.model, llm.cache, llm.scheduler)
+    return llm
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_running_ahead_changes_nothing(stage, checkpoint, seed):
+    """Requests that come, end and are aborted at random, in a pool that is too small for them, greedy and drawn, some
+    with log-probabilities or several completions: the same tokens as without it, and some predictions come true."""
+    rng = torch.Generator().manual_seed(seed)
+    number = lambda low, high: int(torch.randint(low, high, (1,), generator=rng))  # noqa: E731
+    prompts = random_prompts(211, [number(1, 30) for _ in range(14)], seed)
+    params = [
+        stage.SamplingParams(
+            temperature=number(0, 2),
+            max_tokens=number(1, 40),
+            seed=i,
+            logprobs=2 if i == 4 else None,
+            n=1 + (i % 6 == 5),
+            repetition_penalty=1.1 if i % 4 == 3 else 1.0,
+        )
+        for i in range(14)
+    ]
+    arrivals = sorted(number(0, 40) for _ in prompts)
+    aborted = {number(0, 14): number(10, 60) for _ in range(3)}
+    results = []
+    for ahead in (False, True):
+        make = with_run_ahead if ahead else lambda stage, path, **a: stage.LLM(str(path), device="cpu", **a)
+        llm = make(stage, checkpoint, max_num_seqs=5, num_blocks=60, block_size=4, max_num_batched_tokens=24)
+        finished, steps = {}, 0
+        while steps < 60 or llm.has_unfinished_requests():
+            for i, arrival in enumerate(arrivals):
+                if arrival == steps:
+                    llm.add_request(str(i), prompts[i], params[i])
+            for i, moment in aborted.items():
+                if moment == steps:
+                    llm.abort_request(str(i))
+            for output in llm.step():
+                if output.finished:
+                    finished[output.request_id] = [(c.token_ids, c.finish_reason) for c in output.outputs]
+            llm.scheduler.check_integrity()
+            steps += 1
+        results.append((finished, steps))
+        assert llm.block_manager.num_free == 60
+    assert results[0] == results[1]
+    assert llm.run_ahead.num_taken > 10
+
+
+def test_running_ahead_takes_every_decode_of_a_single_request(stage, checkpoint):
+    """3 + 20 tokens in blocks of 4, some of which are taken before there is a token for them."""
+    llm = with_run_ahead(stage, checkpoint, block_size=4, num_blocks=16)
+    expected = stage.LLM(str(checkpoint), device="cpu")
+    params = stage.SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    outputs = [engine.generate([[5, 6, 7]], params)[0].outputs[0].token_ids for engine in (llm, expected)]
+    assert outputs[0] == outputs[1]
+    # The prefill and 19 decodes; each decode was under way already.
+    assert (llm.run_ahead.num_taken, llm.run_ahead.num_discarded) == (19, 0)
+
+
+def test_a_failed_step_forgets_what_is_under_way(stage, checkpoint, monkeypatch):
+    llm = with_run_ahead(stage, checkpoint, num_blocks=16)
+    llm.add_request("a", [1, 2, 3], stage.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+    llm.step()
+    assert llm.run_ahead._scheduled is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.block_manager, "take_copies", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            llm.step()
+    assert llm.run_ahead._scheduled is None
+    while llm.has_unfinished_requests():
+        (output,) = llm.step()
+    expected = stage.LLM(str(checkpoint), device="cpu").generate(
+        [[1, 2, 3]], stage.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    )
+    assert output.outputs[0].token_ids == expected[0].outputs[0].token_ids
