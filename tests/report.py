@@ -5,7 +5,8 @@
 
 A README names its results in a comment, `<!-- throughput: results/ladder.json speed work -->`, with the tables that it
 wants; what stands between that line and `<!-- end -->` is written here. A picture of the same name beside the result
-is drawn anew.
+is drawn anew. `<!-- ablation: results/ablation.json -->` is the table of tests/ablation.py, and
+`<!-- comparison: FILE FILE … -->` several results in one.
 """
 
 import argparse
@@ -22,6 +23,8 @@ import numpy as np
 from tests import plots
 
 ROOT = Path(__file__).parent.parent
+COMPARISON = re.compile(r"(<!-- comparison:((?: \S+\.json)+) -->\n).*?(<!-- end -->)", re.DOTALL)
+ABLATION = re.compile(r"(<!-- ablation: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RESULT = re.compile(r"(<!-- throughput: (\S+)((?: \w+)+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -152,6 +155,33 @@ def tables(result: dict, names: tuple[str, ...] = tuple(TABLES)) -> str:
     return "\n\n".join([*(table(result, name) for name in names), caption(result)])
 
 
+def comparison(results: list[dict]) -> str:
+    """Several results in one table, a row each: every engine's tok/s, the last stage against the best of the peers, and
+    its share of the limit."""
+    engines = list(dict.fromkeys(row["engine"] for result in results for row in result["summary"]))
+    last = [engine for engine in engines if engine.startswith("stage")][-1]
+    titles = ["workload", "type", *(f"`{engine}`" for engine in engines), "against the best other", "of the limit"]
+    lines = [" | ".join(titles), " | ".join(["---"] * 2 + ["---:"] * (len(titles) - 2))]
+    for result in results:
+        rows = {row["engine"]: row for row in result["summary"]}
+        speeds = {engine: row["tokens_per_second"] for engine, row in rows.items()}
+        best = max(speed for engine, speed in speeds.items() if not engine.startswith("stage"))
+        cells = [f"{speeds[engine]:,.1f}" if engine in speeds else "" for engine in engines]
+        cells += [f"{speeds[last] / best:.2f} ×", f"{rows[last]['limit_share']:.0%}"]
+        lines.append(" | ".join([result["workload"], result["dtype"], *cells]))
+    machine, command = results[0]["machine"], re.sub(r" --json \S+", "", results[0]["command"])
+    packages = {name: version for own in results[0]["versions"].values() for name, version in own.items()}
+    packages.pop("torch", None)
+    limits = [(result["bandwidth"] / 1e9, result["matmul_rate"] / 1e9) for result in results]
+    return "\n".join(f"| {line} |" for line in lines) + (
+        f"\n\nOutput tokens per second; {results[0]['model']} with random weights; {machine['device']}, "
+        f"{machine['threads']} threads, torch {machine['torch']}; {', '.join(' '.join(p) for p in packages.items())}. "
+        f"A row is one run of all its engines, such as `{command}`. The limits, probed in these runs: "
+        f"{min(b for b, _ in limits):.0f} to {max(b for b, _ in limits):.0f} GB/s read, "
+        f"{min(r for _, r in limits):,.0f} to {max(r for _, r in limits):,.0f} GFLOP/s."
+    )
+
+
 def with_tables(readme: str) -> str:
     """A README with the tables that it asks for, as the results have them."""
 
@@ -159,14 +189,23 @@ def with_tables(readme: str) -> str:
         result = json.loads((ROOT / match[2]).read_text())
         return f"{match[1]}\n{tables(result, tuple(match[3].split()))}\n\n{match[4]}"
 
-    return RESULT.sub(fill, readme)
+    def fill_ablation(match: re.Match) -> str:
+        from tests import ablation  # which measures with what imports this module
+
+        return f"{match[1]}\n{ablation.table(json.loads((ROOT / match[2]).read_text()))}\n\n{match[3]}"
+
+    def fill_comparison(match: re.Match) -> str:
+        results = [json.loads((ROOT / path).read_text()) for path in match[2].split()]
+        return f"{match[1]}\n{comparison(results)}\n\n{match[3]}"
+
+    return COMPARISON.sub(fill_comparison, ABLATION.sub(fill_ablation, RESULT.sub(fill, readme)))
 
 
 def readmes() -> list[Path]:
     return [
         path
         for path in sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("*/README.md"))
-        if RESULT.search(path.read_text(encoding="utf-8"))
+        if any(kind.search(path.read_text(encoding="utf-8")) for kind in (RESULT, ABLATION, COMPARISON))
     ]
 
 

@@ -1,6 +1,6 @@
 """The stages side by side: the same requests through each engine, in one run.
 
-    python -m tests.throughput                                                  # stages 1 to 5, workload tail
+    python -m tests.throughput                                                  # stages 1 to 6, workload tail
     python -m tests.throughput --stages 4 5 --workload mixed --kv-cache-bytes 603979776 --json FILE --plot FILE.png
     python -m tests.throughput --stages 4 5 --workload mixed --rate 0.5         # requests arrive one by one
     python -m tests.throughput --stages 5 --workload decode --peers hf,hf-continuous,vllm,openvino
@@ -11,7 +11,7 @@ and the stages' greedy tokens are the same (one request in twenty may differ, wh
 16 bits, where they are that more often, the share of equal ones is told instead).
 
 The limit is what the machine could do at best, see `needed_work` in tests/workloads.py, with the memory bandwidth and
-the rate of matrix products that torch reaches, measured before and after the engines; the better one counts.
+the rate of matrix products that torch or stage 6's kernels reach, measured before and after; the best counts.
 
 Workloads (tests/workloads.py; greedy, of random tokens, the same ones every time), or FILE, with a line of JSON per
 request: `prompt_token_ids` (or `prompt`, a text) and `max_tokens`:
@@ -34,7 +34,7 @@ from tests import plots, workloads
 from tests.adapter import ROOT, STAGES
 from tests.peers import PEERS
 from tests.report import summarize, tables
-from tools.machine import describe, least_seconds, matmul_rate, read_bandwidth
+from tools.machine import describe, kernel_limits, least_seconds, matmul_rate, read_bandwidth
 
 LAST = STAGES[-1]
 DESCRIPTIONS = workloads.__doc__.split("\n\n")[1]
@@ -148,8 +148,10 @@ def read_requests(args: argparse.Namespace, config) -> workloads.Workload:
 
 
 def probe(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    """(bytes read per second, floating point operations per second)"""
-    return read_bandwidth(device), matmul_rate(dtype, device)
+    """(bytes read per second, floating point operations per second): by torch or by stage 6's kernels, the faster."""
+    by_torch = read_bandwidth(device), matmul_rate(dtype, device)
+    by_kernel = kernel_limits(dtype) if device.type == "cpu" else (0.0, 0.0)
+    return max(by_torch[0], by_kernel[0]), max(by_torch[1], by_kernel[1])
 
 
 def run_all(job: dict, engines: list[str], repeat: int, failures: dict[str, str], folder: Path) -> list[dict]:

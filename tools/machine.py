@@ -62,6 +62,34 @@ def matmul_rate(dtype: torch.dtype, device: torch.device, n: int = 2048) -> floa
     return 2 * n**3 / best_seconds(lambda: a @ b, device)
 
 
+def kernel_limits(dtype: torch.dtype) -> tuple[float, float]:
+    """What stage 6's linear kernel reaches on this CPU: (bytes per second read from memory, by one row times 1 GiB of
+    weights; floating point operations per second, in a product of two 2,048 x 2,048 matrices). Zeros if it can't run.
+    """
+    from stage06_fast.fast_model import OPTIMIZATIONS, pack, pick_kind
+    from stage06_fast.kernels import c_kernel as c
+
+    try:
+        library, kind = c.load_kernel(), pick_kind(dtype, frozenset(OPTIMIZATIONS))
+    except RuntimeError:
+        return 0.0, 0.0
+    if kind is None:
+        return 0.0, 0.0
+    n, cpu, number = 2048, torch.device("cpu"), c.KINDS[kind][0]
+    stride, threads = 4 * n + 64, torch.get_num_threads()
+    memory, out = torch.zeros(2, n, stride, dtype=torch.uint8), torch.empty(n, n)
+    rows = c.Rows(memory.data_ptr(), stride, n * stride, c.KINDS[kind][1])
+
+    def seconds(num_rows: int, num_outputs: int, panels: torch.Tensor) -> float:
+        linear = c.Linear(panels.data_ptr(), None, n, num_outputs, number)
+        arguments = (linear, rows, num_rows, c.STORE, out.data_ptr(), rows, None, threads)
+        return best_seconds(lambda: library.linear(*arguments), cpu)
+
+    many = torch.ones(1 << 28)
+    read = many.nbytes / seconds(1, many.nbytes // (n * (2 if dtype == torch.bfloat16 else 4)), many)
+    return read, 2 * n**3 / seconds(n, n, pack(torch.randn(n, n).to(dtype), kind))
+
+
 def pass_work(config, itemsize: int, *, tokens: int, logits: int, attended: int, cached: int) -> tuple[int, int]:
     """(floating point operations, bytes from memory) that a forward pass can't do without.
 
