@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from tests import workloads
 from tests.adapter import STAGES
+from tests.report import command
 from tests.throughput import run_in_fresh_process
 from tools.machine import describe
 
@@ -67,9 +68,9 @@ def vocab_size(model: str) -> int:
     return weights.read_config(model, weights.find_model(model, "dummy"), "dummy").vocab_size
 
 
-def table(result: dict) -> str:
+def table(*results: dict) -> str:
     """Gains in Markdown, a row for each optimisation, a column for each workload and type."""
-    columns = {(run["workload"], run["dtype"]): run["seconds"] for run in result["runs"]}
+    columns = {(run["workload"], run["dtype"]): run["seconds"] for result in results for run in result["runs"]}
     lines = [
         "| without | " + " | ".join(map(", ".join, columns)) + " |",
         "| --- |" + " ---: |" * len(columns),
@@ -77,11 +78,12 @@ def table(result: dict) -> str:
     for name in list(variants())[1:]:
         gains = [statistics.median(seconds[name]) / statistics.median(seconds[""]) for seconds in columns.values()]
         lines.append(f"| `{name}` | " + " | ".join(f"{gain:.2f}" for gain in gains) + " |")
-    machine = result["machine"]
-    runs = "one run each" if result["repeat"] == 1 else f"medians of {result['repeat']} runs"
+    machine, repeat = results[0]["machine"], results[0]["repeat"]
+    runs = "one run each" if repeat == 1 else f"medians of {repeat} runs"
     return "\n".join(lines) + (
-        f"\n\nSeconds without it, divided by those with all; {result['model']} with random weights; "
-        f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; {runs}. `{result['command']}`"
+        f"\n\nSeconds without it, divided by those with all; {results[0]['model']} with random weights; "
+        f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; {runs}. "
+        + ", ".join(f"`{command(result)}`" for result in results)
     )
 
 

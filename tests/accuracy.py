@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from tests.adapter import STAGES, random_prompts
+from tests.report import command
 from tools.machine import describe
 
 LENGTHS = [1, 5, 16, 33, 64, 100, 200, 300, 500, 800]
@@ -45,6 +46,15 @@ def logits_of(model: str, prompts: list[list[int]], dtype: str, **arguments) -> 
     return torch.stack([recorded[str(i), 0] for i in range(len(prompts))]).double()
 
 
+def table(result: dict) -> str:
+    lines = ["| type | arithmetic | largest error | root of the mean square |", "| --- | --- | ---: | ---: |"]
+    lines += [f"| {row['dtype']} | {row['way']} | {row['max']:.1e} | {row['rms']:.1e} |" for row in result["rows"]]
+    machine = result["machine"]
+    return "\n".join(lines) + (
+        f"\n\n{result['model']} with random weights; {machine['device']}, torch {machine['torch']}. `{command(result)}`"
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gpt2", help="sizes of the model; its weights are random")
@@ -55,16 +65,19 @@ def main(argv: list[str] | None = None) -> int:
     prompts = random_prompts(config.vocab_size, [n for n in LENGTHS if n < config.n_positions])
     exact = exact_logits(args.model, prompts)
     largest, rows = exact.abs().amax(-1), []
-    print("| type | arithmetic | largest error | root of the mean square |\n| --- | --- | ---: | ---: |")
     for (dtype, way), arguments in WAYS.items():
         errors = (logits_of(args.model, prompts, dtype, **arguments) - exact) / largest[:, None]
         rows.append(
             {"dtype": dtype, "way": way, "max": float(errors.abs().max()), "rms": float(errors.square().mean() ** 0.5)}
         )
-        print(f"| {dtype} | {way} | {rows[-1]['max']:.1e} | {rows[-1]['rms']:.1e} |")
+    result = {
+        "command": f"python -m tests.accuracy {' '.join(sys.argv[1:] if argv is None else argv)}".strip(),
+        "model": args.model,
+        "machine": describe(torch.device("cpu")),
+        "rows": rows,
+    }
+    print(table(result))
     if args.json:
-        command = f"python -m tests.accuracy {' '.join(sys.argv[1:] if argv is None else argv)}".strip()
-        result = {"command": command, "model": args.model, "machine": describe(torch.device("cpu")), "rows": rows}
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 

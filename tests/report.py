@@ -5,11 +5,12 @@
 
 A README names its results in a comment, `<!-- throughput: results/ladder.json speed work -->`, with the tables that it
 wants; what stands between that line and `<!-- end -->` is written here. A picture of the same name beside the result
-is drawn anew. `<!-- ablation: results/ablation.json -->` is the table of tests/ablation.py, and
-`<!-- comparison: FILE FILE … -->` several results in one.
+is drawn anew. `<!-- comparison: FILE FILE … -->` is several results in one table, and `<!-- ablation: FILE … -->`,
+`profile`, `accuracy` and `linear` are what the commands of these names print.
 """
 
 import argparse
+import importlib
 import json
 import re
 import statistics
@@ -23,9 +24,14 @@ import numpy as np
 from tests import plots
 
 ROOT = Path(__file__).parent.parent
-COMPARISON = re.compile(r"(<!-- comparison:((?: \S+\.json)+) -->\n).*?(<!-- end -->)", re.DOTALL)
-ABLATION = re.compile(r"(<!-- ablation: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-RESULT = re.compile(r"(<!-- throughput: (\S+)((?: \w+)+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (\w+):((?: \S+\.json)+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
+# Who makes a table of several results; each imports what imports this module.
+MAKERS = {
+    "ablation": "tests.ablation",
+    "profile": "tests.profile",
+    "accuracy": "tests.accuracy",
+    "linear": "tools.linear",
+}
 
 
 def summarize(runs: list[dict], arrivals: list[float] | None, least_seconds: float | None) -> dict:
@@ -155,6 +161,11 @@ def tables(result: dict, names: tuple[str, ...] = tuple(TABLES)) -> str:
     return "\n\n".join([*(table(result, name) for name in names), caption(result)])
 
 
+def command(result: dict) -> str:
+    """How to make it again; where it was written to is nobody's concern."""
+    return re.sub(r" --json \S+", "", result["command"])
+
+
 def comparison(results: list[dict]) -> str:
     """Several results in one table, a row each: every engine's tok/s, the last stage against the best of the peers, and
     its share of the limit."""
@@ -169,14 +180,14 @@ def comparison(results: list[dict]) -> str:
         cells = [f"{speeds[engine]:,.1f}" if engine in speeds else "" for engine in engines]
         cells += [f"{speeds[last] / best:.2f} ×", f"{rows[last]['limit_share']:.0%}"]
         lines.append(" | ".join([result["workload"], result["dtype"], *cells]))
-    machine, command = results[0]["machine"], re.sub(r" --json \S+", "", results[0]["command"])
+    machine = results[0]["machine"]
     packages = {name: version for own in results[0]["versions"].values() for name, version in own.items()}
     packages.pop("torch", None)
     limits = [(result["bandwidth"] / 1e9, result["matmul_rate"] / 1e9) for result in results]
     return "\n".join(f"| {line} |" for line in lines) + (
         f"\n\nOutput tokens per second; {results[0]['model']} with random weights; {machine['device']}, "
         f"{machine['threads']} threads, torch {machine['torch']}; {', '.join(' '.join(p) for p in packages.items())}. "
-        f"A row is one run of all its engines, such as `{command}`. The limits, probed in these runs: "
+        f"A row is one run of all its engines, such as `{command(results[0])}`. The limits, probed in these runs: "
         f"{min(b for b, _ in limits):.0f} to {max(b for b, _ in limits):.0f} GB/s read, "
         f"{min(r for _, r in limits):,.0f} to {max(r for _, r in limits):,.0f} GFLOP/s."
     )
@@ -186,27 +197,22 @@ def with_tables(readme: str) -> str:
     """A README with the tables that it asks for, as the results have them."""
 
     def fill(match: re.Match) -> str:
-        result = json.loads((ROOT / match[2]).read_text())
-        return f"{match[1]}\n{tables(result, tuple(match[3].split()))}\n\n{match[4]}"
+        begin, kind, paths, names, end = match.groups()
+        results = [json.loads((ROOT / path).read_text()) for path in paths.split()]
+        if kind == "throughput":
+            text = tables(results[0], tuple(names.split()))
+        elif kind == "comparison":
+            text = comparison(results)
+        else:
+            text = importlib.import_module(MAKERS[kind]).table(*results)
+        return f"{begin}\n{text}\n\n{end}"
 
-    def fill_ablation(match: re.Match) -> str:
-        from tests import ablation  # which measures with what imports this module
-
-        return f"{match[1]}\n{ablation.table(json.loads((ROOT / match[2]).read_text()))}\n\n{match[3]}"
-
-    def fill_comparison(match: re.Match) -> str:
-        results = [json.loads((ROOT / path).read_text()) for path in match[2].split()]
-        return f"{match[1]}\n{comparison(results)}\n\n{match[3]}"
-
-    return COMPARISON.sub(fill_comparison, ABLATION.sub(fill_ablation, RESULT.sub(fill, readme)))
+    return BLOCK.sub(fill, readme)
 
 
 def readmes() -> list[Path]:
-    return [
-        path
-        for path in sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("*/README.md"))
-        if any(kind.search(path.read_text(encoding="utf-8")) for kind in (RESULT, ABLATION, COMPARISON))
-    ]
+    paths = sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("*/README.md"))
+    return [path for path in paths if BLOCK.search(path.read_text(encoding="utf-8"))]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -221,8 +227,7 @@ def main(argv: list[str] | None = None) -> int:
         for readme in readmes():
             text = with_tables(readme.read_text(encoding="utf-8"))
             readme.write_text(text, encoding="utf-8")
-            for match in RESULT.finditer(text):
-                path = ROOT / match[2]
+            for path in (ROOT / match[3].strip() for match in BLOCK.finditer(text) if match[2] == "throughput"):
                 if f"{path.stem}.png" in text:
                     plots.ladder(json.loads(path.read_text())).savefig(path.with_suffix(".png"))
         return 0

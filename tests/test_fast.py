@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests import ablation, accuracy
+from tests import ablation, accuracy, profile
 from tests.adapter import ROOT, STAGES, random_prompts, write_checkpoint
 
 FAST = [stage for stage in STAGES if stage.number >= 6]
@@ -330,7 +330,27 @@ def test_accuracy(tmp_path, capsys):
     errors = {(row["dtype"], row["way"]): row for row in rows}
     assert all(row["max"] <= 1e-4 for row in rows if row["dtype"] == "float32")
     assert errors["bfloat16", "kernels"]["rms"] <= 1.05 * errors["bfloat16", "torch"]["rms"]
-    assert capsys.readouterr().out.count("\n") == 2 + len(rows)
+    assert sum(line.startswith("| ") for line in capsys.readouterr().out.splitlines()) == 2 + len(rows)
+
+
+def test_profile(tmp_path, capsys):
+    """Every kernel has its time, and the table tells whose share it is."""
+    options = [
+        "--model",
+        "tinytales",
+        "--workloads",
+        "single",
+        "--dtypes",
+        "float32",
+        "--json",
+        str(tmp_path / "x.json"),
+    ]
+    assert profile.main(options) == 0
+    seconds = json.loads((tmp_path / "x.json").read_text())["runs"][0]["seconds"]
+    assert list(seconds) == [*profile.KERNELS.values(), profile.REST]
+    assert all(value > 0 for value in seconds.values())
+    out = capsys.readouterr().out
+    assert f"| logits | {seconds['logits'] / sum(seconds.values()):.1%} |" in out
 
 
 # --- Other CPUs -----------------------------------------------------------------------------------------------------

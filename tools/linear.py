@@ -65,6 +65,27 @@ def by_kernel(kind: str) -> dict[int, float]:
     return seconds
 
 
+def table(result: dict) -> str:
+    """A table for each type: GB/s of weights and GFLOP/s of every way, by the number of rows."""
+    lines = []
+    for dtype in KINDS:
+        name = str(dtype).removeprefix("torch.")
+        ways = result[name]
+        lines += [f"| {name}: rows | " + " | ".join(ways) + " |", "| ---: |" + " ---: |" * len(ways)]
+        for num_rows in ROWS:
+            seconds = [way[str(num_rows)] for way in ways.values()]
+            cells = [
+                f"{NUMBERS * dtype.itemsize / s / 1e9:.1f}, {2 * NUMBERS * num_rows / s / 1e9:,.0f}" for s in seconds
+            ]
+            lines.append(f"| {num_rows} | " + " | ".join(cells) + " |")
+        lines.append("")
+    machine = result["machine"]
+    return "\n".join(lines) + (
+        f"\nGB/s of weights read, and GFLOP/s, of {NUMBERS / 1e6:.0f} million weights; {machine['device']}, "
+        f"{machine['threads']} threads, torch {machine['torch']}. `python tools/linear.py`"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
@@ -72,21 +93,11 @@ def main() -> None:
     result = {"command": f"python tools/linear.py {' '.join(sys.argv[1:])}".strip(), "machine": describe(CPU)}
     with torch.inference_mode():
         for dtype, kinds in KINDS.items():
-            name = str(dtype).removeprefix("torch.")
             ways = {"torch": by_torch(dtype), **{kind: by_kernel(kind) for kind in kinds if c.has_kind(kind)}}
-            result[name] = ways
-            print(f"{name}: GB/s and GFLOP/s of {NUMBERS / 1e6:.0f} million weights\n")
-            print("| rows | " + " | ".join(ways) + " |\n| ---: |" + " ---: |" * len(ways))
-            for num_rows in ROWS:
-                cells = [
-                    f"{NUMBERS * dtype.itemsize / way[num_rows] / 1e9:.1f}, "
-                    f"{2 * NUMBERS * num_rows / way[num_rows] / 1e9:,.0f}"
-                    for way in ways.values()
-                ]
-                print(f"| {num_rows} | " + " | ".join(cells) + " |")
-            print()
-    machine = result["machine"]
-    print(f"{machine['device']}, {machine['threads']} threads; torch {machine['torch']}")
+            result[str(dtype).removeprefix("torch.")] = {
+                way: {str(num_rows): seconds for num_rows, seconds in times.items()} for way, times in ways.items()
+            }
+    print(table(result))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 
