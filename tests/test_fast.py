@@ -436,11 +436,11 @@ def test_replayed_steps(stage, checkpoint):
                     a[:, 5 * i : 5 * i + 5] = torch.randn(a[:, :5].shape, generator=generator)
                     b[:, 5 * i : 5 * i + 5] = a[:, 5 * i : 5 * i + 5]
             step = step_of([(i, 1) for i in here])
-            torch.testing.assert_close(graphed(step, replayed), llm.model(step, plain), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(graphed(step, replayed), llm.model(step, plain), rtol=1e-4, atol=1e-4)
     assert len(recorded) == 4  # for 1, 2, 4, 8
     for name in ("keys", "values"):  # but for the spare block
         mine, its = (getattr(cache, name)[:, :40] for cache in (plain, replayed))
-        torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
 
 
 def with_run_ahead(stage, checkpoint, **arguments):
