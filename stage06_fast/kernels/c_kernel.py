@@ -134,8 +134,8 @@ def attention_kind(dtype: torch.dtype, products: bool, tiles: bool) -> int:
     """The number of the kind of product for a cache of this type; -1 is without."""
     if not products:
         return -1
-    kind = "tiles_bfloat16" if tiles and dtype == torch.bfloat16 and has_kind("tiles_bfloat16") else "fma_float32"
-    return KINDS[kind][0]
+    kinds = ["tiles_bfloat16"] * tiles + ["dot_bfloat16"] if dtype == torch.bfloat16 else []
+    return KINDS[next(filter(has_kind, kinds), "fma_float32")][0]
 
 
 def cache_struct(k_cache: Tensor, v_cache: Tensor) -> Cache:

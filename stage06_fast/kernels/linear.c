@@ -4,8 +4,9 @@
  *   follows a run, but only within a page; so the kernel asks for what comes next itself: 8 KB ahead when there are few
  *   rows, and when they need several passes over a panel, a part of the next panel in each pass: then memory is at work
  *   while the sums are.
- * - With many rows, as many of them as fill half of the level 2 cache go through all panels before the next ones do; and
- *   with tiles, 128 of a panel's inputs, which fit into the level 1 cache, meet all of these rows before the next 128 do.
+ * - With many rows, a panel stays in the level 2 cache while 512 of them pass by. Tiles are too fast for that: with them,
+ *   as many rows as fill half of the level 2 cache go through all panels before the next ones do, and 128 of a panel's
+ *   inputs, which fit into the level 1 cache, meet all of these rows before the next 128 do.
  * - A panel's results are still in the level 1 cache when the bias, GELU or the residual is applied to them: fusion. Without
  *   it, each of them would be a pass over the whole matrix; `linear_in_passes` is that, to measure it.
  *
@@ -52,8 +53,9 @@ INLINE void finish(const Linear *w, int64_t row, int count, int64_t column, floa
 
 static int64_t panels_of(const Linear *w) { return (w->out + PANEL - 1) / PANEL; }
 
-/* How many rows fill half of the level 2 cache; at most MANY. */
-static int64_t rows_in_cache(const Rows *x) {
+/* How many rows go through all panels together, at most MANY: with tiles, as many as fill half of the level 2 cache. */
+static int64_t rows_together(int kind, const Rows *x) {
+    if (kind < TILES_BFLOAT16) return MANY;
     long size = 0;
 #ifdef _SC_LEVEL2_CACHE_SIZE
     size = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -65,7 +67,7 @@ static int64_t rows_in_cache(const Rows *x) {
 void linear(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out, const Rows *to,
             const Linear *next, int threads) {
     const int kind = (int)w->kind;
-    const int64_t num_panels = panels_of(w), bytes = panel_bytes(kind, w->in), chunk = rows_in_cache(x);
+    const int64_t num_panels = panels_of(w), bytes = panel_bytes(kind, w->in), chunk = rows_together(kind, x);
 #pragma omp parallel num_threads(threads)
     {
         int64_t me = 0, all = 1;

@@ -5,8 +5,9 @@
  *   SPLIT     [k / 32][2][16][32][2]  for each 32 inputs, the upper halves as pairs, then the lower ones
  *
  * With few rows, reading the panel is what takes the time; with many, the multiplications are, and then each number that
- * is loaded has to be used for several of them: sums of 12 x 32 products stay in registers (on AVX-512), and for each
- * input the panel's 32 weights meet 12 activations: 14 loads for 24 vector multiplications.
+ * is loaded has to be used for several of them: sums of 8 x 32 products stay in registers (on AVX-512), and for each
+ * input the panel's 32 weights meet 8 activations: 10 loads for 16 vector multiplications. There is room for 12 rows' sums,
+ * but not for 12 rows' addresses: the loop would fetch them again and again, and be a tenth slower.
  *
  *   FMA_*           sum += activation * weights, everywhere. A bfloat16 weight is the upper half of a float32: a shift.
  *   DOT_BFLOAT16    AVX-512-BF16: sum += a0 * w0 + a1 * w1 for 16 pairs in one instruction: twice the rate on some CPUs.
@@ -25,7 +26,7 @@
 
 #define VECS (PANEL / LANES)
 #ifdef __AVX512F__
-#define ROWS 12 /* 24 of 32 registers hold sums */
+#define ROWS 8 /* 16 of 32 registers hold sums */
 #define COLUMNS(rows) VECS
 #else
 #define ROWS 6 /* 12 of 16 registers; with more than 3 rows a panel is taken in parts */
@@ -207,9 +208,7 @@ void product(int kind, const Rows *rows, int64_t first, int count, const void *p
 #define ONE(function, type, weight, n) \
     case n: function((const type *)x, rows->stride / (int64_t)sizeof(type), (const weight *)panel, k, out, stride, ahead, step, n); break;
 #ifdef __AVX512F__
-#define MORE(function, type, weight) \
-    ONE(function, type, weight, 7) ONE(function, type, weight, 8) ONE(function, type, weight, 9) \
-    ONE(function, type, weight, 10) ONE(function, type, weight, 11) ONE(function, type, weight, 12)
+#define MORE(function, type, weight) ONE(function, type, weight, 7) ONE(function, type, weight, 8)
 #else
 #define MORE(function, type, weight)
 #endif
