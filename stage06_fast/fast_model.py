@@ -22,6 +22,7 @@ OPTIMIZATIONS = {
     "tiles": ("linear",),  # AMX; else vectors
     "split": ("linear", "tiles"),  # float32 as two bfloat16s, for the tiles; else vectors
     "prefill": (),  # attention of prompts as matrix products; else query by query
+    "last_layer": ("linear",),  # only tokens whose logits are asked for go through all of it; else every token
     "one_call": ("linear",),  # a step is one call of C; else one per kernel
     "prefault": (),  # the memory of the KV cache is there from the start; else the system gives it within the steps
     "freeze": (),  # the garbage collector leaves alone what was there before the engine
@@ -188,10 +189,8 @@ class FastGPT2(nn.Module):
         c_step = c.Step(*(tensor.data_ptr() for tensor in pointers), *sizes)
         logits, threads = self.logits[:num_rows], torch.get_num_threads()
         if "one_call" in self.on:
-            fused = int("fusion" in self.on)
-            self.library.forward(
-                self.model, self.workspace, self.caches, c_step, logits.data_ptr(), self.attention_kind, fused, threads
-            )
+            switches = (self.attention_kind, "fusion" in self.on, "last_layer" in self.on)
+            self.library.forward(self.model, self.workspace, self.caches, c_step, logits.data_ptr(), *switches, threads)
         else:
             self.kernel_by_kernel(c_step, logits, threads)
         return logits
@@ -211,10 +210,14 @@ class FastGPT2(nn.Module):
             lib.layer_norm(w.normed, x, which, count, width, weight, bias, model.epsilon, threads)
 
         lib.embed(w.x, model.wte, model.wpe, model.format, step.token_ids, step.positions, n, width, threads)
-        for layer, cache in zip(self.layers, self.caches, strict=True):
+        for i, (layer, cache) in enumerate(zip(self.layers, self.caches, strict=True), start=1):
             norm(w.x, None, n, layer.ln_1_weight, layer.ln_1_bias)
             linear(layer.c_attn, w.normed, n, c.ROWS, None, w.qkv)
             lib.write_kv(cache, w.qkv, step, threads)
+            if "last_layer" in self.on and i == len(self.layers) and step.num_last < n:
+                starts, kept = torch.empty(step.num_seqs + 1, dtype=torch.int64), c.Step()
+                lib.keep_last(w, width, step, starts.data_ptr(), kept)
+                step, n = kept, kept.num_tokens
             lib.paged_attention(w.attended, w.qkv, cache, step, self.attention_kind, threads)
             linear(layer.attn_c_proj, w.attended, n, c.ADD, w.x, None)
             norm(w.x, None, n, layer.ln_2_weight, layer.ln_2_bias)

@@ -91,7 +91,9 @@ def kernel_limits(dtype: torch.dtype) -> tuple[float, float]:
 
 
 def pass_work(config, itemsize: int, *, tokens: int, logits: int, attended: int, cached: int) -> tuple[int, int]:
-    """(floating point operations, bytes from memory) that a forward pass can't do without.
+    """(floating point operations, bytes from memory) of a forward pass that computes nothing twice.
+
+    All layers count for all tokens, though in the last one only some of them are asked for, which stage 6 makes use of.
 
     Args:
         config: the model's sizes, a ModelConfig.

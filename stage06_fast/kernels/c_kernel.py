@@ -81,7 +81,8 @@ ARGUMENTS = {
     "argmax": [PTR, PTR, INT, INT, c_int],
     "write_kv": [POINTER(Cache), POINTER(Rows), POINTER(Step), c_int],
     "paged_attention": [POINTER(Rows), POINTER(Rows), POINTER(Cache), POINTER(Step), c_int, c_int],
-    "forward": [POINTER(Model), POINTER(Workspace), POINTER(Cache), POINTER(Step), PTR, c_int, c_int, c_int],
+    "keep_last": [POINTER(Workspace), INT, POINTER(Step), PTR, POINTER(Step)],
+    "forward": [POINTER(Model), POINTER(Workspace), POINTER(Cache), POINTER(Step), PTR, c_int, c_int, c_int, c_int],
     "has_kind": [c_int],
 }
 STORE, ADD, ROWS, GELU = range(4)  # what becomes of a linear layer's result (kernels.h)

@@ -1,5 +1,6 @@
 /* A whole step in one call: all layers, from token ids to logits. Called one by one from Python, the kernels of a step
  * (eight in each layer) would wait for Python some hundred times. */
+#include <stdlib.h>
 #include "kernels.h"
 
 typedef struct {
@@ -22,9 +23,33 @@ typedef struct {
     Rows normed, qkv, attended, inner; /* what the layer norms, c_attn, attention and GELU give */
 } Workspace;
 
+/* What is left of a step in the last layer, once its keys and values are written: nobody asks for what comes behind tokens
+ * that are not the last ones of their requests. The rows of the others, in `x` and of the queries, move to the front.
+ *
+ * kept: becomes the step that is left; each request has one query, its last, or none.
+ * starts: memory for its num_seqs + 1 query_start_loc. */
+void keep_last(const Workspace *w, int64_t n_embd, const Step *step, int64_t *starts, Step *kept) {
+    const size_t query = (size_t)(n_embd * size_of((int)w->qkv.format));
+    for (int64_t t = 0; t < step->num_last; t++) { /* upwards, and never behind what is still to be moved */
+        if (step->last[t] == t) continue;
+        memcpy(w->x + t * n_embd, w->x + step->last[t] * n_embd, sizeof(float) * (size_t)n_embd);
+        memcpy(w->qkv.data + t * w->qkv.stride, w->qkv.data + step->last[t] * w->qkv.stride, query);
+    }
+    int64_t count = 0;
+    for (int64_t i = 0; i < step->num_seqs; i++) {
+        starts[i] = count;
+        count += count < step->num_last && step->last[count] + 1 == step->query_start_loc[i + 1];
+    }
+    starts[step->num_seqs] = count;
+    *kept = *step;
+    kept->num_tokens = count, kept->query_start_loc = starts, kept->last = NULL;
+}
+
 void forward(const Model *m, const Workspace *w, const Cache *caches, const Step *step, float *logits, int attention_kind,
-             int fused, int threads) {
-    const int64_t n = step->num_tokens, width = m->n_embd;
+             int fused, int last_only, int threads) {
+    const int64_t width = m->n_embd;
+    int64_t n = step->num_tokens, *starts = malloc(sizeof(int64_t) * (size_t)(step->num_seqs + 1));
+    Step kept;
     const float epsilon = (float)m->epsilon;
 #define LINEAR(layer, rows, epilogue, out, to, next) \
     if (fused) linear(layer, rows, n, epilogue, out, to, next, threads); \
@@ -35,6 +60,10 @@ void forward(const Model *m, const Workspace *w, const Cache *caches, const Step
         layer_norm(&w->normed, w->x, NULL, n, width, layer->ln_1_weight, layer->ln_1_bias, epsilon, threads);
         LINEAR(&layer->c_attn, &w->normed, ROWS, NULL, &w->qkv, &layer->attn_c_proj)
         write_kv(&caches[i], &w->qkv, step, threads);
+        if (last_only && i + 1 == m->n_layer && step->num_last < n) {
+            keep_last(w, width, step, starts, &kept);
+            step = &kept, n = kept.num_tokens;
+        }
         paged_attention(&w->attended, &w->qkv, &caches[i], step, attention_kind, threads);
         LINEAR(&layer->attn_c_proj, &w->attended, ADD, w->x, NULL, &layer->c_fc)
         layer_norm(&w->normed, w->x, NULL, n, width, layer->ln_2_weight, layer->ln_2_bias, epsilon, threads);
@@ -43,4 +72,5 @@ void forward(const Model *m, const Workspace *w, const Cache *caches, const Step
     }
     layer_norm(&w->normed, w->x, step->last, step->num_last, width, m->ln_f_weight, m->ln_f_bias, epsilon, threads);
     linear(&m->head, &w->normed, step->num_last, STORE, logits, NULL, NULL, threads);
+    free(starts);
 }
