@@ -46,14 +46,15 @@ int has_kind(int kind) {
 
 int product_block(int kind) { return kind >= TILES_BFLOAT16 ? BLOCK : ROWS; }
 
-/* For each part of a panel, COLUMNS vectors wide from column `from` on: begin with zeros, end with sums in `out`. */
+/* For each part of a panel, COLUMNS vectors wide from column `from` on: begin with zeros, end with sums in `out`. Unrolled,
+ * or the compiler would keep the sums in memory, where a loop could count through them. */
 #define EACH_PART for (int from = 0; from < PANEL; from += COLUMNS(rows) * LANES)
 #define ZERO_SUMS \
     vec sum[ROWS][VECS]; \
-    for (int r = 0; r < rows; r++) \
+    _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++) \
         for (int v = 0; v < COLUMNS(rows); v++) sum[r][v] = (vec){0};
 #define STORE_SUMS \
-    for (int r = 0; r < rows; r++) \
+    _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++) \
         for (int v = 0; v < COLUMNS(rows); v++) store(out + r * out_stride + from + v * LANES, sum[r][v]);
 
 INLINE void fma_float32(const float *x, int64_t stride, const float *panel, int64_t k, float *out, int64_t out_stride,
