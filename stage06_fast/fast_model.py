@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .kernels import c_kernel as c
 from .kv_cache import KVCache
+from .memory import Arena
 from .model import GPT2, Step
 
 # What can be turned off (`LLM(disable=...)`), each with what it needs to be on.
@@ -24,6 +25,7 @@ OPTIMIZATIONS = {
     "prefill": (),  # attention of prompts as matrix products; else query by query
     "last_layer": ("linear",),  # only tokens whose logits are asked for go through all of it; else every token
     "one_call": ("linear",),  # a step is one call of C; else one per kernel
+    "pages": (),  # weights and KV cache in pages of 2 MB, where the system has them; else of 4 KB
     "prefault": (),  # the memory of the KV cache is there from the start; else the system gives it within the steps
     "freeze": (),  # the garbage collector leaves alone what was there before the engine
     "argmax": (),  # the best token of a row by a kernel of our own; else by torch
@@ -100,7 +102,9 @@ class FastGPT2(nn.Module):
         self.library, self.on, self.kind = c.load_kernel(), on, kind
         dtype = model.wte.weight.dtype
         self.attention_kind = c.attention_kind(dtype, "prefill" in on, "tiles" in on)
-        self.weights: list[Tensor] = []  # these two: everything that C has a pointer to
+        # These three: everything that C has a pointer to.
+        self.arena = Arena() if "pages" in on else None
+        self.weights: list[Tensor] = []
         self.activations: list[Tensor] = []
         self.layers = (c.Layer * len(model.h))(*map(self.layer, model.h))
         wte, wpe = model.wte.weight, model.wpe.weight
@@ -121,7 +125,9 @@ class FastGPT2(nn.Module):
         self.logits = torch.empty(0, model.config.vocab_size)
 
     def keep(self, tensor: Tensor) -> int:
-        """The address of a tensor, which lives as long as the model does."""
+        """The address of a tensor, or of a copy of it, which lives as long as the model does."""
+        if self.arena:
+            return self.arena.keep(tensor)
         self.weights.append(tensor.contiguous())
         return self.weights[-1].data_ptr()
 

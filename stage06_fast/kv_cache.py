@@ -4,12 +4,14 @@ The cache is a pool of blocks, each with room for `block_size` tokens in every l
 block manager's business; the cache is told places. Slot s is row s % block_size of block s // block_size.
 """
 
+import functools
 from collections.abc import Callable
 
 import psutil
 import torch
 from torch import Tensor
 
+from . import memory
 from .attention import PagedAttention
 
 SHARE_OF_FREE_MEMORY = 0.5  # what the cache may take by default; the rest is for the activations of a prefill
@@ -18,7 +20,8 @@ SHARE_OF_FREE_CUDA_MEMORY = 0.9  # after those have been measured
 
 class KVCache:
     """Room for the keys and values of `num_blocks` blocks, allocated once, written in place. Owned by the engine.
-    `paged_attention` is the function that reads it; with `prefault` its memory is there from the start."""
+    `paged_attention` is the function that reads it; with `pages` (on a CPU) its memory is in large pages, with
+    `prefault` it is there from the start."""
 
     def __init__(
         self,
@@ -30,12 +33,15 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         paged_attention: PagedAttention,
+        pages: bool = False,
         prefault: bool = False,
     ):
         self.block_size, self.paged_attention = block_size, paged_attention
         # Nothing reads what nobody wrote, so it need not even be zero. A block's keys lie transposed: see attention.py.
-        self.keys = torch.empty(n_layer, num_blocks, n_head, head_dim, block_size, dtype=dtype, device=device)
-        self.values = torch.empty(n_layer, num_blocks, n_head, block_size, head_dim, dtype=dtype, device=device)
+        make = functools.partial(memory.empty if pages else torch.empty, dtype=dtype)
+        with device:
+            self.keys = make((n_layer, num_blocks, n_head, head_dim, block_size))
+            self.values = make((n_layer, num_blocks, n_head, block_size, head_dim))
         if prefault:  # the system gives memory when it is first touched: do that now, not within a step
             self.keys.zero_()
             self.values.zero_()

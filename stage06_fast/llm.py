@@ -143,7 +143,8 @@ class LLM:
         # Only Triton's attention can be recorded: torch's asks for lengths. Graphs fill up their batches with rows that
         # write to a block of their own, the one behind all others.
         graphs = self.device.type == "cuda" and "graphs" in on and self.attention_backend == "triton"
-        self.cache = KVCache(config.n_layer, self.num_blocks + graphs, *sizes, prefault="prefault" in on)
+        how = {"pages": "pages" in on and self.device.type == "cpu", "prefault": "prefault" in on}
+        self.cache = KVCache(config.n_layer, self.num_blocks + graphs, *sizes, **how)
         self.argmax = c_kernel.argmax if "argmax" in on and self.attention_backend == "c" else None
         if graphs:
             width = -(-self.max_model_len // block_size)

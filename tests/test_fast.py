@@ -1,5 +1,7 @@
 """From stage 6 on: every kernel against torch, with every way to multiply; whole steps with every optimisation off."""
 
+import ctypes
+import gc
 import json
 import math
 import os
@@ -179,6 +181,37 @@ def test_keys_and_values_are_written_as_kv_cache_does(stage, c, dtype, n_head, h
     c.load_kernel().write_kv(c.cache_struct(caches[1].keys[0], caches[1].values[0]), rows, step, 2)
     assert torch.equal(caches[0].keys, caches[1].keys)
     assert torch.equal(caches[0].values, caches[1].values)
+
+
+def test_memory_in_large_pages(stage):
+    memory = stage.part("memory")
+    for shape, dtype in (
+        ((3, 1 << 20), torch.float32),
+        ((1 << 21,), torch.uint8),
+        ((5, 7), torch.bfloat16),
+        ((0, 4), torch.int64),
+    ):
+        tensor = memory.empty(shape, dtype)
+        assert (tensor.shape, tensor.dtype) == (shape, dtype)
+        tensor.fill_(3)
+        assert (tensor == 3).all()
+        if sys.platform == "linux" and tensor.nbytes >= memory.PAGE:
+            assert tensor.data_ptr() % memory.PAGE == 0
+
+
+def test_an_arena_keeps_copies(stage):
+    """Of all sizes and types, also of what is longer than a chunk; none is written over by a later one."""
+    memory, generator = stage.part("memory"), torch.Generator().manual_seed(0)
+    sizes = [1, 16, 1000, memory.CHUNK // 4 - 16, 17, memory.CHUNK // 2, 3 * memory.CHUNK // 8, 5]
+    tensors = [
+        torch.randn(2, n, generator=generator).to(dtype) for n in sizes for dtype in (torch.float32, torch.bfloat16)
+    ]
+    arena = memory.Arena()
+    places = [arena.keep(tensor.T) for tensor in tensors]
+    gc.collect()
+    for tensor, place in zip(tensors, places, strict=True):
+        assert place % 64 == 0
+        assert ctypes.string_at(place, tensor.nbytes) == tensor.T.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 # --- Whole steps ----------------------------------------------------------------------------------------------------
