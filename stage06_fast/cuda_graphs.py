@@ -64,18 +64,18 @@ class GraphedGPT2(nn.Module):
         if not n == len(step.seq_lens) == len(step.last) or n > self.sizes[-1]:
             return self.model(step, cache)
         size = next(size for size in self.sizes if size >= n)
-        if size not in self.graphs:
-            inputs = self.empty_step(size, cache)
-            self.graphs[size] = inputs, self.record(lambda: self.model(inputs, cache))
-        inputs, replay = self.graphs[size]
-        empty = self.empty_step(size - n, cache) if size > n else None
-        for name in ("token_ids", "positions", "slot_mapping", "seq_lens"):
-            getattr(inputs, name)[:n] = getattr(step, name)
-            if empty:
-                getattr(inputs, name)[n:] = getattr(empty, name)
-        inputs.block_tables[:n, : step.block_tables.shape[1]] = step.block_tables
-        inputs.block_tables[n:] = self.spare_block
-        return replay()[:n]  # [size, vocab_size] -> [n, vocab_size]
+        with torch.cuda.device_of(cache.keys):  # which need not be the current one
+            if size not in self.graphs:
+                inputs = self.empty_step(size, cache)
+                self.graphs[size] = inputs, self.record(lambda: self.model(inputs, cache))
+            inputs, replay = self.graphs[size]
+            slot = self.spare_block * cache.block_size
+            for name, empty in (("token_ids", 0), ("positions", 0), ("slot_mapping", slot), ("seq_lens", 1)):
+                getattr(inputs, name)[:n] = getattr(step, name)
+                getattr(inputs, name)[n:] = empty
+            inputs.block_tables[:n, : step.block_tables.shape[1]] = step.block_tables
+            inputs.block_tables[n:] = self.spare_block
+            return replay()[:n]  # [size, vocab_size] -> [n, vocab_size]
 
     def empty_step(self, size: int, cache: KVCache) -> Step:
         """A decode step of requests that have one token, in the spare block."""

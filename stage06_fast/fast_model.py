@@ -34,7 +34,8 @@ OPTIMIZATIONS = {
 }
 
 
-# With so few requests at once nearly all steps wait for memory, which vectors read a little faster than split tiles.
+# With so few requests at once decodes wait for memory, which vectors read a little faster than split tiles. Prompts pay
+# for it: they would rather have the tiles.
 FEW = 2
 
 
@@ -72,7 +73,7 @@ def round_up(n: int, to: int) -> int:
 
 
 def pack(weight: Tensor, kind: str) -> Tensor:
-    """A matrix in panels of 32 columns, as product.c describes them. [out, in] -> [out / 32, in / 32, ...]"""
+    """A matrix in panels of 32 columns, as product.c describes them. [out, in] -> [out / 32, ...]"""
     out, in_ = weight.shape
     padded = F.pad(weight, (0, round_up(in_, 32) - in_, 0, round_up(out, 32) - out))
     panels = padded.unflatten(0, (-1, 32))  # [out / 32, 32, in]
@@ -102,7 +103,7 @@ class FastGPT2(nn.Module):
         self.library, self.on, self.kind = c.load_kernel(), on, kind
         dtype = model.wte.weight.dtype
         self.attention_kind = c.attention_kind(dtype, "prefill" in on, "tiles" in on)
-        # These three: everything that C has a pointer to.
+        # These three are what C's structs point to, beside the caches.
         self.arena = Arena() if "pages" in on else None
         self.weights: list[Tensor] = []
         self.activations: list[Tensor] = []
@@ -113,8 +114,8 @@ class FastGPT2(nn.Module):
             n_embd=model.config.n_embd,
             format=c.DTYPES[dtype],
             epsilon=model.config.layer_norm_epsilon,
-            wte=self.keep(wte),
-            wpe=self.keep(wpe),
+            wte=self.refer(wte),  # of which a step reads a row per token: they may stay where they are
+            wpe=self.refer(wpe),
             layers=self.layers,
             ln_f_weight=self.keep(model.ln_f.weight.float()),
             ln_f_bias=self.keep(model.ln_f.bias.float()),
@@ -125,9 +126,11 @@ class FastGPT2(nn.Module):
         self.logits = torch.empty(0, model.config.vocab_size)
 
     def keep(self, tensor: Tensor) -> int:
-        """The address of a tensor, or of a copy of it, which lives as long as the model does."""
-        if self.arena:
-            return self.arena.keep(tensor)
+        """The address of a tensor, or of a copy of it in large pages, which lives as long as the model does."""
+        return self.arena.keep(tensor) if self.arena else self.refer(tensor)
+
+    def refer(self, tensor: Tensor) -> int:
+        """The address of a tensor, which lives as long as the model does."""
         self.weights.append(tensor.contiguous())
         return self.weights[-1].data_ptr()
 
@@ -218,7 +221,7 @@ class FastGPT2(nn.Module):
         lib.embed(w.x, model.wte, model.wpe, model.format, step.token_ids, step.positions, n, width, threads)
         for i, (layer, cache) in enumerate(zip(self.layers, self.caches, strict=True), start=1):
             norm(w.x, None, n, layer.ln_1_weight, layer.ln_1_bias)
-            linear(layer.c_attn, w.normed, n, c.ROWS, None, w.qkv)
+            linear(layer.c_attn, w.normed, n, c.TO_ROWS, None, w.qkv)
             lib.write_kv(cache, w.qkv, step, threads)
             if "last_layer" in self.on and i == len(self.layers) and step.num_last < n:
                 starts, kept = torch.empty(step.num_seqs + 1, dtype=torch.int64), c.Step()
@@ -230,4 +233,4 @@ class FastGPT2(nn.Module):
             linear(layer.c_fc, w.normed, n, c.GELU, None, w.inner)
             linear(layer.mlp_c_proj, w.inner, n, c.ADD, w.x, None)
         norm(w.x, step.last, step.num_last, model.ln_f_weight, model.ln_f_bias)
-        linear(model.head, w.normed, step.num_last, c.STORE, logits.data_ptr(), None)
+        lib.linear(model.head, w.normed, step.num_last, c.STORE, logits.data_ptr(), None, None, threads)

@@ -53,7 +53,8 @@ class LLM:
         enable_prefix_caching: do not compute again the beginning of a prompt that the cache still holds.
         watermark: the share of the blocks that is left free when a request is admitted, for the running ones to grow.
         attention_backend: "torch", "c", "triton", or "auto": Triton on CUDA, C on a CPU that has a compiler.
-        disable: optimisations to turn off, by their names in fast_model.py.
+        disable: optimisations to turn off, by their names in fast_model.py. Those that are C kernels need the attention
+            backend "c", and are all off with another one.
         seed: requests without a seed of their own take one from it and from their number, so a whole run repeats.
         trace: keep a `StepRecord` of every forward pass in `llm.trace`.
 

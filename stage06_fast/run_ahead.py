@@ -62,12 +62,13 @@ class RunAhead:
         if token_ids.device.type == "cpu":
             self.launch(scheduled, token_ids)
             return token_ids.tolist()
-        host = torch.empty(len(token_ids), dtype=token_ids.dtype, pin_memory=True)
-        host.copy_(token_ids, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
-        self.launch(scheduled, token_ids)
-        copied.synchronize()  # waits for the tokens, not for what was launched behind them
+        with torch.cuda.device_of(token_ids):  # which need not be the current one
+            host = torch.empty(len(token_ids), dtype=token_ids.dtype, pin_memory=True)
+            host.copy_(token_ids, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+            self.launch(scheduled, token_ids)
+            copied.synchronize()  # waits for the tokens, not for what was launched behind them
         return host.tolist()
 
     def launch(self, scheduled: list[tuple[Request, int]], token_ids: Tensor) -> None:

@@ -76,8 +76,10 @@ def table(*results: dict) -> str:
         "| --- |" + " ---: |" * len(columns),
     ]
     for name in list(variants())[1:]:
-        gains = [statistics.median(seconds[name]) / statistics.median(seconds[""]) for seconds in columns.values()]
-        lines.append(f"| `{name}` | " + " | ".join(f"{gain:.2f}" for gain in gains) + " |")
+        medians = {key: {n: statistics.median(s) for n, s in seconds.items()} for key, seconds in columns.items()}
+        gains = [f"{m[name] / m['']:.2f}" if name in m else "" for m in medians.values()]
+        if any(gains):  # a result may be older than an optimisation
+            lines.append(f"| `{name}` | " + " | ".join(gains) + " |")
     machine, repeat = results[0]["machine"], results[0]["repeat"]
     runs = "one run each" if repeat == 1 else f"medians of {repeat} runs"
     return "\n".join(lines) + (

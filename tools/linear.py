@@ -19,6 +19,7 @@ from machine import best_seconds, describe  # noqa: E402
 
 from stage06_fast.fast_model import pack  # noqa: E402
 from stage06_fast.kernels import c_kernel as c  # noqa: E402
+from stage06_fast.memory import Arena  # noqa: E402
 
 SHAPES = [(768, 2304), (768, 768), (768, 3072), (3072, 768)] * 12  # (in, out) of GPT-2 small's linear layers
 NUMBERS = sum(in_ * out for in_, out in SHAPES)
@@ -48,9 +49,10 @@ def by_torch(dtype: torch.dtype) -> dict[int, float]:
 
 def by_kernel(kind: str) -> dict[int, float]:
     number, rows_format, _ = c.KINDS[kind]
-    panels = [pack(torch.randn(out, in_), kind) for in_, out in SHAPES]
+    arena = Arena()  # as in the engine
+    panels = [arena.keep(pack(torch.randn(out, in_), kind)) for in_, out in SHAPES]
     bias, out = torch.zeros(3072), torch.empty(max(ROWS), 3072)
-    layers = [c.Linear(p.data_ptr(), bias.data_ptr(), *shape, number) for p, shape in zip(panels, SHAPES, strict=True)]
+    layers = [c.Linear(p, bias.data_ptr(), *shape, number) for p, shape in zip(panels, SHAPES, strict=True)]
     memory = torch.zeros(2, max(ROWS), 4 * 3072 + 64, dtype=torch.uint8)
     stride = {in_: in_ * (4 if rows_format == 0 else 2) + 64 for in_ in (768, 3072)}
     rows = {in_: c.Rows(memory.data_ptr(), s, max(ROWS) * s, rows_format) for in_, s in stride.items()}

@@ -68,6 +68,7 @@ def kernel_limits(dtype: torch.dtype) -> tuple[float, float]:
     """
     from stage06_fast.fast_model import OPTIMIZATIONS, pack, pick_kind
     from stage06_fast.kernels import c_kernel as c
+    from stage06_fast.memory import empty
 
     try:
         library, kind = c.load_kernel(), pick_kind(dtype, frozenset(OPTIMIZATIONS))
@@ -85,7 +86,7 @@ def kernel_limits(dtype: torch.dtype) -> tuple[float, float]:
         arguments = (linear, rows, num_rows, c.STORE, out.data_ptr(), rows, None, threads)
         return best_seconds(lambda: library.linear(*arguments), cpu)
 
-    many = torch.ones(1 << 28)
+    many = empty((1 << 28,), torch.float32).fill_(1)
     read = many.nbytes / seconds(1, many.nbytes // (n * (2 if dtype == torch.bfloat16 else 4)), many)
     return read, 2 * n**3 / seconds(n, n, pack(torch.randn(n, n).to(dtype), kind))
 

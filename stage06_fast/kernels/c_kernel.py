@@ -35,7 +35,7 @@ KINDS = {
 }
 
 
-# --- The structs of kernels.h, product.h and forward.c --------------------------------------------------------------
+# --- The structs of kernels.h, vectors.h and forward.c --------------------------------------------------------------
 
 
 def struct(name: str, **fields) -> type[Structure]:
@@ -85,7 +85,7 @@ ARGUMENTS = {
     "forward": [POINTER(Model), POINTER(Workspace), POINTER(Cache), POINTER(Step), PTR, c_int, c_int, c_int, c_int],
     "has_kind": [c_int],
 }
-STORE, ADD, ROWS, GELU = range(4)  # what becomes of a linear layer's result (kernels.h)
+STORE, ADD, TO_ROWS, GELU = range(4)  # what becomes of a linear layer's result (kernels.h)
 
 
 # --- What others call: attention by itself, as attention.py has it, and the best token ------------------------------

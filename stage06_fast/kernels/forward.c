@@ -17,20 +17,21 @@ typedef struct {
     Linear head;
 } Model;
 
-/* Memory for one step: x and hidden are [num_tokens, ...]. */
+/* Memory for one step. x: [num_tokens, n_embd], the residual stream; scratch: what linear_in_passes needs. */
 typedef struct {
     float *x, *scratch;
     Rows normed, qkv, attended, inner; /* what the layer norms, c_attn, attention and GELU give */
 } Workspace;
 
 /* What is left of a step in the last layer, once its keys and values are written: nobody asks for what comes behind tokens
- * that are not the last ones of their requests. The rows of the others, in `x` and of the queries, move to the front.
+ * that are not the last ones of their requests. The rows of those that are, in `x` and of the queries, move to the front;
+ * step->last ascends, so nothing is overwritten that is still to be moved.
  *
  * kept: becomes the step that is left; each request has one query, its last, or none.
  * starts: memory for its num_seqs + 1 query_start_loc. */
 void keep_last(const Workspace *w, int64_t n_embd, const Step *step, int64_t *starts, Step *kept) {
     const size_t query = (size_t)(n_embd * size_of((int)w->qkv.format));
-    for (int64_t t = 0; t < step->num_last; t++) { /* upwards, and never behind what is still to be moved */
+    for (int64_t t = 0; t < step->num_last; t++) {
         if (step->last[t] == t) continue;
         memcpy(w->x + t * n_embd, w->x + step->last[t] * n_embd, sizeof(float) * (size_t)n_embd);
         memcpy(w->qkv.data + t * w->qkv.stride, w->qkv.data + step->last[t] * w->qkv.stride, query);
@@ -58,7 +59,7 @@ void forward(const Model *m, const Workspace *w, const Cache *caches, const Step
     for (int64_t i = 0; i < m->n_layer; i++) {
         const Layer *layer = &m->layers[i];
         layer_norm(&w->normed, w->x, NULL, n, width, layer->ln_1_weight, layer->ln_1_bias, epsilon, threads);
-        LINEAR(&layer->c_attn, &w->normed, ROWS, NULL, &w->qkv, &layer->attn_c_proj)
+        LINEAR(&layer->c_attn, &w->normed, TO_ROWS, NULL, &w->qkv, &layer->attn_c_proj)
         write_kv(&caches[i], &w->qkv, step, threads);
         if (last_only && i + 1 == m->n_layer && step->num_last < n) {
             keep_last(w, width, step, starts, &kept);

@@ -11,7 +11,7 @@ typedef struct {
 } Linear;
 
 /* What becomes of y: out = y; out += y (a residual); and as rows for the next kernel, to = y; to = GELU(y). */
-enum { STORE, ADD, ROWS, GELU };
+enum { STORE, ADD, TO_ROWS, GELU };
 
 /* next: the layer that will be called next, or NULL. */
 void linear(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out, const Rows *to, const Linear *next,

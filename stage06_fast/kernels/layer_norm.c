@@ -26,13 +26,14 @@ void layer_norm(const Rows *to, const float *x, const int64_t *which, int64_t nu
         vec sums = {0}, squares = {0};
         for (int64_t c = 0; c < n_embd; c += LANES) sums += load_some(from + c, n_embd - c);
         const float mean = sum_of(sums) / (float)n_embd;
-        for (int64_t c = 0; c < n_embd; c += LANES) {
-            const vec centered = load_some(from + c, n_embd - c) - mean;
+        int64_t c = 0;
+        for (; c + LANES <= n_embd; c += LANES) {
+            const vec centered = load(from + c) - mean;
             squares += centered * centered;
         }
-        const int64_t beyond = round_up(n_embd, LANES) - n_embd; /* where zeros were centered too */
-        const float variance = (sum_of(squares) - (float)beyond * mean * mean) / (float)n_embd;
-        const float scale = 1 / sqrtf(variance + epsilon);
+        float rest = 0;
+        for (; c < n_embd; c++) rest += (from[c] - mean) * (from[c] - mean);
+        const float scale = 1 / sqrtf((sum_of(squares) + rest) / (float)n_embd + epsilon);
         for (int64_t c = 0; c < n_embd; c += LANES) {
             const int64_t left = n_embd - c;
             const vec normed = (load_some(from + c, left) - mean) * scale;

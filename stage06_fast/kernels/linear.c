@@ -20,9 +20,10 @@
 #endif
 #include "kernels.h"
 
-#define NEAR 8192 /* bytes */
-#define MANY 512  /* rows */
-#define DEPTH 128 /* inputs */
+#define NEAR 8192    /* bytes */
+#define TOGETHER 512 /* rows that go through the panels together, at most */
+#define DEPTH 128    /* inputs */
+#define PASSES 32    /* with more of them, reading a panel takes no time to speak of, and asking ahead would */
 
 /* x / (1 + e^-2u) = 0.5 x (1 + tanh u), u = sqrt(2 / pi) (x + 0.044715 x^3): GPT-2's form of GELU. */
 INLINE vec gelu(vec x) {
@@ -41,7 +42,7 @@ INLINE void finish(const Linear *w, int64_t row, int count, int64_t column, floa
             if (w->bias) value += load(w->bias + column + c);
             float *at = out + (row + r) * w->out + column + c;
             if (epilogue == GELU) value = gelu(value);
-            if (epilogue >= ROWS) write_row(to, row + r, column + c, value);
+            if (epilogue >= TO_ROWS) write_row(to, row + r, column + c, value);
             else if (c + LANES <= width) {
                 if (epilogue == ADD) value += load(at);
                 store(at, value);
@@ -53,15 +54,15 @@ INLINE void finish(const Linear *w, int64_t row, int count, int64_t column, floa
 
 static int64_t panels_of(const Linear *w) { return (w->out + PANEL - 1) / PANEL; }
 
-/* How many rows go through all panels together, at most MANY: with tiles, as many as fill half of the level 2 cache. */
+/* How many rows go through all panels together, at most TOGETHER: with tiles, as many as fill half of the level 2 cache. */
 static int64_t rows_together(int kind, const Rows *x) {
-    if (kind < TILES_BFLOAT16) return MANY;
+    if (kind < TILES_BFLOAT16) return TOGETHER;
     long size = 0;
 #ifdef _SC_LEVEL2_CACHE_SIZE
     size = sysconf(_SC_LEVEL2_CACHE_SIZE);
 #endif
     const int64_t row = x->stride * (x->format == SPLIT ? 2 : 1), rows = (size > 0 ? size : 1 << 19) / 2 / row;
-    return rows < BLOCK ? BLOCK : rows > MANY ? MANY : rows / BLOCK * BLOCK;
+    return rows < BLOCK ? BLOCK : rows > TOGETHER ? TOGETHER : rows / BLOCK * BLOCK;
 }
 
 void linear(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out, const Rows *to,
@@ -74,7 +75,7 @@ void linear(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, floa
 #ifdef _OPENMP
         me = omp_get_thread_num(), all = omp_get_num_threads();
 #endif
-        float y[MANY][PANEL] __attribute__((aligned(64)));
+        float y[TOGETHER][PANEL] __attribute__((aligned(64)));
         begin_products(kind);
         for (int64_t begin = 0; begin < num_rows; begin += chunk) {
             const int64_t count = num_rows - begin < chunk ? num_rows - begin : chunk;
@@ -84,8 +85,9 @@ void linear(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, floa
             const int64_t end = num_panels * (me + 1) / all;
             for (int64_t p = num_panels * me / all; p < end; p++) {
                 const char *panel = w->panels + p * bytes, *ahead = passes == 1 ? panel + NEAR : panel + bytes;
-                float share = passes > 32 ? 0 : 1.0f / (float)passes;
-                if (p + 1 == end && next) ahead = next->panels + panels_of(next) * me / all * panel_bytes(kind, next->in);
+                float share = passes > PASSES ? 0 : 1.0f / (float)passes;
+                if (p + 1 == end && next && begin + chunk >= num_rows)
+                    ahead = next->panels + panels_of(next) * me / all * panel_bytes(kind, next->in);
                 else if (p + 1 == end) share = 0;
                 for (int64_t k = 0; k < w->in; k += depth)
                     for (int64_t r = 0; r < count; r += block) {
@@ -116,8 +118,8 @@ void linear_in_passes(const Linear *w, const Rows *x, int64_t num_rows, int epil
                 memcpy(&value, at, some);
                 if (pass == 0 && w->bias) value += load(w->bias + c);
                 if (pass == 1 && epilogue == GELU) value = gelu(value);
-                if (pass == 2 && epilogue >= ROWS) write_row(to, r, c, value);
-                if (pass == 2 && epilogue < ROWS) {
+                if (pass == 2 && epilogue >= TO_ROWS) write_row(to, r, c, value);
+                if (pass == 2 && epilogue < TO_ROWS) {
                     vec before = {0};
                     at = out + r * w->out + c;
                     memcpy(&before, at, some);

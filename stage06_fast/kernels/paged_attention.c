@@ -13,13 +13,13 @@
  * One with few queries (a decode) is here, and for it memory is the limit: it does two operations with each number that it
  * reads. So keys and values are read once, from where they lie, and the arithmetic is arranged so that it keeps up:
  *
- * - The work is cut into items: some heads of one request, for up to ROWS of its queries. Threads take them as they come.
+ * - The work is cut into items: some heads of one request, for up to QUERIES of its queries. Threads take them as they come.
  * - An item walks along the keys, CHUNK of them at a time, and of the past it keeps a maximum, a sum and a weighted sum of
  *   values for each query: the online softmax (Milakov and Gimelshein 2018; Dao et al. 2022, "FlashAttention", sec. 3.1).
  * - Transposed keys lie side by side, so a vector takes one number of each of many keys, and their scores grow together:
  *   scores[0..15] += query[d] * keys[d][0..15]. With whole keys behind each other every single score would have to be
  *   summed up across a vector, which costs more than its products.
- * - What is read is used for all ROWS queries; and while a tile of 16 keys is computed, the one that comes four tiles
+ * - What is read is used for all QUERIES queries; and while a tile of 16 keys is computed, the one that comes four tiles
  *   later, of this head or the next, is asked for from memory: it may lie anywhere, so the CPU could not guess it. It is
  *   asked into the level 2 cache: four tiles of float32 are 32 KB, all that the level 1 cache of many CPUs holds.
  *
@@ -32,10 +32,10 @@
 
 #define TILE 16 /* keys */
 #define VECS (TILE / LANES)
-#define TILES 4 /* tiles in a chunk */
-#define CHUNK (TILES * TILE)
-#define ROWS 8         /* queries of an item */
-#define MANY 8         /* from so many queries on, packing a request's keys for products pays */
+#define CHUNK_TILES 4 /* tiles in a chunk */
+#define CHUNK (CHUNK_TILES * TILE)
+#define QUERIES 8         /* queries of an item */
+#define PROMPT 8         /* from so many queries on, packing a request's keys for products pays */
 #define MAX_DIM 256    /* the largest head_dim */
 #define DIMS (MAX_DIM / LANES)
 
@@ -65,18 +65,19 @@ static Tile gather(const Cache *c, const int64_t *table, int64_t head, int64_t f
     return (Tile){(const char *)keys, (const char *)values, 4 * TILE};
 }
 
-/* One head of an item: `rows` queries, the first of them at `position`; the last one, or is head + 1 next? Those after `rows`, in_place, format and (in
- * place) dim are constants wherever this is called: each call becomes a routine of its own, with its sums in registers. */
+/* One head of an item: `rows` queries, the first of them at `position`. After the `last` head of an item nothing is asked for
+ * ahead. max_rows, in_place, format and (in place) dim are constants wherever this is called: each call becomes a routine of
+ * its own, with its sums in registers. */
 INLINE void attend(const Cache *c, const int64_t *table, int64_t head, int last, const Rows *query,
                    const Rows *out, int64_t row, int64_t position, int rows, const int max_rows, const int in_place, const int format,
                    const int dim) {
     enum { PARTS = 4 };
     const int parts = max_rows == 1 ? PARTS : 1; /* one row alone would wait for each sum: let it have four */
     const int64_t num_keys = position + rows, num_tiles = (num_keys + TILE - 1) / TILE;
-    const int64_t distance = num_tiles < TILES ? num_tiles : TILES; /* of what is asked for ahead, in tiles */
+    const int64_t distance = num_tiles < CHUNK_TILES ? num_tiles : CHUNK_TILES; /* of what is asked for ahead, in tiles */
     const float scale = 1 / sqrtf((float)c->head_dim);
-    float q[ROWS][MAX_DIM], maximum[ROWS], weights[ROWS][CHUNK], buffer[TILES][in_place ? 1 : 2 * TILE * dim];
-    vec sum[ROWS], weighted[ROWS][DIMS]; /* of e^score, and of e^score * value */
+    float q[QUERIES][MAX_DIM], maximum[QUERIES], weights[QUERIES][CHUNK], buffer[CHUNK_TILES][in_place ? 1 : 2 * TILE * dim];
+    vec sum[QUERIES], weighted[QUERIES][DIMS]; /* of e^score, and of e^score * value */
     for (int r = 0; r < max_rows; r++) {
         for (int d = 0; d < dim; d += LANES) {
             const int64_t left = r < rows ? c->head_dim - d : 0;
@@ -88,7 +89,7 @@ INLINE void attend(const Cache *c, const int64_t *table, int64_t head, int last,
     for (int64_t first = 0; first < num_keys; first += CHUNK) {
         const int count = num_keys - first < CHUNK ? (int)(num_keys - first) : CHUNK;
         const int tiles = (count + TILE - 1) / TILE;
-        Tile tile[TILES], ahead[TILES];
+        Tile tile[CHUNK_TILES], ahead[CHUNK_TILES];
         for (int t = 0; t < tiles; t++) {
             const int64_t this = first / TILE + t, then = this + distance;
             tile[t] = in_place ? locate(c, table, head, this, format, dim)
@@ -99,7 +100,7 @@ INLINE void attend(const Cache *c, const int64_t *table, int64_t head, int last,
         }
 
         for (int t = 0; t < tiles; t++) {
-            vec scores[ROWS][PARTS][VECS];
+            vec scores[QUERIES][PARTS][VECS];
             for (int r = 0; r < max_rows; r++)
                 for (int p = 0; p < parts; p++)
                     for (int v = 0; v < VECS; v++) scores[r][p][v] = (vec){0};
@@ -155,48 +156,49 @@ static void decode_attention(const Rows *out, const Rows *query, const Cache *c,
     const int format = c->head_dim == 64 && c->block_size % TILE == 0 ? (int)c->format : -1;
     const int64_t end = step->query_start_loc[i + 1], position = step->seq_lens[i] - (end - first);
     const int64_t *table = step->block_tables + i * step->table_width;
-    const int rows = end - first < ROWS ? (int)(end - first) : ROWS;
+    const int rows = end - first < QUERIES ? (int)(end - first) : QUERIES;
 #define ATTEND(...) attend(c, table, head, last, query, out, first, position, rows, __VA_ARGS__)
     switch (rows == 1 ? format : format + 10) {
         case FLOAT32: ATTEND(1, 1, FLOAT32, 64); break;
         case BFLOAT16: ATTEND(1, 1, BFLOAT16, 64); break;
         case FLOAT16: ATTEND(1, 1, FLOAT16, 64); break;
-        case 10 + FLOAT32: ATTEND(ROWS, 1, FLOAT32, 64); break;
-        case 10 + BFLOAT16: ATTEND(ROWS, 1, BFLOAT16, 64); break;
-        case 10 + FLOAT16: ATTEND(ROWS, 1, FLOAT16, 64); break;
-        default: ATTEND(ROWS, 0, FLOAT32, dim);
+        case 10 + FLOAT32: ATTEND(QUERIES, 1, FLOAT32, 64); break;
+        case 10 + BFLOAT16: ATTEND(QUERIES, 1, BFLOAT16, 64); break;
+        case 10 + FLOAT16: ATTEND(QUERIES, 1, FLOAT16, 64); break;
+        default: ATTEND(QUERIES, 0, FLOAT32, dim);
     }
 }
 
+/* Some heads of a request's queries: of all of them (first < 0), or of up to QUERIES from `first` on. */
+typedef struct { int64_t request, first, head, end; } Item;
+
 void paged_attention(const Rows *out, const Rows *query, const Cache *cache, const Step *step, int kind, int threads) {
     const int64_t n_head = cache->n_head;
-    int64_t(*tasks)[2] = malloc(sizeof(int64_t[2]) * (size_t)step->num_tokens); /* (request, first query, or -1: all) */
-    int64_t num_tasks = 0;
-    for (int large = 1; large >= 0; large--) /* large ones first, so that small ones fill up the end */
-        for (int64_t i = 0; i < step->num_seqs; i++) {
-            const int64_t begin = step->query_start_loc[i], end = step->query_start_loc[i + 1];
-            const int products = kind >= 0 && end - begin >= MANY;
-            if (large && products) tasks[num_tasks][0] = i, tasks[num_tasks++][1] = -1;
-            for (int64_t q = begin; q < end && !large && !products; q += ROWS)
-                tasks[num_tasks][0] = i, tasks[num_tasks++][1] = q;
-        }
-    /* Heads of an item: many make long runs of memory, few make enough items for all threads. */
-    const int64_t items = num_tasks * n_head / (4 * threads), heads = items < 1 ? 1 : items < n_head ? items : n_head;
-    const int64_t parts = (n_head + heads - 1) / heads;
+    Item *items = malloc(sizeof(Item) * (size_t)(step->num_tokens * n_head));
+    int64_t num_items = 0, decodes = 0;
+#define IS_PROMPT(i) (kind >= 0 && step->query_start_loc[i + 1] - step->query_start_loc[i] >= PROMPT)
+    for (int64_t i = 0; i < step->num_seqs; i++) /* large ones first, so that small ones fill up the end */
+        if (IS_PROMPT(i))
+            for (int64_t head = 0; head < n_head; head++) items[num_items++] = (Item){i, -1, head, head + 1};
+        else decodes += (step->query_start_loc[i + 1] - step->query_start_loc[i] + QUERIES - 1) / QUERIES;
+    /* Heads of a decode's item: many make long runs of memory, few make enough items for all threads. */
+    const int64_t share = decodes * n_head / (4 * threads), heads = share < 1 ? 1 : share < n_head ? share : n_head;
+    for (int64_t i = 0; i < step->num_seqs; i++)
+        for (int64_t q = step->query_start_loc[i]; q < step->query_start_loc[i + 1] && !IS_PROMPT(i); q += QUERIES)
+            for (int64_t head = 0; head < n_head; head += heads)
+                items[num_items++] = (Item){i, q, head, head + heads < n_head ? head + heads : n_head};
 #pragma omp parallel num_threads(threads)
     {
         if (kind >= 0) begin_products(kind);
 #pragma omp for schedule(dynamic)
-        for (int64_t item = 0; item < num_tasks * parts; item++) {
-            const int64_t i = tasks[item / parts][0], first = tasks[item / parts][1], begin = item % parts * heads;
-            const int64_t end = begin + heads < n_head ? begin + heads : n_head;
-            for (int64_t head = begin; head < end; head++)
-                if (first < 0) prefill_attention(out, query, cache, step, i, head, kind);
-                else decode_attention(out, query, cache, step, i, first, head, head + 1 == end);
-        }
+        for (int64_t n = 0; n < num_items; n++)
+            for (int64_t head = items[n].head; head < items[n].end; head++)
+                if (items[n].first < 0) prefill_attention(out, query, cache, step, items[n].request, head, kind);
+                else decode_attention(out, query, cache, step, items[n].request, items[n].first, head,
+                                      head + 1 == items[n].end);
         if (kind >= 0) end_products(kind);
     }
-    free(tasks);
+    free(items);
 }
 
 /* One head of one token. */

@@ -26,11 +26,11 @@
 
 #define VECS (PANEL / LANES)
 #ifdef __AVX512F__
-#define ROWS 8 /* 16 of 32 registers hold sums */
+#define SUM_ROWS 8 /* 16 of 32 registers hold sums */
 #define COLUMNS(rows) VECS
 #else
-#define ROWS 6 /* 12 of 16 registers; with more than 3 rows a panel is taken in parts */
-#define COLUMNS(rows) ((rows) > 3 ? 2 : 4)
+#define SUM_ROWS 6 /* 12 of 16 registers */
+#define COLUMNS(rows) ((rows) > 3 ? 2 : 4) /* not all of a panel's columns at once */
 #endif
 
 /* Whether this build, on this CPU, has a kind. Linux gives a process the tiles' 8 KB of registers only if it asks. */
@@ -44,13 +44,13 @@ int has_kind(int kind) {
     return kind == FMA_FLOAT32 || kind == FMA_BFLOAT16;
 }
 
-int product_block(int kind) { return kind >= TILES_BFLOAT16 ? BLOCK : ROWS; }
+int product_block(int kind) { return kind >= TILES_BFLOAT16 ? BLOCK : SUM_ROWS; }
 
 /* For each part of a panel, COLUMNS vectors wide from column `from` on: begin with zeros, end with sums in `out`. Unrolled,
  * or the compiler would keep the sums in memory, where a loop could count through them. */
 #define EACH_PART for (int from = 0; from < PANEL; from += COLUMNS(rows) * LANES)
 #define ZERO_SUMS \
-    vec sum[ROWS][VECS]; \
+    vec sum[SUM_ROWS][VECS]; \
     _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++) \
         for (int v = 0; v < COLUMNS(rows); v++) sum[r][v] = (vec){0};
 #define STORE_SUMS \
@@ -227,10 +227,10 @@ void product(int kind, const Rows *rows, int64_t first, int count, const void *p
 #endif
 #ifdef __AMX_BF16__
     const int64_t lines = (int64_t)((kind == TILES_SPLIT ? 64 : 32) * share); /* ahead, for each 32 inputs */
-#define TILES(function, ...) \
+#define BY_TILES(function, ...) \
     if (count > 16) function(x, __VA_ARGS__, panel, begin, k, out, stride, ahead, lines, 1); \
     else function(x, __VA_ARGS__, panel, begin, k, out, stride, ahead, lines, 0);
-    if (kind == TILES_BFLOAT16) { TILES(tiles_bfloat16, rows->stride) }
-    if (kind == TILES_SPLIT) { TILES(tiles_split, rows->stride, rows->plane) }
+    if (kind == TILES_BFLOAT16) { BY_TILES(tiles_bfloat16, rows->stride) }
+    if (kind == TILES_SPLIT) { BY_TILES(tiles_split, rows->stride, rows->plane) }
 #endif
 }

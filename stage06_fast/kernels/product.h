@@ -8,7 +8,7 @@
 #define BLOCK 32  /* the most rows of a call */
 
 /* How to multiply; see product.c. */
-enum { FMA_FLOAT32, FMA_BFLOAT16, DOT_BFLOAT16, TILES_BFLOAT16, TILES_SPLIT, KINDS };
+enum { FMA_FLOAT32, FMA_BFLOAT16, DOT_BFLOAT16, TILES_BFLOAT16, TILES_SPLIT };
 
 /* The formats that a kind wants its rows and its panels in. */
 INLINE int rows_format(int kind) { return (const int[]){FLOAT32, FLOAT32, BFLOAT16, BFLOAT16, SPLIT}[kind]; }
@@ -22,7 +22,7 @@ int product_block(int kind); /* how many rows make the best use of a pass over a
 
 /* out[r][c] = sum over i of rows[first + r][i] * panel[i][c], for r < count <= BLOCK, c < PANEL.
  *
- * begin, end: the i's; with tiles, which may begin anywhere, the sum is added to what is in `out` unless begin is 0.
+ * begin, end: the i's. begin is 0, or with tiles a multiple of GROUP, and then the sum is added to what is in `out`.
  * stride: floats from one row of `out` to the next; with tiles, rows up to the next multiple of 16 are overwritten too,
  * and read from `rows`, which must have them.
  * ahead: memory that is needed next, asked for meanwhile: `share` of panel_bytes, from 0 (nothing) to 1. */

@@ -1,6 +1,6 @@
 /* Vectors as wide as the CPU's registers, and the formats of numbers.
  *
- * The vectors are the compiler's (GCC's and Clang's) own types: the same text becomes AVX-512, AVX2 or NEON.
+ * The vectors are the compiler's (GCC's and Clang's) own types: the same text becomes AVX-512, AVX2, SSE or NEON.
  */
 #ifndef VECTORS_H
 #define VECTORS_H
