@@ -35,7 +35,7 @@ class Arena:
 
     def __init__(self):
         self.chunks: list[Tensor] = []
-        self.used = CHUNK  # of the last chunk, in bytes
+        self.used = 0  # of the last chunk, in bytes
 
     def keep(self, tensor: Tensor) -> int:
         """The address of a copy; a multiple of 64, a line of the CPU's cache."""
