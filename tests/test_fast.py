@@ -295,6 +295,25 @@ def test_kernels_one_by_one_are_the_same_numbers(stage, checkpoint):
         assert torch.equal(row, separate[key])
 
 
+def test_scratch_holds_what_is_put_there(stage, checkpoint):
+    """Without fusion results lie in memory that is made for layers; logits, which are wider, must not go there."""
+    llm = stage.LLM(str(checkpoint), device="cpu", num_blocks=16, disable=["fusion", "one_call"])
+    library, sizes = llm.model.library, []
+
+    class Spy:
+        def __getattr__(self, name):
+            return getattr(library, name)
+
+        def linear_in_passes(self, layer, rows, num_rows, *others):
+            sizes.append(num_rows * layer.out)
+            assert sizes[-1] <= llm.model.activations[1].numel()  # before it is written
+            return library.linear_in_passes(layer, rows, num_rows, *others)
+
+    llm.model.library = Spy()
+    llm.generate([[i] for i in range(5)], stage.SamplingParams(temperature=0, max_tokens=2))
+    assert 0 < max(sizes) <= llm.model.activations[1].numel() < 5 * 4001  # so logits would not fit
+
+
 def test_threads_do_not_change_the_numbers(stage, checkpoint):
     before = torch.get_num_threads()
     try:
