@@ -1,9 +1,10 @@
 """Other engines on the same requests: what they are, the environments that they live in, and how each is run.
 
-    python -m tests.peers hf vllm openvino      # makes .peers/hf …; some minutes, 1 to 4 GB each
+    python -m tests.peers hf vllm openvino llama-cpp      # makes .peers/hf …; some minutes, up to 4 GB each
 
-Each peer has an environment of its own, because their versions of torch and transformers exclude each other. Then
-`python -m tests.throughput --peers hf,hf-continuous,vllm,openvino` runs them beside the stages.
+Each peer has an environment of its own, because their versions of torch and transformers exclude each other; llama.cpp
+is compiled, for which a C++ compiler is needed. Then
+`python -m tests.throughput --peers hf,hf-continuous,vllm,openvino,llama-cpp` runs them beside the stages.
 
 All get the same weights (a Hugging Face checkpoint), token ids, dtype, number of requests at once, and both cores. What
 their defaults would do to numbers is turned off: OpenVINO would keep keys and values in 8 bits, and reduce activations
@@ -11,6 +12,7 @@ of linear layers to 8 bits. What makes them faster without touching numbers stay
 """
 
 import importlib.metadata
+import itertools
 import os
 import subprocess
 import sys
@@ -184,6 +186,122 @@ def run_openvino(job: dict) -> dict:
     return {"token_ids": tokens, "times": times, "seconds": time.perf_counter() - started}
 
 
+def run_llama_cpp(job: dict) -> dict:
+    """llama.cpp, compiled for this machine, by its Python binding. It brings batches of many sequences, but nobody who
+    fills them: that is here, decodes first, then prompts, up to 512 tokens a step. What all prompts begin with is
+    computed once, in a sequence of its own, which is copied (as its example `parallel` does)."""
+    import numpy as np
+    from llama_cpp import llama_cpp as llama
+
+    log = llama.llama_log_callback(lambda level, text, data: None)
+    llama.llama_log_set(log, None)
+    file = write_gguf(Path(job["model"]), job["dtype"])
+    model = llama.llama_model_load_from_file(str(file).encode(), llama.llama_model_default_params())
+    vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+    most, room = job["options"]["max_num_seqs"], max(len(prompt) + n for prompt, n in job["requests"])
+    settings = llama.llama_context_default_params()
+    settings.n_seq_max = most + 1
+    settings.n_ctx = (most + 1) * -(-room // 256) * 256
+    settings.n_batch = settings.n_ubatch = 512
+    settings.n_threads = settings.n_threads_batch = os.cpu_count()
+    if job["dtype"] == "float32":  # the cache is float16 by default, which has as many bytes as bfloat16 and is faster
+        settings.type_k = settings.type_v = llama.GGML_TYPE_F32
+        settings.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED  # slower in float32
+    context = llama.llama_init_from_model(model, settings)
+    memory, batch = llama.llama_get_memory(context), llama.llama_batch_init(512, 0, 1)
+
+    def compute(parts: list[tuple[int, list[int], int]]) -> None:
+        """Run (sequence, tokens, position of the first of them)s; of each, the last token's logits."""
+        batch.n_tokens = 0
+        for sequence, ids, position in parts:
+            for i, token in enumerate(ids):
+                n = batch.n_tokens
+                batch.token[n], batch.pos[n], batch.logits[n] = token, position + i, i + 1 == len(ids)
+                batch.n_seq_id[n], batch.seq_id[n][0] = 1, sequence
+                batch.n_tokens += 1
+        if code := llama.llama_decode(context, batch):
+            sys.exit(f"llama_decode says {code}")
+
+    def complete(requests: list) -> tuple[list, list]:
+        tokens, times = [[] for _ in requests], [[] for _ in requests]
+        waiting, free, running = list(range(len(requests)))[::-1], list(range(most))[::-1], {}
+        started = time.perf_counter()
+        columns = zip(*(prompt[:-1] for prompt, _ in requests), strict=False) if len(requests) > 1 else ()
+        shared = [column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, columns)]
+        for first in range(0, len(shared), 512):
+            compute([(most, shared[first : first + 512], first)])
+        while waiting or running:
+            while waiting and free:
+                i, sequence = waiting.pop(), free.pop()
+                running[i] = (sequence, len(shared))
+                llama.llama_memory_seq_cp(memory, most, sequence, -1, -1)
+            parts, budget = [], 512
+            # Sequences in ascending order, or it would compute them one by one.
+            for i in sorted(running, key=lambda i: (not tokens[i], running[i][0])):
+                (sequence, done), ids = running[i], requests[i][0] + tokens[i]
+                part = ids[done : done + budget]
+                if part:
+                    parts.append((i, (sequence, part, done), done + len(part) == len(ids)))
+                    running[i] = (sequence, done + len(part))
+                    budget -= len(part)
+            compute([part for _, part, _ in parts])
+            at = -1
+            for i, (_, part, _), ends in parts:
+                at += len(part)
+                if not ends:
+                    continue
+                logits = np.ctypeslib.as_array(llama.llama_get_logits_ith(context, at), (vocab_size,))
+                tokens[i].append(int(logits.argmax()))
+                times[i].append(time.perf_counter() - started)
+                if len(tokens[i]) == requests[i][1]:
+                    sequence, _ = running.pop(i)
+                    llama.llama_memory_seq_rm(memory, sequence, -1, -1)
+                    free.append(sequence)
+        llama.llama_memory_clear(memory, False)
+        return tokens, times
+
+    complete([(prompt, 2) for prompt in job["warm_up"]])
+    started = time.perf_counter()
+    tokens, times = complete(job["requests"])
+    return {"token_ids": tokens, "times": times, "seconds": time.perf_counter() - started}
+
+
+def write_gguf(checkpoint: Path, dtype: str) -> Path:
+    """The checkpoint in llama.cpp's format, matrices in `dtype`, beside it (once); its tokenizer is left out."""
+    import json
+
+    import gguf
+    from safetensors.numpy import load_file
+
+    path = checkpoint / f"{dtype}.gguf"
+    if path.exists():
+        return path
+    config = json.loads((checkpoint / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, "gpt2")
+    writer.add_block_count(config["n_layer"])
+    writer.add_context_length(config["n_positions"])
+    writer.add_embedding_length(config["n_embd"])
+    writer.add_feed_forward_length(config.get("n_inner") or 4 * config["n_embd"])
+    writer.add_head_count(config["n_head"])
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(config["vocab_size"])
+    float32 = gguf.GGMLQuantizationType.F32
+    wanted = {"float32": float32, "bfloat16": gguf.GGMLQuantizationType.BF16, "float16": gguf.GGMLQuantizationType.F16}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config["n_layer"])
+    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+        kind = wanted[dtype] if tensor.ndim == 2 and "wpe" not in name else float32
+        if tensor.ndim == 2 and ".c_" in name:
+            tensor = tensor.T  # GPT-2's checkpoints hold [in, out]
+        data = gguf.quants.quantize(tensor, kind) if kind != float32 else tensor.copy()
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 @dataclass(frozen=True)
 class Peer:
     """Another engine: its environment, the packages that go into it and out again, and how it runs a job."""
@@ -221,6 +339,9 @@ PEERS = {
         run_openvino,
         ("openvino", "openvino-genai", "optimum-intel", "torch"),
         ("torchvision",),
+    ),
+    "llama-cpp": Peer(
+        "llama-cpp", ("llama-cpp-python", "gguf", "safetensors"), run_llama_cpp, ("llama-cpp-python", "gguf")
     ),
 }
 
