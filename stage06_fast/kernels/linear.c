@@ -8,7 +8,8 @@
  *   as many rows as fill half of the level 2 cache go through all panels before the next ones do, and 128 of a panel's
  *   inputs, which fit into the level 1 cache, meet all of these rows before the next 128 do.
  * - A panel's results are still in the level 1 cache when the bias, GELU or the residual is applied to them: fusion. Without
- *   it, each of them would be a pass over the whole matrix; `linear_in_passes` is that, to measure it.
+ *   it, each of them would be a pass over the whole matrix; `linear_in_passes` is that, to measure it. Where the result will be
+ *   written is asked for before the product, or the CPU would wait for it behind the product.
  *
  * Threads share the panels, each has a run of them. With its last one, a thread asks for the first one of the `next` layer,
  * so that memory has no pause between two layers.
@@ -52,6 +53,18 @@ INLINE void finish(const Linear *w, int64_t row, int count, int64_t column, floa
         }
 }
 
+/* Ask for the memory that `finish` will write to. It was somewhere else in the meantime, and to write into a line of the cache
+ * the CPU has to have it. */
+INLINE void expect(const Linear *w, int64_t row, int count, int64_t column, int epilogue, float *out, const Rows *to) {
+    const int64_t size = epilogue >= TO_ROWS ? size_of((int)to->format) : 4;
+    for (int r = 0; r < count; r++) {
+        const char *at = epilogue >= TO_ROWS ? to->data + (row + r) * to->stride + column * size
+                                             : (const char *)(out + (row + r) * w->out + column);
+        for (int64_t i = 0; i < PANEL * size; i += 64) __builtin_prefetch(at + i, 1);
+        if (epilogue >= TO_ROWS && to->format == SPLIT) __builtin_prefetch(at + to->plane, 1);
+    }
+}
+
 static int64_t panels_of(const Linear *w) { return (w->out + PANEL - 1) / PANEL; }
 
 /* How many rows go through all panels together, at most TOGETHER: with tiles, as many as fill half of the level 2 cache. */
@@ -93,6 +106,7 @@ void linear(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, floa
                     for (int64_t r = 0; r < count; r += block) {
                         const int64_t k_end = k + depth < w->in ? k + depth : w->in;
                         const int rows = (int)(count - r < block ? count - r : block);
+                        if (k_end == w->in) expect(w, begin + r, rows, p * PANEL, epilogue, out, to);
                         product(kind, x, begin + r, rows, panel, k, k_end, y[r], PANEL, ahead, share);
                         ahead += (int64_t)((float)(bytes * (k_end - k) / w->in) * share);
                         if (k_end == w->in) finish(w, begin + r, rows, p * PANEL, y + r, epilogue, out, to);
