@@ -421,7 +421,9 @@ class LLM:
         rows = [completion for request in up_to_date for completion in (request, *request.unforked)]
         if len(rows) > len(up_to_date):
             logits = logits[[up_to_date.index(parent) for parent in parents]]  # [n_rows, vocab_size]
-        parts = zip(logits.split(self.max_num_seqs), split(rows, self.max_num_seqs), strict=True) if rows else []
+        parts = [(logits, rows)] if rows else []
+        if len(rows) > self.max_num_seqs:
+            parts = zip(logits.split(self.max_num_seqs), split(rows, self.max_num_seqs), strict=True)
         sampled = [result for part, requests in parts for result in sample(part, requests)]
         # Until here nothing has changed: whatever fails above, the step can be taken again.
         for request, num_tokens in scheduled:

@@ -444,7 +444,9 @@ class LLM:
         rows = [completion for request in up_to_date for completion in (request, *request.unforked)]
         if len(rows) > len(up_to_date):
             logits = logits[[up_to_date.index(parent) for parent in parents]]  # [n_rows, vocab_size]
-        parts = zip(logits.split(self.max_num_seqs), split(rows, self.max_num_seqs), strict=True) if rows else []
+        parts = [(logits, rows)] if rows else []
+        if len(rows) > self.max_num_seqs:
+            parts = zip(logits.split(self.max_num_seqs), split(rows, self.max_num_seqs), strict=True)
         read = Tensor.tolist
         if self.run_ahead is not None and self.run_ahead.can_predict(scheduled):
             read = functools.partial(self.run_ahead.read, scheduled)
