@@ -204,9 +204,9 @@ def run_llama_cpp(job: dict) -> dict:
     settings.n_ctx = (most + 1) * -(-room // 256) * 256
     settings.n_batch = settings.n_ubatch = 512
     settings.n_threads = settings.n_threads_batch = os.cpu_count()
-    if job["dtype"] == "float32":  # the cache is float16 by default, which has as many bytes as bfloat16 and is faster
+    if job["dtype"] == "float32":  # else float16, its default: as many bytes as bfloat16, faster in `decode`
         settings.type_k = settings.type_v = llama.GGML_TYPE_F32
-        settings.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED  # slower in float32
+        settings.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED  # slower in `decode`
     context = llama.llama_init_from_model(model, settings)
     memory, batch = llama.llama_get_memory(context), llama.llama_batch_init(512, 0, 1)
 
