@@ -80,8 +80,7 @@ static float softmax(float *scores, int64_t visible, int64_t padded, const Rows 
     for (int64_t j = visible; j < padded; j++) scores[j] = -INFINITY;
     vec most = load(scores), sum = {0};
     for (int64_t j = LANES; j < visible; j += LANES) most = larger(load(scores + j), most);
-    float highest = most[0];
-    for (int j = 1; j < LANES; j++) highest = most[j] > highest ? most[j] : highest;
+    const float highest = largest_of(most);
     for (int64_t j = 0; j < whole; j += LANES) {
         const vec e = exponential(load(scores + j) - highest);
         sum += e;

@@ -39,6 +39,16 @@ INLINE vec larger(vec a, vec b) {
 #endif
 }
 
+INLINE float largest_of(vec x) {
+#ifdef __AVX512F__
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    float largest = x[0];
+    for (int i = 1; i < LANES; i++) largest = x[i] > largest ? x[i] : largest;
+    return largest;
+#endif
+}
+
 INLINE float sum_of(vec x) {
     float sum = 0;
     for (int i = 0; i < LANES; i++) sum += x[i];
