@@ -23,22 +23,33 @@ def batch_sizes(max_num_seqs: int) -> list[int]:
     return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
 
 
-def record(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Record what `run` does on the GPU; the result replays it and gives the same output tensor, with new numbers."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()  # compiles what is compiled on first use, which must not be recorded
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run()
+class Recorder:
+    """Records what a function does on the current GPU; the result replays it and gives the same output tensor, with new
+    numbers.
 
-    def replay() -> Tensor:
-        graph.replay()
-        return out
+    Its recordings share the memory between their kernels, as only one of them runs at a time, and a stream: libraries
+    keep workspaces for every stream they have seen.
+    """
 
-    return replay
+    def __init__(self):
+        self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            run()  # compiles what is compiled on first use, which must not be recorded
+        current.wait_stream(self.stream)
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: what other threads do with the GPU meanwhile does not spoil the recording.
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            out = run()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return out
+
+        return replay
 
 
 class GraphedGPT2(nn.Module):
@@ -49,25 +60,28 @@ class GraphedGPT2(nn.Module):
         max_num_seqs: the largest batch.
         table_width: the most blocks of a request.
         spare_block: a block of the cache that no request gets.
-        record: how to record; `record`, but for tests on a CPU.
+        make_recorder: makes what records; `Recorder`, but for tests on a CPU.
     """
 
-    def __init__(self, model: GPT2, max_num_seqs: int, table_width: int, spare_block: int, record: Callable = record):
+    def __init__(
+        self, model: GPT2, max_num_seqs: int, table_width: int, spare_block: int, make_recorder: Callable = Recorder
+    ):
         super().__init__()
-        self.config, self.model, self.record = model.config, model, record
+        self.config, self.model, self.make_recorder = model.config, model, make_recorder
+        self.record: Callable | None = None  # made with the first graph, on the GPU of the cache
+        self.logits: Tensor | None = None  # of all graphs, [max_num_seqs, vocab_size]
         self.sizes, self.table_width, self.spare_block = batch_sizes(max_num_seqs), table_width, spare_block
         self.graphs: dict[int, tuple[Step, Callable[[], Tensor]]] = {}  # size -> (its inputs, its replay)
 
     def forward(self, step: Step, cache: KVCache) -> Tensor:
-        """As `GPT2.forward`. The logits of a decode step are overwritten by the next one of its size."""
+        """As `GPT2.forward`. The logits of a decode step are overwritten by the next one."""
         n = len(step.token_ids)
         if not n == len(step.seq_lens) == len(step.last) or n > self.sizes[-1]:
             return self.model(step, cache)
         size = next(size for size in self.sizes if size >= n)
         with torch.cuda.device_of(cache.keys):  # which need not be the current one
             if size not in self.graphs:
-                inputs = self.empty_step(size, cache)
-                self.graphs[size] = inputs, self.record(lambda: self.model(inputs, cache))
+                self.graphs[size] = self.record_size(size, cache)
             inputs, replay = self.graphs[size]
             slot = self.spare_block * cache.block_size
             for name, empty in (("token_ids", 0), ("positions", 0), ("slot_mapping", slot), ("seq_lens", 1)):
@@ -76,6 +90,13 @@ class GraphedGPT2(nn.Module):
             inputs.block_tables[:n, : step.block_tables.shape[1]] = step.block_tables
             inputs.block_tables[n:] = self.spare_block
             return replay()[:n]  # [size, vocab_size] -> [n, vocab_size]
+
+    def record_size(self, size: int, cache: KVCache) -> tuple[Step, Callable[[], Tensor]]:
+        if self.record is None:
+            self.record = self.make_recorder()
+            self.logits = torch.empty(self.sizes[-1], self.config.vocab_size, device=cache.keys.device)
+        inputs, out = self.empty_step(size, cache), self.logits[:size]
+        return inputs, self.record(lambda: out.copy_(self.model(inputs, cache)))
 
     def empty_step(self, size: int, cache: KVCache) -> Step:
         """A decode step of requests that have one token, in the spare block."""

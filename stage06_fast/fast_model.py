@@ -51,7 +51,8 @@ def enabled(disable: Sequence[str]) -> frozenset[str]:
 
 
 def pick_kind(dtype: torch.dtype, on: frozenset[str], max_num_seqs: int = FEW + 1) -> str | None:
-    """How this CPU multiplies weights of this type best (kernels/product.c); None if the kernels don't have it."""
+    """How to multiply weights of this type (kernels/product.c): the first of tiles, dots and vectors that the CPU has
+    and that is on; None if the kernels don't have the type."""
     if dtype == torch.float32:
         split = "split" in on and max_num_seqs > FEW and c.has_kind("tiles_split")
         return "tiles_split" if split else "fma_float32"
@@ -86,6 +87,15 @@ def pack(weight: Tensor, kind: str) -> Tensor:
     low = (panels.float() - high.float()).bfloat16().view(torch.int32)
     halves = torch.stack((pairs, low), 1).unflatten(-1, (-1, 16))  # [out / 32, 2, 32, in / 32, 16]
     return halves.permute(0, 3, 1, 4, 2).contiguous()  # [out / 32, in / 32, 2, 16, 32]
+
+
+def rows(num_tokens: int, width: int, format: int, owner: list[Tensor]) -> c.Rows:
+    """Memory for activations, zero where nobody writes, which becomes the owner's. A row is 64 bytes longer than its
+    numbers, or rows of 4,096 bytes would all fall into the same few places of the CPU's cache."""
+    stride = round_up(width, 32) * (4 if format == c.DTYPES[torch.float32] else 2) + 64
+    planes = torch.zeros(2 if format == c.SPLIT else 1, num_tokens * stride, dtype=torch.uint8)
+    owner.append(planes)
+    return c.Rows(planes.data_ptr(), stride, num_tokens * stride, format)
 
 
 class FastGPT2(nn.Module):
@@ -151,33 +161,26 @@ class FastGPT2(nn.Module):
         module.weight = None
         return c.Linear(panels, bias, module.in_features, module.out_features, c.KINDS[self.kind][0])
 
-    def rows(self, num_tokens: int, width: int, format: int) -> c.Rows:
-        """Memory for activations, zero where nobody writes. A row is 64 bytes longer than its numbers, or rows of 4,096
-        bytes would all fall into the same few places of the CPU's cache."""
-        stride = round_up(width, 32) * (4 if format == c.DTYPES[torch.float32] else 2) + 64
-        planes = torch.zeros(2 if format == c.SPLIT else 1, num_tokens * stride, dtype=torch.uint8)
-        self.activations.append(planes)
-        return c.Rows(planes.data_ptr(), stride, num_tokens * stride, format)
-
     def prepare(self, cache: KVCache, num_tokens: int, num_rows: int) -> None:
         """Have the addresses of this cache, and memory for a step of so many tokens and rows of logits."""
         config = self.config
         if cache is not self.cache:
             self.cache, self.caches = cache, (c.Cache * config.n_layer)(*map(c.cache_struct, cache.keys, cache.values))
         if num_tokens > self.num_tokens:
-            self.num_tokens = round_up(num_tokens, 32)
-            n, width = self.num_tokens, config.n_embd
-            _, operand, _ = c.KINDS[self.kind]  # the format that the products want
+            n, width = round_up(num_tokens, 32), config.n_embd
+            operand = c.KINDS[self.kind][1]  # the format that the products want
             x, scratch = torch.empty(n, width), torch.empty(n, max(3 * width, config.n_inner))
-            self.activations = [x, scratch]
-            self.workspace = c.Workspace(
+            activations = [x, scratch]
+            workspace = c.Workspace(
                 x=x.data_ptr(),
                 scratch=scratch.data_ptr(),
-                normed=self.rows(n, width, operand),
-                qkv=self.rows(n, 3 * width, self.model.format),
-                attended=self.rows(n, width, operand),
-                inner=self.rows(n, config.n_inner, operand),
+                normed=rows(n, width, operand, activations),
+                qkv=rows(n, 3 * width, self.model.format, activations),
+                attended=rows(n, width, operand, activations),
+                inner=rows(n, config.n_inner, operand, activations),
             )
+            # All or nothing: with less memory than there should be, the old workspace still has its own.
+            self.num_tokens, self.activations, self.workspace = n, activations, workspace
         if num_rows > len(self.logits):
             self.logits = torch.empty(num_rows, config.vocab_size)
 

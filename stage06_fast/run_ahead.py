@@ -31,6 +31,7 @@ class RunAhead:
     def clear(self) -> None:
         """Forget the step that is under way."""
         self._scheduled: list[tuple[Request, int]] | None = None
+        self._slots: list[int] = []  # that it writes to
         self._logits: Tensor | None = None
 
     def can_predict(self, scheduled: list[tuple[Request, int]]) -> bool:
@@ -88,11 +89,20 @@ class RunAhead:
         pinned = (torch.tensor(x, dtype=torch.int64, pin_memory=device.type == "cuda") for x in lists)
         step = Step(token_ids, *(tensor.to(device, non_blocking=True) for tensor in pinned))
         self._logits = self.model(step, self.cache)
-        self._scheduled = [(request, 1) for request, _ in scheduled]
+        self._scheduled, self._slots = [(request, 1) for request, _ in scheduled], slots
+
+    def slots(self, scheduled: list[tuple[Request, int]]) -> list[int]:
+        """Where this decode step writes to."""
+        starts = [(request, request.num_computed_tokens) for request, _ in scheduled]
+        return [slot for request, at in starts for slot in self.block_manager.slot_mapping(request, at, at + 1)]
 
     def take(self, scheduled: list[tuple[Request, int]]) -> Tensor | None:
-        """The logits of this step if it is the one that is under way; either way none is under way any more."""
-        logits = self._logits if scheduled == self._scheduled else None
+        """The logits of this step if it is the one that is under way; either way none is under way any more.
+
+        The same requests alone don't make it the same step: the last one may have been interrupted before its tokens
+        were kept, and a request may have got other blocks since. It is the same if it also writes to the same slots.
+        """
+        logits = self._logits if scheduled == self._scheduled and self.slots(scheduled) == self._slots else None
         if self._scheduled is not None:
             self.num_taken += logits is not None
             self.num_discarded += logits is None

@@ -66,7 +66,18 @@ MIXED = [(1, 1), (1, 17), (5, 5), (1, 64), (9, 40), (1, 65), (16, 16), (3, 130),
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("n_head", "head_dim", "block_size"),
-    [(12, 64, 16), (2, 64, 64), (1, 64, 48), (3, 16, 16), (2, 8, 1), (1, 24, 2), (2, 100, 32), (1, 5, 7), (2, 64, 1)],
+    [
+        (12, 64, 16),
+        (24, 64, 16),
+        (2, 64, 64),
+        (1, 64, 48),
+        (3, 16, 16),
+        (2, 8, 1),
+        (1, 24, 2),
+        (2, 100, 32),
+        (2, 64, 1),
+        (1, 5, 7),
+    ],
 )
 def test_against_dense_attention(stage, backend, dtype, n_head, head_dim, block_size):
     name, attention = stage.part("attention").pick_backend(backend, DEVICES[backend], head_dim)

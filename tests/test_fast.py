@@ -80,7 +80,7 @@ def test_linear(stage, c, kind, in_passes, in_, out):
     lib = c.load_kernel()
     linear, weight, bias, _keep = make_linear(stage, c, kind, in_, out)
     operand = c.KINDS[kind][1]
-    for num_rows in (1, 2, 3, 6, 7, 12, 13, 16, 17, 31, 33, 70, 600):
+    for num_rows in (1, 2, 3, 6, 7, 12, 13, 16, 17, 31, 33, 70, 600, 601):
         x = torch.randn(num_rows, in_, generator=torch.Generator().manual_seed(num_rows))
         if operand == 1:
             x = x.bfloat16().float()
@@ -271,6 +271,38 @@ def test_every_optimisation_can_be_turned_off(stage, checkpoint, off):
         assert (fast_logits[key] - row).abs().max() <= 1e-4 * row.abs().max()
 
 
+@pytest.mark.parametrize("name", [name for name in switches() if name not in ("tiles", "split", "graphs", "overlap")])
+def test_what_a_switch_turns_off(stage, checkpoint, monkeypatch, name):
+    """What the engine does with it and without it. Tiles need a CPU that has them, graphs and overlap need CUDA."""
+    module, done = stage.part("llm"), {}
+    KVCache, freeze = module.KVCache, module.freeze_garbage_collector
+    monkeypatch.setattr(module, "KVCache", lambda *a, **how: done.update(how) or KVCache(*a, **how))
+    monkeypatch.setattr(module, "freeze_garbage_collector", lambda: done.update(freeze=True) or freeze())
+
+    class Spy:
+        def __getattr__(self, function):
+            return lambda *arguments: self.call(function, *arguments)
+
+        def call(self, function, *arguments):
+            if function == "forward":
+                done["one_call"], (done["prefill"], done["fusion"], done["last_layer"]) = True, arguments[5:8]
+            return getattr(library, function)(*arguments)
+
+    def what_it_does(disable):
+        nonlocal library
+        done.clear()
+        llm = stage.LLM(str(checkpoint), device="cpu", disable=disable, num_blocks=8)
+        done["argmax"], done["linear"] = llm.argmax is not None, type(llm.model).__name__ == "FastGPT2"
+        if done["linear"]:
+            library, llm.model.library = llm.model.library, Spy()
+        llm.generate([[1, 2, 3]], stage.SamplingParams(temperature=0, max_tokens=1))
+        return done.get(name)
+
+    library = None
+    on, off = what_it_does([]), what_it_does([name])
+    assert (on, off) == (0, -1) if name == "prefill" else (on and not off)
+
+
 @pytest.mark.parametrize("off", [[], ["tiles"], ["fusion"], ["one_call"], ["prefill"]], ids=str)
 def test_bfloat16_is_as_close_to_float32_as_torch_is(stage, checkpoint, off):
     """Of the logits behind the same prompts, in float32 and in bfloat16 by torch and by the kernels."""
@@ -335,6 +367,7 @@ def test_the_packed_weights_replace_the_others(stage, checkpoint):
 
 
 def test_float16_runs_on_torch(stage, checkpoint):
+    assert type(stage.LLM(str(checkpoint), device="cpu", dtype="float16").model).__name__ == "GPT2"
     ids, _ = run(stage, checkpoint, dtype="float16")
     assert ids == run(stage, checkpoint, dtype="float16", disable=["linear"])[0]
 
@@ -368,26 +401,43 @@ def test_an_unknown_optimisation(stage):
 
 
 def test_ablation(stage, tmp_path, monkeypatch, capsys):
-    """Each optimisation is turned off in some runs; a gain is the ratio of the medians; what is measured is kept."""
+    """Each optimisation is left out of some steps or runs; a gain is the ratio to those with all; what is measured is
+    kept."""
     jobs = []
 
     def run(job, folder):
-        jobs.append((job["engine"], job["options"]["disable"], job["options"]["max_num_seqs"]))
-        return {"seconds": 2.0 + len(jobs) if job["options"]["disable"] == ["tiles"] else 2.0}
+        jobs.append(job["options"]["disable"])
+        return {"seconds": 3.0 if jobs[-1] == ["freeze"] else 2.0}
 
     monkeypatch.setattr(ablation, "run_in_fresh_process", run)
-    arguments = ["--workloads", "decode", "--dtypes", "float32", "--repeat", "2", "--json", str(tmp_path / "x.json")]
-    assert ablation.main(arguments) == 0
-    names = [name for name in stage.part("fast_model").OPTIMIZATIONS if name not in ("graphs", "overlap")]
-    expected = [(str(stage), [], 32), *((str(stage), [name], 32) for name in names), (str(stage), names, 32)]
-    expected.append(("stage05_paged", [], 32))
-    assert jobs == expected + expected[::-1]
-    moments = [i for i, (_, off, _) in enumerate(jobs, start=1) if off == ["tiles"]]
+    arguments = ["--workloads", "single", "--dtypes", "float32", "--repeat", "2", "--runs", "2", "--model", "tinytales"]
+    assert ablation.main([*arguments, "--json", str(tmp_path / "x.json")]) == 0
+    assert jobs == [[], ["prefault"], ["freeze"], ["freeze"], ["prefault"], []]
+    (result,) = json.loads((tmp_path / "x.json").read_text())["runs"]
+    names = set(stage.part("fast_model").OPTIMIZATIONS) - {"graphs", "overlap", "prefault", "freeze", "tiles", "split"}
+    assert set(result["seconds"]) - {"tiles", "split"} == {"", "all of them", "stage 5"} | names
+    assert all(0 < seconds < 60 for (seconds,) in result["seconds"].values())
     out = capsys.readouterr().out
-    assert f"| `tiles` | {1 + sum(moments) / 4:.2f} |" in out
-    assert "| `fusion` | 1.00 |" in out
-    seconds = json.loads((tmp_path / "x.json").read_text())["runs"][0]["seconds"]
-    assert seconds["tiles"] == [2.0 + i for i in moments]
+    assert "| `freeze` | 1.50 |" in out
+    assert "| `prefault` | 1.00 |" in out
+    assert f"| `linear` | {result['seconds']['linear'][0] / result['seconds'][''][0]:.2f} |" in out
+
+
+def test_contest(stage):
+    """Every way gets every step, each begins in turn; the first one's logits count, though others overwrite them."""
+    order, memory = [], torch.zeros(3)
+
+    def way(name, value):
+        def run(step, cache):
+            order.append(name)
+            return memory.fill_(value)
+
+        return run
+
+    contest = ablation.Contest(None, {"a": way("a", 1.0), "b": way("b", 2.0)})
+    assert [contest(None, None).tolist() for _ in range(3)] == [[1.0] * 3] * 3
+    assert "".join(order) == "abbaab"
+    assert [len(seconds) for seconds in contest.seconds.values()] == [3, 3]
 
 
 def test_accuracy(tmp_path, capsys):
@@ -475,7 +525,7 @@ def test_replayed_steps(stage, checkpoint):
         recorded.append(run)
         return run
 
-    graphed = graphs.GraphedGPT2(llm.model, 8, table_width=6, spare_block=40, record=record)
+    graphed = graphs.GraphedGPT2(llm.model, 8, table_width=6, spare_block=40, make_recorder=lambda: record)
     plain, replayed = (fresh_cache(stage, 41, 4, llm.model.config) for _ in "ab")
     generator, lengths = torch.Generator().manual_seed(0), [0] * 8
 
@@ -513,8 +563,16 @@ def test_replayed_steps(stage, checkpoint):
         torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
 
 
-def with_run_ahead(stage, checkpoint, **arguments):
-    llm = stage.LLM(str(checkpoint), device="cpu", **arguments)
+def with_run_ahead(stage, checkpoint, graphed=False, **arguments):
+    """An engine as on CUDA, with "graphs" or without."""
+    llm = stage.LLM(str(checkpoint), device="cpu", attention_backend="torch" if graphed else "auto", **arguments)
+    if graphed:
+        size, config = llm.block_manager.block_size, llm.model.config
+        llm.cache = fresh_cache(stage, llm.num_blocks + 1, size, config)
+        make = stage.part("cuda_graphs").GraphedGPT2
+        llm.model = make(
+            llm.model, llm.max_num_seqs, -(-llm.max_model_len // size), llm.num_blocks, lambda: lambda run: run
+        )
     llm.run_ahead = stage.part("run_ahead").RunAhead(llm.model, llm.cache, llm.scheduler)
     return llm
 
@@ -541,8 +599,10 @@ def test_running_ahead_changes_nothing(stage, checkpoint, seed):
     aborted = {number(0, 14): number(10, 60) for _ in range(3)}
     results = []
     for ahead in (False, True):
-        make = with_run_ahead if ahead else lambda stage, path, **a: stage.LLM(str(path), device="cpu", **a)
-        llm = make(stage, checkpoint, max_num_seqs=5, num_blocks=60, block_size=4, max_num_batched_tokens=24)
+        sizes = dict(max_num_seqs=5, num_blocks=60, block_size=4, max_num_batched_tokens=24)
+        llm = stage.LLM(str(checkpoint), device="cpu", **sizes)
+        if ahead:
+            llm = with_run_ahead(stage, checkpoint, graphed=seed % 2 == 1, **sizes)
         finished, steps = {}, 0
         while steps < 60 or llm.has_unfinished_requests():
             for i, arrival in enumerate(arrivals):
@@ -571,6 +631,28 @@ def test_running_ahead_takes_every_decode_of_a_single_request(stage, checkpoint)
     assert outputs[0] == outputs[1]
     # The prefill and 19 decodes; each decode was under way already.
     assert (llm.run_ahead.num_taken, llm.run_ahead.num_discarded) == (19, 0)
+
+
+def test_a_token_that_was_read_but_not_kept_is_computed_again(stage, checkpoint, monkeypatch):
+    """Ctrl-C between the launch of the next step and the keeping of this one's tokens: none is lost."""
+    params = stage.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    llm = with_run_ahead(stage, checkpoint, num_blocks=16)
+    llm.add_request("a", [1, 2, 3], params)
+    llm.step()
+    read = llm.run_ahead.read
+
+    def interrupted(*arguments):
+        read(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.run_ahead, "read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.step()
+    while llm.has_unfinished_requests():
+        (output,) = llm.step()
+    expected = stage.LLM(str(checkpoint), device="cpu").generate([[1, 2, 3]], params)
+    assert output.outputs[0].token_ids == expected[0].outputs[0].token_ids
 
 
 def test_a_failed_step_forgets_what_is_under_way(stage, checkpoint, monkeypatch):

@@ -48,7 +48,7 @@ def by_torch(dtype: torch.dtype) -> dict[int, float]:
 
 
 def by_kernel(kind: str) -> dict[int, float]:
-    number, rows_format, _ = c.KINDS[kind]
+    number, rows_format = c.KINDS[kind]
     arena = Arena()  # as in the engine
     panels = [arena.keep(pack(torch.randn(out, in_), kind)) for in_, out in SHAPES]
     bias, out = torch.zeros(3072), torch.empty(max(ROWS), 3072)

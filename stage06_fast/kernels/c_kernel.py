@@ -25,13 +25,13 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # the formats 
 SPLIT = 3
 MAX_HEAD_DIM = 256  # MAX_DIM in paged_attention.c
 
-# How to multiply (product.h): a kind's number, the format of its activations and the format of its weights.
+# How to multiply (product.h): a kind's number, and the format of its activations.
 KINDS = {
-    "fma_float32": (0, 0, 0),
-    "fma_bfloat16": (1, 0, 1),
-    "dot_bfloat16": (2, 1, 1),
-    "tiles_bfloat16": (3, 1, 1),
-    "tiles_split": (4, SPLIT, SPLIT),
+    "fma_float32": (0, 0),
+    "fma_bfloat16": (1, 0),
+    "dot_bfloat16": (2, 1),
+    "tiles_bfloat16": (3, 1),
+    "tiles_split": (4, SPLIT),
 }
 
 

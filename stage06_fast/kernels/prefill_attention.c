@@ -113,7 +113,7 @@ void prefill_attention(const Rows *out, const Rows *query, const Cache *c, const
     const int64_t num_keys = step->seq_lens[i], position = num_keys - num_queries; /* of the first query */
     const int64_t *table = step->block_tables + i * step->table_width;
     const int64_t dim = round_up(c->head_dim, PANEL), keys = round_up(num_keys, PANEL);
-    const int64_t panels = keys * dim * 4, wide = 4 * (keys + 16), narrow = 4 * (dim + 16); /* bytes, 64 more: FastGPT2.rows says why */
+    const int64_t panels = keys * dim * 4, wide = 4 * (keys + 16), narrow = 4 * (dim + 16); /* bytes, 64 more: see rows() in fast_model.py */
     char *memory = workspace((size_t)(2 * panels + BLOCK * (2 * wide + 2 * narrow)));
     char *key_panels = memory, *value_panels = memory + panels;
     float *scores = (float *)(memory + 2 * panels);

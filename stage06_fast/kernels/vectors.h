@@ -103,8 +103,9 @@ INLINE vec exponential(vec x) {
     return (vec)((ivec)p + ((ivec)rounded << 23)); /* n is in the lowest bits, and is added to the exponent */
 }
 
-/* A matrix of activations, row behind row, in the format that the products want. A row has room for a whole number of
- * vectors and 32s, and the bytes behind its last number are zero; the second halves of a SPLIT lie `plane` bytes on. */
+/* A matrix of activations, row behind row. What products read has room for a whole number of vectors and 32s in each row,
+ * and zeros behind its last number (rows() in fast_model.py); other rows are read and written by read_row and write_some. The
+ * second halves of a SPLIT lie `plane` bytes on. */
 typedef struct {
     char *data;
     int64_t stride, plane; /* bytes */
