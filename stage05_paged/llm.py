@@ -100,6 +100,8 @@ class LLM:
             )
         if policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
+        if seed is None:
+            raise ValueError("seed must be a whole number, got None")
         self.seed = SamplingParams(seed=seed).seed  # the same check as for a request's seed
         self.device = pick_device(device)
         self.dtype = pick_dtype(dtype, self.device)
@@ -136,6 +138,7 @@ class LLM:
             self.block_manager, max_num_seqs, max_num_batched_tokens, policy, enable_chunked_prefill
         )
         self._unfinished: dict[str, Request] = {}
+        self._news: list[Request] = []  # what steps did for requests of `add_request` and `step` has not told yet
         self.stats = Stats()
         self.trace: list[StepRecord] | None = [] if trace else None
         self._numbers = itertools.count()  # of requests; taking one needs no lock
@@ -327,11 +330,18 @@ class LLM:
         Raises:
             ValueError: the prompt or a parameter is wrong, or an unfinished request has this id.
         """
-        self.add(self.new_request(prompt, sampling_params, priority=priority, request_id=request_id))
+        request = self.new_request(prompt, sampling_params, priority=priority, request_id=request_id)
+        for completion in request.group:
+            completion.advanced = self._news
+        self.add(request)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; returns the requests that got a token, as they are now (`finished` says if that was all)."""
-        return [request.output() for request in dict.fromkeys(r.group[0] for r in self.advance())]
+        """Run one step; returns the requests of `add_request` that got a token, as they are now (`finished` says if
+        that was all): in this step, or in one that `generate` or `stream` has run since the last call."""
+        self.advance()
+        news = list(dict.fromkeys(request.group[0] for request in self._news))
+        self._news.clear()
+        return [request.output() for request in news]
 
     def abort_request(self, request_id: str) -> None:
         """End an unfinished request as it is; its blocks are free for the next step. An id that is not there is
@@ -343,12 +353,12 @@ class LLM:
             self.scheduler.remove(completion)
             if not completion.finished:
                 completion.abort()
-                if completion.advanced is not None:
+                if completion.advanced is not None and completion.advanced is not self._news:
                     completion.advanced.append(completion)
         self._unfinished.pop(request_id)
 
     def has_unfinished_requests(self) -> bool:
-        return self.scheduler.has_unfinished()
+        return self.scheduler.has_unfinished() or bool(self._news)
 
     def new_request(
         self,

@@ -248,6 +248,12 @@ def test_add_step_abort(stage, small_checkpoint):
     assert outputs[-1][0].finished
     assert llm.step() == []
     assert not llm.has_unfinished_requests()
+    llm.add_request("c", [3, 4], params)  # and others may run its steps
+    llm.generate([[1, 2]], params)
+    assert llm.has_unfinished_requests()
+    (output,) = llm.step()
+    assert (output.request_id, output.finished, len(output.outputs[0].token_ids)) == ("c", True, 5)
+    assert not llm.has_unfinished_requests()
     llm.add_request("a", [1, 2], params)  # the id is free again
     llm.abort_request("a")
 
