@@ -76,7 +76,7 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     prompts = list(args.prompts or [])
     if args.prompts_file:
         try:
-            lines = args.prompts_file.read_text(encoding="utf-8").split("\n")
+            lines = args.prompts_file.read_text(encoding="utf-8-sig").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"{args.prompts_file} is not UTF-8: {error.reason} at byte {error.start}") from None
         prompts += [line for line in lines if line.strip()]
@@ -143,6 +143,8 @@ def closing_line(llm: LLM, seconds: float) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
+    if hasattr(sys.stdout, "reconfigure"):  # a text may hold any character, whatever the terminal or file takes
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     llm, status = None, 0
     started = time.perf_counter()
     try:

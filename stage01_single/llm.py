@@ -53,6 +53,8 @@ class LLM:
     ):
         if load_format not in ("auto", "dummy"):
             raise ValueError(f"load_format must be 'auto' or 'dummy', got {load_format!r}")
+        if seed is None:
+            raise ValueError("seed must be a whole number, got None")
         self.seed = SamplingParams(seed=seed).seed  # the same check as for a request's seed
         self.device = pick_device(device)
         self.dtype = pick_dtype(dtype, self.device)

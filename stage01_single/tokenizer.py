@@ -1,8 +1,9 @@
 """Text to token ids and back: GPT-2's byte-level byte-pair encoding.
 
-tiktoken does the merging; what it merges by is read from the `merges.txt` of the model's directory, so nothing is
-downloaded. The ids are those of Hugging Face's GPT-2 tokenizer. As there, the literal text `<|endoftext|>` in a prompt
-becomes the end token (id 50256), not its thirteen characters: strip it from text that you do not trust.
+tiktoken does the merging; what it merges by is read from the model's directory (`merges.txt`, or the `tokenizer.json`
+that newer versions of transformers write), so nothing is downloaded. The ids are those of Hugging Face's GPT-2
+tokenizer. As there, the literal text `<|endoftext|>` in a prompt becomes the end token (id 50256), not its thirteen
+characters: strip it from text that you do not trust.
 
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2.
 """
@@ -30,34 +31,61 @@ def byte_alphabet() -> dict[str, bytes]:
     return {c: bytes([b]) for c, b in zip(characters, printable + others, strict=True)}
 
 
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
 def read_merges(path: Path) -> dict[bytes, int]:
     """The tokens of a merges.txt as bytes, each with its id: the 256 bytes, then one token per line.
 
     Raises ValueError, naming the line, if the file is not a list of merges.
     """
+    lines = enumerate(read_text(path).split("\n"), start=1)
+    return rank(path, {f"line {n}": line for n, line in lines if line and not (n == 1 and line.startswith("#version"))})
+
+
+def rank(path: Path, merges: dict[str, str]) -> dict[bytes, int]:
+    """Tokens and ids of merges, each under the name of its place in the file."""
     alphabet = byte_alphabet()
     ranks = {byte: rank for rank, byte in enumerate(alphabet.values())}
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
-    for number, line in enumerate(lines, start=1):
-        if not line or (number == 1 and line.startswith("#version")):
-            continue
-        halves = line.split(" ")
+    for place, merge in merges.items():
+        halves = merge.split(" ")
         if len(halves) != 2 or not all(c in alphabet for half in halves for c in half):
-            raise ValueError(f"{path}, line {number}: expected two tokens to merge, got {line[:60]!r}")
+            raise ValueError(f"{path}, {place}: expected two tokens to merge, got {merge[:60]!r}")
         ranks[b"".join(alphabet[c] for half in halves for c in half)] = len(ranks)
     return ranks
 
 
-def check_vocabulary(path: Path, ranks: dict[bytes, int]) -> None:
-    """Raise ValueError unless vocab.json gives every token the id of its line in merges.txt, as GPT-2's does."""
-    alphabet = byte_alphabet()
+def read_tokenizer_json(path: Path) -> dict[bytes, int]:
+    """As `read_merges`, of a tokenizer.json. Raises ValueError if it is not a tokenizer of GPT-2's kind."""
     try:
-        vocabulary = dict(json.loads(path.read_text(encoding="utf-8")))
+        content = json.loads(read_text(path))
+        cuts, model = content["pre_tokenizer"], content["model"]
+        kinds = (cuts["type"], cuts.get("add_prefix_space", True), model["type"])
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+        vocabulary = dict(model["vocab"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is not a tokenizer of GPT-2's kind: {type(error).__name__}: {error}") from None
+    if kinds != ("ByteLevel", False, "BPE"):
+        raise ValueError(f"{path} is not a tokenizer of GPT-2's kind: ByteLevel without a prefix space, and BPE")
+    ranks = rank(path, {f"merge {n}": merge for n, merge in enumerate(merges)})
+    check_vocabulary(path, vocabulary, ranks)
+    return ranks
+
+
+def read_vocabulary(path: Path) -> dict[str, int]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is not a JSON object of tokens and ids: {error}") from None
+
+
+def check_vocabulary(path: Path, vocabulary: dict[str, int], ranks: dict[bytes, int]) -> None:
+    """Raise ValueError unless a file's vocabulary gives every token the place of its merge as id, as GPT-2's does."""
+    alphabet = byte_alphabet()
     for text, token_id in vocabulary.items():
         if text != END_OF_TEXT and ranks.get(b"".join(alphabet.get(c, b"?") for c in text)) != token_id:
             raise ValueError(
@@ -69,13 +97,15 @@ class Tokenizer:
     """Encodes and decodes text with the byte-pair merges of one model.
 
     Args:
-        directory: the model's directory, which holds merges.txt (and maybe vocab.json, which is then checked).
+        directory: the model's directory, which holds merges.txt (and maybe vocab.json, which is then checked), or
+            tokenizer.json.
     """
 
     def __init__(self, directory: Path):
-        ranks = read_merges(directory / "merges.txt")
-        if (directory / "vocab.json").exists():
-            check_vocabulary(directory / "vocab.json", ranks)
+        merges, vocabulary = directory / "merges.txt", directory / "vocab.json"
+        ranks = read_merges(merges) if merges.exists() else read_tokenizer_json(directory / "tokenizer.json")
+        if vocabulary.exists():
+            check_vocabulary(vocabulary, read_vocabulary(vocabulary), ranks)
         self.end_of_text_id = len(ranks)
         self._encoding = tiktoken.Encoding(
             "gpt2", pat_str=PIECES, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: self.end_of_text_id}

@@ -61,6 +61,8 @@ class LLM:
         if not isinstance(max_num_seqs, int) or max_num_seqs < 1:
             raise ValueError(f"max_num_seqs must be a whole number of at least 1, got {max_num_seqs!r}")
         self.max_num_seqs, self.sort_by_length = max_num_seqs, sort_by_length
+        if seed is None:
+            raise ValueError("seed must be a whole number, got None")
         self.seed = SamplingParams(seed=seed).seed  # the same check as for a request's seed
         self.device = pick_device(device)
         self.dtype = pick_dtype(dtype, self.device)

@@ -67,6 +67,8 @@ class LLM:
         if kv_cache_bytes is not None and (not isinstance(kv_cache_bytes, int) or kv_cache_bytes < 1):
             raise ValueError(f"kv_cache_bytes must be a whole number of at least 1, got {kv_cache_bytes!r}")
         self.max_num_seqs, self.sort_by_length = max_num_seqs, sort_by_length
+        if seed is None:
+            raise ValueError("seed must be a whole number, got None")
         self.seed = SamplingParams(seed=seed).seed  # the same check as for a request's seed
         self.device = pick_device(device)
         self.dtype = pick_dtype(dtype, self.device)

@@ -22,7 +22,7 @@ class SamplingParams:
         frequency_penalty: subtracted from a token's logit once per time it stands in the output.
         seed: makes the draws repeatable, alone or in company; None takes one from the engine's seed.
         max_tokens: the longest output, in tokens.
-        min_tokens: before this many tokens nothing but `max_tokens` ends the output.
+        min_tokens: before this many tokens nothing but `max_tokens` and the end of the context ends the output.
         stop: texts that end the output; the output ends before them.
         stop_token_ids: tokens that end the output; the token is in `token_ids`, its text is not in `text`.
         ignore_eos: go on past the model's end token.

@@ -62,11 +62,13 @@ def fetch(model: str) -> Path:
 
 
 def tokenizer_directory(directory: Path) -> Path:
-    """Where the merges of a model are: in its own directory, else GPT-2's, which are bundled."""
+    """Where the tokenizer of a model is: in its own directory, else, if there is nothing of one, GPT-2's, bundled."""
     for place in (directory, BUNDLED):
-        if (place / "merges.txt").exists():
+        if (place / "merges.txt").exists() or (place / "tokenizer.json").exists():
             return place
-    raise ValueError(f"{directory} has no merges.txt, which the tokenizer needs")
+        if (place / "vocab.json").exists():
+            break
+    raise ValueError(f"{directory} has neither merges.txt nor tokenizer.json, one of which the tokenizer needs")
 
 
 # --- Configuration --------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ any other fields, a reference answer say, which are carried through. A result li
 n such objects in `outputs`; or, for a line that is wrong, `error`.
 
 Lines are written in the order in which they are done. A line's answer depends on the line, its number and the settings
-alone, so a run that was killed and resumed ends with the same lines as one that was not.
+alone, so a run that was killed and resumed ends with the same lines as one that was not. The settings are not in the
+file: resume with those of the first run.
 """
 
 import json
@@ -182,6 +183,8 @@ def read_finished(path: Path, lines: dict[str | int, Line]) -> dict[str | int, d
             result = json.loads(raw.decode("utf-8"))
             line = lines[result["id"]]
             carried = {name: value for name, value in line.fields.items() if name not in ("id", *RESULT_FIELDS)}
+            if missing := [name for name in carried if name not in result]:
+                raise ValueError(f"it lacks the field {missing[0]!r} of the input's line")
             if json.dumps(carried) != json.dumps({name: result[name] for name in carried}):
                 raise ValueError("the input's line of this id has other fields")
             if not {"text", "outputs", "error"} & result.keys():
@@ -189,11 +192,17 @@ def read_finished(path: Path, lines: dict[str | int, Line]) -> dict[str | int, d
             if result["id"] in finished:
                 raise ValueError(f"the id {result['id']!r} stands on an earlier line too")
         except (ValueError, KeyError, TypeError) as error:
-            reason = f"the input has no such field or id: {error}" if isinstance(error, KeyError) else error
+            reason = f"the input has no such id: {error}" if isinstance(error, KeyError) else error
             raise ValueError(f"--resume: {path}, line {number} is no result of this input ({reason})") from None
         finished[result["id"]] = result
-    if not finished and content and not content.startswith(b"{"):
-        raise ValueError(f"--resume: {path} holds no results")
+    if (torn := content[len(whole) :]) and not any(begins(line, torn) for line in lines.values()):
+        raise ValueError(f"--resume: {path}, what stands behind its last whole line is no result of this input")
     with path.open("r+b") as file:
         file.truncate(len(whole))
     return finished
+
+
+def begins(line: Line, torn: bytes) -> bool:
+    """Whether these bytes can be the beginning of a line's result."""
+    start = to_json({**line.fields, "id": line.id}).removesuffix("}").encode()
+    return torn.startswith(start) or start.startswith(torn)

@@ -190,7 +190,7 @@ def test_resume_from_every_kind_of_cut(batched_stage, tmp_path):
         assert output.read_bytes().startswith(kept), "a finished line was done again"
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("kill", [getattr(signal, "SIGKILL", signal.SIGTERM), signal.SIGINT])
 def test_killed_and_resumed(batched_stage, tmp_path, kill):
     """A real process, killed again and again while it writes; Ctrl-C ends with status 130 and loses nothing."""
     source = tmp_path / "in.jsonl"
@@ -229,9 +229,15 @@ def test_resume_refuses_another_input(batched_stage, tmp_path):
         assert status == 2
         assert "line 1 is no result of this input" in stderr
         assert output.read_bytes() == before
+    source.write_text('{"prompt": "A fox", "id": 1, "answer": "red"}\n')
+    status, _, stderr = batched_stage.main("--input", source, "--output", output, "--resume", *QUICK)
+    assert status == 2
+    assert "lacks the field 'answer' of the input's line" in stderr
 
 
-@pytest.mark.parametrize("content", ["my notes\nlast line without newline", "a line", "\n\nx"])
+@pytest.mark.parametrize(
+    "content", ["my notes\nlast line without newline", "a line", "\n\nx", '{"prompt": "A bear"}', '{"prompt": "A fox"}']
+)
 def test_resume_leaves_a_foreign_file_as_it_is(batched_stage, tmp_path, content):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "A fox", "id": 1}\n')
@@ -300,6 +306,10 @@ def test_score(tmp_path):
     result = subprocess.run([*command, "--reference", "label"], capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert "line 1: field 'label' must be a text" in result.stderr
+    (tmp_path / "r.jsonl").write_text('{"id": 1, "outputs": [{"text": "fox"}], "answer": "fox"}\n')
+    result = subprocess.run([*command, "--reference", "answer"], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "line 1: it has no text; of a run with n > 1" in result.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="POSIX only")

@@ -57,7 +57,8 @@ def test_json(stage):
 
 
 def test_prompts_file(stage, tmp_path):
-    (tmp_path / "prompts.txt").write_text("A fox\n\n  \nOne day\u2028still one day\n", encoding="utf-8")
+    """Blank lines are left out, U+2028 ends no line, and a byte order mark, as Windows writes it, is no prompt's."""
+    (tmp_path / "prompts.txt").write_text("\ufeffA fox\n\n  \nOne day\u2028still one day\n", encoding="utf-8")
     status, stdout, _ = stage.main("--prompts-file", tmp_path / "prompts.txt", "--json", *GREEDY)
     assert status == 0
     assert [json.loads(line)["prompt"] for line in stdout.split("\n")[:-1]] == ["A fox", "One day\u2028still one day"]

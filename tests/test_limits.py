@@ -54,6 +54,7 @@ def test_sampling_params_are_frozen_and_closed(stage):
         (dict(max_model_len="100"), "max_model_len"),
         (dict(seed=-1), "seed"),
         (dict(seed=0.5), "seed"),
+        (dict(seed=None), "seed"),
     ],
 )
 def test_bad_engine_arguments(stage, arguments, names):

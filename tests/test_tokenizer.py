@@ -1,5 +1,6 @@
 """The tokenizer against Hugging Face's GPT-2 tokenizer, and the detokenizer against whole decodes."""
 
+import json
 import random
 import time
 
@@ -111,6 +112,34 @@ def test_a_damaged_merges_file(stage, tmp_path):
     (tmp_path / "merges.txt").write_text("#version: 0.2\nĠ t\nĠ €\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"merges.txt, line 3"):
         tokenizer_class(tmp_path)
+
+
+def test_a_tokenizer_json(stage, tmp_path, reference):
+    """What newer versions of transformers write; in one file, and both ways to write a merge."""
+    tokenizer_class = stage.part("tokenizer").Tokenizer
+    reference.save_pretrained(tmp_path)
+    for name in ("merges.txt", "vocab.json"):
+        (tmp_path / name).unlink(missing_ok=True)
+    text = "The fox’s 12 houses, naïve?  \n\tüber <|endoftext|> 👍🏽 didn't"
+    assert tokenizer_class(tmp_path).encode(text) == stage.tokenizer().encode(text)
+    assert stage.part("weights").tokenizer_directory(tmp_path) == tmp_path
+    content = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    merges = content["model"]["merges"]
+    content["model"]["merges"] = [" ".join(m) if isinstance(m, list) else m.split(" ") for m in merges]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    assert tokenizer_class(tmp_path).encode(text) == stage.tokenizer().encode(text)
+    for change, says in (
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "ByteLevel without a prefix space"),
+        ({"pre_tokenizer": None}, "not a tokenizer of GPT-2's kind"),
+        ({"model": {**content["model"], "merges": [["a", "b", "c"]]}}, "merge 0: expected two tokens"),
+        ({"model": {**content["model"], "merges": merges[1:]}}, "not GPT-2's layout"),
+    ):
+        (tmp_path / "tokenizer.json").write_text(json.dumps({**content, **change}), encoding="utf-8")
+        with pytest.raises(ValueError, match=says):
+            tokenizer_class(tmp_path)
+    (tmp_path / "tokenizer.json").rename(tmp_path / "vocab.json")
+    with pytest.raises(ValueError, match=r"neither merges.txt nor tokenizer.json"):
+        stage.part("weights").tokenizer_directory(tmp_path)
 
 
 def test_a_small_tokenizer_and_a_foreign_layout(stage, tmp_path):

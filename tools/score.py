@@ -44,7 +44,9 @@ def score_line(result: dict, reference_field: str | None) -> dict:
     if "error" in result:  # it may not even have a reference, if the input line could not be read
         zeros = {} if reference_field is None else {"exact_match": 0, "contains": 0, "f1": 0.0}
         return {**scores, **zeros, "error": result["error"]}
-    text = normalize(result.get("text", ""))
+    if "text" not in result:
+        raise ValueError("it has no text; of a run with n > 1 choose one of the outputs first")
+    text = normalize(result["text"])
     if reference_field is not None:
         references = result.get(reference_field)
         references = [references] if isinstance(references, str) else references
