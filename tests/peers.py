@@ -106,7 +106,7 @@ def run_vllm(job: dict) -> dict:
     import torch
 
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "6", "VLLM_CPU_OMP_THREADS_BIND": f"0-{os.cpu_count() - 1}"}
+    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "6", "VLLM_CPU_OMP_THREADS_BIND": f"0-{job['threads'] - 1}"}
     from vllm import LLM, SamplingParams
 
     llm = LLM(
@@ -141,12 +141,12 @@ def run_vllm(job: dict) -> dict:
 
 
 def run_openvino(job: dict) -> dict:
-    """OpenVINO GenAI's continuous batching, on a model exported by optimum-intel (once, beside the checkpoint)."""
+    """OpenVINO GenAI's continuous batching, on a model exported by optimum-intel (once in a run of the benchmark)."""
     import numpy as np
     import openvino
     import openvino_genai
 
-    exported = Path(job["model"]) / "openvino"
+    exported = Path(job["folder"]) / "openvino"
     if not (exported / "openvino_tokenizer.xml").exists():
         export = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--weight-format", "fp32"]
         export += ["--task", "text-generation-with-past", "--model", job["model"], str(exported)]
@@ -160,7 +160,7 @@ def run_openvino(job: dict) -> dict:
     scheduler.enable_prefix_caching = True
     precision = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[job["dtype"]]
     properties = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
-    properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
+    properties |= {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", "INFERENCE_NUM_THREADS": str(job["threads"])}
     pipeline = openvino_genai.ContinuousBatchingPipeline(str(exported), scheduler, "CPU", properties)
 
     def complete(requests: list) -> tuple[list, list]:
@@ -195,7 +195,7 @@ def run_llama_cpp(job: dict) -> dict:
 
     log = llama.llama_log_callback(lambda level, text, data: None)
     llama.llama_log_set(log, None)
-    file = write_gguf(Path(job["model"]), job["dtype"])
+    file = write_gguf(Path(job["model"]), job["dtype"], Path(job["folder"]))
     model = llama.llama_model_load_from_file(str(file).encode(), llama.llama_model_default_params())
     vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
     most, room = job["options"]["max_num_seqs"], max(len(prompt) + n for prompt, n in job["requests"])
@@ -203,7 +203,7 @@ def run_llama_cpp(job: dict) -> dict:
     settings.n_seq_max = most + 1
     settings.n_ctx = (most + 1) * -(-room // 256) * 256
     settings.n_batch = settings.n_ubatch = 512
-    settings.n_threads = settings.n_threads_batch = os.cpu_count()
+    settings.n_threads = settings.n_threads_batch = job["threads"]
     if job["dtype"] == "float32":  # else float16, its default: as many bytes as bfloat16, faster in `decode`
         settings.type_k = settings.type_v = llama.GGML_TYPE_F32
         settings.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED  # slower in `decode`
@@ -266,14 +266,14 @@ def run_llama_cpp(job: dict) -> dict:
     return {"token_ids": tokens, "times": times, "seconds": time.perf_counter() - started}
 
 
-def write_gguf(checkpoint: Path, dtype: str) -> Path:
-    """The checkpoint in llama.cpp's format, matrices in `dtype`, beside it (once); its tokenizer is left out."""
+def write_gguf(checkpoint: Path, dtype: str, folder: Path) -> Path:
+    """The checkpoint in llama.cpp's format, matrices in `dtype`, in this folder (once); its tokenizer is left out."""
     import json
 
     import gguf
     from safetensors.numpy import load_file
 
-    path = checkpoint / f"{dtype}.gguf"
+    path = folder / f"{dtype}.gguf"
     if path.exists():
         return path
     config = json.loads((checkpoint / "config.json").read_text())

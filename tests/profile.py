@@ -107,6 +107,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", default="gpt2", help="sizes of the model; its weights are random")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
     args = parser.parse_args(argv)
+    if args.json:
+        args.json.touch()  # a path that can't be written is an error now, not after the work
     result = {
         "command": f"python -m tests.profile {shlex.join(sys.argv[1:] if argv is None else argv)}".strip(),
         "model": args.model,

@@ -116,6 +116,16 @@ def test_check_names_what_is_wrong(project):
     assert "s2/b.py is 'changed' in stages.toml but 'same'" in problems
 
 
+def test_stage_diff_of_a_file(capsys):
+    assert stage_diff.main(["3", "kv_cache.py"]) == 0
+    assert capsys.readouterr().out.startswith(
+        "\n--- stage02_static_batch/kv_cache.py\n+++ stage03_kvcache/kv_cache.py\n"
+    )
+    with pytest.raises(SystemExit):
+        stage_diff.main(["3", "tokenizer.py"])
+    assert "stage03_kvcache changed no tokenizer.py; it changed" in capsys.readouterr().err
+
+
 def test_stage_diff_counts_lines():
     added, removed = stage_diff.count(stage_diff.file_diff("stage02_static_batch", "stage01_single", "llm.py"))
     new = len((ROOT / "stage02_static_batch" / "llm.py").read_text(encoding="utf-8").splitlines())

@@ -407,15 +407,15 @@ def test_readmes_show_the_results_that_are_committed():
 
 
 def test_committed_results_are_of_these_workloads():
-    """The requests of a committed result can be made again, and all its engines made the same tokens."""
-    for path in sorted((ROOT / "results").glob("*.json")):
+    """The requests of a committed result can be made again, and all engines made the same tokens for nearly all."""
+    for path in sorted((ROOT / "results").rglob("*.json")):
         result = json.loads(path.read_text())
         if "workload_sha256" not in result:
             continue
         remade = workloads.make_workload(result["workload"], result["requests"], seed=result["seed"])
         assert workloads.fingerprint(remade) == result["workload_sha256"], path
         assert result["command"].startswith("python -m tests.throughput "), path
-        assert f"--json results/{path.name}" in result["command"], path
+        assert re.search(rf"--json results/(\w+/)?{path.name}", result["command"]), path
         if result["dtype"] == "float32":
             assert all(row["same_ids_share"] >= 0.9 for row in result["summary"]), path
 

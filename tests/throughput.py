@@ -66,7 +66,7 @@ def run_in_fresh_process(job: dict, folder: Path) -> dict:
     """What an engine did. Raises RuntimeError with its last words if it failed."""
     peer = PEERS.get(job["engine"])
     job_file, result_file = folder / "job.json", folder / "result.json"
-    job_file.write_text(json.dumps(job))
+    job_file.write_text(json.dumps({**job, "folder": str(folder), "threads": torch.get_num_threads()}))
     result_file.unlink(missing_ok=True)
     command = [str(peer.python) if peer else sys.executable, "-m", "tests.engines", str(job_file), str(result_file)]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False)

@@ -64,7 +64,7 @@ def make_workload(name: str, count: int | None = None, vocab_size: int = 50257, 
 def read_workload(path: Path, encode: Callable[[str], list[int]]) -> Workload:
     """A workload from a file; `encode` turns a text into token ids. Raises ValueError, which names the line."""
     requests = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -83,8 +83,9 @@ def plot(result: dict, path: Path) -> None:
 
     contexts = sorted({row["context"] for row in result["rows"]})
     figure, panels = plt.subplots(
-        1, len(contexts), figsize=(3.1 * len(contexts), 3.7), sharey=True, layout="constrained"
+        1, len(contexts), figsize=(3.1 * len(contexts), 3.7), sharey=True, squeeze=False, layout="constrained"
     )
+    panels = panels[0]
     styles = dict(zip(result["rows"][0]["seconds"], ["o:", "s--", "D-", "^-."], strict=False))
     for axes, context in zip(panels, contexts, strict=True):
         rows = [row for row in result["rows"] if row["context"] == context]

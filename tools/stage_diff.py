@@ -2,6 +2,7 @@
 
     python tools/stage_diff.py 2            # the table of stage 2
     python tools/stage_diff.py 2 --full     # and the diff itself
+    python tools/stage_diff.py 2 model.py   # the diff of this file
     python tools/stage_diff.py --write      # put every stage's table into its README
 
 READMEs are left out: they hold the tables.
@@ -70,6 +71,7 @@ def with_table(readme: str, new_table: str) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", type=int, nargs="?", help="the number of a stage")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="print the diff of these files of the stage")
     parser.add_argument("--full", action="store_true", help="print the diff too")
     parser.add_argument("--write", action="store_true", help="write the tables into the READMEs")
     args = parser.parse_args(argv)
@@ -83,13 +85,14 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if not 1 <= args.stage <= len(stages):
         parser.error(f"there are stages 1 to {len(stages)}, got {args.stage}")
-    stage = stages[args.stage - 1]
-    print(table(stage))
-    if args.full:
-        before = stages[args.stage - 2] if args.stage > 1 else None
-        for name, state in read_stages()[stage].items():
-            if state != "same" and name != "README.md":
-                print("\n" + "".join(file_diff(stage, before, name)), end="")
+    stage, before = stages[args.stage - 1], stages[args.stage - 2] if args.stage > 1 else None
+    changed = [name for name, state in read_stages()[stage].items() if state != "same" and name != "README.md"]
+    if unknown := [name for name in args.files if name not in changed]:
+        parser.error(f"{stage} changed no {unknown[0]}; it changed {', '.join(changed)}")
+    if not args.files:
+        print(table(stage))
+    for name in changed if args.full else args.files:
+        print("\n" + "".join(file_diff(stage, before, name)), end="")
     return 0
 
 
