@@ -8,14 +8,16 @@ A gain is the seconds without an optimisation (and without those that need it) d
 run stage 5.
 
 On a machine that others use too, whole runs differ by more than most of these gains. So all variants serve a workload
-together: each step is computed by every one of them, one after the other, and who begins changes from step to step.
-With `--repeat` a step's time is the median of so many. Two optimisations don't show in steps, memory that is there from
-the start and a garbage collector with less to do; they are compared by whole runs in fresh processes, `--runs` of each,
-in alternating order. What needs an instruction that this CPU does not have is left out.
+together: each step is computed by every one of them, one after the other, in an order that is drawn anew for each step
+(whoever comes behind a variant with the same weights finds some of them in the CPU's cache). With `--repeat` a step's
+time is the median of so many. Two optimisations don't show in steps, memory that is there from the start and a garbage
+collector with less to do; they are compared by whole runs in fresh processes, `--runs` of each, in alternating order.
+What needs an instruction that this CPU does not have is left out.
 """
 
 import argparse
 import json
+import random
 import shlex
 import statistics
 import sys
@@ -52,20 +54,20 @@ class Contest(torch.nn.Module):
 
     def __init__(self, config, ways: dict[str, Callable]):
         super().__init__()
-        self.config, self.ways = config, ways
+        self.config, self.ways, self.random = config, ways, random.Random(0)
         self.clear()
 
     def clear(self) -> None:
         self.seconds: dict[str, list[float]] = {name: [] for name in self.ways}  # of each step
 
     def forward(self, step, cache) -> torch.Tensor:
-        names = list(self.ways)
-        first = len(self.seconds[names[0]]) % len(names)
-        for name in names[first:] + names[:first]:
+        order, first = list(self.ways), next(iter(self.ways))
+        self.random.shuffle(order)
+        for name in order:
             started = time.perf_counter()
             logits = self.ways[name](step, cache)
             self.seconds[name].append(time.perf_counter() - started)
-            if name == names[0]:
+            if name == first:
                 taken = logits.clone()  # the next way may overwrite them
         return taken
 
