@@ -160,7 +160,7 @@ def run_openvino(job: dict) -> dict:
     scheduler.enable_prefix_caching = True
     precision = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[job["dtype"]]
     properties = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
-    properties |= {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", "INFERENCE_NUM_THREADS": str(job["threads"])}
+    properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
     pipeline = openvino_genai.ContinuousBatchingPipeline(str(exported), scheduler, "CPU", properties)
 
     def complete(requests: list) -> tuple[list, list]:
