@@ -72,15 +72,14 @@ class Contest(torch.nn.Module):
         return taken
 
 
-def make_way(llm, on: frozenset[str] | None = None, cache=None, model=None) -> Callable:
+def make_way(llm, on: frozenset[str] | None = None, cache=None) -> Callable:
     """A step by an engine's model, with its choice of the best tokens.
 
     Args:
         on: the optimisations that the model is to use, for one that can change; None is those it has.
         cache: where its keys and values are; None is where everybody's are.
-        model: None is the engine's.
     """
-    model, attention = model or llm.model, llm.cache.paged_attention
+    model, attention = llm.model, llm.cache.paged_attention
     argmax = getattr(llm, "argmax", None) if on is None or "argmax" in on else None
 
     def run(step, everybodys) -> torch.Tensor:
@@ -101,7 +100,7 @@ def make_way(llm, on: frozenset[str] | None = None, cache=None, model=None) -> C
 
 def make_contest(llm, make: Callable) -> Contest:
     """All variants of an engine that has everything on; `make` makes engines like it, of stage 6 or 5."""
-    on, kernels, attention_cache = llm.model.on, FAST.part("kernels.c_kernel"), {"num_blocks": llm.num_blocks}
+    on, kernels, room = llm.model.on, FAST.part("kernels.c_kernel"), {"num_blocks": llm.num_blocks}
     ways = {"": make_way(llm, on)}
     for name in OPTIMIZATIONS:
         if name in IN_RUNS or (name in ("tiles", "split") and not kernels.has_kind("tiles_bfloat16")):
@@ -111,8 +110,8 @@ def make_contest(llm, make: Callable) -> Contest:
         else:  # weights of its own; keys and values are everybody's
             ways[name] = make_way(make(FAST, disable=[name], num_blocks=1))
     for name, other in (
-        ("all of them", make(FAST, disable=OPTIMIZATIONS, **attention_cache)),
-        ("stage 5", make(BEFORE, **attention_cache)),
+        ("all of them", make(FAST, disable=OPTIMIZATIONS, **room)),
+        ("stage 5", make(BEFORE, **room)),
     ):
         ways[name] = make_way(other, cache=other.cache)
     return Contest(llm.model.config, ways)
