@@ -7,9 +7,10 @@ python -m exercises reveal 2.3      # a solution, after at least one attempt
 """
 
 import argparse
+import os
 import sys
 
-from .catalogue import exercises, grade_in_time, progress, read_progress
+from .catalogue import Exercise, Grade, exercises, grade_in_time, prepare_streams, progress, read_progress
 
 
 def show_all() -> int:
@@ -23,7 +24,7 @@ def show_all() -> int:
         state = records.get(number, {}).get("state", "not started")
         mark = {"passed": "✓", "failing": "✗"}.get(state, " ")
         print(f"  {mark} {number:4} {exercise.title:48} {exercise.minutes:3} min   {state}")
-    passed = sum(record.get("state") == "passed" for record in records.values())
+    passed = sum(records.get(number, {}).get("state") == "passed" for number in exercises())
     print(
         f"\n{passed} of {len(exercises())} passed. The texts are in exercises/stage…/; begin with exercises/README.md."
     )
@@ -36,22 +37,30 @@ def check(numbers: list[str]) -> int:
     for number in exercises() if numbers == ["all"] else numbers:
         exercise = exercises()[number]
         result = grade_in_time(exercise)
-        with progress(number) as record:
-            if record.get("state") != "passed":  # who has passed may go on trying
-                record["state"] = result.state
-            record["attempts"] = record.get("attempts", 0) + (result.state != "not started")
         failed += result.state != "passed"
-        if result.state == "passed":
-            print(f"{number} {exercise.title}: passed, {result.seconds:.1f} s")
-        else:
-            how_far = f"; {result.num_passed} of {result.num_tests} tests pass" if result.num_tests else ""
-            test = f" ({result.test})" if result.test else ""
-            print(f"{number} {exercise.title}: {result.state}{test}{how_far}")
-            print("\n".join(f"  {line}" for line in result.message.splitlines()))
-            if result.state == "not started":
-                text = exercise.text.relative_to(exercise.text.parents[2])
-                print(f"  read {text}, then edit {exercise.work.name} beside it")
+        try:
+            with progress(number) as record:
+                if record.get("state") != "passed":  # who has passed may go on trying
+                    record["state"] = result.state
+                record["attempts"] = record.get("attempts", 0) + (result.state != "not started")
+        finally:  # it is told even if it can't be recorded
+            tell(exercise, result)
     return 1 if failed else 0
+
+
+def tell(exercise: Exercise, result: Grade) -> None:
+    """What came of a check."""
+    name = f"{exercise.number} {exercise.title}"
+    if result.state == "passed":
+        print(f"{name}: passed, {result.seconds:.1f} s")
+        return
+    how_far = f"; {result.num_passed} of {result.num_tests} tests pass" if result.num_tests else ""
+    test = f" ({result.test})" if result.test else ""
+    print(f"{name}: {result.state}{test}{how_far}")
+    print("\n".join(f"  {line}" for line in result.message.splitlines()))
+    if result.state == "not started":
+        text = exercise.text.relative_to(exercise.text.parents[2])
+        print(f"  read {text}, then edit {exercise.work.name} beside it")
 
 
 def hint(number: str) -> int:
@@ -93,16 +102,40 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"there is no exercise {unknown[0]!r}; `python -m exercises` lists them")
     if args.action in ("hint", "reveal") and len(args.numbers) > 1:
         parser.error(f"{args.action} takes one exercise")
+    prepare_streams()
     try:
-        if args.action == "list":
-            return show_all()
-        if args.action == "check":
-            return check(args.numbers)
-        return {"hint": hint, "reveal": reveal}[args.action](args.numbers[0])
-    except ValueError as error:
+        return run(args.action, args.numbers)
+    except BrokenPipeError:  # the reader of stdout has gone: `| head`
+        return 1
+    except (ValueError, OSError) as error:
         print(f"exercises: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def write_out(status: int) -> int:
+    """Write what stdout has kept back, or say why not; left to the interpreter it would be a traceback."""
+    try:
+        if sys.stdout is not None:  # as it is when it was closed from the beginning
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return status or 1
+        print(f"exercises: {error}", file=sys.stderr)
+        return 2
+    return status
+
+
+def run(action: str, numbers: list[str]) -> int:
+    if action == "list":
+        return show_all()
+    if action == "check":
+        return check(numbers)
+    return {"hint": hint, "reveal": reveal}[action](numbers[0])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_out(main()))

@@ -2,18 +2,28 @@
 
 import functools
 import importlib.util
+import itertools
 import json
 import multiprocessing
 import os
 import re
+import shutil
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+    import msvcrt
 
 FOLDER = Path(__file__).parent
 PROGRESS = FOLDER.parent / ".exercises.json"  # git-ignored
@@ -119,21 +129,51 @@ def grade(exercise: Exercise, work: Path | ModuleType | None = None) -> Grade:
 def grade_in_time(exercise: Exercise) -> Grade:
     """Grade the learner's file in a process of its own, which is ended if the code in it does not end."""
     context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    process = context.Process(target=_grade_into, args=(exercise, results), daemon=True)
-    process.start()
-    process.join(SECONDS)
-    if process.is_alive():
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_grade_into, args=(exercise, sender), daemon=True)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it inherits this: a Ctrl-C is told once, by this process
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    sender.close()  # so that the pipe ends when the process does
+    try:
+        if receiver.poll(SECONDS):  # read while it runs: a long message does not fit into a pipe
+            return receiver.recv()
+        return Grade("failing", f"not done after {SECONDS} seconds; is there a loop that does not end?")
+    except EOFError:
+        process.join()
+        return Grade("failing", f"the process that ran it ended with status {process.exitcode}")
+    finally:
         process.kill()
         process.join()
-        return Grade("failing", f"not done after {SECONDS} seconds; is there a loop that does not end?")
-    if results.empty():
-        return Grade("failing", f"the process that ran it ended with status {process.exitcode}")
-    return results.get()
+        receiver.close()
 
 
-def _grade_into(exercise: Exercise, results) -> None:
-    results.put(grade(exercise))
+def _grade_into(exercise: Exercise, sender) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    prepare_streams()
+    result = grade(exercise)
+    with suppress(OSError):  # the parent process has the same stdout, and tells what is wrong with it
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    sender.send(result)  # the last thing: with it the parent ends this process
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+def prepare_streams() -> None:
+    """What stdout's encoding lacks is written as an escape: a tick is no reason to end. And the numbers of streams that
+    are closed are taken: a pipe that got one of them would get what is printed."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        continue
+    os.close(number)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a closed one is None
+            stream.reconfigure(errors="backslashreplace")
 
 
 def where(error: Exception, path: Path) -> str:
@@ -147,26 +187,80 @@ def where(error: Exception, path: Path) -> str:
 
 
 def read_progress() -> dict[str, dict]:
-    """What is recorded of each exercise: attempts, state, hints shown, predictions. Raises ValueError if damaged."""
-    if not PROGRESS.exists():
-        return {}
-    try:
-        return json.loads(PROGRESS.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ValueError(
-            f"{PROGRESS} is damaged; remove it to begin anew (the exercises themselves are not in it)"
-        ) from None
+    """What is recorded of each exercise: attempts, state, hints shown, predictions."""
+    everything, damage = _read_progress()
+    if not damage:
+        return everything
+    with one_at_a_time():
+        return _mend_progress()
 
 
 @contextmanager
 def progress(number: str) -> Iterator[dict]:
     """The record of one exercise, to be changed; written when the block ends, whole or not at all."""
-    everything = read_progress()
-    record = everything.setdefault(number, {})
-    yield record
+    with one_at_a_time():
+        everything = _mend_progress()
+        yield everything.setdefault(number, {})
+        _write_progress(everything)
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Of several commands: between one's reading and writing, another one's record would be lost. The lock is on this
+    file, which is always there and stays as it is, and goes with the process."""
+    with open(__file__, "r+b") as file:  # for writing, without which NFS has no locks
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        else:
+            file.seek(1 << 30)  # Windows keeps others from reading what is locked: a byte behind the end
+            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+        yield
+
+
+def _read_progress() -> tuple[dict[str, dict], str]:
+    """(the records that can be read, what is wrong with the file)."""
+    try:
+        everything = json.loads(PROGRESS.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, ""
+    except (ValueError, RecursionError) as error:
+        return {}, str(error)
+    if not isinstance(everything, dict):
+        return {}, f"a JSON object is expected, not a {type(everything).__name__}"
+    whole = {number: record for number, record in everything.items() if is_record(record)}
+    lost = [number for number in everything if number not in whole]
+    return whole, f"no record: {', '.join(lost)}" if lost else ""
+
+
+def _mend_progress() -> dict[str, dict]:
+    """The records; a damaged file is copied aside, what of it can be read stays, and stderr tells."""
+    everything, damage = _read_progress()
+    if damage:
+        names = (PROGRESS.with_name(f"{PROGRESS.name}.damaged{number}") for number in itertools.count(1))
+        aside = next(path for path in names if not path.exists())
+        shutil.copyfile(PROGRESS, aside)
+        _write_progress(everything)
+        kept = f"{len(everything)} records of it stay" if everything else "your progress begins anew"
+        print(f"exercises: {PROGRESS} is damaged ({damage:.200}); {kept}, a copy is {aside.name}", file=sys.stderr)
+    return everything
+
+
+def is_record(record: object) -> bool:
+    """Whether it is what a command writes of an exercise."""
+    if not isinstance(record, dict) or not isinstance(record.get("state", ""), str):
+        return False
+    counts = [record.get("attempts", 0), record.get("hints", 0)]
+    whole = all(isinstance(count, int) and count >= 0 for count in counts)
+    return whole and isinstance(record.get("prediction", 0.0), int | float)
+
+
+def _write_progress(everything: dict[str, dict]) -> None:
     new = PROGRESS.with_suffix(".new")
-    new.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
-    os.replace(new, PROGRESS)
+    try:
+        new.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+        os.replace(new, PROGRESS)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def lock(number: str, prediction: float) -> float:

@@ -11,7 +11,8 @@ from .model import GPT2
 from .outputs import RequestOutput, RowRecord, Stats, StepRecord, StreamEvent
 from .request import Request
 from .sampler import derive_seed, sample
-from .sampling_params import SamplingParams
+from .sampling_params import SamplingParams, whole_number
+from .threads import ThreadLimit
 from .tokenizer import Tokenizer
 from .weights import find_model, load_weights, read_config, tokenizer_directory
 
@@ -53,9 +54,7 @@ class LLM:
     ):
         if load_format not in ("auto", "dummy"):
             raise ValueError(f"load_format must be 'auto' or 'dummy', got {load_format!r}")
-        if seed is None:
-            raise ValueError("seed must be a whole number, got None")
-        self.seed = SamplingParams(seed=seed).seed  # the same check as for a request's seed
+        self.seed = whole_number("seed", seed, 0, 2**64 - 1)
         self.device = pick_device(device)
         self.dtype = pick_dtype(dtype, self.device)
         directory = find_model(str(model), load_format)
@@ -65,6 +64,7 @@ class LLM:
         with torch.device("meta"):  # no memory yet: load_weights brings the tensors
             self.model = GPT2(config).eval()
         load_weights(self.model, directory, load_format, self.dtype, self.device)
+        self.thread_limit = ThreadLimit()
         self.stats = Stats()
         self.trace: list[StepRecord] | None = [] if trace else None
         self._num_requests = 0
@@ -193,8 +193,10 @@ class LLM:
         start = time.perf_counter()
         phase = "decode" if request.output_token_ids else "prefill"
         token_ids = torch.tensor(request.token_ids, device=self.device)  # [n_seq]
-        logits = self.model(token_ids)  # [n_seq] -> [vocab_size]
-        request.add_token(*sample(logits, request))
+        with self.thread_limit:
+            logits = self.model(token_ids)  # [n_seq] -> [vocab_size]
+            sampled = sample(logits, request)
+        request.add_token(*sampled)
         self._record(start, [RowRecord(request.request_id, phase, num_tokens=len(token_ids), num_padding=0)])
         self.stats.num_output_tokens += 1
         if request.finished:
@@ -240,6 +242,7 @@ def pick_max_model_len(max_model_len: int | None, n_positions: int) -> int:
     """The longest sequence, in tokens. Raises ValueError if the model has no positions for it."""
     if max_model_len is None:
         return n_positions
-    if not isinstance(max_model_len, int) or not 2 <= max_model_len <= n_positions:
-        raise ValueError(f"max_model_len must be from 2 to the model's {n_positions} positions, got {max_model_len!r}")
-    return max_model_len
+    try:
+        return whole_number("max_model_len", max_model_len, 2, n_positions)
+    except ValueError as error:
+        raise ValueError(f"{error}; the model has {n_positions} positions") from None

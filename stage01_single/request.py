@@ -4,6 +4,7 @@ import time
 
 from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from .sampling_params import SamplingParams
+from .stop_texts import match
 from .tokenizer import Detokenizer, Tokenizer
 
 
@@ -45,6 +46,7 @@ class Request:
         self.first_token_time = self.last_token_time = 0.0
         self.tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
+        self._matched = [0] * len(params.stop)  # of each stop text, how much the text ends with
         self._streamed_tokens = self._streamed_characters = 0
 
     @property
@@ -84,21 +86,25 @@ class Request:
         """Append text, and end before the first stop text that it completes."""
         old_length = len(self.text)
         self.text += new_text
+        # A stop text that this token completes may begin in earlier text, but ends in the new one.
+        found = [match(stop, n, new_text) for stop, n in zip(self.params.stop, self._matched, strict=True)]
+        self._matched = [n for n, _ in found]
         if len(self.output_token_ids) <= self.params.min_tokens:
             return
-        # A stop text that this token completes may begin in earlier text, but ends in the new one.
-        found = [(self.text.find(stop, max(0, old_length + 1 - len(stop))), stop) for stop in self.params.stop]
-        found = [(position, stop) for position, stop in found if position >= 0]
-        if found:
-            position, stop = min(found, key=lambda pair: pair[0])
+        ends = [
+            (old_length + end - len(stop), stop) for stop, (_, end) in zip(self.params.stop, found, strict=True) if end
+        ]
+        if ends:
+            position, stop = min(ends, key=lambda pair: pair[0])
             self.text = self.text[:position]
             self.finish_reason, self.stop_reason = "stop", stop
 
     def _finish(self, reason: str, stop_reason: str | int | None = None) -> None:
-        self.finish_reason, self.stop_reason = reason, stop_reason
         tail = self._detokenizer.flush()
         if tail:  # a character that never got its last bytes; it may still complete a stop text
             self._add_text(tail)
+        if not self.finished:
+            self.finish_reason, self.stop_reason = reason, stop_reason
 
     def take_new(self) -> tuple[str, list[int]]:
         """The text and tokens that came since the last call; text that may be part of a stop text is held back."""
@@ -110,10 +116,7 @@ class Request:
 
     def _held_back(self) -> int:
         """How many characters at the end of the text could be the beginning of a stop text."""
-        for length in range(min(max(map(len, self.params.stop), default=1) - 1, len(self.text)), 0, -1):
-            if any(stop.startswith(self.text[-length:]) for stop in self.params.stop):
-                return length
-        return 0
+        return max(self._matched, default=0)
 
     def output(self) -> RequestOutput:
         """The result so far; `finished` says if it is the whole one."""

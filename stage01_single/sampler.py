@@ -13,6 +13,8 @@ from torch import Tensor
 from .outputs import Logprob
 from .request import Request
 
+NOT_FINITE = "the model's logits are no numbers: its weights are damaged, or its values too large for this dtype"
+
 
 def sample(logits: Tensor, request: Request) -> tuple[int, dict[int, Logprob] | None]:
     """The next token of a request, with its log-probabilities if they were asked for.
@@ -22,6 +24,8 @@ def sample(logits: Tensor, request: Request) -> tuple[int, dict[int, Logprob] | 
     """
     params = request.params
     scores = penalize(logits, request)
+    if not scores.max().isfinite():
+        raise ValueError(NOT_FINITE)
     if params.temperature == 0:
         token_id = int(scores.argmax())
     else:

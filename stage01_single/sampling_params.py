@@ -1,8 +1,11 @@
 """What a request asks of the sampler, and when it ends. Names and meanings are vLLM's `SamplingParams`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+
+import numpy as np
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e5  # within these, logits / temperature stays finite in float32
 
@@ -66,35 +69,46 @@ class SamplingParams:
         self._check_integer("min_tokens", 0, self.max_tokens)
         if self.logprobs is not None:
             self._check_integer("logprobs", 0)
-        if not isinstance(self.ignore_eos, bool):
+        if not isinstance(self.ignore_eos, bool | np.bool_):
             raise ValueError(f"ignore_eos must be True or False, got {self.ignore_eos!r}")
+        object.__setattr__(self, "ignore_eos", bool(self.ignore_eos))
         stop = (self.stop,) if isinstance(self.stop, str) else self._check_sequence("stop")
         if not all(isinstance(text, str) and text for text in stop):
             raise ValueError(f"stop must be texts that are not empty, got {self.stop!r}")
-        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop", tuple(map(str, stop)))
         stop_token_ids = self._check_sequence("stop_token_ids")
-        if not all(isinstance(i, Integral) and not isinstance(i, bool) and i >= 0 for i in stop_token_ids):
-            raise ValueError(f"stop_token_ids must be token ids, got {self.stop_token_ids!r}")
-        object.__setattr__(self, "stop_token_ids", tuple(map(int, stop_token_ids)))
+        object.__setattr__(self, "stop_token_ids", tuple(whole_number("stop_token_ids", i, 0) for i in stop_token_ids))
 
     def _check_number(self, field: str, low: float, high: float) -> None:
-        value = getattr(self, field)
-        if not isinstance(value, Real) or isinstance(value, bool) or not low <= value <= high:  # false for NaN too
-            raise ValueError(f"{field} must be a number from {low} to {high}, got {value!r}")
+        object.__setattr__(self, field, number(field, getattr(self, field), low, high))
 
     def _check_integer(self, field: str, low: int, high: int | None = None) -> None:
-        value = getattr(self, field)
-        if (
-            not isinstance(value, Integral)
-            or isinstance(value, bool)
-            or value < low
-            or (high is not None and value > high)
-        ):
-            limit = f"of at least {low}" if high is None else f"from {low} to {high}"
-            raise ValueError(f"{field} must be a whole number {limit}, got {value!r}")
+        object.__setattr__(self, field, whole_number(field, getattr(self, field), low, high))
 
     def _check_sequence(self, field: str) -> tuple:
         value = getattr(self, field)
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise ValueError(f"{field} must be a list, got {value!r}")
         return tuple(value)
+
+
+# What comes from NumPy, say, is converted once, here: a numpy.int8 that counts overflows later, far from its origin.
+
+
+def number(name: str, value, low: float, high: float) -> float:
+    """A number as Python's own. Raises ValueError, naming it, unless it is one from low to high."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not low <= value <= high:  # false for NaN too
+        raise ValueError(f"{name} must be a number from {low} to {high}, got {value!r:.80}")
+    return float(value)
+
+
+def whole_number(name: str, value, low: int, high: int | None = None) -> int:
+    """A whole number as Python's own. Raises ValueError, naming it, unless it is one of at least low, at most high."""
+    if (
+        not isinstance(value, Integral)
+        or isinstance(value, bool)
+        or not low <= value <= (math.inf if high is None else high)
+    ):
+        limit = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise ValueError(f"{name} must be a whole number {limit}, got {value!r:.80}")
+    return int(value)

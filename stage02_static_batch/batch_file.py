@@ -10,9 +10,22 @@ alone, so a run that was killed and resumed ends with the same lines as one that
 file: resume with those of the first run.
 """
 
+import codecs
+import contextlib
 import json
+import os
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from io import FileIO
 from pathlib import Path
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    import msvcrt
+
+    fcntl = None
 
 from tqdm import tqdm
 
@@ -20,6 +33,7 @@ from .llm import LLM
 from .sampler import derive_seed
 from .sampling_params import SamplingParams
 
+SYNC_SECONDS = 5  # how much work a machine that fails may lose; a process that is killed loses none
 RESULT_FIELDS = ("text", "token_ids", "finish_reason", "stop_reason", "cumulative_logprob", "logprobs", "error")
 
 
@@ -34,54 +48,111 @@ class Line:
     error: str | None = None
 
 
-def check_paths(input_path: Path, output_path: Path, resume: bool) -> None:
-    """Raise ValueError if a run would destroy something. Cheap: called before the model is loaded."""
-    if not input_path.is_file():
+def open_output(input_path: Path, output_path: Path, resume: bool) -> FileIO:
+    """The output, locked as long as it is open. Cheap: called before the model is loaded.
+
+    Raises:
+        ValueError: a run would destroy something, or another run is writing to this output.
+    """
+    if not input_path.exists():
         raise ValueError(f"--input {input_path}: there is no such file")
+    if not input_path.is_file():  # a pipe, say
+        raise ValueError(f"--input {input_path} is not a regular file, which --resume could read again")
+    input_path.open("rb").close()  # one that can't be read is an error now
     if not output_path.parent.is_dir():
         raise ValueError(f"--output {output_path}: there is no directory {output_path.parent}")
     if output_path.exists():
         if output_path.samefile(input_path):
             raise ValueError(f"--output {output_path} is the input file")
-        if not resume:
+        if not output_path.is_file():
+            raise ValueError(f"--output {output_path} is not a regular file")
+    file = output_path.open("a+b", buffering=0)
+    try:
+        lock(file)
+        if not resume and os.fstat(file.fileno()).st_size:
             raise ValueError(f"--output {output_path} exists: add --resume to continue it, or remove it")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def lock(file: FileIO) -> None:
+    """Keep other runs off this file until it is closed: two on one file would answer every line twice."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            file.seek(1 << 62)  # Windows locks bytes, also from reading: one that is not there
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    except (BlockingIOError, PermissionError):
+        raise ValueError(f"--output {file.name}: another run is writing to this file") from None
+    except OSError as error:
+        raise ValueError(f"--output {file.name} can't be locked: {error.strerror}") from None
 
 
 def run_batch_file(
-    llm: LLM, input_path: Path, output_path: Path, defaults: SamplingParams, *, resume: bool, quiet: bool
+    llm: LLM, input_path: Path, file: FileIO, defaults: SamplingParams, *, quiet: bool
 ) -> tuple[int, int]:
-    """Answer every line of the input that the output does not answer yet.
+    """Answer every line of the input that the output, a file of `open_output`, does not answer yet.
 
     Returns:
         how many lines the output has, and how many of them are errors.
 
     Raises:
         ValueError: the output file is not one of this input's.
+        OSError: a file can't be read or written; what was written before is there.
     """
     lines = read_lines(llm, input_path, defaults)
-    finished = read_finished(output_path, {line.id: line for line in lines}) if resume else {}
-    num_errors = sum("error" in result for result in finished.values())
+    finished = read_finished(file, {line.id: line for line in lines})
+    num_lines, num_errors, synced = len(lines), sum(finished.values()), time.monotonic()
     todo = [line for line in lines if line.id not in finished]
-    with (
-        output_path.open("a", encoding="utf-8", newline="\n") as file,
-        tqdm(total=len(lines), initial=len(finished), unit="line", disable=quiet) as bar,
-    ):
+    with tqdm(total=num_lines, initial=len(finished), unit="line", disable=quiet) as bar:
 
         def write(line: Line, result: dict) -> None:
-            file.write(to_json({**line.fields, "id": line.id, **result}) + "\n")
-            file.flush()
+            nonlocal synced
+            append(file, {**line.fields, "id": line.id, **result})
+            if time.monotonic() > synced + SYNC_SECONDS:
+                sync(file)
+                synced = time.monotonic()
             bar.update()
 
-        for line in todo:
-            if line.error:
-                write(line, {"error": line.error})
-                num_errors += 1
-        todo = [line for line in todo if not line.error]
-        for index, output in llm.as_completed([line.prompt for line in todo], [line.params for line in todo]):
-            completion = output.to_dict()["outputs"][0]
-            asked = [name for name in RESULT_FIELDS if completion.get(name) is not None or name == "stop_reason"]
-            write(todo[index], {name: completion[name] for name in asked})
-    return len(lines), num_errors
+        try:
+            for line in todo:
+                if line.error:
+                    write(line, {"error": line.error})
+                    num_errors += 1
+            todo = [line for line in todo if not line.error]
+            for index, output in llm.as_completed([line.prompt for line in todo], [line.params for line in todo]):
+                completion = output.to_dict()["outputs"][0]
+                asked = [name for name in RESULT_FIELDS if completion.get(name) is not None or name == "stop_reason"]
+                write(todo[index], {name: completion[name] for name in asked})
+        finally:
+            sync(file)
+    return num_lines, num_errors
+
+
+def append(file: FileIO, result: dict) -> None:
+    """Write a line. It is there when this returns, whatever becomes of this process."""
+    rest = (to_json(result) + "\n").encode()
+    with naming(file):
+        while rest:
+            rest = rest[file.write(rest) :]
+
+
+def sync(file: FileIO) -> None:
+    """Have the system put what was written on the disk, where it is whatever becomes of the machine."""
+    with naming(file):
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def naming(file: FileIO) -> Iterator[None]:
+    """Errors of an open file do not say which it is: say so."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file.name)) from None
 
 
 def to_json(result: dict) -> str:
@@ -96,13 +167,14 @@ def to_json(result: dict) -> str:
 
 def read_lines(llm: LLM, path: Path, defaults: SamplingParams) -> list[Line]:
     """The lines of the input, those that are wrong with what is wrong. Blank lines are skipped."""
-    numbered = [(number, raw) for number, raw in enumerate(path.read_bytes().split(b"\n"), start=1) if raw.strip()]
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)  # which Windows writes
+    numbered = [(number, raw) for number, raw in enumerate(content.split(b"\n"), start=1) if raw.strip()]
     lines = [(number, read_line(llm, raw, number, defaults)) for number, raw in numbered]
     given = {line.id for _, line in lines if line.id is not None}
     taken = set()
     for number, line in lines:
         if line.id in taken:
-            line.error, line.id = f"line {number}: the id {line.id!r} stands on an earlier line too", None
+            line.error, line.id = f"line {number}: the id {line.id!r:.80} stands on an earlier line too", None
         if line.id is None:  # named by its number, and told apart from ids that only look like it
             line.id = f"line-{number}"
             while line.id in given:
@@ -117,6 +189,7 @@ def read_line(llm: LLM, raw: bytes, number: int, defaults: SamplingParams) -> Li
         values = json.loads(raw.decode("utf-8"))
         if not isinstance(values, dict):
             raise ValueError(f"a line is a JSON object, got {type(values).__name__}")
+        to_json(values)  # what is nested too deeply to be written again is an error too
         line.fields = values
         if isinstance(values.get("id", ""), bool) or not isinstance(values.get("id", ""), str | int):
             raise ValueError(f"id must be a text or a whole number, got {values['id']!r:.80}")
@@ -144,46 +217,60 @@ def read_params(sampling: dict, defaults: SamplingParams) -> SamplingParams:
     if not isinstance(sampling, dict):
         raise ValueError(f"sampling must be a JSON object, got {sampling!r:.80}")
     if unknown := sorted(sampling.keys() - {field.name for field in fields(SamplingParams)}):
-        raise ValueError(f"sampling has no field {unknown[0]!r}")
+        raise ValueError(f"sampling has no field {unknown[0]!r:.80}")
     return replace(defaults, **sampling)
 
 
-def read_finished(path: Path, lines: dict[str | int, Line]) -> dict[str | int, dict]:
-    """The results that the output holds already, by id; a last line that was torn by a kill is cut off.
+def read_finished(file: FileIO, lines: dict[str | int, Line]) -> dict[str | int, bool]:
+    """The ids that the output answers already, each with whether by an error; a last line that was torn by a kill is
+    cut off.
 
     Raises ValueError if the output is not one of this input's, and leaves it as it is: better no run than answers to
     other questions.
     """
-    finished = {}
-    if not path.exists():
-        return finished
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    for number, raw in enumerate(whole.split(b"\n")[:-1], start=1):
-        try:
-            result = json.loads(raw.decode("utf-8"))
-            line = lines[result["id"]]
-            carried = {name: value for name, value in line.fields.items() if name not in ("id", *RESULT_FIELDS)}
-            if missing := [name for name in carried if name not in result]:
-                raise ValueError(f"it lacks the field {missing[0]!r} of the input's line")
-            if json.dumps(carried) != json.dumps({name: result[name] for name in carried}):
-                raise ValueError("the input's line of this id has other fields")
-            if "text" not in result and "error" not in result:
-                raise ValueError("it has neither text nor error")
-            if result["id"] in finished:
-                raise ValueError(f"the id {result['id']!r} stands on an earlier line too")
-        except (ValueError, KeyError, TypeError) as error:
-            reason = f"the input has no such id: {error}" if isinstance(error, KeyError) else error
-            raise ValueError(f"--resume: {path}, line {number} is no result of this input ({reason})") from None
-        finished[result["id"]] = result
-    if (torn := content[len(whole) :]) and not any(begins(line, torn) for line in lines.values()):
-        raise ValueError(f"--resume: {path}, what stands behind its last whole line is no result of this input")
-    with path.open("r+b") as file:
-        file.truncate(len(whole))
+    finished, size = {}, 0
+    file.seek(0)
+    with open(file.fileno(), "rb", closefd=False) as reader:
+        for number, raw in enumerate(reader, start=1):
+            if not raw.endswith(b"\n"):
+                if not any(begins(line, raw) for line in lines.values()):
+                    raise ValueError(
+                        f"--resume: {file.name}, what stands behind its last whole line is no result of this input"
+                    )
+                file.truncate(size)
+                break
+            try:
+                line, result = read_result(raw, lines)
+                if line.id in finished:
+                    raise ValueError(f"the id {line.id!r:.80} stands on an earlier line too")
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                reason = f"the input has no such id: {error!s:.80}" if isinstance(error, KeyError) else error
+                raise ValueError(
+                    f"--resume: {file.name}, line {number} is no result of this input ({reason})"
+                ) from None
+            finished[line.id] = "error" in result
+            size += len(raw)
     return finished
+
+
+def read_result(raw: bytes, lines: dict[str | int, Line]) -> tuple[Line, dict]:
+    """A line of the output, behind the input's line that it answers. Raises an error if it answers none."""
+    result = json.loads(raw.decode("utf-8"))
+    line = lines[result["id"]]
+    carried = {name: value for name, value in line.fields.items() if name not in ("id", *RESULT_FIELDS)}
+    if missing := [name for name in carried if name not in result]:
+        raise ValueError(f"it lacks the field {missing[0]!r:.80} of the input's line")
+    if json.dumps(carried) != json.dumps({name: result[name] for name in carried}):
+        raise ValueError("the input's line of this id has other fields")
+    if "text" not in result and "error" not in result:
+        raise ValueError("it has neither text nor error")
+    return line, result
 
 
 def begins(line: Line, torn: bytes) -> bool:
     """Whether these bytes can be the beginning of a line's result."""
-    start = to_json({**line.fields, "id": line.id}).removesuffix("}").encode()
+    if line.error:
+        start = to_json({**line.fields, "id": line.id, "error": line.error}).encode()
+    else:
+        start = to_json({**line.fields, "id": line.id}).removesuffix("}").encode()
     return torn.startswith(start) or start.startswith(torn)

@@ -15,6 +15,7 @@ from pathlib import Path
 import tiktoken
 
 END_OF_TEXT = "<|endoftext|>"
+PADDING = 1024  # a model's vocabulary may be larger than its tokenizer's, as for a multiple of 128, but not by more
 # How text is cut into pieces before any merging: contractions, words, numbers, punctuation, runs of spaces. A
 # possessive quantifier (`++`) never gives characters back, so a run of 100,000 letters is matched in one go.
 PIECES = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
@@ -36,6 +37,19 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+    except OSError as error:
+        raise ValueError(f"{path} can't be read: {error.strerror}") from None
+
+
+def read_json(path: Path) -> dict:
+    text = read_text(path)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return content
 
 
 def read_merges(path: Path) -> dict[bytes, int]:
@@ -55,19 +69,22 @@ def rank(path: Path, merges: dict[str, str]) -> dict[bytes, int]:
         halves = merge.split(" ")
         if len(halves) != 2 or not all(c in alphabet for half in halves for c in half):
             raise ValueError(f"{path}, {place}: expected two tokens to merge, got {merge[:60]!r}")
-        ranks[b"".join(alphabet[c] for half in halves for c in half)] = len(ranks)
+        left, right = (b"".join(alphabet[c] for c in half) for half in halves)
+        if left not in ranks or right not in ranks or left + right in ranks:  # lines were lost, or came twice
+            raise ValueError(f"{path}, {place}: expected two tokens of before that make a new one, got {merge[:60]!r}")
+        ranks[left + right] = len(ranks)
     return ranks
 
 
 def read_tokenizer_json(path: Path) -> dict[bytes, int]:
     """As `read_merges`, of a tokenizer.json. Raises ValueError if it is not a tokenizer of GPT-2's kind."""
+    content = read_json(path)
     try:
-        content = json.loads(read_text(path))
         cuts, model = content["pre_tokenizer"], content["model"]
         kinds = (cuts["type"], cuts.get("add_prefix_space", True), model["type"])
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-        vocabulary = dict(model["vocab"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        vocabulary = dict(model["vocab"].items())
+    except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is not a tokenizer of GPT-2's kind: {type(error).__name__}: {error}") from None
     if kinds != ("ByteLevel", False, "BPE"):
         raise ValueError(f"{path} is not a tokenizer of GPT-2's kind: ByteLevel without a prefix space, and BPE")
@@ -76,21 +93,29 @@ def read_tokenizer_json(path: Path) -> dict[bytes, int]:
     return ranks
 
 
-def read_vocabulary(path: Path) -> dict[str, int]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is not a JSON object of tokens and ids: {error}") from None
-
-
 def check_vocabulary(path: Path, vocabulary: dict[str, int], ranks: dict[bytes, int]) -> None:
     """Raise ValueError unless a file's vocabulary gives every token the place of its merge as id, as GPT-2's does."""
     alphabet = byte_alphabet()
+    expected = {**ranks, END_OF_TEXT: len(ranks)}
     for text, token_id in vocabulary.items():
-        if text != END_OF_TEXT and ranks.get(b"".join(alphabet.get(c, b"?") for c in text)) != token_id:
+        named = text == END_OF_TEXT or not all(c in alphabet for c in text)
+        token = text if named else b"".join(alphabet[c] for c in text)
+        if type(token_id) is not int or expected.get(token) != token_id:
             raise ValueError(
-                f"{path}: token {text!r} has id {token_id}, not the place of its merge: not GPT-2's layout"
+                f"{path}: token {text[:60]!r} has id {token_id!r:.60}, not the place of its merge: not GPT-2's layout"
             )
+    if len(vocabulary.keys() - {END_OF_TEXT}) < len(ranks):
+        raise ValueError(f"{path} has {len(vocabulary):,} tokens, and the merges make {len(ranks):,}")
+
+
+def check_size(path: Path, ranks: dict[bytes, int]) -> None:
+    """Raise ValueError if a config.json counts so many more tokens that merges must have been lost."""
+    vocab_size = read_json(path).get("vocab_size")
+    if isinstance(vocab_size, int) and vocab_size > len(ranks) + 1 + PADDING:
+        raise ValueError(
+            f"{path.parent}: the merges make {len(ranks):,} tokens, {path.name} has vocab_size {vocab_size:,}: "
+            "merges.txt or tokenizer.json was cut short"
+        )
 
 
 class Tokenizer:
@@ -105,7 +130,9 @@ class Tokenizer:
         merges, vocabulary = directory / "merges.txt", directory / "vocab.json"
         ranks = read_merges(merges) if merges.exists() else read_tokenizer_json(directory / "tokenizer.json")
         if vocabulary.exists():
-            check_vocabulary(vocabulary, read_vocabulary(vocabulary), ranks)
+            check_vocabulary(vocabulary, read_json(vocabulary), ranks)
+        if (directory / "config.json").exists():
+            check_size(directory / "config.json", ranks)
         self.end_of_text_id = len(ranks)
         self._encoding = tiktoken.Encoding(
             "gpt2", pat_str=PIECES, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: self.end_of_text_id}
@@ -141,6 +168,12 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def copy(self) -> "Detokenizer":
+        """Another one that has seen the same tokens."""
+        other = Detokenizer(self._tokenizer)
+        other._decoder.setstate(self._decoder.getstate())
+        return other
 
     def add(self, token_id: int) -> str:
         """The text that this token completes: empty while a character is still missing bytes."""

@@ -7,12 +7,12 @@ pytorch_model.bin, whole or in shards. Whatever is wrong with a file is said in 
 
 import json
 import math
-import pickle
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from .model import GPT2, ModelConfig
@@ -26,6 +26,9 @@ HUB_SIZES = {
 }
 # Linear layers that a GPT-2 checkpoint stores as [in, out], the transpose of torch's nn.Linear.
 STORED_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+# The sizes in config.json, and what no GPT-2 exceeds: larger ones would fill the memory before a weight is read.
+LARGEST = dict(n_layer=1000, n_head=1000, n_embd=10**5, n_inner=10**6, n_positions=10**7, vocab_size=10**7)
 
 
 # --- Finding --------------------------------------------------------------------------------------------------------
@@ -40,7 +43,7 @@ def find_model(model: str, load_format: str) -> Path:
     if model in HUB_SIZES:
         return BUNDLED if load_format == "dummy" else fetch(model)
     directory = BUNDLED if model == "tinytales" else Path(model)
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         names = ", ".join(["tinytales", *HUB_SIZES])
         raise ValueError(f"model {model!r}: there is no directory {directory}; the named models are {names}")
     return directory
@@ -89,24 +92,25 @@ def read_config(model: str, directory: Path, load_format: str) -> ModelConfig:
         "add_cross_attention": (False,),
     }
     for key, values in supported.items():
-        if config.get(key, values[0]) not in values:
-            raise ValueError(f"{path}: {key} is {config[key]!r}, supported: {', '.join(map(repr, values))}")
+        if repr(config.get(key, values[0])) not in map(repr, values):  # 1 is not True
+            raise ValueError(f"{path}: {key} is {config[key]!r:.60}, supported: {', '.join(map(repr, values))}")
     if config.get("n_inner") is None and isinstance(config.get("n_embd"), int):
         config["n_inner"] = 4 * config["n_embd"]
     sizes = {}
-    for key in ("n_layer", "n_head", "n_embd", "n_inner", "n_positions", "vocab_size"):
+    for key, largest in LARGEST.items():
         sizes[key] = config.get(key)
-        if not isinstance(sizes[key], int) or sizes[key] < 1:
-            raise ValueError(f"{path}: {key} must be a whole number of at least 1, got {sizes[key]!r}")
+        if type(sizes[key]) is not int or not 1 <= sizes[key] <= largest:  # a bool is an int, too
+            raise ValueError(f"{path}: {key} must be a whole number from 1 to {largest}, got {sizes[key]!r:.60}")
     if sizes["n_embd"] % sizes["n_head"]:
         raise ValueError(f"{path}: n_embd {sizes['n_embd']} is not a multiple of n_head {sizes['n_head']}")
     epsilon = config.get("layer_norm_epsilon", 1e-5)
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:
-        raise ValueError(f"{path}: layer_norm_epsilon must be a number between 0 and 1, got {epsilon!r}")
+        raise ValueError(f"{path}: layer_norm_epsilon must be a number between 0 and 1, got {epsilon!r:.60}")
     eos = config.get("eos_token_id", 50256)
     eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
-    if not all(isinstance(token_id, int) for token_id in eos):
-        raise ValueError(f"{path}: eos_token_id must be a token id or a list of them, got {config['eos_token_id']!r}")
+    if not all(type(token_id) is int for token_id in eos):
+        got = config["eos_token_id"]
+        raise ValueError(f"{path}: eos_token_id must be a token id or a list of them, got {got!r:.60}")
     # A small model may keep GPT-2's end token in its configuration although its vocabulary has no such token.
     eos = tuple(token_id for token_id in eos if 0 <= token_id < sizes["vocab_size"])
     return ModelConfig(**sizes, layer_norm_epsilon=epsilon, eos_token_ids=eos)
@@ -117,7 +121,9 @@ def read_json(path: Path) -> dict:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path.parent} has no {path.name}") from None
-    except ValueError as error:
+    except OSError as error:
+        raise ValueError(f"{path} can't be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no JSON object")
@@ -134,66 +140,84 @@ def load_weights(model: GPT2, directory: Path, load_format: str, dtype: torch.dt
     """
     shapes = {name: tuple(parameter.shape) for name, parameter in model.state_dict().items()}
     if load_format == "dummy":
-        tensors, source = dummy_tensors(shapes, model.config.n_layer), "dummy"
+        source, tensors = "dummy", (("dummy", *named) for named in dummy_tensors(shapes, model.config.n_layer))
     else:
-        files = weight_files(directory)
-        tensors, source = checkpoint_tensors(files, shapes), str(files[0] if len(files) == 1 else directory)
+        source, files = weight_files(directory)
+        tensors = checkpoint_tensors(source, files, shapes)
     loaded = {}
-    for name, tensor in tensors:
+    for path, name, tensor in tensors:
         loaded[name] = tensor.to(device=device, dtype=dtype)
         if not math.isfinite(loaded[name].sum(dtype=torch.float32)):
-            raise ValueError(f"{source}: tensor {name!r} has values that are not finite in {dtype}")
+            raise ValueError(f"{path}: tensor {name!r} has values that are not finite in {dtype}")
     if missing := sorted(shapes.keys() - loaded.keys()):
         raise ValueError(f"{source}: missing {name_some(missing)}")
     model.load_state_dict(loaded, assign=True)
     model.requires_grad_(False)
 
 
-def checkpoint_tensors(files: list[Path], shapes: dict[str, tuple]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a checkpoint under the model's names, in the model's orientation, their shapes checked."""
-    unexpected, embedding, head = [], None, None
+def checkpoint_tensors(source: Path, files: list[Path], shapes: dict[str, tuple]) -> Iterator[tuple[Path, str, Tensor]]:
+    """The tensors of a checkpoint, each with its file, under the model's names and in the model's orientation, checked.
+
+    source: the file that an error names if it is about the whole.
+    """
+    seen, embedding, head = set(), None, None
     for path in files:
+        unexpected = []
         for stored_name, tensor in read_tensors(path):
             name = stored_name.removeprefix("transformer.")
             if name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask, which old checkpoints stored
                 continue
-            if name == "lm_head.weight":
-                head = tensor
-                continue
-            if name not in shapes:
+            if name not in shapes and name != "lm_head.weight":
                 unexpected.append(stored_name)
                 continue
-            shape = tuple(reversed(shapes[name])) if name.endswith(STORED_TRANSPOSED) else shapes[name]
+            if name in seen:
+                raise ValueError(f"{path}: tensor {stored_name!r} was there before, as {name!r} or in another file")
+            seen.add(name)
+            plain = not tensor.is_meta and not tensor.is_nested and tensor.layout == torch.strided
+            if not plain or tensor.dtype not in STORED_DTYPES:
+                kinds = ", ".join(str(dtype) for dtype in STORED_DTYPES)
+                raise ValueError(
+                    f"{path}: tensor {stored_name!r} is of a kind that is not supported ({tensor.dtype}, "
+                    f"{tensor.layout}, {tensor.device}); supported are dense ones of {kinds}"
+                )
+            shape = shapes.get(name, shapes["wte.weight"])
+            shape = tuple(reversed(shape)) if name.endswith(STORED_TRANSPOSED) else shape
             if tuple(tensor.shape) != shape:
                 raise ValueError(
                     f"{path}: tensor {stored_name!r} has shape {list(tensor.shape)}, config.json implies {list(shape)}"
                 )
+            if name == "lm_head.weight":
+                head = tensor
+                continue
             if name == "wte.weight":
                 embedding = tensor
-            yield name, tensor.t().contiguous() if name.endswith(STORED_TRANSPOSED) else tensor
-    if unexpected:
-        raise ValueError(f"{files[0].parent}: unexpected {name_some(sorted(unexpected))}")
+            tensor = tensor.detach()
+            yield path, name, (tensor.t() if name.endswith(STORED_TRANSPOSED) else tensor).contiguous()
+        if unexpected:
+            raise ValueError(f"{path}: unexpected {name_some(sorted(unexpected))}")
     if head is not None and embedding is not None and not torch.equal(head, embedding):
         raise ValueError(
-            f"{files[0].parent}: lm_head.weight differs from wte.weight; an output layer of its own is not supported"
+            f"{source}: lm_head.weight differs from wte.weight; an output layer of its own is not supported"
         )
 
 
-def weight_files(directory: Path) -> list[Path]:
-    """The files that hold the weights: safetensors before .bin, whole before sharded."""
+def weight_files(directory: Path) -> tuple[Path, list[Path]]:
+    """The files that hold the weights: safetensors before .bin, whole before sharded; before them, what lists them."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (directory / name).exists():
-            return [directory / name]
+            return directory / name, [directory / name]
         index = directory / f"{name}.index.json"
         if index.exists():
             weight_map = read_json(index).get("weight_map")
-            if not isinstance(weight_map, dict):
+            if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
                 raise ValueError(f"{index} has no weight_map from tensors to files")
-            files = [directory / shard for shard in sorted(set(map(str, weight_map.values())))]
-            if lost := [path.name for path in files if not path.exists()]:
+            shards = sorted(set(weight_map.values()))
+            if strange := [repr(shard) for shard in shards if shard in ("", ".", "..") or set(shard) & set("/\\:\0")]:
+                raise ValueError(f"{index} lists {name_some(strange)}, which is not the name of a file beside it")
+            if lost := [shard for shard in shards if not os.path.isfile(directory / shard)]:
                 raise ValueError(f"{index} lists {name_some(lost)}, not in the directory")
-            if files:
-                return files
+            if shards:
+                return index, [directory / shard for shard in shards]
             raise ValueError(f"{index} lists no file in its weight_map")
     raise ValueError(f"{directory} has neither model.safetensors nor pytorch_model.bin, nor an index of their shards")
 
@@ -208,10 +232,12 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
         else:
             # weights_only: a pickle from elsewhere must not run code.
             tensors = torch.load(path, map_location="cpu", weights_only=True)
-            if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+            if not isinstance(tensors, dict) or not all(
+                isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
+            ):
                 raise RuntimeError("it holds something else than named tensors")
             yield from tensors.items()
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+    except Exception as error:  # a damaged pickle can raise anything
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise ValueError(f"{path} can't be read, it is probably truncated or damaged: {reason[:200]}") from error
 

@@ -57,3 +57,10 @@ def default_cache_bytes(device: torch.device) -> int:
     """Half of the memory that is free now."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     return int(free * SHARE_OF_FREE_MEMORY)
+
+
+def check_cache_bytes(num_bytes: int, device: torch.device) -> None:
+    """Raise ValueError unless a device has so much memory: a system that promises it all the same may kill us later."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if num_bytes > free:
+        raise ValueError(f"the KV cache would take {num_bytes:,} bytes of memory, there are {free:,} free")

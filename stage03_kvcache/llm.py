@@ -7,12 +7,13 @@ from numbers import Integral
 import torch
 from tqdm import tqdm
 
-from .kv_cache import KVCache, bytes_per_token, default_cache_bytes
+from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2
 from .outputs import RequestOutput, RowRecord, Stats, StepRecord, StreamEvent
 from .request import Request
 from .sampler import derive_seed, sample
-from .sampling_params import SamplingParams
+from .sampling_params import SamplingParams, whole_number
+from .threads import ThreadLimit
 from .tokenizer import Tokenizer
 from .weights import find_model, load_weights, read_config, tokenizer_directory
 
@@ -62,14 +63,10 @@ class LLM:
     ):
         if load_format not in ("auto", "dummy"):
             raise ValueError(f"load_format must be 'auto' or 'dummy', got {load_format!r}")
-        if not isinstance(max_num_seqs, int) or max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs must be a whole number of at least 1, got {max_num_seqs!r}")
-        if kv_cache_bytes is not None and (not isinstance(kv_cache_bytes, int) or kv_cache_bytes < 1):
-            raise ValueError(f"kv_cache_bytes must be a whole number of at least 1, got {kv_cache_bytes!r}")
-        self.max_num_seqs, self.sort_by_length = max_num_seqs, sort_by_length
-        if seed is None:
-            raise ValueError("seed must be a whole number, got None")
-        self.seed = SamplingParams(seed=seed).seed  # the same check as for a request's seed
+        self.max_num_seqs, self.sort_by_length = whole_number("max_num_seqs", max_num_seqs, 1), sort_by_length
+        if kv_cache_bytes is not None:
+            kv_cache_bytes = whole_number("kv_cache_bytes", kv_cache_bytes, 1)
+        self.seed = whole_number("seed", seed, 0, 2**64 - 1)
         self.device = pick_device(device)
         self.dtype = pick_dtype(dtype, self.device)
         directory = find_model(str(model), load_format)
@@ -81,6 +78,8 @@ class LLM:
         load_weights(self.model, directory, load_format, self.dtype, self.device)
         self.bytes_per_token = bytes_per_token(config.n_layer, config.n_embd, self.dtype)
         self.kv_cache_bytes = kv_cache_bytes or default_cache_bytes(self.device)
+        check_cache_bytes(self.kv_cache_bytes, self.device)
+        self.thread_limit = ThreadLimit()
         self.stats = Stats()
         self.trace: list[StepRecord] | None = [] if trace else None
         self._num_requests = 0
@@ -122,16 +121,17 @@ class LLM:
         """
         requests = self._make_requests(prompts, sampling_params)
         index = {request: i for i, request in enumerate(requests)}
+        batches = self._batches(requests)
 
         def results():
-            for batch in self._batches(requests):
-                interrupt = None
+            while batches:
+                batch, interrupt = batches.pop(0), None  # a result is its receiver's alone
                 try:
                     for _ in self._run(batch):
                         pass
                 except KeyboardInterrupt as error:
                     interrupt = error
-                yield from ((index[request], request.output()) for request in batch if request.finished)
+                yield from ((index.pop(request), request.output()) for request in batch if request.finished)
                 if interrupt:
                     raise interrupt
 
@@ -271,10 +271,12 @@ class LLM:
             padded = [[request.output_token_ids[-1]] for request in batch]
             records = [RowRecord(r.request_id, phase, int(not r.finished), int(r.finished)) for r in batch]
         token_ids, padding = (torch.tensor(x, device=self.device) for x in (padded, num_padding))
-        logits = self.model(token_ids, padding, cache)  # [batch, n_new] -> [batch, vocab_size]
+        with self.thread_limit:
+            logits = self.model(token_ids, padding, cache)  # [batch, n_new] -> [batch, vocab_size]
+            sampled = sample(logits[rows], live)  # of [n_live, vocab_size]
         used = sum(len(request.token_ids) for request in live)
-        for request, sampled in zip(live, sample(logits[rows], live), strict=True):  # [n_live, vocab_size]
-            request.add_token(*sampled)
+        for request, token_and_logprobs in zip(live, sampled, strict=True):
+            request.add_token(*token_and_logprobs)
             if request.finished:
                 self.stats.num_requests += 1
                 self.stats.ttft_seconds += request.first_token_time - request.arrival_time
@@ -323,6 +325,7 @@ def pick_max_model_len(max_model_len: int | None, n_positions: int) -> int:
     """The longest sequence, in tokens. Raises ValueError if the model has no positions for it."""
     if max_model_len is None:
         return n_positions
-    if not isinstance(max_model_len, int) or not 2 <= max_model_len <= n_positions:
-        raise ValueError(f"max_model_len must be from 2 to the model's {n_positions} positions, got {max_model_len!r}")
-    return max_model_len
+    try:
+        return whole_number("max_model_len", max_model_len, 2, n_positions)
+    except ValueError as error:
+        raise ValueError(f"{error}; the model has {n_positions} positions") from None

@@ -17,6 +17,8 @@ from torch import Tensor
 from .outputs import Logprob
 from .request import Request
 
+NOT_FINITE = "the model's logits are no numbers: its weights are damaged, or its values too large for this dtype"
+
 
 def sample(logits: Tensor, requests: list[Request]) -> list[tuple[int, dict[int, Logprob] | None]]:
     """The next token of each request, with its log-probabilities if they were asked for.
@@ -26,6 +28,7 @@ def sample(logits: Tensor, requests: list[Request]) -> list[tuple[int, dict[int,
     """
     scores = penalize(logits, requests)
     token_ids = scores.argmax(dim=-1)  # [n_rows]
+    finite = scores.gather(-1, token_ids[:, None]).isfinite().squeeze(-1)  # [n_rows]; a NaN is the largest of its row
     drawn = [i for i, request in enumerate(requests) if request.params.temperature > 0]
     if drawn:
         rows = [requests[i] for i in drawn]
@@ -37,7 +40,10 @@ def sample(logits: Tensor, requests: list[Request]) -> list[tuple[int, dict[int,
         scores = for_rows(scores, [r.params.min_p for r in rows], 0, keep_min_p)
         u = uniform([[r.seed] for r in rows], [[len(r.output_token_ids)] for r in rows])  # [n_drawn, 1]
         token_ids[drawn] = draw(scores, torch.from_numpy(u).to(scores.device)).squeeze(-1)
-    return list(zip(token_ids.tolist(), raw_logprobs(logits, token_ids, requests), strict=True))
+    chosen = torch.where(finite, token_ids, -1).tolist()
+    if -1 in chosen:
+        raise ValueError(NOT_FINITE)
+    return list(zip(chosen, raw_logprobs(logits, token_ids, requests), strict=True))
 
 
 def for_rows(scores: Tensor, values: list[float], off: float, step: Callable) -> Tensor:

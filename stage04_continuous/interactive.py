@@ -14,10 +14,11 @@ from .sampling_params import SamplingParams
 
 
 async def converse(engine: AsyncLLM, params: SamplingParams) -> None:
-    """Answer the lines of stdin on stdout until the input ends."""
+    """Answer the lines of stdin on stdout until the input ends. Raises OSError if stdin can't be read."""
     loop = asyncio.get_running_loop()
     answers: asyncio.Queue[tuple[asyncio.Task, asyncio.Queue] | None] = asyncio.Queue()
     shown: asyncio.Task | None = None
+    failure: Exception | None = None
 
     async def answer(prompt: str, pieces: asyncio.Queue) -> None:
         """Put the pieces of a completion into its queue, None behind the last."""
@@ -31,18 +32,26 @@ async def converse(engine: AsyncLLM, params: SamplingParams) -> None:
             pieces.put_nowait(f" [error: {error}]")
         pieces.put_nowait(None)
 
-    def typed(line: str | None) -> None:
-        if line is None:
-            answers.put_nowait(None)
-        elif line.strip():
+    def typed(line: str) -> None:
+        if line.strip():
             pieces: asyncio.Queue = asyncio.Queue()
             answers.put_nowait((loop.create_task(answer(line, pieces)), pieces))
 
+    def ended(error: Exception | None) -> None:
+        nonlocal failure
+        failure = error
+        answers.put_nowait(None)
+
     def read() -> None:
         """In a thread of its own, because waiting for a line can't be cancelled."""
-        for line in sys.stdin.buffer:  # bytes: text that can't be decoded must not end the reading
-            loop.call_soon_threadsafe(typed, line.decode("utf-8", errors="replace").rstrip("\r\n"))
-        loop.call_soon_threadsafe(typed, None)
+        error = None
+        try:
+            for line in sys.stdin.buffer:  # bytes: text that can't be decoded must not end the reading
+                loop.call_soon_threadsafe(typed, line.decode("utf-8", errors="replace").rstrip("\r\n"))
+        except Exception as problem:  # whatever it is, nobody may wait for ever
+            error = problem
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(ended, error)
 
     def interrupt(*_) -> None:
         if shown is not None:
@@ -60,5 +69,7 @@ async def converse(engine: AsyncLLM, params: SamplingParams) -> None:
                 print(piece, end="", flush=True)
             print("\n", flush=True)
             shown = None
+        if failure is not None:
+            raise OSError(f"stdin can't be read: {failure}")
     finally:
         signal.signal(signal.SIGINT, previous)

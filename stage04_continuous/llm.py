@@ -1,20 +1,24 @@
 """The engine: takes prompts, runs the model step by step, gives back completions."""
 
 import itertools
+import logging
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
-from .kv_cache import KVCache, bytes_per_token, default_cache_bytes
+from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, Step
 from .outputs import RequestOutput, RowRecord, Stats, StepRecord, StreamEvent
 from .request import Request
 from .sampler import derive_seed, sample
-from .sampling_params import SamplingParams
+from .sampling_params import SamplingParams, whole_number
 from .scheduler import POLICIES, Scheduler
+from .threads import ThreadLimit
 from .tokenizer import Tokenizer
 from .weights import find_model, load_weights, read_config, tokenizer_directory
 
@@ -67,19 +71,13 @@ class LLM:
     ):
         if load_format not in ("auto", "dummy"):
             raise ValueError(f"load_format must be 'auto' or 'dummy', got {load_format!r}")
-        if not isinstance(max_num_seqs, int) or max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs must be a whole number of at least 1, got {max_num_seqs!r}")
-        if kv_cache_bytes is not None and (not isinstance(kv_cache_bytes, int) or kv_cache_bytes < 1):
-            raise ValueError(f"kv_cache_bytes must be a whole number of at least 1, got {kv_cache_bytes!r}")
-        if not isinstance(max_num_batched_tokens, int) or max_num_batched_tokens < 1:
-            raise ValueError(
-                f"max_num_batched_tokens must be a whole number of at least 1, got {max_num_batched_tokens!r}"
-            )
+        max_num_seqs = whole_number("max_num_seqs", max_num_seqs, 1)
+        if kv_cache_bytes is not None:
+            kv_cache_bytes = whole_number("kv_cache_bytes", kv_cache_bytes, 1)
+        max_num_batched_tokens = whole_number("max_num_batched_tokens", max_num_batched_tokens, 1)
         if policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
-        if seed is None:
-            raise ValueError("seed must be a whole number, got None")
-        self.seed = SamplingParams(seed=seed).seed  # the same check as for a request's seed
+        self.seed = whole_number("seed", seed, 0, 2**64 - 1)
         self.device = pick_device(device)
         self.dtype = pick_dtype(dtype, self.device)
         directory = find_model(str(model), load_format)
@@ -96,6 +94,7 @@ class LLM:
             )
         self.bytes_per_token = bytes_per_token(config.n_layer, config.n_embd, self.dtype)
         self.kv_cache_bytes = kv_cache_bytes or default_cache_bytes(self.device)
+        check_cache_bytes(self.kv_cache_bytes, self.device)
         slot_bytes = self.max_model_len * self.bytes_per_token
         self.max_num_seqs = min(max_num_seqs, self.kv_cache_bytes // slot_bytes)
         if self.max_num_seqs < 1:
@@ -108,8 +107,13 @@ class LLM:
             config.n_layer, self.max_num_seqs, config.n_head, self.max_model_len, head_dim, self.dtype, self.device
         )
         self.scheduler = Scheduler(self.max_num_seqs, max_num_batched_tokens, policy, enable_chunked_prefill)
-        self._unfinished: dict[str, Request] = {}
+        self._unfinished: dict[Request, None] = {}  # in the order in which they came
+        self._by_id: dict[str, Request] = {}  # those of `add_request`; those of `generate` have ids of their own
         self._news: list[Request] = []  # what steps did for requests of `add_request` and `step` has not told yet
+        self.lock = threading.RLock()  # threads take turns
+        self._changing = False  # true after a change that was cut short, too: see `_change`
+        self._committed: list[tuple[Request, dict]] = []  # the tokens of the step that is being committed
+        self.thread_limit = ThreadLimit()
         self.stats = Stats()
         self.trace: list[StepRecord] | None = [] if trace else None
         self._numbers = itertools.count()  # of requests; taking one needs no lock
@@ -137,8 +141,8 @@ class LLM:
         """
         requests = self._make_requests(prompts, sampling_params, priority)
         with tqdm(total=len(requests), unit="request", disable=not use_tqdm) as bar:
-            for advanced in self._run(requests):
-                bar.update(sum(request.finished for request in advanced))
+            for num_finished in self._run(requests, lambda news: sum(request.finished for request in news)):
+                bar.update(num_finished)
         return [request.output() for request in requests]
 
     def as_completed(
@@ -150,8 +154,11 @@ class LLM:
         """Like `generate`, but yields (index of the prompt, result) the moment a result is there."""
         requests = self._make_requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
-        # The inner list is made at once: whoever uses the engine between two results may finish others.
-        return ((index[r], r.output()) for advanced in self._run(requests) for r in [r for r in advanced if r.finished])
+
+        def results(news: list[Request]) -> list[tuple[int, RequestOutput]]:
+            return [(index.pop(request), request.output()) for request in news if request.finished]
+
+        return (result for some in self._run(requests, results) for result in some)
 
     def stream(
         self,
@@ -165,12 +172,11 @@ class LLM:
         """
         requests = self._make_requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
-        # The inner list is made at once: whoever uses the engine between two events may add to what they say.
-        return (
-            event
-            for advanced in self._run(requests)
-            for event in [StreamEvent(index[r], *r.take_new(), r.finish_reason) for r in advanced]
-        )
+
+        def events(news: list[Request]) -> list[StreamEvent]:
+            return [StreamEvent(index[r], *r.take_new(), r.finish_reason) for r in news]
+
+        return (event for some in self._run(requests, events) for event in some)
 
     def validate(self, prompt: str | list[int], sampling_params: SamplingParams, priority: int = 0) -> None:
         """Raise the ValueError that `generate` would raise for this prompt."""
@@ -225,8 +231,7 @@ class LLM:
             raise ValueError(
                 f"{len(token_ids)} tokens leave no room for an output within max_model_len {self.max_model_len}"
             )
-        if not isinstance(priority, int):
-            raise ValueError(f"priority must be a whole number, got {priority!r}")
+        priority = whole_number("priority", priority, -(2**63), 2**63 - 1)
         if priority and self.scheduler.policy != "priority":
             raise ValueError(
                 f"priority {priority} needs the policy 'priority', this engine's is {self.scheduler.policy!r}"
@@ -261,30 +266,36 @@ class LLM:
         """
         request = self.new_request(prompt, sampling_params, priority=priority, request_id=request_id)
         request.advanced = self._news
-        self.add(request)
+        with self.lock:
+            if request_id in self._by_id:
+                raise ValueError(f"request_id {request_id!r} belongs to a request that is not finished")
+            self._change(self._add, request)
 
     def step(self) -> list[RequestOutput]:
         """Run one step; returns the requests of `add_request` that got a token, as they are now (`finished` says if
         that was all): in this step, or in one that `generate` or `stream` has run since the last call."""
-        self.advance()
-        news = list(dict.fromkeys(self._news))
-        self._news.clear()
-        return [request.output() for request in news]
+        news: list[Request] = []
+        try:
+            with self.lock:
+                self.advance()
+                news = list(dict.fromkeys(self._news))
+                outputs = [request.output() for request in news]
+                self._news.clear()
+                return outputs
+        except BaseException:  # it was not told: the next call tells it
+            self._news[:0] = news
+            raise
 
     def abort_request(self, request_id: str) -> None:
         """End an unfinished request as it is; its slot is free for the next step. An id that is not there is ignored:
         the request may have ended a moment ago."""
-        request = self._unfinished.get(request_id)
-        if request is None:
-            return
-        self._leave(request)
-        if not request.finished:
-            request.abort()
-            if request.advanced is not None and request.advanced is not self._news:
-                request.advanced.append(request)
+        with self.lock:
+            request = self._by_id.get(request_id)
+            if request is not None:
+                self.abort(request)
 
     def has_unfinished_requests(self) -> bool:
-        return self.scheduler.has_unfinished() or bool(self._news)
+        return bool(self._unfinished or self._news)
 
     def new_request(
         self,
@@ -303,49 +314,102 @@ class LLM:
 
     def add(self, request: Request) -> None:
         """Put a request into the queue."""
-        if request.request_id in self._unfinished:
-            raise ValueError(f"request_id {request.request_id!r} belongs to a request that is not finished")
-        self._unfinished[request.request_id] = request
+        with self.lock:
+            self._change(self._add, request)
+
+    def _add(self, request: Request) -> None:
+        self._unfinished[request] = None
+        if request.advanced is self._news:
+            self._by_id[request.request_id] = request
         self.scheduler.add(request)
 
-    def _leave(self, request: Request) -> None:
-        """Take a request out of the queue or its slot; harmless if it has left already."""
-        self._unfinished.pop(request.request_id, None)
-        self.scheduler.remove(request)
+    def abort(self, request: Request) -> None:
+        """End a request as it is; harmless if it has ended already. Whoever waits for it is told, but the caller of
+        `abort_request`, who knows."""
+        with self.lock:
+            if request in self._unfinished:
+                self._change(self._abort, request)
 
-    def _run(self, requests: list[Request]) -> Iterator[list[Request]]:
-        """Advance the requests until all are finished; yields, after each step, those that got a token.
+    def _abort(self, request: Request) -> None:
+        self._leave(request)
+        if not request.finished:
+            request.abort()
+            if request.advanced is not self._news:
+                self._tell(request)
+
+    def _leave(self, request: Request) -> None:
+        """Take a request out of the queue or its slot."""
+        self.scheduler.remove(request)
+        self._unfinished.pop(request, None)
+        if self._by_id.get(request.request_id) is request:
+            del self._by_id[request.request_id]
+
+    def _run(self, requests: Sequence[Request], tell: Callable[[list[Request]], object]) -> Iterator:
+        """Advance the requests until all are finished; yields, after each step, what `tell` makes of those that got a
+        token.
 
         Whoever else uses the engine meanwhile advances too, and may run the steps that advance these: each request has
         the list of its owner, into which a step puts it. What is unfinished when the caller leaves is aborted.
         """
-        if taken := [request.request_id for request in requests if request.request_id in self._unfinished]:
-            raise ValueError(f"request_id {taken[0]!r} belongs to a request that is not finished")
         advanced: list[Request] = []
         for request in requests:
             request.advanced = advanced
-            self.add(request)
-        unfinished = len(requests)
+        requests = dict.fromkeys(requests)  # those that are not finished: a result is its receiver's alone
         try:
-            while unfinished:
-                if not advanced:
-                    self.advance()
-                news = list(dict.fromkeys(advanced))
-                advanced.clear()
-                unfinished -= sum(request.finished for request in news)
-                yield news
+            for request in requests:
+                self.add(request)
+            while requests:
+                with self.lock:
+                    if not advanced:
+                        self.advance()
+                    news = list(dict.fromkeys(advanced))
+                    advanced.clear()
+                    told = tell(news)
+                    for request in news:
+                        if request.finished:
+                            del requests[request]
+                yield told
         finally:
             for request in requests:
-                if self._unfinished.get(request.request_id) is request:
-                    self.abort_request(request.request_id)
+                self.abort(request)
+
+    def advance(self) -> None:
+        """One forward pass over what the scheduler picked, and one token more for each request that is up to date."""
+        with self.lock:
+            self._change(self._advance)
+
+    def _change(self, action: Callable, *arguments) -> None:
+        """Change the engine's state, as a whole: if the action is cut short, by an error or by a Ctrl-C between any two
+        of its lines, `_recover` is called, and if that is cut short too, again before the next change."""
+        if self._changing:
+            self._recover()
+        self._changing = True
+        try:
+            action(*arguments)
+        except BaseException:
+            self._recover()
+            raise
+        self._changing = False
+
+    def _recover(self) -> None:
+        """Start over with what is certain: the requests and their tokens. All wait again, and are computed anew; a step
+        that was being committed is."""
+        for request, draft in self._committed:
+            request.become(draft)
+            self._tell(request)
+        self._committed = []
+        self.scheduler.start_over(self._unfinished)
+        self._by_id = {request.request_id: request for request in self._unfinished if request.advanced is self._news}
+        for request in [request for request in self._unfinished if request.finished]:
+            self._finish(request)
+        self._changing = False
 
     @torch.inference_mode()
-    def advance(self) -> list[Request]:
-        """One forward pass over what the scheduler picked, and one token more for each request that is up to date."""
+    def _advance(self) -> None:
         start = time.perf_counter()
         scheduled = self.scheduler.schedule()
         if not scheduled:
-            return []
+            return
         scheduled.sort(key=lambda pair: pair[1] > 1)  # single tokens first
         used = sum(request.num_computed_tokens for request in self.scheduler.running)
         used += sum(num_tokens for _, num_tokens in scheduled)
@@ -355,22 +419,35 @@ class LLM:
             for r, num_tokens in scheduled
         ]
         rows = [request for request, num_tokens in scheduled if num_tokens == request.num_new_tokens]
-        logits = self.model(self._prepare(scheduled), self.cache)  # [n_rows, vocab_size]
-        sampled = sample(logits, rows) if rows else []
-        # Until here nothing has changed: whatever fails above, the step can be taken again.
+        with self.thread_limit:
+            logits = self.model(self._prepare(scheduled), self.cache)  # [n_rows, vocab_size]
+            drafts, failed = sample_each(logits, rows)
+        # Until here nothing has changed: whatever fails above, the step can be taken again. With the next line it has
+        # happened, whatever comes between it and the last.
+        self._committed = drafts
         for request, num_tokens in scheduled:
             request.num_computed_tokens += num_tokens
-        for request, token_and_logprobs in zip(rows, sampled, strict=True):
-            request.add_token(*token_and_logprobs)
-            if request.advanced is not None:
-                request.advanced.append(request)
+        for request, draft in drafts:
+            request.become(draft)
+            self._tell(request)
             if request.finished:
-                self._leave(request)
-                self.stats.num_requests += 1
-                self.stats.latencies.add(request.output().metrics)
+                self._finish(request)
+        for request in failed:
+            self._abort(request)
         self._record(start, records, reserved, used)
-        self.stats.num_output_tokens += len(rows)
-        return rows
+        self.stats.num_output_tokens += len(drafts)
+        self._committed = []
+
+    def _tell(self, request: Request) -> None:
+        """News for the owner of a request."""
+        if request.advanced is not None:
+            request.advanced.append(request)
+
+    def _finish(self, request: Request) -> None:
+        """Let go of a request that has ended by itself."""
+        self._leave(request)
+        self.stats.num_requests += 1
+        self.stats.latencies.add(request.output().metrics)
 
     def _prepare(self, scheduled: list[tuple[Request, int]]) -> Step:
         """The step's tensors. `scheduled` has the requests with a single token first."""
@@ -402,6 +479,28 @@ class LLM:
         self.stats.seconds += seconds
 
 
+def sample_each(logits: Tensor, requests: list[Request]) -> tuple[list[tuple[Request, dict]], list[Request]]:
+    """What each request will be with one token more (`Request.after`), and those for which it fails: the others go on.
+
+    Raises:
+        Exception: if it fails for all of them.
+    """
+    try:
+        sampled = sample(logits, requests) if requests else []
+        return [(request, request.after(*result)) for request, result in zip(requests, sampled, strict=True)], []
+    except Exception:
+        drafts, failed = [], []
+        for i, request in enumerate(requests):
+            try:
+                drafts.append((request, request.after(*sample(logits[i : i + 1], [request])[0])))
+            except Exception as error:
+                failed.append(request)
+                logging.getLogger(__name__).warning("request %s is aborted: %s", request.request_id, error)
+        if not drafts:
+            raise
+        return drafts, failed
+
+
 def pick_device(device: str) -> torch.device:
     """The torch device of a name. Raises ValueError if it is unknown or not there."""
     if device == "auto":
@@ -430,6 +529,7 @@ def pick_max_model_len(max_model_len: int | None, n_positions: int) -> int:
     """The longest sequence, in tokens. Raises ValueError if the model has no positions for it."""
     if max_model_len is None:
         return n_positions
-    if not isinstance(max_model_len, int) or not 2 <= max_model_len <= n_positions:
-        raise ValueError(f"max_model_len must be from 2 to the model's {n_positions} positions, got {max_model_len!r}")
-    return max_model_len
+    try:
+        return whole_number("max_model_len", max_model_len, 2, n_positions)
+    except ValueError as error:
+        raise ValueError(f"{error}; the model has {n_positions} positions") from None

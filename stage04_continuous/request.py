@@ -5,7 +5,24 @@ import time
 
 from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from .sampling_params import SamplingParams
+from .stop_texts import match
 from .tokenizer import Detokenizer, Tokenizer
+
+# What a token changes.
+GROWING = (
+    "output_token_ids",
+    "text",
+    "logprobs",
+    "cumulative_logprob",
+    "finish_reason",
+    "stop_reason",
+    "state",
+    "first_token_time",
+    "last_token_time",
+    "inter_token_latencies",
+    "_detokenizer",
+    "_matched",
+)
 
 
 class RequestState(enum.Enum):
@@ -34,6 +51,7 @@ class Request:
     Attributes:
         state: changed by the scheduler (waiting, running) and by the request itself (finished, aborted).
         num_computed_tokens: how many tokens of the sequence have their keys and values in the cache.
+        place: its place in the queue, given by the scheduler.
         slot: where in the cache, while it runs; given and taken by the scheduler.
     """
 
@@ -52,7 +70,7 @@ class Request:
         self.request_id, self.prompt, self.prompt_token_ids = request_id, prompt, prompt_token_ids
         self.params, self.seed, self.eos_token_ids = params, seed, eos_token_ids
         self.priority, self.state = priority, RequestState.WAITING
-        self.num_computed_tokens, self.slot = 0, None
+        self.num_computed_tokens, self.slot, self.place = 0, None, None
         self.advanced: list[Request] | None = None  # its owner's list, to be told of every new token
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
         self.output_token_ids: list[int] = []
@@ -66,6 +84,7 @@ class Request:
         self.inter_token_latencies: list[float] = []
         self.tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
+        self._matched = [0] * len(params.stop)  # of each stop text, how much the text ends with
         self._streamed_tokens = self._streamed_characters = 0
 
     @property
@@ -113,6 +132,20 @@ class Request:
             if not self.finished and len(self.output_token_ids) >= self.max_tokens:
                 self._finish("length")
 
+    def after(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> dict:
+        """What this request will be with one token more, for `become`. Nothing has changed yet."""
+        draft = object.__new__(type(self))
+        draft.__dict__.update(self.__dict__)
+        draft.output_token_ids, draft.logprobs = list(self.output_token_ids), list(self.logprobs)
+        draft.inter_token_latencies = list(self.inter_token_latencies)
+        draft._detokenizer = self._detokenizer.copy()
+        draft.add_token(token_id, logprobs)
+        return {name: draft.__dict__[name] for name in GROWING}
+
+    def become(self, draft: dict) -> None:
+        """Take what `after` made, all at once: no Ctrl-C comes in between. To do it twice is the same as once."""
+        self.__dict__.update(draft)
+
     def abort(self) -> None:
         """End it as it is, with finish_reason "abort"."""
         self._finish("abort")
@@ -122,21 +155,25 @@ class Request:
         """Append text, and end before the first stop text that it completes."""
         old_length = len(self.text)
         self.text += new_text
+        # A stop text that this token completes may begin in earlier text, but ends in the new one.
+        found = [match(stop, n, new_text) for stop, n in zip(self.params.stop, self._matched, strict=True)]
+        self._matched = [n for n, _ in found]
         if len(self.output_token_ids) <= self.params.min_tokens:
             return
-        # A stop text that this token completes may begin in earlier text, but ends in the new one.
-        found = [(self.text.find(stop, max(0, old_length + 1 - len(stop))), stop) for stop in self.params.stop]
-        found = [(position, stop) for position, stop in found if position >= 0]
-        if found:
-            position, stop = min(found, key=lambda pair: pair[0])
+        ends = [
+            (old_length + end - len(stop), stop) for stop, (_, end) in zip(self.params.stop, found, strict=True) if end
+        ]
+        if ends:
+            position, stop = min(ends, key=lambda pair: pair[0])
             self.text = self.text[:position]
             self.finish_reason, self.stop_reason, self.state = "stop", stop, RequestState.FINISHED
 
     def _finish(self, reason: str, stop_reason: str | int | None = None) -> None:
-        self.finish_reason, self.stop_reason, self.state = reason, stop_reason, RequestState.FINISHED
         tail = self._detokenizer.flush()
         if tail:  # a character that never got its last bytes; it may still complete a stop text
             self._add_text(tail)
+        if not self.finished:
+            self.finish_reason, self.stop_reason, self.state = reason, stop_reason, RequestState.FINISHED
 
     def take_new(self) -> tuple[str, list[int]]:
         """The text and tokens that came since the last call; text that may be part of a stop text is held back."""
@@ -148,10 +185,7 @@ class Request:
 
     def _held_back(self) -> int:
         """How many characters at the end of the text could be the beginning of a stop text."""
-        for length in range(min(max(map(len, self.params.stop), default=1) - 1, len(self.text)), 0, -1):
-            if any(stop.startswith(self.text[-length:]) for stop in self.params.stop):
-                return length
-        return 0
+        return max(self._matched, default=0)
 
     def output(self) -> RequestOutput:
         """The result so far; `finished` says if it is the whole one."""

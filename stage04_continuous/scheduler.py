@@ -7,6 +7,7 @@ running requests and the slots of the KV cache; the engine tells it what arrived
 import heapq
 import itertools
 import time
+from collections.abc import Iterable
 
 from .request import Request, RequestState
 
@@ -39,7 +40,9 @@ class Scheduler:
         self._arrivals = itertools.count()
 
     def add(self, request: Request) -> None:
-        heapq.heappush(self.waiting, (self._key(request), next(self._arrivals), request))
+        if request.place is None:  # else it is back after an error, and has its place
+            request.place = (self._key(request), next(self._arrivals))
+        heapq.heappush(self.waiting, (*request.place, request))
 
     def _key(self, request: Request) -> float:
         """The place of a request in the queue; lower is earlier.
@@ -94,6 +97,16 @@ class Scheduler:
             request.slot = None
         elif request.state is RequestState.WAITING:
             self._gone.add(request)
+
+    def start_over(self, requests: Iterable[Request]) -> None:
+        """Whatever was before: of these requests those that are not finished wait, to be computed anew."""
+        self.running, self.waiting, self._gone = [], [], set()
+        self.free_slots = list(range(self.max_num_seqs))
+        for request in requests:
+            request.slot, request.num_computed_tokens = None, 0
+            if not request.finished:
+                request.state = RequestState.WAITING
+                self.add(request)
 
     def _has_waiting(self) -> bool:
         while self.waiting and self.waiting[0][-1] in self._gone:

@@ -6,26 +6,35 @@ Results go to stdout; progress, the closing line and errors to stderr. Exit stat
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
 from .async_llm import AsyncLLM
-from .batch_file import check_paths, run_batch_file
+from .batch_file import open_output, run_batch_file
 from .interactive import converse
 from .llm import LLM
-from .outputs import RequestOutput
+from .outputs import RequestOutput, StepRecord
 from .sampling_params import SamplingParams
+
+TRACE_BEGIN = b'{"step": 0, "start": '  # of every file of --trace
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """As for any other error: one line, without the usage, which --help shows."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {__package__}", description=sys.modules[__package__].__doc__, allow_abbrev=False
-    )
+    parser = Parser(prog=f"python -m {__package__}", description=sys.modules[__package__].__doc__, allow_abbrev=False)
     add = parser.add_argument_group("prompts").add_argument
     add("--prompts", nargs="+", metavar="TEXT", help="complete these texts")
     add("--prompts-file", type=Path, metavar="FILE", help="complete the lines of this file; blank lines are skipped")
@@ -35,7 +44,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--output", type=Path, metavar="FILE.jsonl", help="where the results of --input go")
     add("--resume", action="store_true", help="continue the --output of a run that was killed")
     add("--json", action="store_true", help="print a line of JSON per result")
-    add("--trace", type=Path, metavar="FILE", help="write a line of JSON per forward pass to this file")
+    add(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write a line of JSON per forward pass to this file; an earlier trace is replaced, any other file refused",
+    )
     add("--quiet", action="store_true", help="no progress and no closing line")
     add = parser.add_argument_group("engine").add_argument
     add("--model", default="tinytales", help="tinytales, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a directory")
@@ -122,6 +136,28 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     return prompts
 
 
+def check_trace(path: Path, used: dict[str, Path | int | None]) -> None:
+    """Raise ValueError if the trace would replace what is no trace, or a file that this run uses otherwise.
+
+    Makes the file if it is not there: a path that can't be written is an error now, not after the work.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"--trace {path} is not a regular file")
+    with path.open("a+b") as file:
+        for name, other in used.items():
+            if other is not None and os.path.samestat(os.fstat(file.fileno()), os.stat(other)):
+                raise ValueError(f"--trace {path} is {name} too")
+        file.seek(0)
+        begin = file.read(len(TRACE_BEGIN))
+        if not TRACE_BEGIN.startswith(begin):
+            raise ValueError(f"--trace {path} exists and is not a trace: remove it, or take another name")
+
+
+def write_trace(path: Path, trace: list[StepRecord]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record.to_dict()) + "\n" for record in trace)
+
+
 def format_result(index: int, output: RequestOutput, total: int, as_json: bool) -> str:
     if as_json:
         return json.dumps({"index": index, **output.to_dict()}, ensure_ascii=False)
@@ -141,6 +177,7 @@ def complete(llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool
     Whatever ends the run early, a Ctrl-C say, what is finished by then is printed.
     """
     waiting, printed = {}, 0
+    results = llm.as_completed(prompts, params)  # or an error, without a bar
     with tqdm(total=len(prompts), unit="request", disable=quiet or len(prompts) == 1) as bar:
 
         def show(index: int) -> None:
@@ -148,7 +185,7 @@ def complete(llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool
             sys.stdout.flush()
 
         try:
-            for index, output in llm.as_completed(prompts, params):
+            for index, output in results:
                 waiting[index] = output
                 bar.update()
                 while printed in waiting:
@@ -166,7 +203,7 @@ def stream(llm: LLM, prompt: str, params: SamplingParams) -> None:
         for event in llm.stream([prompt], params):
             print(event.text, end="", flush=True)
     finally:
-        print()
+        print(flush=True)
 
 
 def closing_line(llm: LLM, seconds: float, as_json: bool) -> str:
@@ -194,28 +231,66 @@ def closing_line(llm: LLM, seconds: float, as_json: bool) -> str:
     )
 
 
+def interrupt_once(*_) -> NoReturn:
+    """Ctrl-C: end the run. A second one must not cut short what the first one has set off: printing what is finished,
+    writing the trace."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def tell(message: str) -> None:
+    """A line on stderr. If nobody takes it, the exit status has to do."""
+    with contextlib.suppress(OSError):
+        print(message, file=sys.stderr)
+
+
+def fail(prog: str, error: Exception) -> int:
+    """Tell an error in one line; returns the exit status."""
+    tell(f"{prog}: error: {' '.join(str(error).splitlines()) or type(error).__name__}")
+    return 2
+
+
+def drop_unwritten(stream: TextIO | None) -> None:
+    """Forget what a stream could not take, or the interpreter would try again at its end, and complain."""
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def main(argv: list[str] | None = None) -> int:
+    if sys.stderr is None:  # closed; what is written there, by libraries too, goes nowhere
+        sys.stderr = open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
     parser = build_parser()
     args = parser.parse_args(argv)
     if hasattr(sys.stdout, "reconfigure"):  # a text may hold any character, whatever the terminal or file takes
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
-    llm, status = None, 0
+    llm, output, status = None, None, 0
     started = time.perf_counter()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt_once)
     try:
-        if args.input or args.output or args.resume:
-            if not (args.input and args.output) or args.prompts or args.prompts_file:
-                raise ValueError("a batch file needs both --input and --output, and no --prompts")
-            check_paths(args.input, args.output, args.resume)
+        if sys.stdout is None and not args.input:
+            raise ValueError("stdout is closed: there is no place for the results")
+        batch = args.input or args.output or args.resume
+        if batch and (not (args.input and args.output) or args.prompts or args.prompts_file):
+            raise ValueError("a batch file needs both --input and --output, and no --prompts")
         if args.interactive and args.n > 1:
             raise ValueError("--interactive shows one completion of a prompt, not --n of them")
         if args.interactive and (args.input or args.prompts or args.prompts_file or args.json):
             raise ValueError("--interactive reads its prompts from the terminal, and prints text")
+        if args.interactive and sys.stdin is None:
+            raise ValueError("--interactive reads its prompts from stdin, which is closed")
         if args.policy == "priority" and not args.input:
             raise ValueError("--policy priority needs --input, whose lines may have a priority")
         prompts = None if args.input or args.interactive else read_prompts(args)
         params = SamplingParams(**{name: getattr(args, name) for name in SAMPLING_ARGUMENTS})
+        if args.input:
+            output = open_output(args.input, args.output, args.resume)
         if args.trace:
-            args.trace.touch()  # a path that can't be written is an error now, not after the work
+            used = {"--input": args.input, "--output": args.output, "--prompts-file": args.prompts_file}
+            check_trace(args.trace, used | {"stdout": sys.__stdout__ and 1, "stderr": sys.__stderr__ and 2})
         arguments = {name: getattr(args, name) for name in ENGINE_ARGUMENTS} | {"trace": args.trace is not None}
         engine = AsyncLLM(**arguments) if args.interactive else None
         llm = engine.llm if engine else LLM(**arguments)
@@ -224,28 +299,38 @@ def main(argv: list[str] | None = None) -> int:
             with engine:
                 asyncio.run(converse(engine, params))
         elif args.input:
-            total, errors = run_batch_file(llm, args.input, args.output, params, resume=args.resume, quiet=args.quiet)
+            total, errors = run_batch_file(llm, args.input, output, params, quiet=args.quiet)
             if errors:
-                print(f"{parser.prog}: {errors} of {total} lines are errors, see {args.output}", file=sys.stderr)
+                tell(f"{parser.prog}: {errors} of {total} lines are errors, see {args.output}")
                 status = 1
         elif len(prompts) == params.n == 1 and sys.stdout.isatty() and not args.json:
             stream(llm, prompts[0], params)
         else:
             complete(llm, prompts, params, args.json, args.quiet)
-    except (ValueError, OSError) as error:
-        if isinstance(error, BrokenPipeError):  # the reader of stdout has gone: `| head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 2
+    except BrokenPipeError:  # the reader of stdout has gone: `| head`
+        status = 1
+    except (ValueError, OSError, MemoryError) as error:
+        status = fail(parser.prog, error)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        tell("interrupted")
         status = 130
     finally:
+        if output is not None:
+            output.close()
         if llm is not None and args.trace:
-            args.trace.write_text("".join(json.dumps(record.to_dict()) + "\n" for record in llm.trace))
-    if llm is not None and not args.quiet:
-        print(closing_line(llm, time.perf_counter() - started, args.json), file=sys.stderr)
+            try:
+                write_trace(args.trace, llm.trace)
+            except OSError as error:
+                status = fail(parser.prog, error)
+            except KeyboardInterrupt:
+                tell("interrupted")
+                status = 130
+        if signal.getsignal(signal.SIGINT) is interrupt_once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if llm is not None and not args.quiet and status != 2:
+        tell(closing_line(llm, time.perf_counter() - started, args.json))
+    drop_unwritten(sys.stdout)
+    drop_unwritten(sys.stderr)
     return status
 
 

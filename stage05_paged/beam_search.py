@@ -7,6 +7,7 @@ The rules (what counts as finished, and when to stop) are those of Hugging Face'
 default `early_stopping=False`: transformers, generation/utils.py, `_beam_search`.
 """
 
+import math
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -42,6 +43,11 @@ class BeamSearch:
         longest = len(self.request.prompt_token_ids) + self.request.max_tokens - 1
         return shared + self.beam_width * (-(-longest // block_size) - shared)
 
+    def score(self, logprob: float, length: int) -> float:
+        """A number that orders sequences as logprob / length**length_penalty does, which may be too large or too small
+        to be written: minus its logarithm."""
+        return math.inf if logprob >= 0 else self.length_penalty * math.log(length) - math.log(-logprob)
+
     def advance(self, logits: Tensor) -> list[tuple[Request, Request]]:
         """Replace the beams by their best continuations.
 
@@ -61,8 +67,7 @@ class BeamSearch:
             parent, token_id = self.beams[index // vocab_size], index % vocab_size
             if token_id in end_tokens or length == self.request.max_tokens:
                 if rank < self.beam_width:
-                    score = logprob / length**self.length_penalty
-                    self.finished.append((score, logprob, [*parent.output_token_ids, token_id]))
+                    self.finished.append((self.score(logprob, length), logprob, [*parent.output_token_ids, token_id]))
             elif len(children) < self.beam_width:
                 children.append((parent, parent.fork(0), logprob))
                 children[-1][1].output_token_ids.append(token_id)
@@ -70,7 +75,7 @@ class BeamSearch:
         del self.finished[self.beam_width :]
         full = len(self.finished) == self.beam_width
         # The best beam's score, if it ended now. A guess: with a penalty over 0 a longer one could still be better.
-        self.done = not children or (full and children[0][2] / length**self.length_penalty <= self.finished[-1][0])
+        self.done = not children or (full and self.score(children[0][2], length) <= self.finished[-1][0])
         if self.done:
             children = []
         self.beams = [child for _, child, _ in children]
@@ -106,20 +111,14 @@ def run_searches(llm: "LLM", searches: list[BeamSearch]) -> None:
         num_blocks = sum(search.num_blocks(manager.block_size) for search in candidates)
         return sum(search.beam_width for search in candidates) <= most and num_blocks <= manager.num_blocks
 
-    try:
-        while waiting or active:
-            while waiting and fits():
-                active.append(waiting.pop())
-                (beam,) = active[-1].beams
-                beam.num_computed_tokens = manager.allocate(beam)
-                active[-1].request.num_cached_tokens = beam.num_computed_tokens
-            _step(llm, active)
-            active = [search for search in active if not search.done]
-    except BaseException:
-        for beam in manager.holders:  # nobody else runs
-            manager.free(beam)
-        llm.start_over()
-        raise
+    while waiting or active:
+        while waiting and fits():
+            active.append(waiting.pop())
+            (beam,) = active[-1].beams
+            beam.num_computed_tokens = manager.allocate(beam)
+            active[-1].request.num_cached_tokens = beam.num_computed_tokens
+        _step(llm, active)
+        active = [search for search in active if not search.done]
 
 
 @torch.inference_mode()

@@ -1,5 +1,6 @@
 """Stage 6: the same engine at the speed of the machine: packed weights, fused kernels, a step in one call."""
 
+from . import openmp  # noqa: F401 (first: it comes before torch)
 from .async_llm import AsyncLLM, QueueFullError
 from .llm import LLM
 from .outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent

@@ -4,17 +4,23 @@ The engine itself knows no threads. One thread runs it, in a loop of its own: it
 close) from a list under a lock, runs a step, hands the news to those that wait for them, and starts again; with nothing
 to do it sleeps. A waiter is a callback that puts news into a queue: asyncio's for a coroutine, a plain one for a
 thread.
+
+The thread knows the engine and those that wait, and not the `AsyncLLM` that users hold: when that is dropped, or the
+program ends, the thread ends too, and what it held is free.
 """
 
 import asyncio
+import atexit
 import queue
 import threading
+import weakref
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from .llm import LLM
 from .outputs import RequestOutput, StreamEvent
 from .request import Request
-from .sampling_params import SamplingParams
+from .sampling_params import SamplingParams, whole_number
 
 
 class QueueFullError(RuntimeError):
@@ -39,17 +45,15 @@ class AsyncLLM:
     """
 
     def __init__(self, *, max_queue_size: int = 1024, **arguments):
-        if not isinstance(max_queue_size, int) or max_queue_size < 1:
-            raise ValueError(f"max_queue_size must be a whole number of at least 1, got {max_queue_size!r}")
-        self.llm = LLM(**arguments)
-        self.max_queue_size = max_queue_size
-        self._changed = threading.Condition()  # guards everything below
-        self._commands: list[Callable[[], None]] = []
-        self._waiters: dict[Request, Callable] = {}
-        self._closing = False
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
-        self._thread.start()
+        max_queue_size = whole_number("max_queue_size", max_queue_size, 1)
+        self._loop = EngineLoop(LLM(**arguments), max_queue_size)
+        self._dropped = weakref.finalize(self, self._loop.close, abort=True)
+        self._dropped.atexit = False  # there, `end_all` waits for the thread too
+
+    @property
+    def llm(self) -> LLM:
+        """The engine. It may be used beside: threads take turns."""
+        return self._loop.llm
 
     # --- What users call --------------------------------------------------------------------------------------------
 
@@ -64,17 +68,17 @@ class AsyncLLM:
             RuntimeError: the engine is closed, or has failed; then its error is the cause.
         """
         loop, news = asyncio.get_running_loop(), asyncio.Queue()
-        request = self._submit(
+        request = self._loop.submit(
             prompt, sampling_params, priority, lambda x: loop.call_soon_threadsafe(news.put_nowait, x)
         )
         unfinished = len(request.group)
         try:
             while unfinished:
-                event = self._unwrap(await news.get())
+                event = unwrap(await news.get())
                 unfinished -= event.finish_reason is not None
                 yield event
         finally:
-            self._abort(request)
+            self._loop.abandon(request)
 
     def complete(
         self, prompt: str | list[int], sampling_params: SamplingParams | None = None, *, priority: int = 0
@@ -84,23 +88,19 @@ class AsyncLLM:
         Raises: as `generate`.
         """
         news: queue.SimpleQueue = queue.SimpleQueue()
-        request = self._submit(prompt, sampling_params, priority, news.put)
+        request = self._loop.submit(prompt, sampling_params, priority, news.put)
         try:
             for _ in request.group:
-                while self._unwrap(news.get()).finish_reason is None:
+                while unwrap(news.get()).finish_reason is None:
                     pass
         finally:
-            self._abort(request)
+            self._loop.abandon(request)
         return request.output()
 
     def close(self, *, abort: bool = False) -> None:
         """Take no more requests, finish those that are there (or abort them), and end the thread. Blocks until then."""
-        with self._changed:
-            self._closing = True
-            if abort:
-                self._commands.append(self._abort_all)
-            self._changed.notify()
-        self._thread.join()
+        self._loop.close(abort=abort)
+        self._loop.thread.join()
 
     def __enter__(self) -> "AsyncLLM":
         return self
@@ -108,11 +108,35 @@ class AsyncLLM:
     def __exit__(self, kind, *_) -> None:
         self.close(abort=kind is not None)
 
+
+def unwrap(news: StreamEvent | BaseException) -> StreamEvent:
+    if isinstance(news, BaseException):
+        raise RuntimeError(f"the engine has failed: {news}") from news
+    return news
+
+
+class EngineLoop:
+    """The thread that runs an engine, what it is told and who waits."""
+
+    def __init__(self, llm: LLM, max_queue_size: int):
+        self.llm, self.max_queue_size = llm, max_queue_size
+        self._news: deque[Request] = deque()  # those that got a token, whoever ran the step
+        self._changed = threading.Condition()  # guards everything below
+        self._commands: list[Callable[[], None]] = []
+        self._waiters: dict[Request, Callable] = {}
+        self._closing = False
+        self._error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.thread.start()
+        loops.add(self)
+
     # --- The callers' side ------------------------------------------------------------------------------------------
 
-    def _submit(self, prompt, sampling_params, priority: int, deliver: Callable) -> Request:
+    def submit(self, prompt, sampling_params, priority: int, deliver: Callable) -> Request:
         # Outside the lock: to cut a long text into tokens takes time, and the engine's thread needs the lock.
         request = self.llm.new_request(prompt, sampling_params, priority=priority)
+        for completion in request.group:
+            completion.advanced = self._news
         with self._changed:
             if self._error is not None:
                 raise RuntimeError(f"the engine has failed: {self._error}") from self._error
@@ -128,25 +152,29 @@ class AsyncLLM:
             self._changed.notify()
             return request
 
-    def _abort(self, request: Request) -> None:
+    def abandon(self, request: Request) -> None:
         """Tell the engine that nobody waits for this request any more; nothing happens if it has ended."""
         with self._changed:
             if self._waiters.pop(request, None) is not None:
-                self._commands.append(lambda: self.llm.abort_request(request.request_id))
+                self._commands.append(lambda: self.llm.abort(request))
                 self._changed.notify()
 
-    @staticmethod
-    def _unwrap(news: StreamEvent | BaseException) -> StreamEvent:
-        if isinstance(news, BaseException):
-            raise RuntimeError(f"the engine has failed: {news}") from news
-        return news
+    def close(self, *, abort: bool = False) -> None:
+        """Tell the engine to take no more requests, and to end with the last of those there are. Waits for nothing:
+        the garbage collector may call this, from any thread."""
+        with self._changed:
+            self._closing = True
+            if abort:
+                self._commands.append(self._abort_all)
+            self._changed.notify()
 
     # --- The engine's thread ----------------------------------------------------------------------------------------
 
-    def _loop(self) -> None:
+    def _run(self) -> None:
         try:
             while self._take_commands():
-                self._tell(self.llm.advance())
+                self.llm.advance()
+                self._tell()
         except BaseException as error:  # whatever it is, nobody may wait for ever
             with self._changed:
                 self._error = error
@@ -157,26 +185,30 @@ class AsyncLLM:
     def _take_commands(self) -> bool:
         """Sleep until there is something to do, then do what was asked for. False when all is done and closed."""
         with self._changed:
-            while not (self._commands or self._closing or self.llm.has_unfinished_requests()):
+            while not (self._commands or self._closing or self._news or self.llm.has_unfinished_requests()):
                 self._changed.wait()
             commands, self._commands = self._commands, []
             closing = self._closing
         for command in commands:
             command()
-        return self.llm.has_unfinished_requests() or not closing
+        return bool(self._news) or self.llm.has_unfinished_requests() or not closing
 
-    def _tell(self, completions: list[Request]) -> None:
+    def _tell(self) -> None:
         """Hand what is new of each completion to the waiter of its request, who waits no more if that was all."""
-        for completion in completions:
+        with self.llm.lock:  # what a step adds comes whole
+            completions = list(dict.fromkeys(self._news))
+            self._news.clear()
+            events = [StreamEvent(0, *c.take_new(), c.finish_reason, c.index) for c in completions]
+            finished = [completion.group[0] for completion in completions if completion.group_finished]
+        for completion, event in zip(completions, events, strict=True):
+            request = completion.group[0]
             with self._changed:
-                deliver = self._waiters.get(completion.group[0])
-            event = StreamEvent(0, *completion.take_new(), completion.finish_reason, completion.index)
+                deliver = self._waiters.get(request)
             if deliver is not None and not self._deliver(deliver, event):
-                self._abort(completion.group[0])
+                self.abandon(request)
         with self._changed:
-            for completion in completions:
-                if completion.group_finished:
-                    self._waiters.pop(completion.group[0], None)
+            for request in finished:
+                self._waiters.pop(request, None)
 
     @staticmethod
     def _deliver(deliver: Callable, news: StreamEvent | BaseException) -> bool:
@@ -191,6 +223,17 @@ class AsyncLLM:
         with self._changed:
             requests = list(self._waiters)
         for request in requests:
-            unfinished = [completion for completion in request.group if not completion.finished]
-            self.llm.abort_request(request.request_id)
-            self._tell(unfinished)  # "abort" is the last of their news
+            self.llm.abort(request)  # "abort" is the last of their news
+
+
+loops: weakref.WeakSet[EngineLoop] = weakref.WeakSet()  # those that may still run
+
+
+@atexit.register
+def end_all() -> None:
+    """At the end of the program: a thread that is in the middle of a step then would crash it."""
+    running = list(loops)
+    for loop in running:
+        loop.close(abort=True)
+    for loop in running:
+        loop.thread.join()

@@ -55,12 +55,16 @@ class BlockManager:
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, watermark: float = 0.01):
         self.num_blocks, self.block_size = num_blocks, block_size
         self.enable_prefix_caching, self.num_reserve = enable_prefix_caching, int(watermark * num_blocks)
-        self.ref_counts = [0] * num_blocks
-        self._free = OrderedDict.fromkeys(range(num_blocks))  # in the order in which they are taken
+        self._next_node = ROOT + 1
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Whatever was before: all blocks are free, and nothing is found in them."""
+        self.ref_counts = [0] * self.num_blocks
+        self._free = OrderedDict.fromkeys(range(self.num_blocks))  # in the order in which they are taken
         self._tables: dict[Sequence, _Table] = {}
         self._entries: dict[Key, tuple[int, int]] = {}  # -> (block, its node)
         self._keys: dict[int, Key] = {}  # block -> its key in _entries
-        self._next_node = ROOT + 1
         self._copies: list[tuple[int, int]] = []
 
     # --- What there is ----------------------------------------------------------------------------------------------
@@ -210,12 +214,6 @@ class BlockManager:
     def _forget(self, block: int) -> None:
         if block in self._keys:
             del self._entries[self._keys.pop(block)]
-
-    def forget_all(self) -> None:
-        """Find nothing any more, and copy nothing: what the blocks hold is not certain."""
-        self._copies.clear()
-        self._entries.clear()
-        self._keys.clear()
 
     # --- What must always hold --------------------------------------------------------------------------------------
 

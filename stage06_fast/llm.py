@@ -1,10 +1,13 @@
 """The engine: takes prompts, runs the model step by step, gives back completions."""
 
+import contextlib
 import functools
 import gc
 import itertools
+import logging
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Integral
 
@@ -16,16 +19,18 @@ from .attention import pick_backend
 from .beam_search import BeamSearch, run_searches
 from .block_manager import BlockManager
 from .cuda_graphs import GraphedGPT2
-from .fast_model import enabled, pick_model
+from .fast_model import FastGPT2, enabled, pick_model
 from .kernels import c_kernel
-from .kv_cache import KVCache, bytes_per_token, default_cache_bytes
+from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, Step
+from .openmp import WAITS_BRIEFLY
 from .outputs import RequestOutput, RowRecord, Stats, StepRecord, StreamEvent
 from .request import Request
 from .run_ahead import RunAhead
 from .sampler import derive_seed, sample
-from .sampling_params import SamplingParams
+from .sampling_params import SamplingParams, number, whole_number
 from .scheduler import POLICIES, Scheduler
+from .threads import ThreadLimit
 from .tokenizer import Tokenizer
 from .weights import find_model, load_weights, read_config, tokenizer_directory
 
@@ -91,27 +96,22 @@ class LLM:
     ):
         if load_format not in ("auto", "dummy"):
             raise ValueError(f"load_format must be 'auto' or 'dummy', got {load_format!r}")
-        if not isinstance(max_num_seqs, int) or max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs must be a whole number of at least 1, got {max_num_seqs!r}")
-        for name, value in (("kv_cache_bytes", kv_cache_bytes), ("num_blocks", num_blocks)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        max_num_seqs = whole_number("max_num_seqs", max_num_seqs, 1)
+        if kv_cache_bytes is not None:
+            kv_cache_bytes = whole_number("kv_cache_bytes", kv_cache_bytes, 1)
+        if num_blocks is not None:
+            num_blocks = whole_number("num_blocks", num_blocks, 1)
         if num_blocks is not None and kv_cache_bytes is not None:
             raise ValueError(f"give num_blocks or kv_cache_bytes, not both, got {num_blocks} and {kv_cache_bytes}")
-        if not isinstance(block_size, int) or isinstance(block_size, bool) or not 1 <= block_size <= 1024:
-            raise ValueError(f"block_size must be a whole number from 1 to 1024, got {block_size!r}")
-        if not isinstance(watermark, int | float) or not 0 <= watermark < 1:
-            raise ValueError(f"watermark must be a number from 0 to less than 1, got {watermark!r}")
-        if not isinstance(max_num_batched_tokens, int) or max_num_batched_tokens < 1:
-            raise ValueError(
-                f"max_num_batched_tokens must be a whole number of at least 1, got {max_num_batched_tokens!r}"
-            )
+        block_size = whole_number("block_size", block_size, 1, 1024)
+        watermark = number("watermark", watermark, 0, 1)
+        if watermark == 1:
+            raise ValueError("watermark must be less than 1, got 1")
+        max_num_batched_tokens = whole_number("max_num_batched_tokens", max_num_batched_tokens, 1)
         if policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
         on = enabled(disable)
-        if seed is None:
-            raise ValueError("seed must be a whole number, got None")
-        self.seed = SamplingParams(seed=seed).seed  # the same check as for a request's seed
+        self.seed = whole_number("seed", seed, 0, 2**64 - 1)
         if "freeze" in on:
             freeze_garbage_collector()
         self.device = pick_device(device)
@@ -143,6 +143,7 @@ class LLM:
                 f"a block of {block_size} tokens needs {block_bytes:,} bytes, there are {kv_cache_bytes or 0:,}"
             )
         self.kv_cache_bytes = self.num_blocks * block_bytes
+        check_cache_bytes(self.kv_cache_bytes, self.device)
         # Only Triton's attention can be recorded: torch's asks for lengths. Graphs fill up their batches with rows that
         # write to a block of their own, the one behind all others.
         graphs = self.device.type == "cuda" and "graphs" in on and self.attention_backend == "triton"
@@ -154,14 +155,21 @@ class LLM:
             self.model = GraphedGPT2(self.model, max_num_seqs, width, spare_block=self.num_blocks)
         elif self.attention_backend == "c":
             self.model = pick_model(self.model, on, max_num_seqs)
+        # The kernels' threads bear company (kernels/team.h) if OpenMP's do; torch's own operations don't.
+        self.waits_briefly = WAITS_BRIEFLY and isinstance(self.model, FastGPT2)
         self.block_manager = BlockManager(self.num_blocks, block_size, enable_prefix_caching, watermark)
         self.scheduler = Scheduler(
             self.block_manager, max_num_seqs, max_num_batched_tokens, policy, enable_chunked_prefill
         )
         overlap = self.device.type == "cuda" and "overlap" in on
         self.run_ahead = RunAhead(self.model, self.cache, self.scheduler) if overlap else None
-        self._unfinished: dict[str, Request] = {}
+        self._unfinished: dict[Request, None] = {}  # in the order in which they came
+        self._by_id: dict[str, Request] = {}  # those of `add_request`; those of `generate` have ids of their own
         self._news: list[Request] = []  # what steps did for requests of `add_request` and `step` has not told yet
+        self.lock = threading.RLock()  # threads take turns
+        self._changing = False  # true after a change that was cut short, too: see `_change`
+        self._committed: list[tuple[Request, dict]] = []  # the tokens of the step that is being committed
+        self.thread_limit = ThreadLimit()
         self.stats = Stats()
         self.trace: list[StepRecord] | None = [] if trace else None
         self._numbers = itertools.count()  # of requests; taking one needs no lock
@@ -189,8 +197,8 @@ class LLM:
         """
         requests = self._make_requests(prompts, sampling_params, priority)
         with tqdm(total=len(requests), unit="request", disable=not use_tqdm) as bar:
-            for advanced in self._run(requests):
-                bar.update(len(finished_groups(advanced)))
+            for num_finished in self._run(requests, lambda news: len(finished_groups(news))):
+                bar.update(num_finished)
         return [request.output() for request in requests]
 
     def as_completed(
@@ -202,7 +210,11 @@ class LLM:
         """Like `generate`, but yields (index of the prompt, result) the moment a result is there."""
         requests = self._make_requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
-        return ((index[r], r.output()) for advanced in self._run(requests) for r in finished_groups(advanced))
+
+        def results(news: list[Request]) -> list[tuple[int, RequestOutput]]:
+            return [(index.pop(request), request.output()) for request in finished_groups(news)]
+
+        return (result for some in self._run(requests, results) for result in some)
 
     def stream(
         self,
@@ -216,12 +228,11 @@ class LLM:
         """
         requests = self._make_requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
-        # The inner list is made at once: whoever uses the engine between two events may add to what they say.
-        return (
-            event
-            for advanced in self._run(requests)
-            for event in [StreamEvent(index[r.group[0]], *r.take_new(), r.finish_reason, r.index) for r in advanced]
-        )
+
+        def events(news: list[Request]) -> list[StreamEvent]:
+            return [StreamEvent(index[r.group[0]], *r.take_new(), r.finish_reason, r.index) for r in news]
+
+        return (event for some in self._run(requests, events) for event in some)
 
     def beam_search(
         self,
@@ -240,13 +251,11 @@ class LLM:
             ValueError: a prompt or an argument is wrong, or the beams of a prompt could outgrow the KV cache.
         """
         most = min(self.max_num_seqs, self.scheduler.max_num_batched_tokens)
-        if not isinstance(beam_width, int) or isinstance(beam_width, bool) or not 1 <= beam_width <= most:
-            raise ValueError(
-                f"beam_width must be a whole number from 1 to {most} (max_num_seqs, max_num_batched_tokens), "
-                f"got {beam_width!r}"
-            )
-        if not isinstance(length_penalty, int | float) or not -100 <= length_penalty <= 100:
-            raise ValueError(f"length_penalty must be a number from -100 to 100, got {length_penalty!r}")
+        try:
+            beam_width = whole_number("beam_width", beam_width, 1, most)
+        except ValueError as error:
+            raise ValueError(f"{error} (the most is by max_num_seqs and max_num_batched_tokens)") from None
+        length_penalty = number("length_penalty", length_penalty, -100, 100)
         requests = self._make_requests(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))
         searches = [BeamSearch(request, beam_width, length_penalty) for request in requests]
         for i, search in enumerate(searches):
@@ -255,7 +264,8 @@ class LLM:
                     f"prompt {i}: its {beam_width} beams may need {search.num_blocks(self.block_manager.block_size)} "
                     f"blocks of the KV cache, there are {self.num_blocks}"
                 )
-        run_searches(self, searches)
+        with self.lock:
+            self._change(run_searches, self, searches)
         return [search.output() for search in searches]
 
     def validate(self, prompt: str | list[int], sampling_params: SamplingParams, priority: int = 0) -> None:
@@ -317,8 +327,7 @@ class LLM:
             raise ValueError(
                 f"{total} tokens of prompt and output need {needed} blocks of the KV cache, there are {self.num_blocks}"
             )
-        if not isinstance(priority, int):
-            raise ValueError(f"priority must be a whole number, got {priority!r}")
+        priority = whole_number("priority", priority, -(2**63), 2**63 - 1)
         if priority and self.scheduler.policy != "priority":
             raise ValueError(
                 f"priority {priority} needs the policy 'priority', this engine's is {self.scheduler.policy!r}"
@@ -356,32 +365,36 @@ class LLM:
         request = self.new_request(prompt, sampling_params, priority=priority, request_id=request_id)
         for completion in request.group:
             completion.advanced = self._news
-        self.add(request)
+        with self.lock:
+            if request_id in self._by_id:
+                raise ValueError(f"request_id {request_id!r} belongs to a request that is not finished")
+            self._change(self._add, request)
 
     def step(self) -> list[RequestOutput]:
         """Run one step; returns the requests of `add_request` that got a token, as they are now (`finished` says if
         that was all): in this step, or in one that `generate` or `stream` has run since the last call."""
-        self.advance()
-        news = list(dict.fromkeys(request.group[0] for request in self._news))
-        self._news.clear()
-        return [request.output() for request in news]
+        news: list[Request] = []
+        try:
+            with self.lock:
+                self.advance()
+                news = list(dict.fromkeys(request.group[0] for request in self._news))
+                outputs = [request.output() for request in news]
+                self._news.clear()
+                return outputs
+        except BaseException:  # it was not told: the next call tells it
+            self._news[:0] = news
+            raise
 
     def abort_request(self, request_id: str) -> None:
         """End an unfinished request as it is; its blocks are free for the next step. An id that is not there is
         ignored: the request may have ended a moment ago."""
-        request = self._unfinished.get(request_id)
-        if request is None:
-            return
-        for completion in request.group:
-            self.scheduler.remove(completion)
-            if not completion.finished:
-                completion.abort()
-                if completion.advanced is not None and completion.advanced is not self._news:
-                    completion.advanced.append(completion)
-        self._unfinished.pop(request_id)
+        with self.lock:
+            request = self._by_id.get(request_id)
+            if request is not None:
+                self.abort(request)
 
     def has_unfinished_requests(self) -> bool:
-        return self.scheduler.has_unfinished() or bool(self._news)
+        return bool(self._unfinished or self._news)
 
     def new_request(
         self,
@@ -401,53 +414,111 @@ class LLM:
 
     def add(self, request: Request) -> None:
         """Put a request into the queue."""
-        if request.request_id in self._unfinished:
-            raise ValueError(f"request_id {request.request_id!r} belongs to a request that is not finished")
-        self._unfinished[request.request_id] = request
+        with self.lock:
+            self._change(self._add, request)
+
+    def _add(self, request: Request) -> None:
+        self._unfinished[request] = None
+        if request.advanced is self._news:
+            self._by_id[request.request_id] = request
         self.scheduler.add(request)
 
-    def _run(self, requests: list[Request]) -> Iterator[list[Request]]:
-        """Advance the requests until all are finished; yields, after each step, those that got a token.
+    def abort(self, request: Request) -> None:
+        """End a request as it is; harmless if it has ended already. Whoever waits for it is told, but the caller of
+        `abort_request`, who knows."""
+        with self.lock:
+            if request in self._unfinished:
+                self._change(self._abort, request)
+
+    def _abort(self, request: Request) -> None:
+        self._leave(request)
+        for completion in request.group:
+            if not completion.finished:
+                completion.abort()
+                if completion.advanced is not self._news:
+                    self._tell(completion)
+
+    def _leave(self, request: Request) -> None:
+        """Take a request out of the queue or the batch, all of its completions."""
+        for completion in request.group:
+            self.scheduler.remove(completion)
+        self._unfinished.pop(request, None)
+        if self._by_id.get(request.request_id) is request:
+            del self._by_id[request.request_id]
+
+    def _run(self, requests: Sequence[Request], tell: Callable[[list[Request]], object]) -> Iterator:
+        """Advance the requests until all are finished; yields, after each step, what `tell` makes of those that got a
+        token.
 
         Whoever else uses the engine meanwhile advances too, and may run the steps that advance these: each request has
         the list of its owner, into which a step puts it. What is unfinished when the caller leaves is aborted.
         """
-        if taken := [request.request_id for request in requests if request.request_id in self._unfinished]:
-            raise ValueError(f"request_id {taken[0]!r} belongs to a request that is not finished")
         advanced: list[Request] = []
         for request in requests:
             for completion in request.group:
                 completion.advanced = advanced
-            self.add(request)
-        unfinished = len(requests)
+        requests = dict.fromkeys(requests)  # those that are not finished: a result is its receiver's alone
         try:
-            while unfinished:
-                if not advanced:
-                    self.advance()
-                news = list(dict.fromkeys(advanced))
-                advanced.clear()
-                unfinished -= len(finished_groups(news))
-                yield news
+            for request in requests:
+                self.add(request)
+            while requests:
+                with self.lock:
+                    if not advanced:
+                        self.advance()
+                    news = list(dict.fromkeys(advanced))
+                    advanced.clear()
+                    told = tell(news)
+                    for request in finished_groups(news):
+                        requests.pop(request, None)
+                yield told
         finally:
             for request in requests:
-                if self._unfinished.get(request.request_id) is request:
-                    self.abort_request(request.request_id)
+                self.abort(request)
+
+    def advance(self) -> None:
+        """One forward pass over what the scheduler picked, and one token more for each request that is up to date."""
+        with self.lock:
+            self._change(self._advance)
+
+    def _change(self, action: Callable, *arguments) -> None:
+        """Change the engine's state, as a whole: if the action is cut short, by an error or by a Ctrl-C between any two
+        of its lines, `_recover` is called, and if that is cut short too, again before the next change."""
+        if self._changing:
+            self._recover()
+        self._changing = True
+        try:
+            action(*arguments)
+        except BaseException:
+            self._recover()
+            raise
+        self._changing = False
+
+    def _recover(self) -> None:
+        """Start over with what is certain: the requests and their tokens. All wait again, and are computed anew; a step
+        that was being committed is."""
+        for request, draft in self._committed:
+            request.become(draft)
+            self._tell(request)
+        self._committed = []
+        if self.run_ahead is not None:
+            self.run_ahead.clear()
+        self.block_manager.start_over()
+        self.scheduler.start_over(self._unfinished)
+        self._by_id = {request.request_id: request for request in self._unfinished if request.advanced is self._news}
+        for request in [request for request in self._unfinished if request.group_finished]:
+            self._finish(request)
+        self._changing = False
 
     @torch.inference_mode()
-    def advance(self) -> list[Request]:
-        """One forward pass over what the scheduler picked, and one token more for each request that is up to date."""
+    def _advance(self) -> None:
         start = time.perf_counter()
-        try:
-            preemptions = self.scheduler.num_preemptions
-            scheduled = self.scheduler.schedule()
-            self.stats.num_preemptions += self.scheduler.num_preemptions - preemptions
-            if not scheduled:
-                return []
-            record = self.describe(scheduled)
-            logits = self.forward(scheduled)  # [n_up_to_date, vocab_size]
-        except BaseException:
-            self.start_over()
-            raise
+        preemptions = self.scheduler.num_preemptions
+        scheduled = self.scheduler.schedule()
+        self.stats.num_preemptions += self.scheduler.num_preemptions - preemptions
+        if not scheduled:
+            return
+        record = self.describe(scheduled)
+        logits = self.forward(scheduled)  # [n_up_to_date, vocab_size]
         # The first logits of a request with n > 1 are the first of all its completions.
         up_to_date = [request for request, num_tokens in scheduled if num_tokens == request.num_new_tokens]
         parents = [request for request in up_to_date for _ in (request, *request.unforked)]
@@ -460,28 +531,44 @@ class LLM:
         read = Tensor.tolist
         if self.run_ahead is not None and self.run_ahead.can_predict(scheduled):
             read = functools.partial(self.run_ahead.read, scheduled)
-        sampled = [result for part, requests in parts for result in sample(part, requests, self.argmax, read)]
-        # Until here nothing has changed: whatever fails above, the step can be taken again.
+        with self.thread_limit:
+            results = [sample_each(part, requests, self.argmax, read) for part, requests in parts]
+        drafts = [pair for pairs, _ in results for pair in pairs]
+        failed = [request for _, requests in results for request in requests]
+        # Until here nothing has changed: whatever fails above, the step can be taken again. With the next line it has
+        # happened, whatever comes between it and the last.
+        self._committed = drafts
         for request, num_tokens in scheduled:
             request.num_computed_tokens += num_tokens
-        for parent, request, token_and_logprobs in zip(parents, rows, sampled, strict=True):
-            request.add_token(*token_and_logprobs)
-            if request is not parent and not request.finished:
-                self.scheduler.fork(parent, request)
-            if request.advanced is not None:
-                request.advanced.append(request)
-        for request in rows:
+        scheduled_now = dict(scheduled)
+        for request, draft in drafts:
+            request.become(draft)
+            self._tell(request)
+            if request not in scheduled_now and not request.finished:
+                self.scheduler.fork(request.group[0], request)
+        for request, _ in drafts:
             if request.finished:
                 self.scheduler.remove(request)
-        for request in finished_groups(rows):
-            self._unfinished.pop(request.request_id, None)
-            self.stats.num_requests += 1
-            self.stats.num_prompt_tokens += len(request.prompt_token_ids)
-            self.stats.num_cached_tokens += request.num_cached_tokens
-            self.stats.latencies.add(request.output().metrics)
+        for request in finished_groups([request for request, _ in drafts]):
+            self._finish(request)
+        for request in dict.fromkeys(completion.group[0] for completion in failed):
+            self._abort(request)
         self.record(start, **record)
-        self.stats.num_output_tokens += len(rows)
-        return rows
+        self.stats.num_output_tokens += len(drafts)
+        self._committed = []
+
+    def _tell(self, request: Request) -> None:
+        """News for the owner of a request."""
+        if request.advanced is not None:
+            request.advanced.append(request)
+
+    def _finish(self, request: Request) -> None:
+        """Let go of a request that has ended by itself."""
+        self._leave(request)
+        self.stats.num_requests += 1
+        self.stats.num_prompt_tokens += len(request.prompt_token_ids)
+        self.stats.num_cached_tokens += request.num_cached_tokens
+        self.stats.latencies.add(request.output().metrics)
 
     def forward(self, scheduled: list[tuple[Request, int]]) -> Tensor:
         """The logits behind the last token of each request that a step brings up to date: [n_rows, vocab_size]."""
@@ -491,17 +578,8 @@ class LLM:
             if logits is not None and not copies:
                 return logits
         self.cache.copy_blocks(copies)
-        return self.model(self._prepare(scheduled), self.cache)
-
-    def start_over(self) -> None:
-        """After a step that failed: what it was to write is not there. Keep nothing, find nothing, compute anew."""
-        if self.run_ahead is not None:
-            self.run_ahead.clear()
-        for request in list(self.scheduler.running):
-            self.scheduler.preempt(request)
-            if not request.output_token_ids:  # as if it had not been admitted yet
-                request.first_scheduled_time, request.num_cached_tokens = None, 0
-        self.block_manager.forget_all()
+        with contextlib.nullcontext() if self.waits_briefly else self.thread_limit:
+            return self.model(self._prepare(scheduled), self.cache)
 
     def _prepare(self, scheduled: list[tuple[Request, int]]) -> Step:
         """The step's tensors."""
@@ -571,6 +649,28 @@ def freeze_garbage_collector() -> None:
     gc.freeze()
 
 
+def sample_each(logits: Tensor, requests: list[Request], *how) -> tuple[list[tuple[Request, dict]], list[Request]]:
+    """What each request will be with one token more (`Request.after`), and those for which it fails: the others go on.
+
+    Raises:
+        Exception: if it fails for all of them.
+    """
+    try:
+        sampled = sample(logits, requests, *how) if requests else []
+        return [(request, request.after(*result)) for request, result in zip(requests, sampled, strict=True)], []
+    except Exception:
+        drafts, failed = [], []
+        for i, request in enumerate(requests):
+            try:
+                drafts.append((request, request.after(*sample(logits[i : i + 1], [request])[0])))
+            except Exception as error:
+                failed.append(request)
+                logging.getLogger(__name__).warning("request %s is aborted: %s", request.request_id, error)
+        if not drafts:
+            raise
+        return drafts, failed
+
+
 def split(rows: list, size: int) -> list[list]:
     """Parts of at most this size, so that the sampler's memory is bounded, however many completions begin at once."""
     return [rows[i : i + size] for i in range(0, len(rows), size)]
@@ -609,6 +709,7 @@ def pick_max_model_len(max_model_len: int | None, n_positions: int) -> int:
     """The longest sequence, in tokens. Raises ValueError if the model has no positions for it."""
     if max_model_len is None:
         return n_positions
-    if not isinstance(max_model_len, int) or not 2 <= max_model_len <= n_positions:
-        raise ValueError(f"max_model_len must be from 2 to the model's {n_positions} positions, got {max_model_len!r}")
-    return max_model_len
+    try:
+        return whole_number("max_model_len", max_model_len, 2, n_positions)
+    except ValueError as error:
+        raise ValueError(f"{error}; the model has {n_positions} positions") from None

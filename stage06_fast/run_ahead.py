@@ -73,7 +73,8 @@ class RunAhead:
         return host.tolist()
 
     def launch(self, scheduled: list[tuple[Request, int]], token_ids: Tensor) -> None:
-        """Begin the step with these tokens, [n_rows], of the requests of `scheduled`."""
+        """Begin the step with these tokens, [n_rows], of the requests of `scheduled`; -1, where there is none, will end
+        the step before this one's result is wanted."""
         size, positions, slots, tables = self.block_manager.block_size, [], [], []
         for request, num_tokens in scheduled:
             if self._needs_block(request, num_tokens):
@@ -87,7 +88,7 @@ class RunAhead:
         n, device = len(scheduled), token_ids.device
         lists = (positions, slots, tables, [*range(n + 1)], [p + 1 for p in positions], [*range(n)])
         pinned = (torch.tensor(x, dtype=torch.int64, pin_memory=device.type == "cuda") for x in lists)
-        step = Step(token_ids, *(tensor.to(device, non_blocking=True) for tensor in pinned))
+        step = Step(token_ids.clamp(min=0), *(tensor.to(device, non_blocking=True) for tensor in pinned))
         self._logits = self.model(step, self.cache)
         self._scheduled, self._slots = [(request, 1) for request, _ in scheduled], slots
 

@@ -12,6 +12,7 @@ requests can never be preempted, so it ends, and after it the next: there is alw
 import heapq
 import itertools
 import time
+from collections.abc import Iterable
 
 from .block_manager import BlockManager
 from .request import Request, RequestState
@@ -151,6 +152,19 @@ class Scheduler:
         elif request.state is RequestState.WAITING and request.place is not None:
             self._gone.add(request)
         request.place = None
+
+    def start_over(self, requests: Iterable[Request]) -> None:
+        """Whatever was before: of these requests those that are not finished wait, to be computed anew. The blocks are
+        free again already."""
+        self.running, self.waiting, self._gone = [], [], set()
+        for completion in (completion for request in requests for completion in request.group):
+            completion.num_computed_tokens = 0
+            first = completion.group[0]
+            if not completion.finished and (completion is first or first.output_token_ids):
+                completion.state, completion.place = RequestState.WAITING, completion.place or first.place
+                if not completion.output_token_ids:  # as if it had not been admitted yet
+                    completion.first_scheduled_time, completion.num_cached_tokens = None, 0
+                self.add(completion)
 
     def _has_waiting(self) -> bool:
         while self.waiting and self.waiting[0][-1] in self._gone:

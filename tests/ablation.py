@@ -141,7 +141,7 @@ def measure_steps(workload: str, dtype: str, repeat: int, model: str, bar: tqdm)
     rounds = []
     for _ in range(repeat):
         contest.clear()
-        llm.block_manager.forget_all()  # or a later round would find the prompts of the one before
+        llm.block_manager.start_over()  # or a later round would find the prompts of the one before
         llm.generate(prompts, params)
         rounds.append(contest.seconds)
         bar.update()

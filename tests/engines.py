@@ -4,16 +4,92 @@
 
 `tests/throughput.py` calls it, with the Python of the engine's environment: for a peer (see `tests/peers.py`) that has
 none of this project's packages, so nothing is imported before it is known which engine it is.
+
+What is measured stands in a `with measured(job)` block: there, and only there, it has the company that the job asks for
+(`--company`), and ends when its time is over (`--limit`). A process ends with the one that started it, however that
+ended: the engine with the benchmark, the company with the engine.
 """
 
+import faulthandler
 import json
+import os
 import statistics
+import subprocess
 import sys
+import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
 Times = list[list[float]]  # of each request, when each of its tokens came, in seconds from the start
+
+# As they were before there was an engine, which may set variables for its threads or bind itself to some of the cores:
+# company is to have none of that.
+ENVIRONMENT = dict(os.environ)
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def end_with_parent() -> None:
+    """End this process when stdin does: it is a pipe that the parent process holds open as long as it lives."""
+
+    def wait() -> None:
+        while os.read(0, 1):  # not sys.stdin.read, whose lock a thread that waits would keep when the interpreter ends
+            continue
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def keep_busy(kind: str, cores: list[int]) -> None:
+    """What company does: a busy loop, or a torch program with two threads."""
+    end_with_parent()
+    if cores:
+        os.sched_setaffinity(0, cores)
+    if kind == "torch":
+        import torch
+
+        torch.set_num_threads(2)
+        matrix = torch.randn(512, 512)
+        matrix @ matrix  # the first one starts the threads
+        print("busy", flush=True)
+        while True:
+            matrix @ matrix
+    print("busy", flush=True)
+    while True:
+        pass
+
+
+@contextmanager
+def measured(job: dict) -> Iterator[None]:
+    """Beside `company` (so many busy loops, or "torch"), all of them busy from the beginning to the end of the block;
+    the process ends with status 1 and "Timeout" on stderr if the block takes more than `limit` seconds."""
+    company = job.get("company") or "0"
+    kinds = ["torch"] if company == "torch" else ["loop"] * int(company)
+    processes: list[subprocess.Popen] = []
+    try:
+        for kind in kinds:
+            code = f"from tests.engines import keep_busy; keep_busy({kind!r}, {CORES})"
+            command = [job["company_python"], "-c", code]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            processes.append(subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, **pipes))
+        for process in processes:
+            if process.stdout.readline().strip() != b"busy":
+                sys.exit(f"its company did not start: status {process.wait()}")
+        if job.get("limit"):  # not a thread of Python's, which might never get its turn beside an engine that spins
+            faulthandler.dump_traceback_later(job["limit"], exit=True)
+        yield
+        faulthandler.cancel_dump_traceback_later()
+        if any(process.poll() is not None for process in processes):
+            sys.exit("its company ended before it did")
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.communicate()  # waits for its end, and closes the pipes
 
 
 def run_stage(job: dict) -> dict:
@@ -32,7 +108,8 @@ def run_stage(job: dict) -> dict:
     llm.stats = type(llm.stats)()
     llm.trace.clear()
     send = at_once if job["arrivals"] is None else as_they_arrive
-    tokens, times, seconds = send(llm, prompts, params, job["arrivals"])
+    with measured(job):
+        tokens, times, seconds = send(llm, prompts, params, job["arrivals"])
     stats, rows = llm.stats, [sum(row.num_tokens > 0 for row in step.rows) for step in llm.trace]
     return {
         "token_ids": tokens,
@@ -107,6 +184,8 @@ def peak_memory(cuda: bool = False) -> int:
 def main() -> None:
     job_file, result_file = map(Path, sys.argv[1:])
     job = json.loads(job_file.read_text())
+    if job.get("piped"):
+        end_with_parent()
     if job["engine"].startswith("stage"):
         result = run_stage(job)
     else:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.engines import peak_memory
+from tests.engines import measured, peak_memory
 
 ROOT = Path(__file__).parent.parent
 TORCH = "torch>=2.8,<2.14"
@@ -47,13 +47,15 @@ def run_hf(job: dict) -> dict:
     requests, size = job["requests"], job["options"]["max_num_seqs"]
     order = sorted(range(len(requests)), key=lambda i: -len(requests[i][0]))
     tokens: list[list[int]] = [[] for _ in requests]
-    started = time.perf_counter()
-    for first in range(0, len(order), size):
-        rows = order[first : first + size]
-        made = batch([requests[i][0] for i in rows], max(requests[i][1] for i in rows))
-        for i, ids in zip(rows, made, strict=True):
-            tokens[i] = ids[: requests[i][1]]
-    return {"token_ids": tokens, "times": None, "seconds": time.perf_counter() - started}
+    with measured(job):
+        started = time.perf_counter()
+        for first in range(0, len(order), size):
+            rows = order[first : first + size]
+            made = batch([requests[i][0] for i in rows], max(requests[i][1] for i in rows))
+            for i, ids in zip(rows, made, strict=True):
+                tokens[i] = ids[: requests[i][1]]
+        seconds = time.perf_counter() - started
+    return {"token_ids": tokens, "times": None, "seconds": seconds}
 
 
 def run_hf_continuous(job: dict) -> dict:
@@ -90,9 +92,10 @@ def run_hf_continuous(job: dict) -> dict:
 
     manager.start()
     complete([(prompt, 2) for prompt in job["warm_up"]])
-    started = time.perf_counter()
-    results = complete(requests)
-    seconds = time.perf_counter() - started
+    with measured(job):
+        started = time.perf_counter()
+        results = complete(requests)
+        seconds = time.perf_counter() - started
     manager.stop(block=True)
     return {
         "token_ids": [result.generated_tokens for result in results],
@@ -134,9 +137,10 @@ def run_vllm(job: dict) -> dict:
         return tokens, times
 
     complete([(prompt, 2) for prompt in job["warm_up"]])
-    started = time.perf_counter()
-    tokens, times = complete(job["requests"])
-    seconds = time.perf_counter() - started
+    with measured(job):
+        started = time.perf_counter()
+        tokens, times = complete(job["requests"])
+        seconds = time.perf_counter() - started
     return {"token_ids": tokens, "times": times, "seconds": seconds, "threads": torch.get_num_threads()}
 
 
@@ -181,9 +185,11 @@ def run_openvino(job: dict) -> dict:
         return tokens, times
 
     complete([(prompt, 2) for prompt in job["warm_up"]])
-    started = time.perf_counter()
-    tokens, times = complete(job["requests"])
-    return {"token_ids": tokens, "times": times, "seconds": time.perf_counter() - started}
+    with measured(job):
+        started = time.perf_counter()
+        tokens, times = complete(job["requests"])
+        seconds = time.perf_counter() - started
+    return {"token_ids": tokens, "times": times, "seconds": seconds}
 
 
 def run_llama_cpp(job: dict) -> dict:
@@ -261,9 +267,11 @@ def run_llama_cpp(job: dict) -> dict:
         return tokens, times
 
     complete([(prompt, 2) for prompt in job["warm_up"]])
-    started = time.perf_counter()
-    tokens, times = complete(job["requests"])
-    return {"token_ids": tokens, "times": times, "seconds": time.perf_counter() - started}
+    with measured(job):
+        started = time.perf_counter()
+        tokens, times = complete(job["requests"])
+        seconds = time.perf_counter() - started
+    return {"token_ids": tokens, "times": times, "seconds": seconds}
 
 
 def write_gguf(checkpoint: Path, dtype: str, folder: Path) -> Path:

@@ -5,13 +5,15 @@
 
 A README names its results in a comment, `<!-- throughput: results/ladder.json speed work -->`, with the tables that it
 wants; what stands between that line and `<!-- end -->` is written here. A picture of the same name beside the result
-is drawn anew. `<!-- comparison: FILE FILE … -->` is several results in one table, and `<!-- ablation: FILE … -->`,
-`profile`, `accuracy` and `linear` are what the commands of these names print.
+is drawn anew. `<!-- comparison: FILE FILE … -->` is several results in one table, `<!-- company: FILE -->` is one of
+`--company` with several values, and `<!-- ablation: FILE … -->`, `profile`, `accuracy` and `linear` are what the
+commands of these names print.
 """
 
 import argparse
 import importlib
 import json
+import os
 import re
 import statistics
 import sys
@@ -37,17 +39,18 @@ MAKERS = {
 def summarize(runs: list[dict], arrivals: list[float] | None, least_seconds: float | None) -> dict:
     """`runs`, with the latencies that follow from the times of the tokens, and `summary`, each engine's medians.
 
-    A ratio is to the stage before in the same run; a peer's is to the last stage.
+    A ratio is to the stage before in the same run; a peer's is to the last stage. With several companies an engine has
+    a row for each of them, and ratios are to others beside the same.
     """
     runs = [digest(run, arrivals) for run in runs]
     summary = []
-    for engine in dict.fromkeys(run["engine"] for run in runs):
-        own = [run for run in runs if run["engine"] == engine]
-        row = {"engine": engine}
+    for engine, company in dict.fromkeys((run["engine"], run.get("company")) for run in runs):
+        own = [run for run in runs if (run["engine"], run.get("company")) == (engine, company)]
+        row = {"engine": engine} | ({} if company is None else {"company": company})
         for name, value in own[0].items():
             if value is None or isinstance(value, int | float):
                 row[name] = None if value is None else statistics.median(run[name] for run in own)
-        stages = [other for other in summary if other["engine"].startswith("stage")]
+        stages = [other for other in summary if other["engine"].startswith("stage") and other.get("company") == company]
         row["ratio"] = row["tokens_per_second"] / stages[-1]["tokens_per_second"] if stages else None
         row["ratio_to"] = stages[-1]["engine"] if stages else None
         row["limit_share"] = least_seconds / row["seconds"] if least_seconds else None
@@ -127,8 +130,12 @@ def table(result: dict, name: str) -> str:
     cells = {
         title: [column(row) for row in result["summary"]]
         for title, column in TABLES[name].items()
-        if any(column(row) is not None for row in result["summary"])
+        if title in ("engine", "tok/s") or any(column(row) is not None for row in result["summary"])
     }
+    for one in result.get("over", ()) if name == "speed" else ():
+        for title, values in cells.items():
+            own = {"engine": f"`{one['engine']}`", "tok/s": f"over {result['limit']:g} s"}
+            values.append(own.get(title))
     if all(value == "100%" for value in cells.get("requests with the same ids", ())):
         cells.pop("requests with the same ids", None)
     lines = [" | ".join(cells), " | ".join(["---"] + ["---:"] * (len(cells) - 1))]
@@ -142,6 +149,7 @@ def caption(result: dict) -> str:
     sentences = [
         f"Workload {result['workload']}: {what}, at most {result['max_num_seqs']} at once",
         f", {result['rate']:g} arriving a second" if result["rate"] else "",
+        f", {beside(result['company'])}" if isinstance(result.get("company"), str) else "",
         f"; {result['model']}{' with random weights' if result['load_format'] == 'dummy' else ''}, {result['dtype']}; ",
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; ",
         "one run each. " if result["repeat"] == 1 else f"medians of {result['repeat']} runs. ",
@@ -158,7 +166,43 @@ def caption(result: dict) -> str:
 
 def tables(result: dict, names: tuple[str, ...] = tuple(TABLES)) -> str:
     """The tables, one behind the other, and what they are of."""
+    if isinstance(result.get("company"), list):
+        return company_table(result)
+    if not result["summary"]:  # nothing was done within --limit
+        names = ("speed",)
     return "\n\n".join([*(table(result, name) for name in names), caption(result)])
+
+
+def beside(company: str) -> str:
+    """The company of a run, in words."""
+    if company in ("0", "torch"):
+        return {"0": "alone", "torch": "beside a torch program"}[company]
+    return f"beside {company} busy process{'es' if company != '1' else ''}"
+
+
+def company_table(result: dict) -> str:
+    """The engines, a row each, beside each company: tok/s, and how many times slower that is than alone."""
+    rows = {(row["engine"], row["company"]): row for row in result["summary"]}
+    over = [(one["engine"], one["company"]) for one in result["over"]]
+    engines = dict.fromkeys(engine for engine, _ in [*rows, *over])
+    engines = sorted(engines, key=lambda engine: engine if engine.startswith("stage") else "then the peers")
+
+    def cell(engine: str, company: str) -> str:
+        row, alone = rows.get((engine, company)), rows.get((engine, "0"))
+        if row is not None:
+            slower = f" ({row['seconds'] / alone['seconds']:.1f} ×)" if alone and row is not alone else ""
+            return f"{row['tokens_per_second']:,.1f}{slower}"
+        if (engine, company) not in over:
+            return ""
+        return f"over {result['limit']:g} s" + (f" (> {result['limit'] / alone['seconds']:.1f} ×)" if alone else "")
+
+    titles = ["alone" if company == "0" else f"beside {company}" for company in result["company"]]
+    lines = [" | ".join(["engine", *titles]), " | ".join(["---"] + ["---:"] * len(titles))]
+    lines += [" | ".join([f"`{engine}`", *(cell(engine, c) for c in result["company"])]) for engine in engines]
+    return "\n".join(f"| {line} |" for line in lines) + (
+        "\n\nOutput tokens per second, in brackets how many times slower than alone; beside so many processes that "
+        f"only loop, or a torch program with two threads; {result['machine']['cores']} cores. {caption(result)}"
+    )
 
 
 def command(result: dict) -> str:
@@ -203,11 +247,35 @@ def with_tables(readme: str) -> str:
             text = tables(results[0], tuple(names.split()))
         elif kind == "comparison":
             text = comparison(results)
+        elif kind == "company":
+            text = "\n\n".join(map(company_table, results))
         else:
             text = importlib.import_module(MAKERS[kind]).table(*results)
         return f"{begin}\n{text}\n\n{end}"
 
     return BLOCK.sub(fill, readme)
+
+
+def check_outputs(outputs: dict[str, Path | None], inputs: dict[str, Path]) -> None:
+    """Raise ValueError or OSError if a file can't be written, or would overwrite what was read or another one; both are
+    option -> path. To be called before the work: nothing that was measured is to be lost for the name of a file."""
+    taken, given = dict(inputs), {option: path for option, path in outputs.items() if path is not None}
+    formats = plots.Picture().canvas.get_supported_filetypes()
+    for option, path in given.items():
+        for other, its in taken.items():
+            linked = its.exists() and path.exists() and its.samefile(path)
+            if linked or os.path.realpath(its) == os.path.realpath(path):
+                raise ValueError(f"{option} {path} is the file of {other}")
+        if option == "--plot" and path.suffix.lower().removeprefix(".") not in formats:
+            raise ValueError(f"{option} {path}: the name of a picture ends in one of {', '.join(formats)}")
+        if path.is_dir():
+            raise ValueError(f"{option} {path} is a directory")
+        taken[option] = path
+    for option, path in given.items():
+        if path.is_file() or not path.exists():
+            path.open("ab").close()
+        elif not os.access(path, os.W_OK):  # a pipe or a device, such as /dev/stdout: opening it may wait
+            raise ValueError(f"{option} {path} can't be written")
 
 
 def readmes() -> list[Path]:
@@ -223,6 +291,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.write == (args.result is not None):
         parser.error("give either a result or --write")
+    if hasattr(sys.stdout, "reconfigure"):  # a terminal may have no ×
+        sys.stdout.reconfigure(errors="backslashreplace")
     if args.write:
         for readme in readmes():
             text = with_tables(readme.read_text(encoding="utf-8"))
@@ -232,14 +302,28 @@ def main(argv: list[str] | None = None) -> int:
                     plots.ladder(json.loads(path.read_text())).savefig(path.with_suffix(".png"))
         return 0
     try:
-        result = json.loads(args.result.read_text())
+        result = read_result(args.result)
+        if args.plot and isinstance(result.get("company"), list):
+            raise ValueError(f"{args.result} has several companies: there is no picture of these")
+        check_outputs({"--plot": args.plot}, {"the result": args.result})
     except (OSError, ValueError) as error:
-        print(f"report: {args.result}: {error}", file=sys.stderr)
+        print(f"report: {error}", file=sys.stderr)
         return 2
     print(tables(result))
     if args.plot:
         plots.ladder(result).savefig(args.plot)
     return 0
+
+
+def read_result(path: Path) -> dict:
+    """What tests.throughput wrote. Raises ValueError if it is something else."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not isinstance(result, dict) or not {"summary", "workload", "machine"} <= result.keys():
+        raise ValueError(f"{path} is no result of python -m tests.throughput --json")
+    return result
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def test_32_threads_stream_complete_and_abort_at_once(stage, engine, small_check
     assert results == {i: expected[i] for i in range(32) if i % 4 in (0, 1)}
     wait_until(lambda: not engine.llm.has_unfinished_requests())
     engine.llm.scheduler.check_integrity()
-    assert engine._waiters == {}
+    assert engine._loop._waiters == {}
 
 
 def test_cancelling_a_stream_frees_its_slot(stage, engine):
@@ -171,7 +171,7 @@ def test_an_error_in_the_engine_reaches_every_waiter(stage, small_checkpoint, mo
     threads = [threading.Thread(target=wait_for_it, args=(call,)) for call in calls]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(engine._waiters) == 6)
+    wait_until(lambda: len(engine._loop._waiters) == 6)
     release.set()
     for thread in threads:
         thread.join(timeout=20)
@@ -188,7 +188,7 @@ def test_close_finishes_or_aborts(stage, small_checkpoint):
         outputs, advance = [], engine.llm.advance
 
         def held(engine=engine, advance=advance):
-            wait_until(lambda: engine._closing)  # else a fast engine is through before the third request has come
+            wait_until(lambda: engine._loop._closing)  # else a fast engine is through before the third request has come
             return advance()
 
         engine.llm.advance = held
@@ -198,7 +198,7 @@ def test_close_finishes_or_aborts(stage, small_checkpoint):
         ]
         for thread in threads:
             thread.start()
-        wait_until(lambda e=engine: len(e._waiters) == 3)
+        wait_until(lambda e=engine: len(e._loop._waiters) == 3)
         engine.close(abort=abort)
         for thread in threads:
             thread.join(timeout=20)
@@ -227,7 +227,7 @@ def test_a_full_queue_refuses(stage, small_checkpoint):
     threads = [threading.Thread(target=lambda: outputs.append(engine.complete([1], params))) for _ in range(3)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(engine._waiters) == 3)
+    wait_until(lambda: len(engine._loop._waiters) == 3)
     with pytest.raises(part.QueueFullError, match="3 requests run or wait; the limit is 1 slots and max_queue_size 2"):
         engine.complete([1], params)
     release.set()

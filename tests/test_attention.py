@@ -1,7 +1,6 @@
-"""From stage 5 on: attention over a paged cache, every backend against dense attention; how the C kernel gets there."""
+"""From stage 5 on: attention over a paged cache, every backend against dense attention; which one is picked."""
 
 import math
-import os
 import random
 import subprocess
 import sys
@@ -187,81 +186,3 @@ def test_without_a_compiler(stage, tmp_path):
     status, _, stderr = complete(stage, "--attention-backend", "c", **environment)
     assert status == 2
     assert "attention_backend 'c' does not run here: there is no C compiler" in stderr
-
-
-def test_a_compiler_that_fails(stage, tmp_path):
-    compiler = tmp_path / "broken-cc"
-    compiler.write_text("#!/bin/sh\necho 'out of ink' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    status, _, stderr = complete(stage, "--quiet", CC=str(compiler), XDG_CACHE_HOME=str(tmp_path / "cache"))
-    assert status == 0
-    assert stderr == "attention_backend is torch, the slow one: the C kernel does not compile: out of ink\n"
-    assert list((tmp_path / "cache" / "stagewise").iterdir()) == []
-
-
-def test_it_is_compiled_once(stage, tmp_path, monkeypatch):
-    kernel = stage.part("kernels.c_kernel")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first = kernel.compile_kernel()
-    assert first.parent == tmp_path / "stagewise"
-    written = first.stat().st_mtime_ns
-    assert kernel.compile_kernel() == first
-    assert first.stat().st_mtime_ns == written
-    monkeypatch.setattr(kernel, "cpu", lambda: "another CPU, which shares the directory")
-    assert kernel.compile_kernel() != first
-    monkeypatch.setattr(kernel, "FLAGS", ("-O1", "-fPIC"))
-    kernel.compile_kernel()
-    assert len(list(first.parent.glob("*.so"))) == len(list(first.parent.iterdir())) == 3  # and nothing else
-
-
-@pytest.mark.parametrize("damage", [b"", b"no library at all"])
-def test_a_library_that_is_damaged_is_made_anew(stage, tmp_path, damage):
-    environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    _, expected, _ = complete(stage, "--attention-backend", "c", **environment)
-    (library,) = (tmp_path / "stagewise").iterdir()
-    library.write_bytes(damage)
-    status, stdout, stderr = complete(stage, "--attention-backend", "c", "--quiet", **environment)
-    assert (status, stdout, stderr) == (0, expected, "")
-
-
-def test_a_library_that_can_not_be_loaded(stage, tmp_path, monkeypatch):
-    """It compiles, but every time to something that is none: auto goes on without, in one line."""
-    kernel = stage.part("kernels.c_kernel")
-
-    def compile_kernel():
-        (tmp_path / "bad.so").write_bytes(b"bad")
-        return tmp_path / "bad.so"
-
-    monkeypatch.setattr(kernel, "compile_kernel", compile_kernel)
-    kernel.load_kernel.cache_clear()
-    try:
-        assert stage.part("attention").pick_backend("auto", CPU, 64)[0] == "torch"
-        with pytest.raises(ValueError, match="the compiled C kernel can't be loaded"):
-            stage.part("attention").pick_backend("c", CPU, 64)
-    finally:
-        kernel.load_kernel.cache_clear()
-
-
-def test_processes_that_start_at_once(stage, tmp_path):
-    processes = [
-        stage.start("--prompts", "A fox", "--max-tokens", 3, "--attention-backend", "c", XDG_CACHE_HOME=str(tmp_path))
-        for _ in range(4)
-    ]
-    results = [(*process.communicate(timeout=120), process.returncode) for process in processes]
-    assert [status for _, _, status in results] == [0] * 4, results
-    assert len({stdout for stdout, _, _ in results}) == 1
-    assert len(list((tmp_path / "stagewise").iterdir())) == 1
-
-
-@pytest.mark.parametrize("home", ["missing", "a file"])
-def test_without_a_cache_directory(stage, tmp_path, home):
-    path = tmp_path / "home"
-    if home == "a file":
-        path.write_text("")
-    else:
-        (tmp_path / "no").write_text("")  # a file where a directory would have to be made
-        path = tmp_path / "no" / "where"
-    environment = {"HOME": str(path), "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}
-    status, _, stderr = complete(stage, "--attention-backend", "c", "--quiet", **environment)
-    assert (status, stderr) == (0, "")
-    assert [name for name in os.listdir(tmp_path) if name.startswith("stagewise")] == []  # it is gone again

@@ -10,7 +10,13 @@ import time
 
 import pytest
 
-from tests.adapter import ROOT
+from tests.adapter import ROOT, STAGES
+from tools import score
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None
 
 QUICK = ["--max-tokens", "8", "--quiet"]
 
@@ -274,6 +280,229 @@ def test_seed_of_a_line_is_its_own(batched_stage, tmp_path):
     assert texts[0] == texts[1]
 
 
+def test_an_input_with_a_byte_order_mark(batched_stage, tmp_path):
+    """As Windows writes it: the first line is a line like the others."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b'\xef\xbb\xbf{"prompt": "A fox", "id": 1}\r\n{"prompt": "A bear", "id": 2}\r\n')
+    for _ in range(2):
+        status, _, stderr = batched_stage.main("--input", source, "--output", output, "--resume", *QUICK)
+        assert (status, stderr) == (0, "")
+        assert sorted(result["id"] for result in read_results(output)) == [1, 2]
+
+
+def test_lines_that_are_hard_to_read(batched_stage, tmp_path):
+    """Nested as deep as can be read, or deeper; very long ids and numbers, twice: an error or a result for each."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [
+        '{"prompt": "A", "x": ' + "[" * depth + "]" * depth + "}" for depth in (10, 500, 900, 950, 980, 990, 10**5)
+    ]
+    lines += ['{"prompt": "A", "id": "' + "x" * 10**6 + '"}'] * 2 + ['{"prompt": "A", "id": ' + "9" * 4000 + "}"] * 2
+    lines += ['{"prompt": "A", "id": ' + "9" * 5000 + "}", '{"prompt": "A", "x": 1e400}', '{"prompt": "A\\u0000"}']
+    lines += ['{"prompt": "\0"}', '{"prompt": "A", "sampling": {"' + "y" * 10**5 + '": 1}}', "NaN", '"A"']
+    source.write_text("\n".join(lines) + "\n")
+    for _ in range(2):
+        status, _, stderr = batched_stage.main("--input", source, "--output", output, "--resume", *QUICK)
+        assert status == 1, stderr
+        assert stderr.count("\n") == 1
+        assert len({result["id"] for result in read_results(output)}) == output.read_bytes().count(b"\n") == len(lines)
+    errors = [result["error"] for result in read_results(output) if "error" in result]
+    assert all(len(error) < 200 for error in errors)
+
+
+TAKEN = [  # input lines with fields that a result has: they are errors, which carry these fields
+    {"error": "a reference", "id": "a"},
+    {"text": "ü", "id": 7},
+    {"id": "b", "error": None, "text": "x"},
+    {"outputs": [1], "error": {"error": ""}},
+    {"prompt": "half a pair: \ud83d", "error": "x"},
+]
+
+
+def test_resume_from_every_byte(batched_stage, tmp_path, small_checkpoint, monkeypatch):
+    """Also from lines whose input has fields that the result has too."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [*TAKEN, {"prompt_token_ids": [4], "answer": "ü"}]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    llm, part = batched_stage.engine(small_checkpoint), batched_stage.part("batch_file")
+    params = batched_stage.SamplingParams(max_tokens=1)
+    monkeypatch.setattr(os, "fsync", lambda number: None)  # hundreds of runs; the disk may take its time
+
+    def run(resume=True):
+        with part.open_output(source, output, resume) as file:
+            assert part.run_batch_file(llm, source, file, params, quiet=True) == (len(lines), len(TAKEN))
+
+    run(resume=False)
+    content = output.read_bytes()
+    expected = sorted(content.split(b"\n"))
+    for cut in range(len(content) + 1):
+        output.write_bytes(content[:cut])
+        run()
+        assert sorted(output.read_bytes().split(b"\n")) == expected, f"cut at byte {cut}"
+
+
+@pytest.mark.skipif(fcntl is None, reason="POSIX only")
+def test_two_runs_on_one_output(batched_stage, tmp_path, monkeypatch):
+    """The second is refused before it reads or cuts anything; the lock is held as long as the first one runs."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "A fox", "id": 1}\n')
+    batch = ["--input", source, "--output", output, *QUICK]
+    output.write_text('{"prompt": "A f')  # the first run is in the middle of a line
+    with output.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for resume in ([], ["--resume"]):
+            status, stdout, stderr = batched_stage.main(*batch, *resume)
+            assert (status, stdout) == (2, "")
+            assert stderr.endswith(f"--output {output}: another run is writing to this file\n")
+            assert stderr.count("\n") == 1
+    assert output.read_text() == '{"prompt": "A f'
+
+    main, seen = batched_stage.part("__main__"), []
+
+    def try_to_lock(*arguments, **more):
+        with output.open("ab") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        seen.append(batched_stage.main(*batch, "--resume")[0])
+        return original(*arguments, **more)
+
+    original = main.run_batch_file
+    monkeypatch.setattr(main, "run_batch_file", try_to_lock)
+    assert batched_stage.main(*batch, "--resume")[0] == 0
+    assert seen == [2]
+    assert len(read_results(output)) == 1
+    with output.open("ab") as file:  # and no longer
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("batched_stage", [STAGES[-1]], ids=str)
+@pytest.mark.skipif(fcntl is None, reason="POSIX only")
+def test_two_processes_on_one_output(batched_stage, tmp_path):
+    """Started at once: every line is there once, from the one that was not refused."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_input(source, count=12)
+    flags = ["--input", source, "--output", output, "--resume", "--max-tokens", "60", "--ignore-eos", "--quiet"]
+    processes = [batched_stage.start(*flags) for _ in range(3)]
+    for process in processes:
+        _, stderr = process.communicate(timeout=120)
+        assert process.returncode == 0 or "another run is writing" in stderr
+    assert 0 in [process.returncode for process in processes]
+    assert len(by_id(read_results(output))) == 12
+
+
+def test_what_is_written_is_synced(batched_stage, tmp_path, monkeypatch):
+    """On a schedule and at the end, so that a machine which fails loses little."""
+    part, calls = batched_stage.part("batch_file"), []
+    write_input(tmp_path / "in.jsonl", count=6)
+    monkeypatch.setattr(os, "fsync", lambda number: calls.append(os.fstat(number).st_size))
+    flags = ["--input", tmp_path / "in.jsonl", "--max-num-seqs", "2", *QUICK]
+    assert batched_stage.main(*flags, "--output", tmp_path / "a.jsonl")[0] == 0
+    assert calls[-1] == (tmp_path / "a.jsonl").stat().st_size
+    assert len(calls) < 3
+    monkeypatch.setattr(part, "SYNC_SECONDS", 0)
+    calls.clear()
+    assert batched_stage.main(*flags, "--output", tmp_path / "b.jsonl")[0] == 0
+    assert len(set(calls)) == 6
+
+
+@pytest.mark.skipif(fcntl is None, reason="POSIX only")
+def test_a_full_disk_loses_nothing_that_is_written(batched_stage, tmp_path, monkeypatch):
+    """The file may not grow further in the middle of a line: one clear line, and --resume goes on from there."""
+    import resource
+
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_input(source, count=8)
+    batch = ["--input", source, "--max-num-seqs", "2", *QUICK]
+    assert batched_stage.main(*batch, "--output", tmp_path / "whole.jsonl")[0] == 0
+    main = batched_stage.part("__main__")
+    original, limits = main.run_batch_file, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def full(*arguments, **more):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            return original(*arguments, **more)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    with monkeypatch.context() as context:
+        context.setattr(main, "run_batch_file", full)
+        status, stdout, stderr = batched_stage.main(*batch, "--output", output)
+    assert (status, stdout) == (2, "")
+    assert stderr.endswith(f"File too large: '{output}'\n")
+    assert stderr.count("\n") == 1
+    assert output.stat().st_size == 1000
+    assert batched_stage.main(*batch, "--output", output, "--resume")[0] == 0
+    assert by_id(read_results(output)) == by_id(read_results(tmp_path / "whole.jsonl"))
+
+
+def test_control_c_twice(batched_stage, tmp_path, monkeypatch):
+    """Ctrl-C behind the third line, and another one: what is finished is in the file, status 130, a closing line."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_input(source, count=8)
+    batch = ["--input", source, "--output", output, "--max-num-seqs", "2", "--max-tokens", "8"]
+    part, count = batched_stage.part("batch_file"), 0
+    original = part.append
+
+    def append(file, result):
+        nonlocal count
+        original(file, result)
+        count += 1
+        if count == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    def sync(file):
+        signal.raise_signal(signal.SIGINT)
+
+    try:
+        with monkeypatch.context() as context:
+            context.setattr(part, "append", append)
+            context.setattr(part, "sync", sync)
+            status, stdout, stderr = batched_stage.main(*batch)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert (status, stdout) == (130, "")
+    assert "interrupted" in stderr
+    assert "tok/s" in stderr.split("\n")[-2]
+    assert 3 <= len(read_results(output)) < 8
+    assert batched_stage.main(*batch, "--resume")[0] == 0
+    assert len(by_id(read_results(output))) == 8
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links and devices as POSIX has them")
+@pytest.mark.parametrize("flag", ["--input", "--output", "--trace"])
+def test_paths_that_are_no_files(batched_stage, tmp_path, flag):
+    """Pipes would be waited for, devices read for ever; told before the work, and nothing is written."""
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path, tmp_path / "fifo", "/dev/zero", "/dev/null"):
+        paths = {"--input": tmp_path / "in.jsonl", "--output": tmp_path / "out.jsonl", flag: path}
+        arguments = [x for pair in paths.items() for x in pair]
+        status, stdout, stderr = batched_stage.main(*arguments, "--resume")
+        assert (status, stdout) == (2, "")
+        assert f"{flag} {path} is not a regular file" in stderr
+        assert stderr.count("\n") == 1
+    assert (tmp_path / "in.jsonl").read_text() == '{"prompt": "a"}\n'
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links as POSIX has them")
+@pytest.mark.parametrize("name", ["in.jsonl", "out.jsonl", "hard", "to-in", "to-out", "sub/../in.jsonl"])
+@pytest.mark.parametrize("there", [True, False], ids=["resumed", "new"])
+def test_a_trace_is_neither_input_nor_output(batched_stage, tmp_path, name, there):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "a"}\n')
+    if there:
+        output.touch()  # so a resumed run may find it
+    os.link(source, tmp_path / "hard")
+    os.symlink("in.jsonl", tmp_path / "to-in")
+    os.symlink("out.jsonl", tmp_path / "to-out")
+    (tmp_path / "sub").mkdir()
+    status, stdout, stderr = batched_stage.main(
+        "--input", source, "--output", output, "--resume", "--trace", f"{tmp_path}/{name}"
+    )
+    assert (status, stdout) == (2, "")
+    assert stderr.count("\n") == 1
+    assert "put too" in stderr
+    assert source.read_text() == '{"prompt": "a"}\n'
+
+
 def test_score(tmp_path):
     """The scores of known answers, and a run of the tool as a user would."""
     lines = [
@@ -312,8 +541,57 @@ def test_score(tmp_path):
     assert "line 1: it has no text; of a run with n > 1" in result.stderr
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="POSIX only")
-def test_an_input_that_is_no_file(batched_stage, tmp_path):
-    status, _, stderr = batched_stage.main("--input", tmp_path, "--output", tmp_path / "out.jsonl")
-    assert status == 2
-    assert "there is no such file" in stderr
+SCORE_ERRORS = {
+    '{"id": 1, "text": "a", "cumulative_logprob": -1.0}': "line 1: cumulative_logprob needs token_ids",
+    '{"id": 1, "text": "a", "cumulative_logprob": -1.0, "token_ids": []}': "a list that is not empty, got []",
+    '{"id": 1, "text": "a", "cumulative_logprob": -1.0, "token_ids": 5}': "a list that is not empty, got 5",
+    '{"id": 1, "text": "a", "cumulative_logprob": "x", "token_ids": [1]}': "a finite number, got 'x'",
+    '{"id": 1, "text": "a", "cumulative_logprob": NaN, "token_ids": [1]}': "a finite number, got nan",
+    f'{{"id": 1, "text": "a", "cumulative_logprob": {"9" * 400}, "token_ids": [1]}}': "a finite number, got 999",
+    '{"id": 1, "text": 5}': "text must be a text, got 5",
+    '{"id": 1, "text": null}': "text must be a text, got None",
+    '{"id": 1}': "it has no text",
+    "[1]": "a result is a JSON object, got list",
+    "null": "a result is a JSON object, got NoneType",
+    '{"id": 1, "te': "line 1: Unterminated string",
+    "notes": "line 1: Expecting value",
+    "[" * 10**5: "line 1: ",
+    b"\xff": "line 1: 'utf-8' codec can't decode",
+    "": "holds no results",
+    "\n\n": "holds no results",
+}
+
+
+def test_score_tells_what_is_wrong(tmp_path, capsys):
+    results = tmp_path / "r.jsonl"
+    for content, says in SCORE_ERRORS.items():
+        results.write_bytes(content if isinstance(content, bytes) else content.encode())
+        assert score.main([str(results), "--per-line", str(tmp_path / "s.jsonl")]) == 2
+        stdout, stderr = capsys.readouterr()
+        assert stdout == ""
+        assert says in stderr
+        assert stderr.count("\n") == 1
+        assert not (tmp_path / "s.jsonl").exists()
+    assert score.main([str(tmp_path)]) == 2
+    results.write_bytes(b'\xef\xbb\xbf{"id": 1, "text": "a", "cumulative_logprob": null}\r\n')
+    assert score.main([str(results)]) == 0
+
+
+def test_score_overwrites_nothing(tmp_path, capsys):
+    """Neither the results, by whatever name, nor any other file; if the scores can't be written, the summary is out."""
+    results, content = tmp_path / "r.jsonl", '{"id": 1, "text": "a"}\n'
+    results.write_text(content)
+    names = ["r.jsonl"]
+    if os.name == "posix":
+        os.link(results, tmp_path / "hard")
+        os.symlink("r.jsonl", tmp_path / "link")
+        os.symlink("nowhere", tmp_path / "dangling")
+        names += ["hard", "link", "dangling"]
+    for name in names:
+        assert score.main([str(results), "--per-line", str(tmp_path / name)]) == 2
+        assert f"{name} exists" in capsys.readouterr().err
+    assert results.read_text() == content
+    assert score.main([str(results), "--per-line", str(tmp_path / "none" / "s.jsonl")]) == 2
+    stdout, stderr = capsys.readouterr()
+    assert json.loads(stdout)["lines"] == 1
+    assert stderr.count("\n") == 1

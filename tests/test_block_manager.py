@@ -114,8 +114,10 @@ class Memory(RuleBasedStateMachine):
         self.manager.free(sequence)
 
     @rule()
-    def forget(self):
-        self.manager.forget_all()
+    def start_over(self):
+        self.sequences.clear()
+        self.manager.start_over()
+        assert self.manager.num_free == self.num_blocks
 
     @invariant()
     def every_sequence_reads_its_own_past(self):

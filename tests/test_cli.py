@@ -1,12 +1,16 @@
 """The command line: what goes to stdout, what to stderr, exit statuses, Ctrl-C."""
 
+import contextlib
+import io
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from tests.adapter import BATCHED, ROOT, TINYTALES, random_prompts
+from tests.adapter import BATCHED, ROOT, STAGES, TINYTALES, random_prompts
 
 GREEDY = ["--temperature", "0", "--max-tokens", "12"]
 
@@ -72,6 +76,56 @@ def test_trace_file(stage, tmp_path):
     assert {row["request_id"] for step in steps for row in step["rows"]} == {"0", "1"}
 
 
+def test_an_earlier_trace_is_replaced(stage, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    for max_tokens in (9, 3, 5):
+        flags = ["--temperature", "0", "--max-tokens", max_tokens, "--quiet"]
+        assert stage.main("--prompts", "A fox", "--trace", trace, *flags)[0] == 0
+        assert len(trace.read_text().splitlines()) == max_tokens
+    trace.write_text(trace.read_text()[:10])  # torn by a full disk, say
+    assert stage.main("--prompts", "A fox", "--trace", trace, *flags)[0] == 0
+    assert len(trace.read_text().splitlines()) == 5
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links and devices as POSIX has them")
+@pytest.mark.parametrize(
+    "where", ["itself", "hard link", "link", "detour", "notes", "json", "directory", "fifo", "/dev/full", "/dev/stdout"]
+)
+def test_a_trace_replaces_nothing_else(stage, tmp_path, where):
+    """Neither the prompts, by whatever name, nor any other file; what can't be written is told before the work."""
+    prompts = tmp_path / "prompts.txt"
+    (tmp_path / "sub").mkdir()
+    prompts.write_text("A fox\n")
+    os.link(prompts, tmp_path / "hard")
+    os.symlink("prompts.txt", tmp_path / "link")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "notes").write_text("my notes\n")
+    (tmp_path / "json").write_text('{"step": 1}\n')
+    trace = {
+        "itself": prompts,
+        "hard link": tmp_path / "hard",
+        "detour": tmp_path / "sub" / ".." / "prompts.txt",
+        "directory": tmp_path,
+    }.get(where, tmp_path / where)  # fmt: skip; a device's name is absolute, and stays what it is
+    status, stdout, stderr = stage.main("--prompts-file", prompts, "--trace", trace, *GREEDY)
+    assert (status, stdout) == (2, "")
+    assert stderr.count("\n") == 1
+    assert "--trace" in stderr
+    contents = [(tmp_path / name).read_text() for name in ("prompts.txt", "notes", "json")]
+    assert contents == ["A fox\n", "my notes\n", '{"step": 1}\n']
+
+
+def test_a_trace_that_fails_costs_no_results(stage, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device", "trace")
+
+    monkeypatch.setattr(stage.part("__main__"), "write_trace", full)
+    status, stdout, stderr = stage.main("--prompts", "A fox", "--trace", tmp_path / "trace", *GREEDY)
+    assert (status, stdout) == (2, f"A fox{expected_text(stage, 'A fox')}\n")
+    assert stderr.endswith("error: [Errno 28] No space left on device: 'trace'\n")
+    assert stderr.count("\n") == 1
+
+
 def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
     """A value for each field of SamplingParams, and all of them arrive."""
     seen = []
@@ -116,14 +170,40 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
         (["--prompts", "a", "--max-tokens", "many"], "--max-tokens"),
         (["--prompts", "a", "--best-of", "3"], "--best-of"),
         (["--prompts", "a", "--temp", "3"], "--temp"),
+        (["--prompts-file", str(ROOT)], str(ROOT)),
+        (["--prompts-file", ""], "directory" if os.name == "posix" else "error"),
+        (["--prompts", "a", "--model", "no\nsuch"], "no such"),
     ],
 )
 def test_bad_input_is_one_clear_line(stage, arguments, says):
     status, stdout, stderr = stage.main(*arguments)
     assert status == 2
     assert stdout == ""
-    assert says in stderr.strip().split("\n")[-1]
-    assert "Traceback" not in stderr
+    assert says in stderr
+    assert stderr.count("\n") == 1
+
+
+def test_numbers_that_are_none(stage):
+    """Before the model is loaded, in one line: what is no number, what no sampler can use."""
+    actions = stage.part("__main__").build_parser()._actions
+    flags = {kind: [a.option_strings[0] for a in actions if a.type is kind] for kind in (int, float)}
+    params = [f"--{name.replace('_', '-')}" for name in stage.SamplingParams.__dataclass_fields__]
+    cases = [(flag, value) for flag in flags[int] for value in ("inf", "nan", "1.5", "1e3", "", "9" * 5000)]
+    cases += [(flag, value) for flag in flags[float] for value in ("many", "", "1,5")]
+    cases += [(flag, value) for flag in flags[float] if flag in params for value in ("inf", "-inf", "nan", "1e400")]
+    for flag, value in cases:
+        status, stdout, stderr = stage.main("--prompts", "a", f"{flag}={value}")
+        assert (status, stdout, stderr.count("\n")) == (2, "", 1), (flag, value, stderr)
+        assert flag in stderr or flag[2:].replace("-", "_") in stderr
+
+
+@pytest.mark.parametrize("value", [10**15, 10**40])
+def test_more_memory_than_there_is(stage, value):
+    for flag in ("kv_cache_bytes", "num_blocks"):
+        if stage.has_argument(flag):
+            status, stdout, stderr = stage.main("--prompts", "a", f"--{flag.replace('_', '-')}", value, "--quiet")
+            assert (status, stdout, stderr.count("\n")) == (2, "", 1)
+            assert "KV cache" in stderr
 
 
 def test_bad_input_in_a_process(stage):
@@ -158,6 +238,68 @@ def test_control_c_keeps_what_is_finished(stage, tmp_path):
     assert len((tmp_path / "trace").read_text().splitlines()) >= 9
 
 
+@pytest.fixture
+def interruptible():
+    """A Ctrl-C that came stays the last: undo that for the tests that follow."""
+    yield
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_a_second_control_c_loses_nothing(stage, monkeypatch, tmp_path, interruptible):
+    """It comes while what is finished is printed."""
+    shown = []
+
+    def complete(*_):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            shown.append("everything")
+
+    monkeypatch.setattr(stage.part("__main__"), "complete", complete)
+    status, _, stderr = stage.main("--prompts", "A fox", "B", "--trace", tmp_path / "trace")
+    assert (status, shown) == (130, ["everything"])
+    assert stderr.startswith("interrupted\n0 requests, 0 tokens")
+
+
+def test_control_c_while_the_trace_is_written(stage, monkeypatch, tmp_path, interruptible):
+    monkeypatch.setattr(stage.part("__main__"), "write_trace", lambda *_: signal.raise_signal(signal.SIGINT))
+    status, stdout, stderr = stage.main("--prompts", "A fox", "--trace", tmp_path / "trace", "--quiet", *GREEDY)
+    assert (status, stdout, stderr) == (130, f"A fox{expected_text(stage, 'A fox')}\n", "interrupted\n")
+
+
+def test_main_gives_control_c_back(stage):
+    before = signal.getsignal(signal.SIGINT)
+    stage.main("--prompts", "A", "--max-tokens", "1")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_closed_stdout_and_stderr(stage):
+    """`>&-` and `2>&-`: without a place for the results no work; without one for messages the same work."""
+    main, stderr, stdout = stage.part("__main__").main, io.StringIO(), io.StringIO()
+    arguments = ["--prompts", "A fox", *GREEDY]
+    with contextlib.redirect_stdout(None), contextlib.redirect_stderr(stderr):
+        assert main(arguments) == 2
+    assert stderr.getvalue().endswith("error: stdout is closed: there is no place for the results\n")
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(None):
+        assert main(arguments) == 0
+        assert main(["--prompts", "A fox", "--top-p", "2"]) == 2
+    assert stdout.getvalue() == f"A fox{expected_text(stage, 'A fox')}\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+@pytest.mark.parametrize("stage", [STAGES[0], STAGES[-1]], ids=str)
+def test_stdout_on_a_full_disk(stage):
+    """One line and status 2; the interpreter adds nothing of its own at its end."""
+    command = [sys.executable, "-m", stage.command, "--prompts", "A", "B", "--max-tokens", "2", "--quiet"]
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run(
+            command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+        )
+    assert result.returncode == 2
+    assert result.stderr == f"python -m {stage.directory}: error: [Errno 28] No space left on device\n"
+
+
 def test_a_reader_that_leaves(stage):
     """`python -m stage01 … | head -1` ends without a traceback."""
     process = stage.start("--prompts", *["A fox"] * 100, "--max-tokens", "8", "--quiet")
@@ -171,8 +313,6 @@ def test_a_reader_that_leaves(stage):
 @pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are POSIX")
 def test_one_prompt_on_a_terminal_streams(stage):
     import pty
-    import subprocess
-    import sys
 
     leader, follower = pty.openpty()
     command = [

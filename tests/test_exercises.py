@@ -1,8 +1,15 @@
 """The exercises: stubs fail, solutions pass, and every wrong answer is told what is wrong with it."""
 
+import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from exercises import __main__ as cli
@@ -228,11 +235,195 @@ def test_bad_commands_are_named(capsys):
         assert words in err
 
 
-def test_damaged_progress_is_named(capsys):
-    catalogue.PROGRESS.write_text("{")
-    status, _, err = run(capsys)
-    assert status == 2
+@pytest.mark.parametrize(
+    ("content", "kept"),
+    [
+        (b"", 0),
+        (b"{", 0),
+        (b'{"1.1": {"state": "passed"}, "1.2": {"sta', 0),
+        (b"[]", 0),
+        (b'"text"', 0),
+        (b"null", 0),
+        (b"\xff\xfe", 0),
+        (b"[" * 100_000, 0),
+        (b'{"1.1": 5}', 0),
+        (b'{"1.1": {"state": "passed"}, "1.2": {"attempts": "x"}}', 1),
+        (b'{"1.1": {"state": "passed"}, "1.2": {"hints": -1}, "1.3": {"state": []}, "1.4": {"prediction": "x"}}', 1),
+    ],
+)
+def test_damaged_progress_is_copied_aside(capsys, content, kept):
+    """No traceback, nothing lost silently, and one can go on."""
+    catalogue.PROGRESS.write_bytes(content)
+    status, out, err = run(capsys)
+    assert status == 0
+    assert f"{kept} of {len(EXERCISES)} passed" in out
     assert "is damaged" in err
+    assert "a copy is progress.json.damaged1" in err
+    assert catalogue.PROGRESS.with_name("progress.json.damaged1").read_bytes() == content
+    assert run(capsys)[2] == ""  # told once
+    catalogue.PROGRESS.write_bytes(content)
+    status, out, err = run(capsys, "hint", "1.1")
+    assert status == 0
+    assert "hint 1 of" in out
+    assert "a copy is progress.json.damaged2" in err
+    assert catalogue.read_progress()["1.1"]["hints"] == 1
+
+
+def test_progress_that_cannot_be_written_is_one_line(capsys, monkeypatch):
+    """And what was checked is told all the same."""
+    catalogue.PROGRESS.mkdir()
+    monkeypatch.setattr(cli, "grade_in_time", lambda exercise: catalogue.Grade("failing", "the message"))
+    status, out, err = run(capsys, "check", "1.1")
+    assert status == 2
+    assert "the message" in out
+    assert err.startswith("exercises: ")
+    assert err.count("\n") == 1
+
+
+def test_a_failed_write_leaves_the_progress(capsys, monkeypatch):
+    assert run(capsys, "hint", "1.1")[0] == 0
+    before = catalogue.PROGRESS.read_bytes()
+
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(catalogue.os, "replace", fail)
+    status, _, err = run(capsys, "hint", "1.1")
+    assert status == 2
+    assert "no space left" in err
+    assert list(catalogue.PROGRESS.parent.iterdir()) == [catalogue.PROGRESS]
+    assert catalogue.PROGRESS.read_bytes() == before
+
+
+def test_progress_of_two_commands_at_once():
+    """Each keeps its own record, and both count in the same one."""
+    code = (
+        "import sys; from pathlib import Path; from exercises import catalogue\n"
+        "catalogue.PROGRESS = Path(sys.argv[1])\n"
+        "for i in range(100):\n"
+        "    for number in (sys.argv[2], 'both'):\n"
+        "        with catalogue.progress(number) as record:\n"
+        "            record['attempts'] = record.get('attempts', 0) + 1\n"
+        "        catalogue.read_progress()\n"
+    )
+    command = [sys.executable, "-c", code, str(catalogue.PROGRESS)]
+    processes = [subprocess.Popen([*command, name], cwd=ROOT, stderr=subprocess.PIPE) for name in "abc"]
+    assert [process.communicate(timeout=120)[1] for process in processes] == [b""] * 3
+    counts = {name: record["attempts"] for name, record in json.loads(catalogue.PROGRESS.read_text()).items()}
+    assert counts == {"a": 100, "b": 100, "c": 100, "both": 300}
+
+
+@pytest.fixture
+def own_command(tmp_path):
+    """(the command with exercise 2.4 alone, in a folder of its own; the file of its learner)"""
+    folder = tmp_path / "exercises" / "stage2"
+    folder.mkdir(parents=True)
+    exercise = exercises()["2.4"]
+    shutil.copy(exercise.text, folder)
+    shutil.copy(exercise.test, folder)
+    code = (
+        "import sys; from pathlib import Path; from exercises import catalogue, __main__ as cli\n"
+        "catalogue.PROGRESS = Path(sys.argv[1])\n"
+        "exercise = catalogue.Exercise(Path(sys.argv[2]), '2.4', 'Sort and unsort', 15)\n"
+        "cli.exercises = lambda: {'2.4': exercise}\n"
+        "sys.exit(cli.write_out(cli.main(sys.argv[3:])))"
+    )
+    text = folder / exercise.text.name
+    return [sys.executable, "-c", code, str(catalogue.PROGRESS), str(text)], text.with_suffix(".py")
+
+
+def test_a_message_longer_than_a_pipe(own_command, monkeypatch):
+    """It was graded as code that does not end: the process waited for a reader, and the reader for its end."""
+    _, work = own_command
+    work.write_text("def make_batches(lengths, size):\n    raise ValueError('x' * 3_000_000)\n")
+    exercise = catalogue.Exercise(work.with_suffix(".md"), "2.4", "Sort and unsort", 15)
+    result = catalogue.grade_in_time(exercise)
+    assert result.message.startswith("ValueError at line 2")
+    assert len(result.message) > 3_000_000
+
+
+@pytest.mark.parametrize(("line", "status"), [("os._exit(7)", 7), ("raise SystemExit(3)", 3), ("os.abort()", None)])
+def test_an_answer_that_ends_the_process(own_command, line, status):
+    _, work = own_command
+    work.write_text(f"import os\n{line}\n")
+    result = catalogue.grade_in_time(catalogue.Exercise(work.with_suffix(".md"), "2.4", "Sort and unsort", 15))
+    assert result.state == "failing"
+    assert "the process that ran it ended with status" in result.message
+    assert status is None or result.message.endswith(str(status))
+
+
+def test_a_terminal_without_ticks(own_command):
+    """Neither the marks, nor a title, nor what the learner's code prints may end it."""
+    command, work = own_command
+    work.write_text("print('✓ 🦊')\n" + exercises()["2.4"].solution_text, encoding="utf-8")
+    for encoding in ("cp1252", "ascii"):
+        catalogue.PROGRESS.unlink(missing_ok=True)
+        for arguments, words in ((["check", "2.4"], b"2.4 Sort and unsort: passed"), ([], b"\\u2713 2.4")):
+            environment = {**os.environ, "PYTHONIOENCODING": encoding}
+            done = subprocess.run([*command, *arguments], cwd=ROOT, env=environment, capture_output=True, check=False)
+            assert (done.returncode, done.stderr) == (0, b"")
+            assert words in done.stdout
+            assert (b"\\u2713 \\U0001f98a" in done.stdout) == bool(arguments)  # what the learner's code printed
+
+
+@pytest.mark.skipif(os.name == "nt", reason="file descriptors of POSIX")
+@pytest.mark.parametrize("closed", [">&-", "<&- >&-", ">&- 2>&-", "<&- >&- 2>&-", ">/dev/full", "| true"])
+def test_a_stdout_that_is_closed(own_command, closed):
+    """What is checked is recorded, and what the learner's code prints reaches no pipe that it does not belong to."""
+    if "/dev/full" in closed and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    command, work = own_command
+    work.write_text("print('x' * 100_000, flush=True)\n" + exercises()["2.4"].solution_text, encoding="utf-8")
+    if closed in (">/dev/full", "| true"):
+        work.write_text(exercises()["2.4"].solution_text, encoding="utf-8")
+    script = f'set -o pipefail; "$@" check 2.4 {closed}'
+    done = subprocess.run(["bash", "-c", script, "-", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert json.loads(catalogue.PROGRESS.read_text()) == {"2.4": {"state": "passed", "attempts": 1}}
+    if closed == ">/dev/full":
+        assert done.returncode == 2
+        assert done.stderr == "exercises: [Errno 28] No space left on device\n"
+    elif closed != "| true":  # which may be late to go
+        assert done.returncode == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGINT, getattr(signal, "SIGKILL", None)])
+def test_an_interrupted_check(own_command, number):
+    """Ctrl-C, which a terminal sends to both processes, is one word and status 130; and the learner's loop ends with
+    the command, however that ended."""
+    command, work = own_command
+    work.write_text(
+        "import os\nfrom pathlib import Path\n"
+        "Path(__file__).with_name('new').write_text(str(os.getpid()))\n"
+        "Path(__file__).with_name('new').rename(Path(__file__).with_name('pid'))\n"
+        "while True:\n    pass\n"
+    )
+    process = subprocess.Popen(
+        [*command, "check", "2.4"], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        end = time.monotonic() + 60
+        while not work.with_name("pid").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        learner = psutil.Process(int(work.with_name("pid").read_text()))
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)
+        else:
+            process.kill()
+        _, stderr = process.communicate(timeout=60)
+        if number == signal.SIGINT:
+            assert (process.returncode, stderr) == (130, "interrupted\n")
+        end = time.monotonic() + 60
+        while learner.is_running() and learner.status() != psutil.STATUS_ZOMBIE and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not learner.is_running() or learner.status() == psutil.STATUS_ZOMBIE
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+    assert not catalogue.PROGRESS.exists()
 
 
 def test_pytest_is_the_grader():

@@ -2,12 +2,16 @@
 
 import heapq
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -220,7 +224,21 @@ def test_needed_work_is_what_an_engine_without_waste_does(babble):
         ("[1]", "not a request"),
         ('{"prompt": "a"}', "needs 'max_tokens'"),
         ('{"max_tokens": 1}', "needs 'prompt'"),
+        ('"prompt"', "a JSON object"),
+        ("[" * 100_000, "not a request"),
+        ('{"prompt": 5, "max_tokens": 1}', "prompt is a text, got 5"),
+        ('{"prompt": null, "max_tokens": 1}', "prompt is a text, got None"),
+        ('{"prompt": "a", "prompt_token_ids": [1], "max_tokens": 1}', "not both"),
+        ('{"prompt_token_ids": [], "max_tokens": 1}', "empty"),
+        ('{"prompt_token_ids": [1, -1], "max_tokens": 1}', "at least 0, got -1"),
+        ('{"prompt_token_ids": [true], "max_tokens": 1}', "at least 0, got True"),
+        ('{"prompt_token_ids": [1.0], "max_tokens": 1}', "at least 0, got 1.0"),
+        ('{"prompt_token_ids": [[1]], "max_tokens": 1}', "at least 0, got [1]"),
         ('{"prompt_token_ids": "x", "max_tokens": 1}', "a list"),
+        ('{"prompt_token_ids": [1], "max_tokens": true}', "at least 1, got True"),
+        ('{"prompt_token_ids": [1], "max_tokens": NaN}', "at least 1, got nan"),
+        ('{"prompt_token_ids": [1], "max_tokens": "5"}', "at least 1, got '5'"),
+        ('{"prompt_token_ids": [1], "max_tokens": -3}', "at least 1, got -3"),
         ('{"prompt_token_ids": [1], "max_tokens": 0}', "at least 1"),
         ('{"prompt_token_ids": [1], "max_tokens": 1.5}', "at least 1"),
     ],
@@ -237,6 +255,17 @@ def test_an_empty_workload_is_refused(tmp_path):
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ValueError, match="no requests"):
         workloads.read_workload(tmp_path / "empty", list)
+
+
+def test_a_workload_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "picture").write_bytes(b'{"prompt": "\xff"}')
+    with pytest.raises(ValueError, match=r"picture is not UTF-8: .* at byte 12"):
+        workloads.read_workload(tmp_path / "picture", list)
+
+
+def test_a_workload_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "marked").write_text('{"prompt_token_ids": [1], "max_tokens": 2}', encoding="utf-8-sig")
+    assert workloads.read_workload(tmp_path / "marked", list) == [([1], 2)]
 
 
 # --- The benchmark ----------------------------------------------------------------------------------------------------
@@ -377,6 +406,22 @@ def test_what_was_measured_survives_an_interruption(babble, tmp_path, capsys, no
         (["--device", "tpu"], "device must be"),
         (["--model", "nowhere"], "there is no directory nowhere"),
         (["--json", "nowhere/result.json"], "nowhere/result.json"),
+        (["--json", "."], "--json . is a directory"),
+        (["--json", "x.png", "--plot", "./x.png"], "--plot x.png is the file of --json"),
+        (["--plot", "picture"], "ends in one of"),
+        (["--plot", "picture.json"], "ends in one of"),
+        (["--workload", "."], "workload '.' is neither a file nor"),
+        (["--rate", "inf", "--stages", "4"], "--rate must be a number"),
+        (["--limit", "0"], "--limit must be more than 0"),
+        (["--limit", "nan"], "--limit must be more than 0"),
+        (["--limit", "1e9"], "--limit must be at most 1,000,000 seconds"),
+        (["--company", ""], "from 0 to 256, got ''"),
+        (["--company", "1,-1"], "from 0 to 256, got '-1'"),
+        (["--company", "257"], "from 0 to 256, got '257'"),
+        (["--company", "9" * 5000], "from 0 to 256"),
+        (["--company", "torch,jax"], "got 'jax'"),
+        (["--company", "1,2,1"], "names one twice"),
+        (["--company", "0,1", "--plot", "x.png"], "beside one company"),
     ],
 )
 def test_bad_arguments_are_named(capsys, arguments, words):
@@ -394,6 +439,290 @@ def test_a_request_that_does_not_fit_is_named(babble, tmp_path, capsys):
     assert throughput.main(["--model", str(babble), "--load-format", "auto", "--workload", str(path)]) == 2
     assert "request 1" in (error := capsys.readouterr().err)
     assert "256 positions" in error
+
+
+def test_a_token_that_the_model_does_not_have_is_named(babble, tmp_path, capsys):
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"prompt_token_ids": [50256], "max_tokens": 5}\n{"prompt_token_ids": [50257], "max_tokens": 5}\n')
+    arguments = ["--model", str(babble), "--load-format", "auto", "--workload", str(path)]
+    assert throughput.main(arguments) == 2
+    assert "request 1 of workload" in (error := capsys.readouterr().err)
+    assert "token 50257 is none of the 50257" in error
+    path.write_text('{"prompt_token_ids": [1], "max_tokens": 5}\n')
+    assert throughput.main([*arguments, "--requests", "2"]) == 2
+    assert "has 1 requests, not --requests 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("way", ["same", "spelling", "symbolic link", "hard link", "plot"])
+def test_a_result_does_not_overwrite_the_workload(babble, requests_file, tmp_path, capsys, monkeypatch, way):
+    monkeypatch.chdir(tmp_path)
+    output = {"same": str(requests_file), "spelling": f"../{tmp_path.name}/./requests.jsonl"}.get(way, "other.png")
+    if way in ("symbolic link", "plot"):
+        Path(output).symlink_to(requests_file)
+    if way == "hard link":
+        os.link(requests_file, output)
+    before = requests_file.read_bytes()
+    option = "--plot" if way == "plot" else "--json"
+    arguments = ["--model", str(babble), "--load-format", "auto", "--workload", str(requests_file), option, output]
+    monkeypatch.setattr(throughput, "probe", lambda *_: pytest.fail("it began to measure"))
+    assert throughput.main(arguments) == 2
+    assert f"{option} {Path(output)} is the file of --workload" in capsys.readouterr().err
+    assert requests_file.read_bytes() == before
+
+
+def test_outputs_are_checked_before_the_work(tmp_path):
+    """Also files that can't be opened by trying: a pipe without a reader would wait for one."""
+    (tmp_path / "result.json").write_text("kept")
+    report.check_outputs({"--json": tmp_path / "result.json", "--plot": tmp_path / "new.png"}, {})
+    assert (tmp_path / "result.json").read_text() == "kept"
+    os.link(tmp_path / "result.json", tmp_path / "link.png")
+    with pytest.raises(ValueError, match=r"link\.png is the file of --json"):
+        report.check_outputs({"--json": tmp_path / "result.json", "--plot": tmp_path / "link.png"}, {})
+    with pytest.raises(FileNotFoundError):
+        report.check_outputs({"--json": tmp_path / "nowhere" / "result.json"}, {})
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        report.check_outputs({"--json": tmp_path / "pipe"}, {})
+
+
+# --- Company ----------------------------------------------------------------------------------------------------------
+
+STAND_IN = """
+import json, time
+from pathlib import Path
+import psutil
+from tests.engines import measured
+
+class StandIn:
+    def run(self, job):
+        what = job["model"]
+        with measured(job):
+            company = [process.pid for process in psutil.Process().children()]
+            (Path(job["folder"]) / "pids.new").write_text(json.dumps([psutil.Process().pid, *company]))
+            (Path(job["folder"]) / "pids.new").rename(Path(job["folder"]) / "pids")
+            while what == "spin":
+                pass
+            if what == "break":
+                raise ValueError("it broke")
+            time.sleep(600 if what == "wait" else 0.1)
+        return {"token_ids": [[1]], "times": None, "seconds": 1.0, "peak_bytes": 1}
+
+PEERS = {"stand-in": StandIn()}
+"""
+JOB = {"engine": "stand-in", "requests": [[[1], 1]], "company": "2"}
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """A tree with tests/engines.py as it is and a stand-in for the peers, and the folder where it writes its pids."""
+    (tmp_path / "tree" / "tests").mkdir(parents=True)
+    (tmp_path / "folder").mkdir()
+    shutil.copy(ROOT / "tests" / "engines.py", tmp_path / "tree" / "tests")
+    (tmp_path / "tree" / "tests" / "__init__.py").touch()
+    (tmp_path / "tree" / "tests" / "peers.py").write_text(STAND_IN)
+    monkeypatch.setattr(throughput, "ROOT", tmp_path / "tree")
+    monkeypatch.setattr(throughput, "PEERS", {"stand-in": SimpleNamespace(python=Path(sys.executable))})
+    return tmp_path / "folder"
+
+
+def wait_until(holds, seconds: float = 60) -> bool:
+    end = time.monotonic() + seconds
+    while not (done := holds()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return bool(done)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize(("company", "count"), [(None, 0), ("0", 0), ("2", 2), ("torch", 1)])
+def test_company_is_busy_while_an_engine_is_measured(company, count, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # what an engine sets for itself is none of its company's business
+    before = {child.pid for child in psutil.Process().children()}
+    with engines.measured({"company": company, "company_python": sys.executable}):
+        others = [child for child in psutil.Process().children() if child.pid not in before]
+        assert len(others) == count
+        assert all("keep_busy" in " ".join(other.cmdline()) for other in others)
+        assert all(other.environ().get("OMP_NUM_THREADS") != "7" for other in others)
+        for other in others:
+            used = sum(other.cpu_times()[:2])
+            assert wait_until(lambda other=other, used=used: sum(other.cpu_times()[:2]) > used + 0.1)
+    assert all(gone(other.pid) for other in others)
+
+
+@pytest.mark.skipif(len(engines.CORES) < 2, reason="needs two cores, or a system that tells")
+def test_company_uses_all_cores_whatever_the_engine_does():
+    before = {child.pid for child in psutil.Process().children()}
+    os.sched_setaffinity(0, engines.CORES[:1])  # as vLLM binds its threads
+    try:
+        with engines.measured({"company": "1", "company_python": sys.executable}):
+            (other,) = [child for child in psutil.Process().children() if child.pid not in before]
+            assert other.cpu_affinity() == engines.CORES
+    finally:
+        os.sched_setaffinity(0, engines.CORES)
+
+
+@pytest.mark.parametrize("what", ["break", "go"])
+def test_company_leaves_with_the_engine(stand_in, what):
+    job = {**JOB, "model": what}
+    if what == "break":
+        with pytest.raises(RuntimeError, match="it broke"):
+            throughput.run_in_fresh_process(job, stand_in)
+    else:
+        assert throughput.run_in_fresh_process(job, stand_in)["seconds"] == 1
+    pids = json.loads((stand_in / "pids").read_text())
+    assert len(pids) == 3
+    assert wait_until(lambda: all(map(gone, pids)))
+
+
+def test_an_engine_over_the_limit_is_ended(stand_in):
+    """Even one that never gives Python's other threads a turn of their own making."""
+    with pytest.raises(throughput.OverLimit, match=r"over 0\.5 s"):
+        throughput.run_in_fresh_process({**JOB, "model": "spin", "limit": 0.5}, stand_in)
+    pids = json.loads((stand_in / "pids").read_text())
+    assert wait_until(lambda: all(map(gone, pids)))
+    assert throughput.run_in_fresh_process({**JOB, "model": "go", "limit": 300}, stand_in)["seconds"] == 1
+
+
+def test_company_that_does_not_start_is_an_error():
+    job = {"company": "1", "company_python": shutil.which("false")}
+    with pytest.raises(SystemExit, match="company did not start: status 1"), engines.measured(job):
+        pytest.fail("measured without company")
+
+
+def test_company_that_leaves_early_is_an_error():
+    before = {child.pid for child in psutil.Process().children()}
+
+    def measure():
+        with engines.measured({"company": "2", "company_python": sys.executable}):
+            other = next(child for child in psutil.Process().children() if child.pid not in before)
+            other.kill()
+            assert wait_until(lambda: gone(other.pid))
+
+    with pytest.raises(SystemExit, match="company ended before"):
+        measure()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="SIGKILL")
+@pytest.mark.parametrize("victim", ["benchmark", "engine"])
+def test_nothing_survives_a_kill(stand_in, victim):
+    """The engine ends with the benchmark, its company with the engine."""
+    code = (
+        "import json, sys; from pathlib import Path; from types import SimpleNamespace; from tests import throughput\n"
+        "throughput.ROOT = Path(sys.argv[1])\n"
+        "throughput.PEERS = {'stand-in': SimpleNamespace(python=Path(sys.executable))}\n"
+        "throughput.run_in_fresh_process(json.loads(sys.argv[2]), Path(sys.argv[3]))"
+    )
+    arguments = [str(throughput.ROOT), json.dumps({**JOB, "model": "wait"}), str(stand_in)]
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    pids = []
+    try:
+        assert wait_until((stand_in / "pids").exists, 120)
+        pids = json.loads((stand_in / "pids").read_text())
+        assert len(pids) == 3
+        assert not any(map(gone, pids))
+        if victim == "benchmark":
+            process.kill()
+        else:
+            psutil.Process(pids[0]).kill()
+        assert wait_until(lambda: all(map(gone, pids)))
+        _, stderr = process.communicate(timeout=60)
+        assert victim == "benchmark" or "it ended with status -9" in stderr
+    finally:
+        process.kill()
+        process.wait()
+        for pid in pids:
+            if not gone(pid):
+                psutil.Process(pid).kill()
+
+
+SECONDS = {("stage01_single", "0"): 2.0, ("stage01_single", "2"): 30.0, ("stage06_fast", "0"): 0.5}
+SECONDS |= {("stage06_fast", "2"): 1.0, ("stage06_fast", "torch"): 0.75}
+
+
+def made_up_run(job, folder):
+    seconds = SECONDS.get((job["engine"], job["company"] or "0"))
+    if seconds is None or (job["limit"] and seconds > job["limit"]):
+        raise throughput.OverLimit(f"over {job['limit']:g} s")
+    tokens = [[1] * n for _, n in job["requests"]]
+    return {"engine": job["engine"], "token_ids": tokens, "times": None, "seconds": seconds, "peak_bytes": 1}
+
+
+def test_a_table_of_companies(babble, tmp_path, capsys, no_probe, monkeypatch):
+    monkeypatch.setattr(throughput, "run_in_fresh_process", made_up_run)
+    file = tmp_path / "result.json"
+    status = throughput.main([
+        "--model", str(babble), "--load-format", "auto", "--stages", "1", "6", "--workload", "equal", "--device", "cpu",
+        "--company", "0,2,torch", "--limit", "20", "--json", str(file),
+    ])  # fmt: skip
+    stdout, stderr = capsys.readouterr()
+    assert status == 0, stderr
+    result = json.loads(file.read_text())
+    assert result["requests"] == 8  # not the workload's 64
+    assert result["company"] == ["0", "2", "torch"]
+    assert result["limit"] == 20
+    assert result["machine"]["cores"] == os.cpu_count()
+    assert result["over"] == [{"engine": "stage01_single", "company": c} for c in ("2", "torch")]
+    assert len(result["runs"]) == 3 * 4
+    assert [(row["engine"], row["company"]) for row in result["summary"]] == [
+        ("stage01_single", "0"), ("stage06_fast", "0"), ("stage06_fast", "2"), ("stage06_fast", "torch"),
+    ]  # fmt: skip
+    assert result["summary"][1]["ratio"] == 4
+    lines = [
+        "| engine | alone | beside 2 | beside torch |",
+        "| --- | ---: | ---: | ---: |",
+        "| `stage01_single` | 64.0 | over 20 s (> 10.0 ×) | over 20 s (> 10.0 ×) |",
+        "| `stage06_fast` | 256.0 | 128.0 (2.0 ×) | 170.7 (1.5 ×) |",
+    ]
+    assert stdout.startswith("\n".join(lines) + "\n\nOutput tokens per second")
+    assert report.main([str(file)]) == 0
+    assert capsys.readouterr().out == stdout
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    readme = report.with_tables("before\n<!-- company: result.json -->\n<!-- end -->\nafter")
+    assert readme == f"before\n<!-- company: result.json -->\n\n{stdout}\n<!-- end -->\nafter"
+    assert report.main([str(file), "--plot", str(tmp_path / "x.png")]) == 2
+    assert "no picture" in capsys.readouterr().err
+
+
+def test_one_company_leaves_the_tables_as_they_are(babble, tmp_path, capsys, no_probe, monkeypatch):
+    monkeypatch.setattr(throughput, "run_in_fresh_process", made_up_run)
+    arguments = ["--model", str(babble), "--load-format", "auto", "--stages", "1", "6", "--workload", "equal"]
+    arguments += ["--device", "cpu", "--json", str(tmp_path / "result.json")]
+    results = []
+    for more in ([], ["--company", "2"], ["--company", "2", "--limit", "20"], ["--company", "torch", "--limit", ".1"]):
+        assert throughput.main([*arguments, *more]) == 0
+        results.append((json.loads((tmp_path / "result.json").read_text()), capsys.readouterr().out))
+    (plain, _), (beside, text), (limited, limited_text), (none, none_text) = results
+    assert not {"company", "limit", "over"} & plain.keys()
+    assert plain["requests"] == 64
+    assert beside.keys() - plain.keys() == {"company"}
+    assert [row.keys() for row in beside["summary"]] == [row.keys() for row in plain["summary"]]
+    assert [row["seconds"] for row in beside["summary"]] == [30, 1]
+    assert "8 requests, at most 8 at once, beside 2 busy processes; " in text
+    assert limited["over"] == [{"engine": "stage01_single"}]
+    assert "| `stage01_single` | over 20 s |" in limited_text
+    assert [row["engine"] for row in limited["summary"]] == ["stage06_fast"]
+    assert none["summary"] == []
+    assert none_text.count("over 0.1 s") == 2
+
+
+def test_a_failure_beside_company_leaves_the_other_runs(babble, capsys, no_probe, monkeypatch):
+    def run(job, folder):
+        if job["company"] == "torch":
+            raise RuntimeError("no memory")
+        return made_up_run(job, folder)
+
+    monkeypatch.setattr(throughput, "run_in_fresh_process", run)
+    arguments = ["--model", str(babble), "--load-format", "auto", "--stages", "6", "--company", "0,torch"]
+    assert throughput.main([*arguments, "--device", "cpu"]) == 1
+    stdout, stderr = capsys.readouterr()
+    assert "stage06_fast beside a torch program is missing: no memory" in stderr
+    assert "| `stage06_fast` | " in stdout
+    assert "Missing: stage06_fast beside a torch program (no memory)" in stdout
 
 
 # --- Results in the READMEs -------------------------------------------------------------------------------------------
@@ -424,3 +753,21 @@ def test_report_prints_a_result(capsys, tmp_path):
     assert report.main([str(ROOT / "results" / "ladder.json"), "--plot", str(tmp_path / "x.png")]) == 0
     assert "`stage03_kvcache`" in capsys.readouterr().out
     assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("[]", "no result"), ("{}", "no result"), ("", "Expecting value"), ("\xff", "report: ")]
+)
+def test_report_names_what_is_no_result(capsys, tmp_path, text, words):
+    (tmp_path / "result.json").write_text(text, encoding="latin-1")
+    assert report.main([str(tmp_path / "result.json")]) == 2
+    assert words in (error := capsys.readouterr().err)
+    assert "result.json" in error
+
+
+def test_a_picture_does_not_overwrite_its_result(capsys, tmp_path):
+    shutil.copy(ROOT / "results" / "ladder.json", tmp_path / "result.json")
+    (tmp_path / "x.png").symlink_to(tmp_path / "result.json")
+    assert report.main([str(tmp_path / "result.json"), "--plot", str(tmp_path / "x.png")]) == 2
+    assert "is the file of the result" in capsys.readouterr().err
+    assert json.loads((tmp_path / "result.json").read_text())

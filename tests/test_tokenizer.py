@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import time
 
 import pytest
@@ -132,7 +133,12 @@ def test_a_tokenizer_json(stage, tmp_path, reference):
         ({"pre_tokenizer": {"type": "Whitespace"}}, "ByteLevel without a prefix space"),
         ({"pre_tokenizer": None}, "not a tokenizer of GPT-2's kind"),
         ({"model": {**content["model"], "merges": [["a", "b", "c"]]}}, "merge 0: expected two tokens"),
-        ({"model": {**content["model"], "merges": merges[1:]}}, "not GPT-2's layout"),
+        ({"model": {**content["model"], "merges": merges[1:]}}, "merge 5: expected two tokens of before"),
+        ({"model": {**content["model"], "merges": merges[:-1]}}, "not GPT-2's layout"),
+        ({"model": {**content["model"], "merges": "ab"}}, "merge 0: expected two tokens"),
+        ({"model": {**content["model"], "merges": 5}}, "not a tokenizer of GPT-2's kind"),
+        ({"model": {**content["model"], "vocab": [["!", 0]]}}, "not a tokenizer of GPT-2's kind"),
+        ({"model": {**content["model"], "vocab": {"!": 0}}}, "has 1 tokens, and the merges make 50,256"),
     ):
         (tmp_path / "tokenizer.json").write_text(json.dumps({**content, **change}), encoding="utf-8")
         with pytest.raises(ValueError, match=says):
@@ -152,3 +158,68 @@ def test_a_small_tokenizer_and_a_foreign_layout(stage, tmp_path):
     (tmp_path / "vocab.json").write_text('{"<s>": 0, "!": 1}', encoding="utf-8")
     with pytest.raises(ValueError, match="not GPT-2's layout"):
         tokenizer_class(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("merges", "says"),
+    [
+        ("Ġ t\nĠt he\n", "line 2: expected two tokens of before that make a new one, got 'Ġt he'"),  # a line was lost
+        ("Ġ t\nh e\nĠ t\n", "line 3: expected two tokens of before that make a new one, got 'Ġ t'"),  # and one twice
+        ("Ġ t\nh e\nĠt", "line 3: expected two tokens to merge, got 'Ġt'"),  # cut short in the middle of a line
+    ],
+)
+def test_merges_that_do_not_fit_together(stage, tmp_path, merges, says):
+    (tmp_path / "merges.txt").write_text(merges, encoding="utf-8")
+    with pytest.raises(ValueError, match=says) as error:
+        stage.part("tokenizer").Tokenizer(tmp_path)
+    assert str(tmp_path / "merges.txt") in str(error.value)
+
+
+def test_half_a_merges_file(stage, tmp_path):
+    """Every line of it is right, so only the model's sizes tell; a vocabulary that is padded is whole."""
+    tokenizer_class = stage.part("tokenizer").Tokenizer
+    lines = (TINYTALES / "merges.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "merges.txt").write_text("".join(lines[: len(lines) // 2]), encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"vocab_size": 50257}')
+    with pytest.raises(ValueError, match=r"the merges make 25,2.. tokens, config.json has vocab_size 50,257") as error:
+        tokenizer_class(tmp_path)
+    assert "merges.txt or tokenizer.json was cut short" in str(error.value)
+    (tmp_path / "merges.txt").write_text("".join(lines), encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"vocab_size": 50304}')
+    assert tokenizer_class(tmp_path).end_of_text_id == 50256
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "says"),
+    [
+        ('["ab", "cd"]', "holds no JSON object"),  # which dict() would take
+        ('[["!", 0]]', "holds no JSON object"),
+        ("[" * 100_000, "is not valid JSON"),
+        ('{"!": false}', "token '!' has id False"),
+        ('{"!": 0.0}', "token '!' has id 0.0"),
+        ('{"€": 30}', "token '€' has id 30"),  # no byte is written so
+        ('{"<|endoftext|>": 0}', "token '<|endoftext|>' has id 0"),
+        ('{"!": 0}', "has 1 tokens, and the merges make 257"),
+    ],
+)
+def test_a_damaged_vocabulary(stage, tmp_path, vocabulary, says):
+    (tmp_path / "merges.txt").write_text("Ġ t\n", encoding="utf-8")
+    (tmp_path / "vocab.json").write_text(vocabulary, encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(says)) as error:
+        stage.part("tokenizer").Tokenizer(tmp_path)
+    assert str(tmp_path / "vocab.json") in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["merges.txt", "tokenizer.json", "vocab.json"])
+def test_files_that_can_not_be_read(stage, tmp_path, name):
+    if name == "vocab.json":
+        (tmp_path / "merges.txt").write_text("Ġ t\n", encoding="utf-8")
+    (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=f"{name} can't be read: "):
+        stage.part("tokenizer").Tokenizer(tmp_path)
+
+
+def test_a_deeply_nested_tokenizer_json(stage, tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"model":' * 100_000)
+    with pytest.raises(ValueError, match=r"tokenizer.json is not valid JSON"):
+        stage.part("tokenizer").Tokenizer(tmp_path)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import random
 import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2LMHeadModel
 
-from tests.adapter import TINYTALES, random_prompts
+from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
 
 
 def greedy_tokens(stage, model, **arguments):
@@ -175,6 +176,12 @@ def test_an_output_layer_of_its_own(stage, damaged):
         (dict(vocab_size="many"), "vocab_size"),
         (dict(n_positions=None), "n_positions"),
         (dict(eos_token_id="end"), "eos_token_id"),
+        (dict(eos_token_id=True), "eos_token_id .* got True"),
+        (dict(n_layer=True), "n_layer must be a whole number from 1 to 1000, got True"),
+        (dict(n_layer=10**9), "n_layer must be a whole number from 1 to 1000, got 1000000000"),
+        (dict(n_embd=10**9), "n_embd must be a whole number"),
+        (dict(vocab_size=10**4000), "vocab_size must be a whole number .*, got 1000+$"),
+        (dict(scale_attn_weights=1), "scale_attn_weights is 1, supported: True"),
         (dict(layer_norm_epsilon=None), "layer_norm_epsilon"),
     ],
 )
@@ -185,7 +192,7 @@ def test_bad_config(stage, damaged, changes, names):
     assert "config.json" in str(error.value)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", ""])
+@pytest.mark.parametrize("content", ["{", "[]", "", "[" * 100_000, '{"n_layer":' * 100_000])
 def test_config_that_is_no_json_object(stage, damaged, content):
     (damaged / "config.json").write_text(content)
     with pytest.raises(ValueError, match=r"config.json"):
@@ -221,6 +228,202 @@ def test_files_of_the_wrong_kind(stage, damaged):
     torch.save({"wte.weight": "no tensor"}, damaged / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"pytorch_model.bin can't be read.*something else than named tensors"):
         stage.LLM(damaged, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"Repository not found",  # an IndexError of the unpickler's
+        b"<!DOCTYPE html>\n<html>Sign in</html>",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548105171\n",
+        b"\x80\x02]q\x00.",  # a list
+        b"",
+    ],
+)
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_something_else_instead_of_weights(stage, damaged, file, content):
+    (damaged / "model.safetensors").unlink()
+    (damaged / file).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{file} can't be read, it is probably truncated or damaged: ."):
+        stage.LLM(damaged, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t.to(torch.int8), "torch.int8, torch.strided, cpu"),
+        (lambda t: t.bool(), "torch.bool"),
+        (lambda t: t.to(torch.complex64), "torch.complex64"),
+        (lambda t: t.to(torch.float8_e4m3fn), "torch.float8_e4m3fn"),
+        (lambda t: t.to_sparse(), "torch.sparse_coo"),
+        (lambda t: t.to("meta"), "torch.float32, torch.strided, meta"),
+        pytest.param(
+            lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8),
+            "torch.qint8",
+            marks=pytest.mark.filterwarnings("ignore::UserWarning"),
+        ),
+        (lambda t: t[0], r"has shape \[\], config.json implies \[48\]"),
+    ],
+)
+def test_kinds_of_tensors(stage, damaged, change, says):
+    tensors = load_file(damaged / "model.safetensors")
+    (damaged / "model.safetensors").unlink()
+    tensors["transformer.ln_f.bias"] = change(tensors["transformer.ln_f.bias"])
+    torch.save(tensors, damaged / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=says) as error:
+        stage.LLM(damaged, device="cpu")
+    assert "pytorch_model.bin" in str(error.value)
+    assert "transformer.ln_f.bias" in str(error.value)
+
+
+def test_tensors_that_do_not_lie_in_a_row(stage, damaged):
+    """Transposed in memory, every other number, one number for all, and with a gradient: the same values."""
+    tensors = load_file(damaged / "model.safetensors")
+    tensors["transformer.ln_f.bias"] = torch.ones(48)
+    save_file(tensors, damaged / "model.safetensors")
+    expected = greedy_tokens(stage, damaged)
+    (damaged / "model.safetensors").unlink()
+    tensors["transformer.ln_f.bias"] = torch.ones(1).expand(48)
+    tensors["transformer.wte.weight"] = tensors["transformer.wte.weight"].t().contiguous().t()
+    tensors["transformer.wpe.weight"] = torch.nn.Parameter(tensors["transformer.wpe.weight"])
+    bias = tensors["transformer.h.0.attn.c_attn.bias"]
+    tensors["transformer.h.0.attn.c_attn.bias"] = torch.stack([bias, -bias], dim=1)[:, 0]
+    torch.save(tensors, damaged / "pytorch_model.bin")
+    assert greedy_tokens(stage, damaged) == expected
+
+
+def test_a_tensor_that_is_given_twice(stage, damaged):
+    edit_tensors(damaged, lambda tensors: tensors.update({"ln_f.bias": torch.zeros(48)}))
+    with pytest.raises(ValueError, match=r"model.safetensors: tensor 'transformer.ln_f.bias' was there before"):
+        stage.LLM(damaged, device="cpu")
+    edit_tensors(damaged, lambda tensors: tensors.pop("ln_f.bias"))
+    (damaged / "model.safetensors").rename(damaged / "1.safetensors")
+    save_file({"transformer.ln_f.bias": torch.zeros(48)}, damaged / "2.safetensors")
+    write_index(damaged, "1.safetensors", "2.safetensors")
+    with pytest.raises(ValueError, match=r"2.safetensors: tensor 'transformer.ln_f.bias' was there before"):
+        stage.LLM(damaged, device="cpu")
+
+
+def write_index(directory, *shards):
+    weight_map = {f"tensor {i}": shard for i, shard in enumerate(shards)}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("shard", ["../x.safetensors", "/etc/passwd", "a/b", "..", "", "C:x", "..\\x", "a\0", 5, None])
+def test_shards_are_files_of_the_directory(stage, damaged, shard):
+    (damaged / "model.safetensors").rename(damaged.parent / "x.safetensors")
+    write_index(damaged, shard)
+    with pytest.raises(ValueError, match=r"index.json (lists .*, which is not the name of a file|has no weight_map)"):
+        stage.LLM(damaged, device="cpu")
+
+
+@pytest.mark.parametrize("shard", ["x" * 300, "\ud800", ".hidden"])
+def test_shards_that_are_not_there(stage, damaged, shard):
+    (damaged / "model.safetensors").unlink()
+    write_index(damaged, shard)
+    with pytest.raises(ValueError, match=r"index.json lists .*, not in the directory"):
+        stage.LLM(damaged, device="cpu")
+
+
+def test_an_index_that_is_nested_deeply(stage, damaged):
+    (damaged / "model.safetensors").unlink()
+    (damaged / "model.safetensors.index.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"index.json is not valid JSON"):
+        stage.LLM(damaged, device="cpu")
+
+
+def test_the_shard_with_a_bad_value_is_named(stage, damaged):
+    edit_tensors(damaged, lambda tensors: tensors["transformer.ln_f.bias"].fill_(float("nan")))
+    (damaged / "model.safetensors").rename(damaged / "1.safetensors")
+    write_index(damaged, "1.safetensors")
+    with pytest.raises(ValueError, match=r"1.safetensors: tensor 'ln_f.bias' has values that are not finite"):
+        stage.LLM(damaged, device="cpu")
+
+
+def mutate(content, rng):
+    """Damage as files meet it: cut short, bytes changed, lost, doubled, or from elsewhere."""
+    content, (a, b) = bytearray(content), sorted(rng.randrange(len(content)) for _ in range(2))
+    kind = rng.randrange(6)
+    if kind == 0:
+        del content[a:]
+    elif kind == 1:
+        del content[a : min(b, a + 40)]
+    elif kind == 2:
+        content[a:a] = content[a : min(b, a + 40)]
+    elif kind == 3:
+        content[a : a + 8] = rng.randbytes(8)
+    else:  # near the front, where what describes the rest is
+        for _ in range(rng.randrange(1, 4)):
+            content[rng.randrange(min(len(content), 2000))] ^= 1 << rng.randrange(8)
+    return bytes(content)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A checkpoint of a few kilobytes in every layout, with a tokenizer of its own."""
+    directory = tmp_path_factory.mktemp("tiny")
+    sizes = dict(n_layer=1, n_head=2, n_embd=4, n_positions=8, vocab_size=262)
+    write_checkpoint(directory, **sizes)
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    tensors = load_file(directory / "model.safetensors")
+    names = sorted(tensors)
+    for number, part in (("1", names[::2]), ("2", names[1::2])):
+        save_file({name: tensors[name] for name in part}, directory / f"{number}.safetensors")
+    torch.save(tensors, directory / "pytorch_model.bin")
+    torch.save(tensors, directory / "legacy.bin", _use_new_zipfile_serialization=False)
+    weight_map = {name: f"{1 + i % 2}.safetensors" for i, name in enumerate(names)}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    merges = ["Ġ t", "h e", "Ġt he", "i n", "Ġ a"]
+    (directory / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
+    alphabet = STAGES[0].part("tokenizer").byte_alphabet()
+    tokens = [*alphabet, *(merge.replace(" ", "") for merge in merges), "<|endoftext|>"]
+    (directory / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("file", "layout"),
+    [
+        ("config.json", "model.safetensors"),
+        ("merges.txt", "model.safetensors"),
+        ("vocab.json", "model.safetensors"),
+        ("model.safetensors", "model.safetensors"),
+        ("pytorch_model.bin", "pytorch_model.bin"),
+        ("legacy.bin", "pytorch_model.bin"),
+        ("model.safetensors.index.json", "model.safetensors.index.json"),
+        ("1.safetensors", "model.safetensors.index.json"),
+    ],
+)
+def test_200_damaged_files(tiny, tmp_path, file, layout):
+    """Each loads, or a ValueError names the file. On one stage: what reads the files is the same in all."""
+    rng, weights, errors = random.Random(0), STAGES[0].part("weights"), []
+    for name in ("config.json", "merges.txt", "vocab.json", "1.safetensors", "2.safetensors", layout):
+        shutil.copy(tiny / name, tmp_path / name)
+    original, target = (tiny / file).read_bytes(), tmp_path / ("pytorch_model.bin" if file == "legacy.bin" else file)
+    target.write_bytes(original)
+    assert load_like_an_engine(weights, tmp_path) is None
+    blamed = [target.name]  # or what stands beside it: merges against a vocabulary, a shard against its index
+    blamed += {"merges.txt": ["vocab.json"], "1.safetensors": [layout]}.get(file, [])
+    for _ in range(200):
+        target.write_bytes(mutate(original, rng))
+        if error := load_like_an_engine(weights, tmp_path):
+            errors.append(error)
+            assert "\n" not in error
+            assert any(str(tmp_path / name) in error or f"{name} implies" in error for name in blamed), error
+    assert len(errors) > 20
+
+
+def load_like_an_engine(weights, directory) -> str | None:
+    """What the ValueError says, if there is one."""
+    try:
+        config = weights.read_config(str(directory), directory, "auto")
+        STAGES[0].part("tokenizer").Tokenizer(weights.tokenizer_directory(directory))
+        with torch.device("meta"):
+            model = STAGES[0].part("model").GPT2(config)
+        weights.load_weights(model, directory, "auto", torch.float32, torch.device("cpu"))
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def test_lost_files(stage, damaged, tmp_path):

@@ -64,24 +64,50 @@ def make_workload(name: str, count: int | None = None, vocab_size: int = 50257, 
 def read_workload(path: Path, encode: Callable[[str], list[int]]) -> Workload:
     """A workload from a file; `encode` turns a text into token ids. Raises ValueError, which names the line."""
     requests = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            fields = json.loads(line)
-            prompt = fields["prompt_token_ids"] if "prompt_token_ids" in fields else encode(fields["prompt"])
-            if not isinstance(prompt, list) or not isinstance(fields["max_tokens"], int) or fields["max_tokens"] < 1:
-                raise ValueError("max_tokens is a whole number of at least 1, prompt_token_ids a list")
-        except KeyError as error:
-            raise ValueError(f"{path}, line {number}: a request needs {error}") from None
+            requests.append(read_request(json.loads(line), encode))
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {number}: not a request: {error.msg} at column {error.colno}") from None
-        except (ValueError, TypeError) as error:
+        except (ValueError, RecursionError) as error:  # the second is of a line that is nested too deep
             raise ValueError(f"{path}, line {number}: not a request: {error}") from None
-        requests.append((prompt, fields["max_tokens"]))
     if not requests:
         raise ValueError(f"{path} holds no requests")
     return requests
+
+
+def read_request(fields: object, encode: Callable[[str], list[int]]) -> tuple[list[int], int]:
+    """(prompt, number of output tokens) from a line's fields. Raises ValueError."""
+    if not isinstance(fields, dict):
+        raise ValueError(f"it is a JSON object, got {fields!r:.60}")
+    if ("prompt" in fields) == ("prompt_token_ids" in fields):
+        raise ValueError("it needs 'prompt' or 'prompt_token_ids', and not both")
+    if "max_tokens" not in fields:
+        raise ValueError("it needs 'max_tokens'")
+    prompt, max_tokens = fields.get("prompt", fields.get("prompt_token_ids")), fields["max_tokens"]
+    if not is_whole(max_tokens) or max_tokens < 1:
+        raise ValueError(f"max_tokens is a whole number of at least 1, got {max_tokens!r:.60}")
+    if "prompt" in fields:
+        if not isinstance(prompt, str):
+            raise ValueError(f"prompt is a text, got {prompt!r:.60}")
+        prompt = encode(prompt)
+    elif not isinstance(prompt, list):
+        raise ValueError(f"prompt_token_ids is a list, got {prompt!r:.60}")
+    if not prompt:
+        raise ValueError("its prompt is empty")
+    if wrong := [token for token in prompt if not is_whole(token) or token < 0]:
+        raise ValueError(f"prompt_token_ids are whole numbers of at least 0, got {wrong[0]!r:.60}")
+    return prompt, max_tokens
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def poisson_arrivals(count: int, rate: float, seed: int = 0) -> list[float]:

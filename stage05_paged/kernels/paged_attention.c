@@ -14,22 +14,28 @@
  * - The work is cut into items: one head of one request, for up to ROWS of its queries. Threads take them as they come.
  * - An item walks along the keys, CHUNK of them at a time, and of the past it keeps a maximum, a sum and a weighted sum of
  *   values for each query: the online softmax (Milakov and Gimelshein 2018; Dao et al. 2022, "FlashAttention", sec. 3.1).
- * - Transposed keys lie side by side, so a vector takes one number of each of 16 keys, and 16 scores grow together:
+ * - Transposed keys lie side by side, so a vector takes one number of each of many keys, and their scores grow together:
  *   scores[0..15] += query[d] * keys[d][0..15]. With whole keys behind each other every single score would have to be
  *   summed up across a vector, which costs more than its products.
- * - What is read is used for all ROWS queries; and while a tile of 16 keys is computed, the next one is asked for from
+ * - What is read is used for all ROWS queries; and while a tile of LANES keys is computed, the next one is asked for from
  *   memory: it may lie anywhere, so the CPU could not guess it.
  *
  * All GPT-2s have head_dim 64; they, with blocks of 16, 32, ... tokens, are computed in place. Other sizes are copied tile
  * by tile first, which is slower. Vectors are the compiler's (GCC's and Clang's) own type: the same text becomes AVX-512,
- * AVX2 or NEON.
+ * AVX2, SSE or NEON. They are as wide as the CPU's registers, or the sums would not fit into these.
  */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__AVX512F__)
 #define LANES 16    /* floats in a vector, and keys in a tile */
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
 #define TILES 4     /* tiles in a chunk */
 #define CHUNK (TILES * LANES)
 #define ROWS 8      /* queries of an item */
@@ -43,7 +49,7 @@ typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_ali
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 static const int64_t SIZE[] = {4, 2, 2};
 
-/* 16 numbers from memory, as float32. */
+/* LANES numbers from memory, as float32. */
 INLINE vec read(const char *from, int dtype) {
     if (dtype == FLOAT32) return *(const vec *)from;
     const ivec bits = __builtin_convertvector(*(const hvec *)from, ivec);
@@ -73,7 +79,7 @@ typedef struct {
 /* A tile: its keys, the distance in bytes from one dimension of them to the next, its values. */
 typedef struct { const char *keys, *values; int64_t stride; } Tile;
 
-/* Keys first to first + 15 of a request, in place. */
+/* Keys first to first + LANES - 1 of a request, in place. */
 INLINE Tile locate(const Cache *c, const int64_t *table, int64_t head, int64_t first, int dtype, int dim) {
     const int64_t start = (table[first / c->block_size] * c->n_head + head) * dim * c->block_size;
     const int64_t row = first % c->block_size;

@@ -24,54 +24,81 @@ typedef struct {
 } Workspace;
 
 /* What is left of a step in the last layer, once its keys and values are written: nobody asks for what comes behind tokens
- * that are not the last ones of their requests. The rows of those that are, in `x` and of the queries, move to the front;
- * step->last ascends, so nothing is overwritten that is still to be moved.
+ * that are not the last ones of their requests. Each request has one query then, its last, or none.
  *
- * kept: becomes the step that is left; each request has one query, its last, or none.
  * starts: memory for its num_seqs + 1 query_start_loc. */
-void keep_last(const Workspace *w, int64_t n_embd, const Step *step, int64_t *starts, Step *kept) {
-    const size_t query = (size_t)(n_embd * size_of((int)w->qkv.format));
-    for (int64_t t = 0; t < step->num_last; t++) {
-        if (step->last[t] == t) continue;
-        memcpy(w->x + t * n_embd, w->x + step->last[t] * n_embd, sizeof(float) * (size_t)n_embd);
-        memcpy(w->qkv.data + t * w->qkv.stride, w->qkv.data + step->last[t] * w->qkv.stride, query);
-    }
+static Step last_of(const Step *step, int64_t *starts) {
     int64_t count = 0;
     for (int64_t i = 0; i < step->num_seqs; i++) {
         starts[i] = count;
         count += count < step->num_last && step->last[count] + 1 == step->query_start_loc[i + 1];
     }
     starts[step->num_seqs] = count;
-    *kept = *step;
-    kept->num_tokens = count, kept->query_start_loc = starts, kept->last = NULL;
+    Step kept = *step;
+    kept.num_tokens = count, kept.query_start_loc = starts, kept.last = NULL;
+    return kept;
 }
 
-void forward(const Model *m, const Workspace *w, const Cache *caches, const Step *step, float *logits, int attention_kind,
-             int fused, int last_only, int threads) {
+/* The rows of these tokens, in `x` and of the queries, move to the front. step->last ascends, so nothing is overwritten that
+ * is still to be moved. */
+static void keep_last(const Team *team, const Workspace *w, int64_t n_embd, const Step *step) {
+    const size_t query = (size_t)(n_embd * size_of((int)w->qkv.format));
+    for (int64_t t = 0; t < step->num_last && team->me == 0; t++) {
+        if (step->last[t] == t) continue;
+        memcpy(w->x + t * n_embd, w->x + step->last[t] * n_embd, sizeof(float) * (size_t)n_embd);
+        memcpy(w->qkv.data + t * w->qkv.stride, w->qkv.data + step->last[t] * w->qkv.stride, query);
+    }
+    meet(team);
+}
+
+/* Both, for a call from Python: `kept` becomes the step that is left. */
+void keep_last_alone(const Workspace *w, int64_t n_embd, const Step *step, int64_t *starts, Step *kept) {
+    *kept = last_of(step, starts);
+    TOGETHER_DO(1, keep_last(team, w, n_embd, step););
+}
+
+/* A step, and what is left of it in the last layer; how the attention of both is cut up. */
+typedef struct { Step whole, last; Plan plans[2]; } Work;
+
+static void layers(const Team *team, const Model *m, const Workspace *w, const Cache *caches, const Work *work, float *logits,
+                   int kind, int fused) {
     const int64_t width = m->n_embd;
-    int64_t n = step->num_tokens, *starts = malloc(sizeof(int64_t) * (size_t)(step->num_seqs + 1));
-    Step kept;
     const float epsilon = (float)m->epsilon;
+    const Step *step = &work->whole;
+    int64_t n = step->num_tokens;
 #define LINEAR(layer, rows, epilogue, out, to, next) \
-    if (fused) linear(layer, rows, n, epilogue, out, to, next, threads); \
-    else linear_in_passes(layer, rows, n, epilogue, out, to, next, w->scratch, threads);
-    embed(w->x, m->wte, m->wpe, m->format, step->token_ids, step->positions, n, width, threads);
+    if (fused) linear(team, layer, rows, n, epilogue, out, to, next); \
+    else linear_in_passes(team, layer, rows, n, epilogue, out, to, next, w->scratch);
+    embed(team, w->x, m->wte, m->wpe, m->format, step->token_ids, step->positions, n, width);
     for (int64_t i = 0; i < m->n_layer; i++) {
         const Layer *layer = &m->layers[i];
-        layer_norm(&w->normed, w->x, NULL, n, width, layer->ln_1_weight, layer->ln_1_bias, epsilon, threads);
+        layer_norm(team, &w->normed, w->x, NULL, n, width, layer->ln_1_weight, layer->ln_1_bias, epsilon);
         LINEAR(&layer->c_attn, &w->normed, TO_ROWS, NULL, &w->qkv, &layer->attn_c_proj)
-        write_kv(&caches[i], &w->qkv, step, threads);
-        if (last_only && i + 1 == m->n_layer && step->num_last < n) {
-            keep_last(w, width, step, starts, &kept);
-            step = &kept, n = kept.num_tokens;
+        write_kv(team, &caches[i], &w->qkv, step);
+        if (i + 1 == m->n_layer && work->last.num_tokens < n) {
+            keep_last(team, w, width, step);
+            step = &work->last, n = step->num_tokens;
         }
-        paged_attention(&w->attended, &w->qkv, &caches[i], step, attention_kind, threads);
+        paged_attention(team, &w->attended, &w->qkv, &caches[i], step, &work->plans[step == &work->last], kind);
         LINEAR(&layer->attn_c_proj, &w->attended, ADD, w->x, NULL, &layer->c_fc)
-        layer_norm(&w->normed, w->x, NULL, n, width, layer->ln_2_weight, layer->ln_2_bias, epsilon, threads);
+        layer_norm(team, &w->normed, w->x, NULL, n, width, layer->ln_2_weight, layer->ln_2_bias, epsilon);
         LINEAR(&layer->c_fc, &w->normed, GELU, NULL, &w->inner, &layer->mlp_c_proj)
         LINEAR(&layer->mlp_c_proj, &w->inner, ADD, w->x, NULL, i + 1 < m->n_layer ? &layer[1].c_attn : &m->head)
     }
-    layer_norm(&w->normed, w->x, step->last, step->num_last, width, m->ln_f_weight, m->ln_f_bias, epsilon, threads);
-    linear(&m->head, &w->normed, step->num_last, STORE, logits, NULL, NULL, threads);
+    layer_norm(team, &w->normed, w->x, step->last, step->num_last, width, m->ln_f_weight, m->ln_f_bias, epsilon);
+    linear(team, &m->head, &w->normed, step->num_last, STORE, logits, NULL, NULL);
+}
+
+/* 0; or -1 if there is no memory for it, before anything was written. */
+int forward(const Model *m, const Workspace *w, const Cache *caches, const Step *step, float *logits, int kind, int fused,
+            int last_only, int threads) {
+    int64_t *starts = malloc(sizeof(int64_t) * (size_t)(step->num_seqs + 1));
+    Work work = {.whole = *step, .last = *step};
+    if (starts && last_only && step->num_last < step->num_tokens) work.last = last_of(step, starts);
+    const int failed = !starts || plan_attention(&work.plans[0], step, caches, kind, threads) ||
+                       plan_attention(&work.plans[1], &work.last, caches, kind, threads);
+    if (!failed) TOGETHER_DO(threads, layers(team, m, w, caches, &work, logits, kind, fused););
+    for (int i = 0; i < 2; i++) free_plan(&work.plans[i]);
     free(starts);
+    return failed ? -1 : 0;
 }

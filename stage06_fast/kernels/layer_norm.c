@@ -3,11 +3,10 @@
 #include <math.h>
 #include "kernels.h"
 
-void embed(float *x, const void *wte, const void *wpe, int64_t format, const int64_t *token_ids, const int64_t *positions,
-           int64_t num_tokens, int64_t n_embd, int threads) {
+void embed(const Team *team, float *x, const void *wte, const void *wpe, int64_t format, const int64_t *token_ids,
+           const int64_t *positions, int64_t num_tokens, int64_t n_embd) {
     const int64_t row = n_embd * size_of((int)format);
-#pragma omp parallel for num_threads(threads) if (num_tokens > 16)
-    for (int64_t t = 0; t < num_tokens; t++) {
+    EACH(t, num_tokens, team) {
         const char *token = (const char *)wte + token_ids[t] * row, *position = (const char *)wpe + positions[t] * row;
         float *to = x + t * n_embd;
         int64_t c = 0;
@@ -16,12 +15,12 @@ void embed(float *x, const void *wte, const void *wpe, int64_t format, const int
                               fetch(position + c * size_of((int)format), (int)format));
         for (; c < n_embd; c++) to[c] = fetch_one(token, c, (int)format) + fetch_one(position, c, (int)format);
     }
+    meet(team);
 }
 
-void layer_norm(const Rows *to, const float *x, const int64_t *which, int64_t num_rows, int64_t n_embd, const float *weight,
-                const float *bias, float epsilon, int threads) {
-#pragma omp parallel for num_threads(threads) if (num_rows > 4)
-    for (int64_t t = 0; t < num_rows; t++) {
+void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t *which, int64_t num_rows, int64_t n_embd,
+                const float *weight, const float *bias, float epsilon) {
+    EACH(t, num_rows, team) {
         const float *from = x + (which ? which[t] : t) * n_embd;
         vec sums = {0}, squares = {0};
         for (int64_t c = 0; c < n_embd; c += LANES) sums += load_some(from + c, n_embd - c);
@@ -40,13 +39,13 @@ void layer_norm(const Rows *to, const float *x, const int64_t *which, int64_t nu
             write_some(to, t, c, normed * load_some(weight + c, left) + load_some(bias + c, left), left);
         }
     }
+    meet(team);
 }
 
 /* The first of the largest: the maximum piece by piece, and then only the piece where it was seen once more. */
-void argmax(int64_t *best, const float *logits, int64_t num_rows, int64_t vocab_size, int threads) {
+void argmax(const Team *team, int64_t *best, const float *logits, int64_t num_rows, int64_t vocab_size) {
     enum { PIECE = 1024 };
-#pragma omp parallel for num_threads(threads)
-    for (int64_t t = 0; t < num_rows; t++) {
+    EACH(t, num_rows, team) {
         const float *row = logits + t * vocab_size;
         float highest = -INFINITY;
         int64_t where = 0;

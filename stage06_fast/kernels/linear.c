@@ -16,9 +16,6 @@
  */
 #include <math.h>
 #include <unistd.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #include "kernels.h"
 
 #define NEAR 8192    /* bytes */
@@ -78,53 +75,64 @@ static int64_t rows_together(int kind, const Rows *x) {
     return rows < BLOCK ? BLOCK : rows > TOGETHER ? TOGETHER : rows / BLOCK * BLOCK;
 }
 
-void linear(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out, const Rows *to,
-            const Linear *next, int threads) {
+/* The chunks of rows that go through the panels one behind the other, and the passes that a chunk makes over each panel. */
+typedef struct { int64_t rows, count, passes, block, depth; } Chunk;
+
+static Chunk chunk_of(const Linear *w, int64_t num_rows, int64_t rows, int64_t i) {
     const int kind = (int)w->kind;
-    const int64_t num_panels = panels_of(w), bytes = panel_bytes(kind, w->in), chunk = rows_together(kind, x);
-#pragma omp parallel num_threads(threads)
-    {
-        int64_t me = 0, all = 1;
-#ifdef _OPENMP
-        me = omp_get_thread_num(), all = omp_get_num_threads();
-#endif
-        float y[TOGETHER][PANEL] __attribute__((aligned(64)));
-        begin_products(kind);
-        for (int64_t begin = 0; begin < num_rows; begin += chunk) {
-            const int64_t count = num_rows - begin < chunk ? num_rows - begin : chunk;
-            const int64_t passes = (count + product_block(kind) - 1) / product_block(kind);
-            const int64_t block = kind >= TILES_BFLOAT16 ? BLOCK : (count + passes - 1) / passes; /* even parts */
-            const int64_t depth = kind >= TILES_BFLOAT16 && count > BLOCK ? DEPTH : w->in;
-            const int64_t end = num_panels * (me + 1) / all;
-            for (int64_t p = num_panels * me / all; p < end; p++) {
-                const char *panel = w->panels + p * bytes, *ahead = passes == 1 ? panel + NEAR : panel + bytes;
-                float share = passes > PASSES ? 0 : 1.0f / (float)passes;
-                if (p + 1 == end && next && begin + chunk >= num_rows)
-                    ahead = next->panels + panels_of(next) * me / all * panel_bytes(kind, next->in);
-                else if (p + 1 == end) share = 0;
-                for (int64_t k = 0; k < w->in; k += depth)
-                    for (int64_t r = 0; r < count; r += block) {
-                        const int64_t k_end = k + depth < w->in ? k + depth : w->in;
-                        const int rows = (int)(count - r < block ? count - r : block);
-                        if (k_end == w->in) expect(w, begin + r, rows, p * PANEL, epilogue, out, to);
-                        product(kind, x, begin + r, rows, panel, k, k_end, y[r], PANEL, ahead, share);
-                        ahead += (int64_t)((float)(bytes * (k_end - k) / w->in) * share);
-                        if (k_end == w->in) finish(w, begin + r, rows, p * PANEL, y + r, epilogue, out, to);
-                    }
-            }
-        }
-        end_products(kind);
-    }
+    const int64_t count = num_rows - i * rows < rows ? num_rows - i * rows : rows;
+    const int64_t passes = (count + product_block(kind) - 1) / product_block(kind);
+    return (Chunk){rows, count, passes, kind >= TILES_BFLOAT16 ? BLOCK : (count + passes - 1) / passes /* even parts */,
+                   kind >= TILES_BFLOAT16 && count > BLOCK ? DEPTH : w->in};
 }
 
-void linear_in_passes(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out, const Rows *to,
-                      const Linear *next, float *scratch, int threads) {
+/* One panel, for the rows of a chunk that begins at row `begin`. ahead, share: see product(). */
+static void one_panel(const Linear *w, const Rows *x, int64_t begin, const Chunk *c, int64_t p, int epilogue, float *out,
+                      const Rows *to, const char *ahead, float share) {
+    float y[TOGETHER][PANEL] __attribute__((aligned(64)));
+    const int64_t bytes = panel_bytes((int)w->kind, w->in);
+    const char *panel = w->panels + p * bytes;
+    for (int64_t k = 0; k < w->in; k += c->depth)
+        for (int64_t r = 0; r < c->count; r += c->block) {
+            const int64_t k_end = k + c->depth < w->in ? k + c->depth : w->in;
+            const int rows = (int)(c->count - r < c->block ? c->count - r : c->block);
+            if (k_end == w->in) expect(w, begin + r, rows, p * PANEL, epilogue, out, to);
+            product((int)w->kind, x, begin + r, rows, panel, k, k_end, y[r], PANEL, ahead, share);
+            ahead += (int64_t)((float)(bytes * (k_end - k) / w->in) * share);
+            if (k_end == w->in) finish(w, begin + r, rows, p * PANEL, y + r, epilogue, out, to);
+        }
+}
+
+void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out, const Rows *to,
+            const Linear *next) {
+    const int kind = (int)w->kind;
+    const int64_t panels = panels_of(w), bytes = panel_bytes(kind, w->in), rows = rows_together(kind, x);
+    const int64_t chunks = (num_rows + rows - 1) / rows;
+    begin_products(kind);
+    for (int64_t i = 0; i < chunks; i++) {
+        const Chunk chunk = chunk_of(w, num_rows, rows, i);
+        EACH(p, panels, team) {
+            const char *panel = w->panels + p * bytes, *ahead = chunk.passes == 1 ? panel + NEAR : panel + bytes;
+            float share = chunk.passes > PASSES ? 0 : 1.0f / (float)chunk.passes;
+            if (p + 1 == run_of(team, team->me + 1, panels)) {
+                if (next && i + 1 == chunks) ahead = next->panels + run_of(team, team->me, panels_of(next)) * panel_bytes(kind, next->in);
+                else share = 0;
+            }
+            one_panel(w, x, i * rows, &chunk, p, epilogue, out, to, ahead, share);
+        }
+        if (i + 1 < chunks) meet(team);
+    }
+    end_products(kind);
+    meet(team);
+}
+
+void linear_in_passes(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
+                      const Rows *to, const Linear *next, float *scratch) {
     Linear bare = *w;
     bare.bias = NULL;
-    linear(&bare, x, num_rows, STORE, scratch, to, next, threads);
+    linear(team, &bare, x, num_rows, STORE, scratch, to, next);
     for (int pass = 0; pass < 3; pass++) { /* bias; GELU; residual, or the next layer's format */
-#pragma omp parallel for num_threads(threads)
-        for (int64_t r = 0; r < num_rows; r++)
+        EACH(r, num_rows, team)
             for (int64_t c = 0; c < w->out; c += LANES) {
                 vec value = {0};
                 float *at = scratch + r * w->out + c;
@@ -141,5 +149,6 @@ void linear_in_passes(const Linear *w, const Rows *x, int64_t num_rows, int epil
                 }
                 memcpy(at, &value, some);
             }
+        meet(team);
     }
 }

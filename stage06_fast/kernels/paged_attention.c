@@ -205,33 +205,53 @@ static void decode_attention(const Rows *out, const Rows *query, const Cache *c,
 }
 
 /* Some heads of a request's queries: of all of them (first < 0), or of up to QUERIES from `first` on. */
-typedef struct { int64_t request, first, head, end; } Item;
+struct Item { int64_t request, first, head, end; };
 
-void paged_attention(const Rows *out, const Rows *query, const Cache *cache, const Step *step, int kind, int threads) {
+/* Whether a request's queries are so many that they go through products. */
+static int is_prompt(const Step *step, int64_t i, int kind) {
+    return kind >= 0 && step->query_start_loc[i + 1] - step->query_start_loc[i] >= PROMPT;
+}
+
+int plan_attention(Plan *plan, const Step *step, const Cache *cache, int kind, int threads) {
     const int64_t n_head = cache->n_head;
-    Item *items = malloc(sizeof(Item) * (size_t)(step->num_tokens * n_head));
-    int64_t num_items = 0, decodes = 0;
-#define IS_PROMPT(i) (kind >= 0 && step->query_start_loc[i + 1] - step->query_start_loc[i] >= PROMPT)
+    Item *items = malloc(sizeof(Item) * (size_t)(step->num_tokens * n_head + 1));
+    int64_t count = 0, decodes = 0, longest = 0;
+    *plan = (Plan){.items = items};
+    if (!items) return -1;
     for (int64_t i = 0; i < step->num_seqs; i++) /* large ones first, so that small ones fill up the end */
-        if (IS_PROMPT(i))
-            for (int64_t head = 0; head < n_head; head++) items[num_items++] = (Item){i, -1, head, head + 1};
-        else decodes += (step->query_start_loc[i + 1] - step->query_start_loc[i] + QUERIES - 1) / QUERIES;
+        if (is_prompt(step, i, kind)) {
+            if (step->seq_lens[i] > longest) longest = step->seq_lens[i];
+            for (int64_t head = 0; head < n_head; head++) items[count++] = (Item){i, -1, head, head + 1};
+        } else decodes += (step->query_start_loc[i + 1] - step->query_start_loc[i] + QUERIES - 1) / QUERIES;
     /* Heads of a decode's item: many make long runs of memory, few make enough items for all threads. */
     const int64_t share = decodes * n_head / (4 * threads), heads = share < 1 ? 1 : share < n_head ? share : n_head;
     for (int64_t i = 0; i < step->num_seqs; i++)
-        for (int64_t q = step->query_start_loc[i]; q < step->query_start_loc[i + 1] && !IS_PROMPT(i); q += QUERIES)
+        for (int64_t q = step->query_start_loc[i]; q < step->query_start_loc[i + 1] && !is_prompt(step, i, kind); q += QUERIES)
             for (int64_t head = 0; head < n_head; head += heads)
-                items[num_items++] = (Item){i, q, head, head + heads < n_head ? head + heads : n_head};
-#pragma omp parallel num_threads(threads)
-    {
-        if (kind >= 0) begin_products(kind);
-#pragma omp for schedule(dynamic)
-        for (int64_t n = 0; n < num_items; n++)
-            if (items[n].first < 0) prefill_attention(out, query, cache, step, items[n].request, items[n].head, kind);
-            else decode_attention(out, query, cache, step, items[n].request, items[n].first, items[n].head, items[n].end);
-        if (kind >= 0) end_products(kind);
+                items[count++] = (Item){i, q, head, head + heads < n_head ? head + heads : n_head};
+    plan->count = count;
+    if (!longest) return 0;
+    plan->bytes = prefill_attention_bytes(longest, cache->head_dim);
+    plan->memory = aligned_alloc(64, (size_t)(plan->bytes * threads));
+    return plan->memory ? 0 : -1;
+}
+
+void free_plan(Plan *plan) {
+    free(plan->items);
+    free(plan->memory);
+}
+
+void paged_attention(const Team *team, const Rows *out, const Rows *query, const Cache *cache, const Step *step,
+                     const Plan *plan, int kind) {
+    if (kind >= 0) begin_products(kind);
+    IN_ORDER(n, plan->count, team) {
+        const Item *item = &plan->items[n];
+        char *memory = plan->memory + plan->bytes * team->me;
+        if (item->first < 0) prefill_attention(out, query, cache, step, item->request, item->head, kind, memory);
+        else decode_attention(out, query, cache, step, item->request, item->first, item->head, item->end);
     }
-    free(items);
+    if (kind >= 0) end_products(kind);
+    meet(team);
 }
 
 /* One head of one token. */
@@ -246,11 +266,10 @@ INLINE void write_one(const Cache *c, const char *k, const char *v, char *keys, 
 
 /* A key is spread over its block: each of its numbers goes to another line of the CPU's cache. So the tokens of a block are
  * written together, head by head, while these lines are there. */
-void write_kv(const Cache *c, const Rows *qkv, const Step *step, int threads) {
+void write_kv(const Team *team, const Cache *c, const Rows *qkv, const Step *step) {
     const int64_t size = size_of((int)c->format), width = c->n_head * c->head_dim * size, n = step->num_tokens;
     const int64_t *slots = step->slot_mapping;
-#pragma omp parallel for num_threads(threads) if (n > 1)
-    for (int64_t first = 0; first < n; first++) {
+    EACH(first, n, team) {
         const int64_t block = slots[first] / c->block_size;
         if (first > 0 && slots[first - 1] / c->block_size == block) continue; /* not the first one of its block */
         int64_t end = first + 1;
@@ -264,4 +283,5 @@ void write_kv(const Cache *c, const Rows *qkv, const Step *step, int threads) {
                 else write_one(c, k, v, keys, values, 2);
             }
     }
+    meet(team);
 }

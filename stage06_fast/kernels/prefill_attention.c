@@ -5,7 +5,6 @@
  * level 2 cache at most), so the softmax needs no second thoughts: maximum, exponentials, sum; the division comes last.
  */
 #include <math.h>
-#include <stdlib.h>
 #include "kernels.h"
 
 /* Where a key begins, and where its value does, in numbers of the cache. */
@@ -94,27 +93,21 @@ static float softmax(float *scores, int64_t visible, int64_t padded, const Rows 
     return sum_of(sum);
 }
 
-/* Memory that each thread keeps for its next call. */
-static char *workspace(size_t bytes) {
-    static __thread char *kept;
-    static __thread size_t size;
-    if (bytes > size) {
-        free(kept);
-        kept = aligned_alloc(64, (bytes + 63) / 64 * 64);
-        memset(kept, 0, bytes);
-        size = bytes;
-    }
-    return kept;
+/* Bytes of a row of so many floats, 64 of them to spare: see rows() in fast_model.py. */
+INLINE int64_t row_bytes(int64_t count) { return 4 * (round_up(count, PANEL) + 16); }
+
+int64_t prefill_attention_bytes(int64_t num_keys, int64_t head_dim) {
+    const int64_t panels = 4 * round_up(num_keys, PANEL) * round_up(head_dim, PANEL);
+    return 2 * panels + 2 * BLOCK * (row_bytes(num_keys) + row_bytes(head_dim));
 }
 
 void prefill_attention(const Rows *out, const Rows *query, const Cache *c, const Step *step, int64_t i, int64_t head,
-                       int kind) {
+                       int kind, char *memory) {
     const int64_t begin = step->query_start_loc[i], num_queries = step->query_start_loc[i + 1] - begin;
     const int64_t num_keys = step->seq_lens[i], position = num_keys - num_queries; /* of the first query */
     const int64_t *table = step->block_tables + i * step->table_width;
-    const int64_t dim = round_up(c->head_dim, PANEL), keys = round_up(num_keys, PANEL);
-    const int64_t panels = keys * dim * 4, wide = 4 * (keys + 16), narrow = 4 * (dim + 16); /* bytes, 64 more: see rows() in fast_model.py */
-    char *memory = workspace((size_t)(2 * panels + BLOCK * (2 * wide + 2 * narrow)));
+    const int64_t dim = round_up(c->head_dim, PANEL), panels = 4 * round_up(num_keys, PANEL) * dim;
+    const int64_t wide = row_bytes(num_keys), narrow = row_bytes(dim);
     char *key_panels = memory, *value_panels = memory + panels;
     float *scores = (float *)(memory + 2 * panels);
     const Rows weights = {(char *)scores + BLOCK * wide, wide, 0, rows_format(kind)};

@@ -6,7 +6,7 @@
 #define VECTORS_H
 #include <stdint.h>
 #include <string.h>
-#ifdef __AVX__
+#ifdef __AVX512F__ /* only there: to read it takes the compiler half a second, in each file */
 #include <immintrin.h>
 #endif
 #if defined(__AVX512F__)
@@ -87,7 +87,8 @@ INLINE vec reciprocal(vec x) {
     const vec r = (vec)_mm512_rcp14_ps((__m512)x);
     return r * (2 - x * r);
 #elif defined(__AVX__)
-    const vec r = (vec)_mm256_rcp_ps((__m256)x);
+    typedef float whole __attribute__((vector_size(32)));
+    const vec r = (vec)__builtin_ia32_rcpps256((whole)x);
     return r * (2 - x * r);
 #else
     return 1 / x;

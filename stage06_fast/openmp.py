@@ -1,0 +1,33 @@
+"""How long the threads of the OpenMP runtime wait before they sleep.
+
+GNU's runtime lets a thread that has nothing to do spin for some milliseconds, in case there is more soon. Between two
+steps that is a core taken from everybody else, and in company it is taken from the engine's own next step: the system
+lets those wait who have used up their time. Within a step the kernels' threads wait in their own way (kernels/team.h).
+
+The runtime reads its settings when torch loads it, so this is imported before torch.
+"""
+
+import os
+import platform
+import sys
+
+SPIN_COUNT = "2000"  # turns of a loop: some 40 to 120 microseconds, by CPU; unset, it is 300,000
+
+
+def load_torch() -> bool:
+    """Load torch, with a runtime that spins briefly. Returns whether it does: not if torch was there before, or if the
+    user has set it otherwise."""
+    if platform.system() != "Linux" or "torch" in sys.modules:
+        return False
+    chosen = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
+    if chosen:
+        return os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+    os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
+    try:
+        import torch  # noqa: F401 (reads it now, and never again)
+    finally:
+        del os.environ["GOMP_SPINCOUNT"]  # programs that this one starts decide for themselves
+    return True
+
+
+WAITS_BRIEFLY = load_torch()

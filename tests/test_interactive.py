@@ -1,0 +1,53 @@
+"""From stage 4 on: `--interactive` ends when its input does, however it ends. (What it shows: test_async.py.)"""
+
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from tests.adapter import ROOT, STAGES
+
+QUICK = ["--interactive", "--temperature", "0", "--max-tokens", "3", "--quiet"]
+
+
+@pytest.fixture(params=[stage for stage in STAGES if stage.number >= 4], ids=str)
+def stage(request):
+    return request.param
+
+
+def test_closed_stdin(stage, monkeypatch):
+    """`<&-`: told before the model is loaded."""
+    monkeypatch.setattr(sys, "stdin", None)
+    status, stdout, stderr = stage.main(*QUICK)
+    assert (status, stdout) == (2, "")
+    assert stderr.endswith("error: --interactive reads its prompts from stdin, which is closed\n")
+    assert stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a file that can only be written is POSIX")
+def test_unreadable_stdin(stage, tmp_path):
+    command = [sys.executable, "-m", stage.command, *QUICK]
+    with (tmp_path / "file").open("wb") as file:
+        result = subprocess.run(command, cwd=ROOT, stdin=file, capture_output=True, text=True, timeout=100, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "error: stdin can't be read: " in result.stderr.split("\n")[-2]
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("failure", [OSError(5, "Input/output error"), ValueError("closed"), MemoryError(), None])
+def test_stdin_that_fails_later(stage, monkeypatch, failure):
+    """What was typed before is answered; then the error ends the conversation, and the end of the input ends it too."""
+
+    def lines():
+        yield b"A fox\n"
+        yield b"A bear"
+        if failure is not None:
+            raise failure
+
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=lines()))
+    status, stdout, stderr = stage.main(*QUICK)
+    assert [answer[:6] for answer in stdout.split("\n\n")] == ["A fox ", "A bear", ""]
+    assert status == (0 if failure is None else 2)
+    assert ("error: stdin can't be read: " in stderr) == (failure is not None)

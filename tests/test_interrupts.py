@@ -1,0 +1,396 @@
+"""Whatever ends a step in the middle, the engine goes on: Ctrl-C at any line, a request that fails, threads, exits."""
+
+import contextlib
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.adapter import BATCHED, ROOT, STAGES, random_prompts
+
+SERVING = [stage for stage in STAGES if stage.number >= 4]
+
+
+@pytest.fixture(params=SERVING, ids=lambda stage: stage.directory)
+def serving(request):
+    return request.param
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt at the n-th line that is executed in a stage's directory; without n notes them all."""
+
+    def __init__(self, directory: Path, at: int | None = None):
+        self.directory, self.at, self.count = str(directory), at, 0
+        self.lines: list[tuple[str, int]] = []  # (file, line) of each
+
+    def __call__(self, frame, event, _):
+        if not frame.f_code.co_filename.startswith(self.directory):
+            return None
+        if event == "line":
+            if self.at is None:
+                self.lines.append((frame.f_code.co_filename, frame.f_lineno))
+            elif self.count == self.at:
+                raise KeyboardInterrupt
+            self.count += 1
+        return self
+
+    def __enter__(self):
+        sys.settrace(self)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(None)
+
+    def each(self, seed: int = 0, file: str = "") -> list[int]:
+        """One moment for every line that was executed (in this file): where each of them is interrupted once."""
+        moments: dict[tuple[str, int], list[int]] = {}
+        for i, line in enumerate(self.lines):
+            if line[0].endswith(file):
+                moments.setdefault(line, []).append(i)
+        choose = random.Random(seed)
+        return [choose.choice(times) for times in moments.values()]
+
+
+def small_engine(stage, checkpoint):
+    """So little memory that requests are preempted, where a stage can; and nothing in it depends on the time."""
+    options = dict(num_blocks=9, block_size=4) if stage.number >= 5 else {}
+    llm = stage.LLM(checkpoint, device="cpu", max_num_seqs=3, max_num_batched_tokens=8, **options)
+    llm.thread_limit = contextlib.nullcontext()
+    return llm
+
+
+def jobs(stage):
+    """Prompts of unequal lengths: greedy, drawn, with a stop text that never comes, n where a stage has it."""
+    prompts = random_prompts(211, [3, 9, 2])
+    several = {"n": 2} if stage.number >= 5 else {}
+    params = [
+        stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True),
+        stage.SamplingParams(seed=1, max_tokens=4, stop=["never this"], logprobs=1, ignore_eos=True),
+        stage.SamplingParams(seed=3, max_tokens=2, ignore_eos=True, **several),
+    ]
+    return prompts, params
+
+
+def tokens_of(outputs) -> list:
+    return [[completion.token_ids for completion in output.outputs] for output in outputs]
+
+
+def drive(llm, results: dict) -> None:
+    """Steps until all is done, as a user's loop does it; whatever has finished is in `results`."""
+    for _ in range(500):
+        if not llm.has_unfinished_requests():
+            return
+        for output in llm.step():
+            if output.finished:
+                results[output.request_id] = output
+    raise AssertionError("it never ends")
+
+
+def whole(llm) -> None:
+    """Nothing is left behind."""
+    llm.scheduler.check_integrity()
+    assert not llm.scheduler.running
+    if hasattr(llm, "block_manager"):
+        assert llm.block_manager.num_free == llm.block_manager.num_blocks
+    else:
+        assert len(llm.scheduler.free_slots) == llm.max_num_seqs
+
+
+def start(llm, stage) -> None:
+    prompts, params = jobs(stage)
+    for i, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
+        llm.add_request(f"r{i}", prompt, p)
+
+
+def test_ctrl_c_at_every_line_of_every_step(serving, small_checkpoint):
+    """Whoever catches it and goes on gets the tokens that an undisturbed run gives, all of them, once."""
+    prompts, params = jobs(serving)
+    expected = tokens_of(small_engine(serving, small_checkpoint).generate(prompts, params))
+    directory = ROOT / serving.directory
+    llm = small_engine(serving, small_checkpoint)
+    start(llm, serving)
+    drive(llm, {})  # the first run makes what the engine keeps
+    if serving.number >= 5:
+        llm.block_manager.start_over()  # else the prefix cache makes each run another one
+    start(llm, serving)
+    results = {}
+    with Interrupter(directory) as counter:
+        drive(llm, results)
+    assert tokens_of(results[f"r{i}"] for i in range(len(prompts))) == expected
+    for at in counter.each():
+        if serving.number >= 5:
+            llm.block_manager.start_over()
+        start(llm, serving)
+        results = {}
+        with Interrupter(directory, at), pytest.raises(KeyboardInterrupt):
+            drive(llm, results)
+        drive(llm, results)
+        assert results.keys() == {f"r{i}" for i in range(len(prompts))}, f"line {at}"
+        assert tokens_of(results[f"r{i}"] for i in range(len(prompts))) == expected, f"line {at}"
+        whole(llm)
+
+
+def test_ctrl_c_at_every_line_of_generate(serving, small_checkpoint):
+    """The interrupted call is gone with all it held, and the next one is right."""
+    prompts, params = jobs(serving)
+    llm = small_engine(serving, small_checkpoint)
+    directory = ROOT / serving.directory
+    with Interrupter(directory) as counter:
+        expected = tokens_of(llm.generate(prompts, params))
+    for at in counter.each(seed=1, file="llm.py"):
+        with Interrupter(directory, at), contextlib.suppress(KeyboardInterrupt):
+            llm.generate(prompts, params)
+        assert tokens_of(llm.generate(prompts, params)) == expected, f"line {at}"
+        assert not llm.has_unfinished_requests(), f"line {at}"
+        whole(llm)
+
+
+def test_ctrl_c_in_a_beam_search(small_checkpoint):
+    for stage in STAGES[4:]:
+        llm = small_engine(stage, small_checkpoint)
+        prompts, directory = random_prompts(211, [3, 9]), ROOT / stage.directory
+        with Interrupter(directory) as counter:
+            expected = tokens_of(llm.beam_search(prompts, beam_width=2, max_tokens=3))
+        for at in counter.each(file="beam_search.py") + counter.each(file="block_manager.py"):
+            with Interrupter(directory, at), contextlib.suppress(KeyboardInterrupt):
+                llm.beam_search(prompts, beam_width=2, max_tokens=3)
+            assert tokens_of(llm.beam_search(prompts, beam_width=2, max_tokens=3)) == expected, f"line {at}"
+            whole(llm)
+
+
+def test_a_token_is_added_whole_or_not_at_all(serving, small_checkpoint):
+    llm, directory = small_engine(serving, small_checkpoint), ROOT / serving.directory
+    requests = [llm.new_request([1, 2, 3], serving.SamplingParams(stop=["xyz"], max_tokens=9)) for _ in range(200)]
+    grown = requests.pop()
+    with Interrupter(directory) as counter:
+        grown.become(grown.after(7))
+    assert len(counter.lines) < len(requests)
+    for at, request in zip(range(len(counter.lines)), requests, strict=False):
+        with Interrupter(directory, at), pytest.raises(KeyboardInterrupt):
+            request.become(request.after(7))
+        assert (request.output_token_ids, request.text, request.finished) == ([], "", False)
+        request.become(request.after(7))
+        assert (request.output_token_ids, request.text) == ([7], grown.text)
+
+
+def test_one_request_that_fails_in_a_step_leaves_the_others(serving, small_checkpoint, monkeypatch, caplog):
+    """An error in the sampler on one row, whatever it is: that request is aborted, with a warning that says why."""
+    llm_module = serving.part("llm")
+    sample, prompts = llm_module.sample, random_prompts(211, [3, 9, 5])
+    params = [serving.SamplingParams(seed=i, max_tokens=5, ignore_eos=True) for i in range(3)]
+    expected = tokens_of(small_engine(serving, small_checkpoint).generate(prompts, params))
+
+    def picky(logits, requests, *how):
+        if any(request.seed == 1 and len(request.output_token_ids) == 2 for request in requests):
+            raise ZeroDivisionError("not this one")
+        return sample(logits, requests, *how)
+
+    monkeypatch.setattr(llm_module, "sample", picky)
+    llm = small_engine(serving, small_checkpoint)
+    outputs = llm.generate(prompts, params)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "abort", "length"]
+    assert tokens_of(outputs)[::2] == expected[::2]
+    assert outputs[1].outputs[0].token_ids == expected[1][0][:2]
+    assert "not this one" in caplog.text
+    whole(llm)
+    with pytest.raises(ZeroDivisionError):  # alone, it is the engine's error
+        llm.generate([prompts[1]], params[1])
+    assert not llm.has_unfinished_requests()
+    whole(llm)
+
+
+@pytest.fixture
+def hectic():
+    """Threads change a thousand times more often than they would."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(5e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_take_turns(small_checkpoint, hectic):
+    """generate, stream and steps from several threads at once: each gets what it gets alone."""
+    for stage in BATCHED:
+        llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=3)
+        work = [
+            (random_prompts(211, [3 + i, 9, 5], seed=i), stage.SamplingParams(seed=i, max_tokens=7)) for i in range(4)
+        ]
+        expected = [tokens_of(llm.generate(prompts, params)) for prompts, params in work]
+        wrong = []
+
+        def run(i, llm=llm, work=work, expected=expected, wrong=wrong):
+            try:
+                for _ in range(4):
+                    prompts, params = work[i]
+                    if i % 2:
+                        made = tokens_of(llm.generate(prompts, params))
+                    else:
+                        made = [[[]] for _ in prompts]
+                        for event in llm.stream(prompts, params):
+                            made[event.index][0] += event.token_ids
+                    if made != expected[i]:
+                        wrong.append((i, made, expected[i]))
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=300)
+            assert not thread.is_alive()
+        assert wrong == [], stage
+
+
+def test_ids_of_add_request_are_the_users_alone(serving, small_checkpoint):
+    """Those that `generate` and streams give themselves are others, though they may read the same."""
+    llm = small_engine(serving, small_checkpoint)
+    params = serving.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    events = llm.stream([[1, 2]], params)
+    next(events)
+    for number in range(4):
+        llm.add_request(str(number), [3, 4], params)
+    llm.abort_request("0")
+    assert len(llm.generate([[5, 6], [7]], params)) == 2
+    assert sum(len(event.token_ids) for event in events) == 3
+    results = {}
+    drive(llm, results)
+    assert sorted(results) == ["1", "2", "3"]
+    whole(llm)
+
+
+NUMPY = dict(
+    temperature=np.float64(0.7), top_k=np.int16(5), top_p=np.float32(0.5), min_p=np.float16(0.25), seed=np.uint64(7),
+    repetition_penalty=np.float64(1.5), presence_penalty=np.float32(0.5), frequency_penalty=np.float64(0.25),
+    max_tokens=np.int8(100), min_tokens=np.uint8(2), stop_token_ids=[np.int32(3)], ignore_eos=np.True_,
+    logprobs=np.int8(2), stop=[np.str_("never")],
+)  # fmt: skip
+
+
+def test_numpy_values_become_pythons(stage, small_checkpoint):
+    """An int8 that is to count to 100 would overflow, and a float64 not fit into the sampler's tensors."""
+    given = stage.SamplingParams(**NUMPY)
+    own = {name: value.item() if hasattr(value, "item") else value for name, value in NUMPY.items()}
+    plain = stage.SamplingParams(**own | {"stop_token_ids": [3], "stop": ["never"]})
+    for name in NUMPY:
+        value = getattr(given, name)
+        assert value == getattr(plain, name)
+        assert type(value) in (int, float, bool, tuple)
+        assert {type(item) for item in value} <= {int, str} if isinstance(value, tuple) else True
+    llm = stage.engine(small_checkpoint)
+    prompt = [np.int64(5), np.uint8(6)]
+    outputs = [llm.generate([prompt], params)[0].outputs[0].token_ids for params in (given, plain)]
+    assert outputs[0] == outputs[1]
+    assert 2 <= len(outputs[0]) <= 48
+
+
+def test_numpy_values_for_the_engine(small_checkpoint):
+    for stage in BATCHED:
+        llm = stage.LLM(
+            small_checkpoint, device="cpu", max_num_seqs=np.int8(2), max_model_len=np.int16(40), seed=np.uint8(3)
+        )
+        assert len(llm.generate([[1, 2], [3], [4]], stage.SamplingParams(max_tokens=3))) == 3
+        for bad in (True, 2.0, np.float64(2), "2", np.int8(0)):
+            with pytest.raises(ValueError, match="max_num_seqs must be a whole number of at least 1, got"):
+                stage.LLM(small_checkpoint, device="cpu", max_num_seqs=bad)
+
+
+def test_logits_that_are_no_numbers_are_told(stage, small_checkpoint):
+    for temperature in (0, 1.0):
+        for dtype in ("float32", "bfloat16", "float16"):
+            llm = stage.LLM(small_checkpoint, device="cpu", dtype=dtype)
+            params = stage.SamplingParams(temperature=temperature, top_k=3, max_tokens=3, logprobs=1)
+            assert llm.generate([[1, 2]], params)
+            damage(llm)
+            with pytest.raises(ValueError, match="the model's logits are no numbers"):
+                llm.generate([[1, 2]], params)
+
+
+def damage(llm) -> None:
+    """What a model gives that computes with infinities."""
+    forward = llm.model.forward
+    llm.model.forward = lambda *arguments: forward(*arguments) * torch.nan
+
+
+def test_more_memory_than_there_is_is_refused(small_checkpoint):
+    for stage in STAGES[2:]:
+        for options in (
+            {"kv_cache_bytes": 10**15},
+            {"num_blocks": 10**12} if stage.number >= 5 else {"kv_cache_bytes": 10**13},
+        ):
+            with pytest.raises(
+                ValueError, match=r"the KV cache would take [\d,]+ bytes of memory, there are [\d,]+ free"
+            ):
+                stage.LLM(small_checkpoint, device="cpu", **options)
+
+
+def test_beams_of_any_length_penalty(small_checkpoint):
+    for stage in STAGES[4:]:
+        search = stage.part("beam_search").BeamSearch
+        llm = stage.engine(small_checkpoint)
+        beams = search(llm.new_request([1, 2]), 2, 100.0)
+        assert beams.score(-5.0, 1500) > beams.score(-5.0, 1400) > beams.score(-6.0, 1400)
+        assert beams.score(0.0, 3) == float("inf")
+        beams = search(llm.new_request([1, 2]), 2, -100.0)
+        assert beams.score(-5.0, 1500) < beams.score(-5.0, 1400)
+
+
+EXIT = """
+import sys
+from {stage} import AsyncLLM, SamplingParams
+import threading, time
+engine = AsyncLLM(model={checkpoint!r}, device="cpu")
+params = SamplingParams(max_tokens=46, ignore_eos=True, seed=1)
+def work():
+    try:
+        while True:
+            engine.complete([1, 2, 3], params)
+    except RuntimeError:
+        pass  # closed
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+while not engine.llm.stats.num_output_tokens:
+    time.sleep(0.001)
+sys.exit(3)
+"""
+
+
+def test_a_program_that_ends_with_a_running_engine_ends_as_it_wants(serving, small_checkpoint):
+    code = EXIT.format(stage=serving.directory, checkpoint=str(small_checkpoint))
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stderr) == (3, "")
+
+
+def test_an_engine_that_is_dropped_ends_its_thread(serving, small_checkpoint):
+    AsyncLLM = serving.part("async_llm").AsyncLLM
+    engine = AsyncLLM(model=str(small_checkpoint), device="cpu")
+    engine.complete([1, 2], serving.SamplingParams(max_tokens=3))
+    thread = engine._loop.thread
+    del engine
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+
+
+def test_async_requests_hear_of_steps_that_others_run(serving, small_checkpoint, hectic):
+    """`generate` beside a running AsyncLLM, from another thread: both get theirs."""
+    with serving.part("async_llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=2) as engine:
+        params = [serving.SamplingParams(max_tokens=9, seed=i, ignore_eos=True) for i in range(6)]
+        expected = [tokens_of(engine.llm.generate([[1, 2, i]], params[i])) for i in range(6)]
+        made = {}
+        threads = [
+            threading.Thread(target=lambda i=i: made.update({i: tokens_of([engine.complete([1, 2, i], params[i])])}))
+            for i in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for i in range(3, 6):
+            made[i] = tokens_of(engine.llm.generate([[1, 2, i]], params[i]))
+        for thread in threads:
+            thread.join(timeout=120)
+            assert not thread.is_alive()
+    assert [made[i] for i in range(6)] == expected

@@ -1,0 +1,349 @@
+"""From stage 5 on: how the C kernels are compiled, kept for the next start, and loaded, whatever the machine does."""
+
+import errno
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.adapter import ROOT, STAGES
+
+WITH_C = [stage for stage in STAGES if stage.number >= 5]
+CPU = torch.device("cpu")
+LIMIT = 60  # seconds, for what takes one: machines can be ten times slower
+
+
+@pytest.fixture(params=WITH_C, ids=lambda stage: stage.directory)
+def stage(request):
+    return request.param
+
+
+def use_a_small_source(kernel, path):
+    """Compile functions of the kernels' names that do nothing: what is tested here is not what they compute."""
+    names = ["paged_attention"] if hasattr(kernel, "SOURCE") else [f"{name}_alone" for name in kernel.ALONE]
+    names += [] if hasattr(kernel, "SOURCE") else ["paged_attention", "forward", "has_kind"]
+    path.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in names))
+    if hasattr(kernel, "SOURCE"):
+        kernel.SOURCE = path
+    else:
+        kernel.SOURCES = [path]
+
+
+@pytest.fixture
+def kernel(stage, tmp_path, monkeypatch):
+    """The module that compiles, with a cache directory of its own and little to compile."""
+    module = stage.part("kernels.c_kernel")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    name = "SOURCE" if hasattr(module, "SOURCE") else "SOURCES"
+    monkeypatch.setattr(module, name, getattr(module, name))  # so that it is put back
+    use_a_small_source(module, tmp_path / "kernel.c")
+    module.load_kernel.cache_clear()
+    yield module
+    module.load_kernel.cache_clear()
+
+
+def complete(stage, *arguments, **environment):
+    return stage.run("--prompts", "Once upon a time", "--max-tokens", 4, "--temperature", 0, *arguments, **environment)
+
+
+def write_compiler(path, script):
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def load_in_a_process(stage, source):
+    """Load the kernels as a start of the engine does: exit status, stdout (the file that was loaded), stderr."""
+    code = (
+        "import pathlib, sys\n"
+        "from tests.test_kernel_cache import use_a_small_source\n"
+        f"from {stage.directory}.kernels import c_kernel\n"
+        "use_a_small_source(c_kernel, pathlib.Path(sys.argv[1]))\n"
+        "c_kernel.load_kernel()\n"
+        "print(c_kernel.compile_kernel())"
+    )
+    process = subprocess.run([sys.executable, "-c", code, source], cwd=ROOT, capture_output=True, text=True)
+    return process.returncode, process.stdout.strip(), process.stderr
+
+
+# --- What is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_it_is_compiled_once(kernel, tmp_path, monkeypatch):
+    first = kernel.compile_kernel()
+    assert first.parent == tmp_path / "cache" / "stagewise"
+    assert first.stem.endswith(hashlib.sha256(first.read_bytes()).hexdigest()[:20])
+    written = first.stat().st_mtime_ns
+    assert kernel.compile_kernel() == first
+    assert first.stat().st_mtime_ns == written
+    monkeypatch.setattr(kernel, "cpu", lambda: "another CPU, which shares the directory")
+    assert kernel.compile_kernel() != first
+    monkeypatch.setattr(kernel, "FLAGS", ("-O1", "-fPIC"))
+    kernel.compile_kernel()
+    assert len(list(first.parent.glob("*.so"))) == len(list(first.parent.iterdir())) == 3  # and nothing else
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.95])
+def test_a_library_that_was_cut_short(stage, kernel, tmp_path, keep):
+    """To load it would end the process with SIGBUS: it is made anew, and nobody notices."""
+    library = kernel.compile_kernel()
+    whole = library.read_bytes()
+    library.write_bytes(whole[: int(keep * len(whole))])
+    assert load_in_a_process(stage, tmp_path / "kernel.c") == (0, str(library), "")
+    assert library.read_bytes() == whole
+
+
+def test_a_library_that_was_changed(stage, kernel):
+    library = kernel.compile_kernel()
+    whole = library.read_bytes()
+    for damage in (b"no library at all", whole[:3000] + bytes(len(whole) - 3000), whole + b"more"):
+        library.write_bytes(damage)
+        assert kernel.compile_kernel() == library
+        assert library.read_bytes() == whole
+    library.unlink()
+    library.mkdir()  # not even a file: this start has one of its own
+    assert kernel.compile_kernel().parent != library.parent
+    kernel.load_kernel()
+
+
+def test_a_library_that_can_not_be_loaded(stage, tmp_path, monkeypatch):
+    """It compiles, but every time to something that is none: auto goes on without, in one line."""
+    kernel = stage.part("kernels.c_kernel")
+
+    def compile_kernel():
+        (tmp_path / "bad.so").write_bytes(b"bad")
+        return tmp_path / "bad.so"
+
+    monkeypatch.setattr(kernel, "compile_kernel", compile_kernel)
+    kernel.load_kernel.cache_clear()
+    try:
+        assert stage.part("attention").pick_backend("auto", CPU, 64)[0] == "torch"
+        with pytest.raises(ValueError, match="the compiled C kernel can't be loaded"):
+            stage.part("attention").pick_backend("c", CPU, 64)
+    finally:
+        kernel.load_kernel.cache_clear()
+
+
+def test_processes_that_start_at_once(stage, tmp_path):
+    processes = [
+        stage.start("--prompts", "A fox", "--max-tokens", 3, "--attention-backend", "c", XDG_CACHE_HOME=str(tmp_path))
+        for _ in range(4)
+    ]
+    results = [(*process.communicate(timeout=300), process.returncode) for process in processes]
+    assert [status for _, _, status in results] == [0] * 4, results
+    assert len({stdout for stdout, _, _ in results}) == 1
+    assert len(list((tmp_path / "stagewise").iterdir())) == 1
+
+
+# --- Whom to trust ----------------------------------------------------------------------------------------------------
+
+posix = pytest.mark.skipif(os.name == "nt", reason="modes and owners of files")
+
+
+@posix
+def test_what_is_written_is_private(kernel, tmp_path):
+    before = os.umask(0o002)  # a usual one; a file that the group may write would not be trusted at the next start
+    try:
+        library = kernel.compile_kernel()
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "cache", library.parent, library)]
+    assert modes == [0o700, 0o700, 0o600]
+    assert kernel.find_kept(library.parent, library.stem.rpartition("-")[0]) == library
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
+def test_a_directory_that_others_may_write_to(kernel, tmp_path, caplog, mode):
+    library = kernel.compile_kernel()
+    library.parent.chmod(mode)
+    assert kernel.compile_kernel().parent != library.parent
+    assert f"the cache {library.parent} is not used: it belongs to someone else, or others may" in caplog.text
+
+
+@posix
+def test_a_directory_that_others_may_replace(kernel, tmp_path):
+    library = kernel.compile_kernel()
+    (tmp_path / "cache").chmod(0o777)
+    assert kernel.compile_kernel().parent != library.parent
+    (tmp_path / "cache").chmod(0o1777)  # as /tmp: there nobody can move what belongs to others
+    assert kernel.compile_kernel() == library
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o666, 0o660, 0o602])
+def test_a_file_that_others_may_write_to(kernel, mode):
+    library = kernel.compile_kernel()
+    library.chmod(mode)
+    name = library.stem.rpartition("-")[0]
+    assert kernel.find_kept(library.parent, name) is None
+    assert kernel.compile_kernel() == library  # compiled again, and replaced
+    assert kernel.find_kept(library.parent, name) == library
+
+
+@posix
+def test_what_belongs_to_someone_else(kernel, monkeypatch):
+    library = kernel.compile_kernel()
+    name, me = library.stem.rpartition("-")[0], os.geteuid()
+    monkeypatch.setattr(kernel.os, "geteuid", lambda: me + 1)
+    assert kernel.find_kept(library.parent, name) is None
+    assert kernel.cache_directory() != library.parent
+
+
+# --- Where to keep it -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("home", ["missing", "a file"])
+def test_without_a_cache_directory(stage, tmp_path, home):
+    path = tmp_path / "home"
+    if home == "a file":
+        path.write_text("")
+    else:
+        (tmp_path / "no").write_text("")  # a file where a directory would have to be made
+        path = tmp_path / "no" / "where"
+    environment = {"HOME": str(path), "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}
+    status, _, stderr = complete(stage, "--attention-backend", "c", "--quiet", **environment)
+    assert (status, stderr) == (0, "")
+    assert [name for name in os.listdir(tmp_path) if name.startswith("stagewise")] == []  # it is gone again
+
+
+def test_where_the_cache_is(kernel, tmp_path, monkeypatch):
+    """A relative XDG_CACHE_HOME is no setting, says its specification; without a HOME, `~` is no directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for relative in ("", "cache", "./cache", "~/cache"):
+        monkeypatch.setenv("XDG_CACHE_HOME", relative)
+        assert kernel.cache_directory() == tmp_path / "home" / ".cache" / "stagewise"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "home")
+    assert kernel.cache_directory() == kernel.temporary_directory()
+    monkeypatch.setattr(kernel.os.path, "expanduser", lambda path: path)  # no HOME, and nobody knows this user
+    assert kernel.cache_directory() == kernel.temporary_directory()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "kernel.c"]
+
+
+@pytest.mark.parametrize("call", ["mkdtemp", "fsync", "replace"])
+def test_a_full_disk(kernel, monkeypatch, call):
+    """What can't be kept is for this process alone."""
+    owner = kernel.tempfile if call == "mkdtemp" else kernel.os
+    original, kernel_cache = getattr(owner, call), kernel.cache_directory()
+
+    def full(*args, **kwargs):
+        where = kwargs.get("dir") or args[-1]
+        path = os.readlink(f"/proc/self/fd/{where}") if isinstance(where, int) else str(where)
+        if path.startswith(str(kernel_cache)):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(*args, **kwargs)
+
+    if call == "fsync" and not Path("/proc/self/fd").exists():
+        pytest.skip("no /proc to find the file's name")
+    monkeypatch.setattr(owner, call, full)
+    library = kernel.compile_kernel()
+    assert library.parent == kernel.temporary_directory()
+    assert list(kernel_cache.iterdir()) == []
+    kernel.load_kernel()
+
+
+def test_no_room_for_temporary_files(stage, kernel, monkeypatch, tmp_path, caplog):
+    def full(*_, **__):
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(kernel.tempfile, "mkdtemp", full)
+    assert stage.part("attention").pick_backend("auto", CPU, 64)[0] == "torch"
+    assert "can't be loaded: [Errno 2] No usable temporary directory found" in caplog.text
+
+
+# --- The compiler -----------------------------------------------------------------------------------------------------
+
+
+def fails(stage, caplog) -> str:
+    """The one line that auto says when it goes on with torch; who insists on C gets it as an error."""
+    caplog.clear()
+    assert stage.part("attention").pick_backend("auto", CPU, 64)[0] == "torch"
+    (record,) = caplog.records
+    said = record.getMessage().removeprefix("attention_backend is torch, the slow one: ")
+    assert "\n" not in said
+    with pytest.raises(ValueError, match="attention_backend 'c' does not run here"):
+        stage.part("attention").pick_backend("c", CPU, 64)
+    return said
+
+
+def test_a_compiler_that_fails(stage, tmp_path):
+    compiler = write_compiler(tmp_path / "broken-cc", "echo 'out of ink' >&2\nexit 1")
+    status, _, stderr = complete(stage, "--quiet", CC=compiler, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert status == 0
+    assert stderr == f"attention_backend is torch, the slow one: the C compiler {compiler} fails: out of ink\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("printf 'caf\\351 \\377\\n'; exit 0", "makes no library"),  # bytes that are no UTF-8, on both channels
+        ("printf '\\377 error: caf\\351\\n' >&2; exit 1", "fails: \ufffd error: caf\ufffd"),
+        ("[ $1 = --version ] || { echo note >&2; echo 'x.c: error: no' >&2; exit 3; }", "fails: x.c: error: no"),
+        ("[ $1 = --version ] || exit 7", "fails: it says nothing (status 7)"),
+        ("exit 0", "makes no library"),
+        ("kill -9 $$", "fails: it says nothing (status -9)"),
+    ],
+)
+def test_what_a_compiler_may_do(stage, kernel, tmp_path, monkeypatch, caplog, script, says):
+    compiler = write_compiler(tmp_path / "cc of mine", script)
+    monkeypatch.setenv("CC", compiler)
+    assert fails(stage, caplog) == f"the C compiler {compiler} {says}"
+
+
+def test_a_compiler_that_is_no_program(stage, kernel, tmp_path, monkeypatch, caplog):
+    write_compiler(tmp_path / "cc", "")
+    (tmp_path / "cc").write_bytes(b"\x7fELF, but no more")
+    for chosen, says in (
+        (str(tmp_path / "cc"), f"the C compiler {tmp_path / 'cc'} does not run: Exec format error"),
+        ("no-such-cc", "CC is 'no-such-cc', but there is no program 'no-such-cc'"),
+        ("no-such-cc -m64", "CC is 'no-such-cc -m64', but there is no program 'no-such-cc'"),
+        ("gcc 'x", 'CC is "gcc \'x", which is no command: No closing quotation'),
+    ):
+        monkeypatch.setenv("CC", chosen)
+        assert fails(stage, caplog) == says
+
+
+def test_a_compiler_that_hangs(kernel, tmp_path, monkeypatch):
+    """It is ended, with what it has started; whoever waits for its output would wait for those too."""
+    compiler = write_compiler(tmp_path / "cc", f"echo $$ > {tmp_path}/pid; sleep 1000 & wait; sleep 1000")
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"cc has not ended after 0.5 seconds"):
+        kernel.run([compiler], [compiler, "--version"], seconds=0.5)
+    assert time.monotonic() - started < LIMIT
+    write_compiler(tmp_path / "cc", f"sleep 1000 & echo $! > {tmp_path}/pid")  # it ends, but what it started does not
+    with pytest.raises(RuntimeError, match="has not ended"):
+        kernel.run([compiler], seconds=2)
+    assert time.monotonic() - started < LIMIT
+    if Path("/proc").exists():
+        status = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+        while status.exists() and status.read_text().split()[2] != "Z":  # until whoever adopts it has taken note
+            assert time.monotonic() - started < LIMIT
+            time.sleep(0.01)
+    limits = []
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(kernel, "run", lambda *commands, seconds=None: limits.append(seconds) or "")
+    with pytest.raises(RuntimeError, match="makes no library"):
+        kernel.compile_kernel()
+    assert limits == [20, None, None]  # --version soon, the rest in the time that `run` gives
+
+
+def test_a_compiler_with_arguments(kernel, tmp_path, monkeypatch):
+    plain = kernel.compile_kernel()
+    log = tmp_path / "log"
+    wrapper = write_compiler(tmp_path / "ccache", f'echo "$@" >> {log}\nexec "$@"')
+    monkeypatch.setenv("CC", f"{wrapper} cc -DNOTHING='1 2'")
+    library = kernel.compile_kernel()
+    assert library != plain
+    assert library.parent == plain.parent
+    assert all(line.startswith("cc -DNOTHING=1 2 ") for line in log.read_text().splitlines())
+    kernel.load_kernel()
+    monkeypatch.setenv("CC", "  ")  # as good as none
+    assert kernel.compile_kernel() == plain

@@ -1,0 +1,168 @@
+"""Threads: torch's are as many as there are free cores, the kernels' wait for each other whoever is running."""
+
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.adapter import ROOT, STAGES, random_prompts
+
+
+@pytest.fixture
+def limit(stage, monkeypatch):
+    """A limit on a machine of four cores, whose past the test writes: `limit.passes(seconds, idle, own)`."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    past = [100.0, 0.0, 0.0]
+    threads = stage.part("threads")
+    monkeypatch.setattr(threads.ThreadLimit, "_look", staticmethod(lambda: tuple(past)))
+    monkeypatch.setattr(threads.time, "monotonic", lambda: past[0])
+    limit = threads.ThreadLimit()
+
+    def passes(seconds, idle, own):
+        for i, value in enumerate((seconds, idle, own)):
+            past[i] += value
+
+    limit.passes = passes
+    yield limit
+    monkeypatch.undo()
+    torch.set_num_threads(before)
+
+
+def inside(limit) -> int:
+    with limit:
+        return torch.get_num_threads()
+
+
+def test_threads_are_as_many_as_there_are_free_cores(limit):
+    assert inside(limit) == 4  # nothing is known yet
+    limit.passes(1.0, idle=0.1, own=3.8)  # nobody else
+    assert inside(limit) == 4
+    limit.passes(1.0, idle=0.0, own=3.0)  # one core is somebody else's
+    assert inside(limit) == 3
+    limit.passes(1.0, idle=0.0, own=2.6)
+    assert inside(limit) == 3
+    limit.passes(1.0, idle=0.0, own=0.2)  # all are
+    assert inside(limit) == 1
+    limit.passes(0.01, idle=0.04, own=0.0)  # too short to say anything
+    assert inside(limit) == 1
+    limit.passes(1.0, idle=3.0, own=1.0)  # they have gone
+    assert inside(limit) == 4
+    assert torch.get_num_threads() == 4
+
+
+def test_the_number_that_was_there_is_the_most_and_is_back_afterwards(limit):
+    limit.passes(1.0, idle=0.0, own=2.0)
+    assert inside(limit) == 2
+    assert torch.get_num_threads() == 4
+    torch.set_num_threads(3)  # the user's
+    limit.passes(1.0, idle=4.0, own=0.0)
+    assert inside(limit) == 3
+    assert torch.get_num_threads() == 3
+    with pytest.raises(KeyboardInterrupt), limit:
+        raise KeyboardInterrupt
+    assert torch.get_num_threads() == 3
+
+
+def test_after_an_exit_that_was_interrupted_the_number_comes_back(limit):
+    limit.passes(1.0, idle=0.0, own=1.0)
+    limit.__enter__()  # and nothing
+    assert torch.get_num_threads() == 1
+    limit.passes(1.0, idle=3.0, own=1.0)
+    assert inside(limit) == 4
+    assert torch.get_num_threads() == 4
+
+
+def test_a_look_counts_the_cores_we_may_use(stage):
+    look = stage.part("threads").ThreadLimit._look
+    first, second = look(), look()
+    assert all(new >= old for new, old in zip(second, first, strict=True))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    seconds, idle, _ = (new - old for new, old in zip(second, first, strict=True))
+    assert idle <= cores * (seconds + 0.1)
+
+
+WAITING = """
+import os, sys
+{before}
+import {stage}.openmp as openmp
+import torch
+print(openmp.WAITS_BRIEFLY, os.environ.get("GOMP_SPINCOUNT"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "environment", "expected"),
+    [
+        ("", {}, "True None"),  # set while torch is loaded, and for nobody else
+        ("import torch", {}, "False None"),
+        ("", {"OMP_WAIT_POLICY": "PASSIVE"}, "True None"),
+        ("", {"OMP_WAIT_POLICY": "ACTIVE"}, "False None"),
+        ("", {"GOMP_SPINCOUNT": "300000"}, "False 300000"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP runtime")
+def test_the_runtime_waits_briefly(before, environment, expected):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_WAIT", "GOMP_"))}
+    ended = subprocess.run(
+        [sys.executable, "-c", WAITING.format(before=before, stage=STAGES[5].directory)],
+        cwd=ROOT, env=clean | environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert (ended.stdout.strip(), ended.stderr) == (expected, "")
+
+
+def test_more_threads_than_cores_and_than_work(small_checkpoint):
+    """Threads sleep and are woken, some have nothing to do, and the results are the same."""
+    stage, before = STAGES[5], torch.get_num_threads()
+    prompts = random_prompts(211, [3, 30, 1, 9])
+    params = stage.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    answers = []
+    try:
+        for threads in (1, 2, 5, 100):
+            torch.set_num_threads(threads)
+            llm = stage.LLM(small_checkpoint, device="cpu", attention_backend="c")
+            llm.thread_limit._free = 1000.0
+            answers.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
+    finally:
+        torch.set_num_threads(before)
+    assert all(answer == answers[0] for answer in answers)
+
+
+# --- Stop texts ----------------------------------------------------------------------------------------------------
+
+
+def ends_where(stop: str, text: str, old_length: int) -> int | None:
+    """The obvious way: where in the text a stop text that ends in its new part ends for the first time."""
+    position = text.find(stop, max(0, old_length + 1 - len(stop)))
+    return None if position < 0 else position + len(stop)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stop_texts_are_found_as_the_obvious_way_finds_them(stage, seed):
+    rng, match = random.Random(seed), stage.part("stop_texts").match
+    for _ in range(200):
+        letters = "ab"[: rng.randrange(1, 3)] + "é" * rng.randrange(2)
+        stop = "".join(rng.choices(letters, k=rng.randrange(1, 8)))
+        text, matched = "", 0
+        for _ in range(rng.randrange(1, 8)):
+            piece = "".join(rng.choices(letters, k=rng.randrange(0, 5)))
+            text, before = text + piece, len(text)
+            matched, first = match(stop, matched, piece)
+            assert (first and before + first) == ends_where(stop, text, before)
+            assert matched == max(n for n in range(len(stop)) if text.endswith(stop[:n]))
+
+
+def test_hundreds_of_long_stop_texts(stage, small_checkpoint):
+    """Each character is looked at about once per stop text, though they all have begun all the time."""
+    llm = stage.engine(small_checkpoint)
+    text = llm.tokenizer.decode([5])
+    stops = [text * 2000 + chr(0x4E00 + i) for i in range(300)]
+    params = stage.SamplingParams(stop=stops, max_tokens=40, ignore_eos=True)
+    request = llm._make_request([1], params, 0)
+    for _ in range(30):
+        request.add_token(5)
+    assert request.text == text * 30
+    assert request.take_new()[0] == ""  # all of it may still become a stop text
