@@ -330,11 +330,11 @@ class LLM:
             if request in self._unfinished:
                 self._change(self._abort, request)
 
-    def _abort(self, request: Request) -> None:
+    def _abort(self, request: Request, asked: bool = True) -> None:
         self._leave(request)
         if not request.finished:
             request.abort()
-            if request.advanced is not self._news:
+            if request.advanced is not self._news or not asked:
                 self._tell(request)
 
     def _leave(self, request: Request) -> None:
@@ -433,7 +433,7 @@ class LLM:
             if request.finished:
                 self._finish(request)
         for request in failed:
-            self._abort(request)
+            self._abort(request, asked=False)
         self._record(start, records, reserved, used)
         self.stats.num_output_tokens += len(drafts)
         self._committed = []

@@ -430,12 +430,12 @@ class LLM:
             if request in self._unfinished:
                 self._change(self._abort, request)
 
-    def _abort(self, request: Request) -> None:
+    def _abort(self, request: Request, asked: bool = True) -> None:
         self._leave(request)
         for completion in request.group:
             if not completion.finished:
                 completion.abort()
-                if completion.advanced is not self._news:
+                if completion.advanced is not self._news or not asked:
                     self._tell(completion)
 
     def _leave(self, request: Request) -> None:
@@ -552,7 +552,7 @@ class LLM:
         for request in finished_groups([request for request, _ in drafts]):
             self._finish(request)
         for request in dict.fromkeys(completion.group[0] for completion in failed):
-            self._abort(request)
+            self._abort(request, asked=False)
         self.record(start, **record)
         self.stats.num_output_tokens += len(drafts)
         self._committed = []

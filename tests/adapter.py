@@ -135,7 +135,7 @@ class Stage:
     def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
         """Run the command line in a process of its own: exit status, stdout, stderr."""
         process = self.start(*arguments, **environment)
-        stdout, stderr = process.communicate(timeout=120)
+        stdout, stderr = process.communicate(timeout=1200)
         return process.returncode, stdout, stderr
 
 

@@ -212,7 +212,7 @@ def test_killed_and_resumed(batched_stage, tmp_path, kill):
                 process.send_signal(kill)
                 break
             time.sleep(0.002)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=600)
         assert "Traceback" not in stderr
         if process.returncode == 0:
             break
@@ -382,7 +382,7 @@ def test_two_processes_on_one_output(batched_stage, tmp_path):
     flags = ["--input", source, "--output", output, "--resume", "--max-tokens", "60", "--ignore-eos", "--quiet"]
     processes = [batched_stage.start(*flags) for _ in range(3)]
     for process in processes:
-        _, stderr = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=600)
         assert process.returncode == 0 or "another run is writing" in stderr
     assert 0 in [process.returncode for process in processes]
     assert len(by_id(read_results(output))) == 12

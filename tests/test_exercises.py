@@ -308,7 +308,7 @@ def test_progress_of_two_commands_at_once():
     )
     command = [sys.executable, "-c", code, str(catalogue.PROGRESS)]
     processes = [subprocess.Popen([*command, name], cwd=ROOT, stderr=subprocess.PIPE) for name in "abc"]
-    assert [process.communicate(timeout=120)[1] for process in processes] == [b""] * 3
+    assert [process.communicate(timeout=600)[1] for process in processes] == [b""] * 3
     counts = {name: record["attempts"] for name, record in json.loads(catalogue.PROGRESS.read_text()).items()}
     assert counts == {"a": 100, "b": 100, "c": 100, "both": 300}
 
@@ -412,7 +412,7 @@ def test_an_interrupted_check(own_command, number):
             os.killpg(process.pid, number)
         else:
             process.kill()
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=600)
         if number == signal.SIGINT:
             assert (process.returncode, stderr) == (130, "interrupted\n")
         end = time.monotonic() + 60

@@ -30,7 +30,7 @@ def test_closed_stdin(stage, monkeypatch):
 def test_unreadable_stdin(stage, tmp_path):
     command = [sys.executable, "-m", stage.command, *QUICK]
     with (tmp_path / "file").open("wb") as file:
-        result = subprocess.run(command, cwd=ROOT, stdin=file, capture_output=True, text=True, timeout=100, check=False)
+        result = subprocess.run(command, cwd=ROOT, stdin=file, capture_output=True, text=True, timeout=600, check=False)
     assert (result.returncode, result.stdout) == (2, "")
     assert "error: stdin can't be read: " in result.stderr.split("\n")[-2]
     assert "Traceback" not in result.stderr

@@ -29,7 +29,7 @@ def test_runs_from_top_to_bottom(path, monkeypatch):
     fresh = nbformat.read(path, as_version=4)
     for cell in code_cells(fresh):
         cell.outputs, cell.execution_count = [], None
-    NotebookClient(fresh, timeout=180, kernel_name="python3", resources={"metadata": {"path": path.parent}}).execute()
+    NotebookClient(fresh, timeout=1800, kernel_name="python3", resources={"metadata": {"path": path.parent}}).execute()
     assert pictures(fresh) == pictures(committed) >= 3
 
 

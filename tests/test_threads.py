@@ -1,5 +1,6 @@
 """Threads: torch's are as many as there are free cores, the kernels' wait for each other whoever is running."""
 
+import functools
 import os
 import random
 import subprocess
@@ -109,7 +110,7 @@ def test_the_runtime_waits_briefly(before, environment, expected):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_WAIT", "GOMP_"))}
     ended = subprocess.run(
         [sys.executable, "-c", WAITING.format(before=before, stage=STAGES[5].directory)],
-        cwd=ROOT, env=clean | environment, capture_output=True, text=True, timeout=300,
+        cwd=ROOT, env=clean | environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert (ended.stdout.strip(), ended.stderr) == (expected, "")
 
@@ -129,6 +130,26 @@ def test_more_threads_than_cores_and_than_work(small_checkpoint):
     finally:
         torch.set_num_threads(before)
     assert all(answer == answers[0] for answer in answers)
+
+
+def test_kernels_without_memory(stage):
+    """What they ask for themselves may not be there: an error, not a crash."""
+    if stage.number < 5:
+        return
+    kernel, many = stage.part("kernels.c_kernel"), 2**55
+    query, cache = torch.zeros(1, 2, 64), torch.zeros(1, 2, 64, 16)
+    arguments = [query, cache, cache.clone().transpose(2, 3).contiguous(), torch.zeros(1, 1, dtype=torch.int64)]
+    starts, lens = torch.tensor([0, 1]), torch.tensor([1])
+    assert kernel.paged_attention(*arguments, starts, lens).shape == query.shape
+    if stage.number == 5:
+        attend = functools.partial(kernel.paged_attention, *arguments, torch.tensor([0, many]), lens)
+    else:
+        rows, step = kernel.Rows(query.data_ptr(), 512, 0, 0), kernel.Step(num_tokens=many, num_seqs=0)
+        attend = functools.partial(
+            kernel.load_kernel().paged_attention, rows, rows, kernel.cache_struct(*arguments[1:3]), step, 0, 2
+        )
+    with pytest.raises(MemoryError, match="no memory for a step's attention"):
+        attend()
 
 
 # --- Stop texts ----------------------------------------------------------------------------------------------------

@@ -38,7 +38,9 @@ def paged_attention(
     out = torch.empty_like(scaled)
     tensors = (out, scaled, k_cache, v_cache, block_tables, query_start_loc, seq_lens)
     sizes = (len(seq_lens), block_tables.shape[1], n_head, head_dim, block_size)
-    load_kernel()(*(t.data_ptr() for t in tensors), *sizes, DTYPES[k_cache.dtype], torch.get_num_threads())
+    arguments = (*(t.data_ptr() for t in tensors), *sizes, DTYPES[k_cache.dtype], torch.get_num_threads())
+    if load_kernel()(*arguments):
+        raise MemoryError("no memory for a step's attention")
     return out.to(query.dtype)
 
 
@@ -51,7 +53,6 @@ def load_kernel():
         raise RuntimeError(f"the compiled C kernel can't be loaded: {error}") from None
     kernel = library.paged_attention
     kernel.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64] * 5 + [ctypes.c_int] * 2
-    kernel.restype = None
     return kernel
 
 

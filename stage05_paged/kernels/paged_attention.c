@@ -179,14 +179,16 @@ INLINE void attend(const Cache *c, const int64_t *table, int64_t head, const flo
     }
 }
 
-void paged_attention(float *out, const float *query, const void *k_cache, const void *v_cache, const int64_t *block_tables,
-                     const int64_t *query_start_loc, const int64_t *seq_lens, int64_t num_seqs, int64_t table_width,
-                     int64_t n_head, int64_t head_dim, int64_t block_size, int dtype, int num_threads) {
+/* 0; or -1 if there is no memory for it, before anything was written. */
+int paged_attention(float *out, const float *query, const void *k_cache, const void *v_cache, const int64_t *block_tables,
+                    const int64_t *query_start_loc, const int64_t *seq_lens, int64_t num_seqs, int64_t table_width,
+                    int64_t n_head, int64_t head_dim, int64_t block_size, int dtype, int num_threads) {
     const Cache cache = {k_cache, v_cache, n_head, head_dim, block_size, dtype};
     const int dim = (int)(head_dim + LANES - 1) / LANES * LANES;
     const int kind = head_dim == 64 && block_size % LANES == 0 ? dtype : -1;
     int64_t(*tiles)[2] = malloc(sizeof(int64_t[2]) * (size_t)query_start_loc[num_seqs]); /* (request, first query) */
     int64_t num_tiles = 0;
+    if (!tiles) return -1;
     for (int64_t i = 0; i < num_seqs; i++)
         for (int64_t q = query_start_loc[i]; q < query_start_loc[i + 1]; q += ROWS)
             tiles[num_tiles][0] = i, tiles[num_tiles++][1] = q;
@@ -209,4 +211,5 @@ void paged_attention(float *out, const float *query, const void *k_cache, const 
         }
     }
     free(tiles);
+    return 0;
 }
