@@ -291,6 +291,8 @@ class LLM:
         the request may have ended a moment ago."""
         with self.lock:
             request = self._by_id.get(request_id)
+            if request is None:  # `generate` and streams call theirs by their numbers
+                request = next((r for r in self._unfinished if r.request_id == request_id), None)
             if request is not None:
                 self.abort(request)
 

@@ -97,6 +97,8 @@ class Scheduler:
             request.slot = None
         elif request.state is RequestState.WAITING:
             self._gone.add(request)
+            self._has_waiting()  # lets go of those that have come up
+        request.place = None
 
     def start_over(self, requests: Iterable[Request]) -> None:
         """Whatever was before: of these requests those that are not finished wait, to be computed anew."""

@@ -96,7 +96,7 @@ class LLM:
         block_size = whole_number("block_size", block_size, 1, 1024)
         watermark = number("watermark", watermark, 0, 1)
         if watermark == 1:
-            raise ValueError("watermark must be less than 1, got 1")
+            raise ValueError(f"watermark must be a number from 0 to less than 1, got {watermark!r}")
         max_num_batched_tokens = whole_number("max_num_batched_tokens", max_num_batched_tokens, 1)
         if policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
@@ -363,6 +363,8 @@ class LLM:
         ignored: the request may have ended a moment ago."""
         with self.lock:
             request = self._by_id.get(request_id)
+            if request is None:  # `generate` and streams call theirs by their numbers
+                request = next((r for r in self._unfinished if r.request_id == request_id), None)
             if request is not None:
                 self.abort(request)
 

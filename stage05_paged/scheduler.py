@@ -151,6 +151,7 @@ class Scheduler:
             self.block_manager.free(request)
         elif request.state is RequestState.WAITING and request.place is not None:
             self._gone.add(request)
+            self._has_waiting()  # lets go of those that have come up
         request.place = None
 
     def start_over(self, requests: Iterable[Request]) -> None:

@@ -345,18 +345,6 @@ def test_a_step_that_fails_late_loses_no_slot(stage, small_checkpoint, monkeypat
     assert steps == 3
 
 
-def test_ids_that_collide(stage, small_checkpoint):
-    """A generate that would take the id of a request that is not finished refuses, and leaves nothing in the queue."""
-    llm = stage.LLM(small_checkpoint, device="cpu")
-    params = stage.SamplingParams(max_tokens=2, ignore_eos=True)
-    llm.add_request("2", [1], params)
-    with pytest.raises(ValueError, match="'2' belongs to a request that is not finished"):
-        llm.generate([[1], [2]], params)
-    assert [output.request_id for output in llm.step()] == ["2"]
-    llm.step()
-    assert not llm.has_unfinished_requests()
-
-
 def test_leaving_many_requests_is_quick(stage, small_checkpoint):
     """Aborting 20,000 waiting requests is no work for each of all the others."""
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
