@@ -27,8 +27,7 @@ def sample(logits: Tensor, requests: list[Request]) -> list[tuple[int, dict[int,
         logits: [n_rows, vocab_size] float32, as the model gave them, a row per request.
     """
     scores = penalize(logits, requests)
-    token_ids = scores.argmax(dim=-1)  # [n_rows]
-    finite = scores.gather(-1, token_ids[:, None]).isfinite().squeeze(-1)  # [n_rows]; a NaN is the largest of its row
+    token_ids = best(scores)  # [n_rows]
     drawn = [i for i, request in enumerate(requests) if request.params.temperature > 0]
     if drawn:
         rows = [requests[i] for i in drawn]
@@ -39,11 +38,18 @@ def sample(logits: Tensor, requests: list[Request]) -> list[tuple[int, dict[int,
         scores = for_rows(scores, [1 - r.params.top_p for r in rows], 0, keep_top_p)
         scores = for_rows(scores, [r.params.min_p for r in rows], 0, keep_min_p)
         u = uniform([[r.seed] for r in rows], [[len(r.output_token_ids)] for r in rows])  # [n_drawn, 1]
-        token_ids[drawn] = draw(scores, torch.from_numpy(u).to(scores.device)).squeeze(-1)
-    chosen = torch.where(finite, token_ids, -1).tolist()
+        tokens = draw(scores, torch.from_numpy(u).to(scores.device)).squeeze(-1)  # [n_drawn]
+        token_ids[drawn] = torch.where(token_ids[drawn] < 0, -1, tokens)
+    chosen = token_ids.tolist()
     if -1 in chosen:
         raise ValueError(NOT_FINITE)
     return list(zip(chosen, raw_logprobs(logits, token_ids, requests), strict=True))
+
+
+def best(scores: Tensor) -> Tensor:
+    """The token with the largest score; -1 if that is no finite number. [n_rows, vocab_size] -> [n_rows]"""
+    values, token_ids = scores.max(dim=-1)
+    return torch.where(values.isfinite(), token_ids, -1)
 
 
 def for_rows(scores: Tensor, values: list[float], off: float, step: Callable) -> Tensor:

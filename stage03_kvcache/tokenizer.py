@@ -167,18 +167,22 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._begun = b""  # of a character
 
     def copy(self) -> "Detokenizer":
         """Another one that has seen the same tokens."""
         other = Detokenizer(self._tokenizer)
-        other._decoder.setstate(self._decoder.getstate())
+        other._begun = self._begun
         return other
 
     def add(self, token_id: int) -> str:
         """The text that this token completes: empty while a character is still missing bytes."""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        new_bytes = self._begun + self._tokenizer.token_bytes(token_id)
+        text, length = codecs.utf_8_decode(new_bytes, "replace", False)
+        self._begun = new_bytes[length:]
+        return text
 
     def flush(self) -> str:
         """What is left when the stream ends: U+FFFD for a character that never got its last bytes."""
-        return self._decoder.decode(b"", final=True)
+        text, self._begun = self._begun.decode("utf-8", errors="replace"), b""
+        return text

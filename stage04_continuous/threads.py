@@ -25,7 +25,7 @@ class ThreadLimit:
 
     def __init__(self):
         self._most = self._limit = torch.get_num_threads()
-        self._free = float(self._most)  # cores, at the last look
+        self.free = float(self._most)  # cores, at the last look
         self._looked = self._look()
 
     def __enter__(self) -> None:
@@ -34,8 +34,8 @@ class ThreadLimit:
         if time.monotonic() - self._looked[0] >= INTERVAL:
             before, self._looked = self._looked, self._look()
             seconds, idle, own = (new - old for new, old in zip(self._looked, before, strict=True))
-            self._free = (idle + own) / seconds  # those that nobody used, and those that were ours
-        self._limit = max(1, min(self._most, round(self._free)))
+            self.free = (idle + own) / seconds  # those that nobody used, and those that were ours
+        self._limit = max(1, min(self._most, round(self.free)))
         if self._limit != found:
             torch.set_num_threads(self._limit)
 

@@ -34,6 +34,7 @@ from .threads import ThreadLimit
 from .tokenizer import Tokenizer
 from .weights import find_model, load_weights, read_config, tokenizer_directory
 
+CROWDED = 0.85  # cores: with fewer of them free, there is none for a thread alone
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -580,7 +581,9 @@ class LLM:
             if logits is not None and not copies:
                 return logits
         self.cache.copy_blocks(copies)
-        with contextlib.nullcontext() if self.waits_briefly else self.thread_limit:
+        # Beside others each thread shall have a core of its own; where not even one is free, all compete for theirs.
+        crowded = self.waits_briefly and self.thread_limit.free < CROWDED
+        with contextlib.nullcontext() if crowded else self.thread_limit:
             return self.model(self._prepare(scheduled), self.cache)
 
     def _prepare(self, scheduled: list[tuple[Request, int]]) -> Step:

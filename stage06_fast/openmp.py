@@ -1,8 +1,9 @@
 """How long the threads of the OpenMP runtime wait before they sleep.
 
-GNU's runtime lets a thread that has nothing to do spin for some milliseconds, in case there is more soon. Between two
-steps that is a core taken from everybody else, and in company it is taken from the engine's own next step: the system
-lets those wait who have used up their time. Within a step the kernels' threads wait in their own way (kernels/team.h).
+GNU's runtime lets a thread that has nothing to do spin for five milliseconds and more, in case there is more soon.
+What is soon is a millisecond here, from a step to the next. To spin longer takes a core from everybody else, and in
+company from the engine's own next step: the system lets those wait who have used up their time. Within a step the
+kernels' threads wait in their own way (kernels/team.h).
 
 The runtime reads its settings when torch loads it, so this is imported before torch.
 """
@@ -11,7 +12,7 @@ import os
 import platform
 import sys
 
-SPIN_COUNT = "2000"  # turns of a loop: some 40 to 120 microseconds, by CPU; unset, it is 300,000
+SPIN_COUNT = "60000"  # turns of a loop: one to three milliseconds, by CPU, what Python takes between two steps
 
 
 def load_torch() -> bool:

@@ -30,12 +30,11 @@ def sample(
 
     Args:
         logits: [n_rows, vocab_size] float32, as the model gave them, a row per request.
-        argmax: the index of the largest number of each row, [n_rows, vocab_size] -> [n_rows]; None is torch's.
+        argmax: does what `best` does; None is `best`.
         read: how the chosen tokens come from the device to the host, [n_rows] -> list.
     """
     scores = penalize(logits, requests)
-    token_ids = scores.argmax(dim=-1) if argmax is None else argmax(scores)  # [n_rows]
-    finite = scores.gather(-1, token_ids[:, None]).isfinite().squeeze(-1)  # [n_rows]; a NaN is the largest of its row
+    token_ids = best(scores) if argmax is None else argmax(scores)  # [n_rows]
     drawn = [i for i, request in enumerate(requests) if request.params.temperature > 0]
     if drawn:
         rows = [requests[i] for i in drawn]
@@ -47,11 +46,18 @@ def sample(
         scores = for_rows(scores, [r.params.min_p for r in rows], 0, keep_min_p)
         keys = [[r.seed] for r in rows], [[len(r.output_token_ids)] for r in rows], [[r.index] for r in rows]
         u = uniform(*keys)  # [n_drawn, 1]
-        token_ids[drawn] = draw(scores, torch.from_numpy(u).to(scores.device)).squeeze(-1)
-    chosen = read(torch.where(finite, token_ids, -1))
+        tokens = draw(scores, torch.from_numpy(u).to(scores.device)).squeeze(-1)  # [n_drawn]
+        token_ids[drawn] = torch.where(token_ids[drawn] < 0, -1, tokens)
+    chosen = read(token_ids)
     if -1 in chosen:
         raise ValueError(NOT_FINITE)
     return list(zip(chosen, raw_logprobs(logits, token_ids, requests), strict=True))
+
+
+def best(scores: Tensor) -> Tensor:
+    """The token with the largest score; -1 if that is no finite number. [n_rows, vocab_size] -> [n_rows]"""
+    values, token_ids = scores.max(dim=-1)
+    return torch.where(values.isfinite(), token_ids, -1)
 
 
 def for_rows(scores: Tensor, values: list[float], off: float, step: Callable) -> Tensor:

@@ -125,7 +125,7 @@ def test_more_threads_than_cores_and_than_work(small_checkpoint):
         for threads in (1, 2, 5, 100):
             torch.set_num_threads(threads)
             llm = stage.LLM(small_checkpoint, device="cpu", attention_backend="c")
-            llm.thread_limit._free = 1000.0
+            llm.thread_limit.free = 1000.0
             answers.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
     finally:
         torch.set_num_threads(before)

@@ -130,7 +130,7 @@ def paged_attention(
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """The first of the largest of each row, as `Tensor.argmax`. [n_rows, vocab_size] float32 -> [n_rows]"""
+    """The first of the largest of each row; -1 if that is no finite number. [n_rows, vocab_size] float32 -> [n_rows]"""
     logits, best = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
     load_kernel().argmax(best.data_ptr(), logits.data_ptr(), *logits.shape, torch.get_num_threads())
     return best

@@ -42,7 +42,7 @@ void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t 
     meet(team);
 }
 
-/* The first of the largest: the maximum piece by piece, and then only the piece where it was seen once more. */
+/* The first of the largest, -1 if that is no finite number: the maximum piece by piece, and then only the piece where it was seen once more. */
 void argmax(const Team *team, int64_t *best, const float *logits, int64_t num_rows, int64_t vocab_size) {
     enum { PIECE = 1024 };
     EACH(t, num_rows, team) {
@@ -60,6 +60,6 @@ void argmax(const Team *team, int64_t *best, const float *logits, int64_t num_ro
             if (here > highest) highest = here, where = from;
         }
         while (where + 1 < vocab_size && row[where] < highest) where++;
-        best[t] = where;
+        best[t] = highest > -INFINITY && highest < INFINITY ? where : -1;
     }
 }
