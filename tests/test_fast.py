@@ -169,9 +169,12 @@ def test_argmax_is_the_first_of_the_largest(c):
         logits = torch.randn(9, vocab_size)
         logits[1] = 2.5  # all the same
         logits[2, -1] = logits[2].max()
+        expected = logits.argmax(-1)
         logits[3] = -math.inf
         logits[4, vocab_size // 2] = math.inf
-        assert c.argmax(logits).tolist() == logits.argmax(-1).tolist()
+        logits[5] = math.nan
+        expected[3:6] = -1
+        assert c.argmax(logits).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

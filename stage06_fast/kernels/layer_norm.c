@@ -60,6 +60,6 @@ void argmax(const Team *team, int64_t *best, const float *logits, int64_t num_ro
             if (here > highest) highest = here, where = from;
         }
         while (where + 1 < vocab_size && row[where] < highest) where++;
-        best[t] = highest > -INFINITY && highest < INFINITY ? where : -1;
+        best[t] = row[where] - row[where] == 0 ? where : -1;
     }
 }
