@@ -1,6 +1,6 @@
 """How long the threads of the OpenMP runtime wait before they sleep.
 
-GNU's runtime lets a thread that has nothing to do spin for five milliseconds and more, in case there is more soon.
+GNU's runtime lets a thread that has nothing to do spin for some milliseconds, in case there is more soon.
 What is soon is a millisecond here, from a step to the next. To spin longer takes a core from everybody else, and in
 company from the engine's own next step: the system lets those wait who have used up their time. Within a step the
 kernels' threads wait in their own way (kernels/team.h).
