@@ -64,10 +64,10 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(config.n_inner, config.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n_seq, n_embd] -> [n_seq, n_embd]"""
-        x = self.c_fc(x)  # [n_seq, n_embd] -> [n_seq, n_inner]
+        """[..., n_embd] -> [..., n_embd]"""
+        x = self.c_fc(x)  # [..., n_embd] -> [..., n_inner]
         x = F.gelu(x, approximate="tanh")  # GPT-2's GELU is the tanh form
-        return self.c_proj(x)  # [n_seq, n_inner] -> [n_seq, n_embd]
+        return self.c_proj(x)  # [..., n_inner] -> [..., n_embd]
 
 
 class Block(nn.Module):
@@ -80,9 +80,9 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """[n_seq, n_embd] -> [n_seq, n_embd]"""
-        x = x + self.attn(self.ln_1(x), visible)
+    def forward(self, x: Tensor, *whose) -> Tensor:
+        """[..., n_embd] -> [..., n_embd]; whose: what attention needs to know of the tokens"""
+        x = x + self.attn(self.ln_1(x), *whose)
         x = x + self.mlp(self.ln_2(x))
         return x
 

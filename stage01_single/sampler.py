@@ -31,12 +31,13 @@ def sample(logits: Tensor, request: Request) -> tuple[int, dict[int, Logprob] | 
     else:
         scores = (scores - scores.max()) / params.temperature  # the best is 0, so no temperature overflows
         if params.top_k > 0:
-            scores = keep_top_k(scores, params.top_k)
+            scores = keep_top_k(scores, torch.tensor([params.top_k], device=scores.device))
         if params.top_p < 1:
-            scores = keep_top_p(scores, 1 - params.top_p)
+            scores = keep_top_p(scores, torch.tensor([1 - params.top_p], device=scores.device))
         if params.min_p > 0:
-            scores = keep_min_p(scores, params.min_p)
-        token_id = int(draw(scores, float(uniform(request.seed, len(request.output_token_ids)))))
+            scores = keep_min_p(scores, torch.tensor([params.min_p], device=scores.device))
+        u = uniform([request.seed], [len(request.output_token_ids)])  # [1]
+        token_id = int(draw(scores, torch.from_numpy(u).to(scores.device)))
     logprobs = None if params.logprobs is None else raw_logprobs(logits, token_id, request)
     return token_id, logprobs
 
@@ -46,7 +47,8 @@ def penalize(logits: Tensor, request: Request) -> Tensor:
     params, scores = request.params, logits.clone()
     if params.repetition_penalty != 1:
         used = torch.tensor(request.token_ids, device=scores.device)  # [n_used]
-        scores = penalize_repetition(scores, used, params.repetition_penalty)
+        penalty = torch.tensor([params.repetition_penalty], device=scores.device)
+        scores = penalize_repetition(scores, used, penalty)
     if params.frequency_penalty or params.presence_penalty:
         output = torch.tensor(request.output_token_ids, dtype=torch.int64, device=scores.device)  # [n_output]
         counts = torch.bincount(output, minlength=len(scores))  # [vocab_size]
@@ -65,25 +67,26 @@ def raw_logprobs(logits: Tensor, token_id: int, request: Request) -> dict[int, L
     return {i: Logprob(float(logprobs[i]), rank, text(i)) for i, rank in zip(ids, ranks, strict=True)}
 
 
-# --- The steps: each takes and gives scores [vocab_size]; a dropped token is at -inf -------------------------------
+# --- The steps: each takes and gives scores [..., vocab_size]; a dropped token is at -inf. Parameters are [..., 1]. --
 
 
-def penalize_repetition(scores: Tensor, used: Tensor, penalty: float) -> Tensor:
+def penalize_repetition(scores: Tensor, used: Tensor, penalty: Tensor) -> Tensor:
     """Make used tokens less likely: positive logits are divided, negative ones multiplied (Keskar et al. 2019).
 
-    used: [n_used] token ids; one that stands there twice is written twice with the same value.
+    used: [..., n_used] token ids; one that stands there twice is written twice with the same value.
     """
-    chosen = scores.gather(-1, used)  # [n_used]
+    chosen = scores.gather(-1, used)  # [..., n_used]
     return scores.scatter(-1, used, torch.where(chosen > 0, chosen / penalty, chosen * penalty))
 
 
-def keep_top_k(scores: Tensor, k: int) -> Tensor:
+def keep_top_k(scores: Tensor, k: Tensor) -> Tensor:
     """Drop all but the k best, and what equals the k-th."""
-    kth = scores.topk(min(k, len(scores))).values[-1]
+    best = scores.topk(min(int(k.max()), scores.shape[-1]), dim=-1).values  # [..., most], descending
+    kth = best.gather(-1, k.clamp(max=best.shape[-1]) - 1)  # [..., 1]
     return scores.masked_fill(scores < kth, -math.inf)
 
 
-def keep_top_p(scores: Tensor, rest: float) -> Tensor:
+def keep_top_p(scores: Tensor, rest: Tensor) -> Tensor:
     """Drop the tail: from the least likely up, while what is dropped sums to at most the rest, 1 - p."""
     ascending, order = scores.sort(dim=-1, stable=True)
     tail = ascending.softmax(dim=-1).cumsum(dim=-1) <= rest
@@ -91,14 +94,14 @@ def keep_top_p(scores: Tensor, rest: float) -> Tensor:
     return scores.masked_fill(torch.zeros_like(tail).scatter(-1, order, tail), -math.inf)
 
 
-def keep_min_p(scores: Tensor, p: float) -> Tensor:
+def keep_min_p(scores: Tensor, p: Tensor) -> Tensor:
     """Drop what is less than p times as likely as the best."""
     probs = scores.softmax(dim=-1)
     return scores.masked_fill(probs < p * probs.amax(dim=-1, keepdim=True), -math.inf)
 
 
-def draw(scores: Tensor, u: float) -> Tensor:
-    """The token at which the cumulative distribution passes u (inverse transform sampling). -> [1]"""
+def draw(scores: Tensor, u: Tensor) -> Tensor:
+    """The token at which the cumulative distribution passes u (inverse transform sampling). -> [..., 1]"""
     cdf = scores.double().softmax(dim=-1).cumsum(dim=-1)  # float32 would lose the rare tokens
     return torch.searchsorted(cdf, u * cdf[..., -1:], right=True)  # the first with cdf > u: never a dropped one
 

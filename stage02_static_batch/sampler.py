@@ -26,6 +26,12 @@ def sample(logits: Tensor, requests: list[Request]) -> list[tuple[int, dict[int,
     Args:
         logits: [n_rows, vocab_size] float32, as the model gave them, a row per request.
     """
+    token_ids = choose(logits, requests)  # [n_rows], on the device
+    return with_logprobs(token_ids.tolist(), token_ids, logits, requests)
+
+
+def choose(logits: Tensor, requests: list[Request]) -> Tensor:
+    """The tokens alone; -1 where there is none. [n_rows, vocab_size] -> [n_rows]"""
     scores = penalize(logits, requests)
     token_ids = best(scores)  # [n_rows]
     drawn = [i for i, request in enumerate(requests) if request.params.temperature > 0]
@@ -40,7 +46,14 @@ def sample(logits: Tensor, requests: list[Request]) -> list[tuple[int, dict[int,
         u = uniform([[r.seed] for r in rows], [[len(r.output_token_ids)] for r in rows])  # [n_drawn, 1]
         tokens = draw(scores, torch.from_numpy(u).to(scores.device)).squeeze(-1)  # [n_drawn]
         token_ids[drawn] = torch.where(token_ids[drawn] < 0, -1, tokens)
-    chosen = token_ids.tolist()
+    return token_ids
+
+
+def with_logprobs(
+    chosen: list[int], token_ids: Tensor, logits: Tensor, requests: list[Request]
+) -> list[tuple[int, dict[int, Logprob] | None]]:
+    """The chosen tokens, on the host and on the device, with their log-probabilities. Raises ValueError if there is
+    none for a row."""
     if -1 in chosen:
         raise ValueError(NOT_FINITE)
     return list(zip(chosen, raw_logprobs(logits, token_ids, requests), strict=True))
@@ -111,22 +124,22 @@ def raw_logprobs(logits: Tensor, token_ids: Tensor, requests: list[Request]) -> 
     return result
 
 
-# --- The steps: each takes and gives scores [n_rows, vocab_size]; a dropped token is at -inf -----------------------
+# --- The steps: each takes and gives scores [..., vocab_size]; a dropped token is at -inf. Parameters are [..., 1]. --
 
 
 def penalize_repetition(scores: Tensor, used: Tensor, penalty: Tensor) -> Tensor:
     """Make used tokens less likely: positive logits are divided, negative ones multiplied (Keskar et al. 2019).
 
-    used: [n_rows, n_used] token ids; one that stands there twice is written twice with the same value.
+    used: [..., n_used] token ids; one that stands there twice is written twice with the same value.
     """
-    chosen = scores.gather(-1, used)  # [n_rows, n_used]
+    chosen = scores.gather(-1, used)  # [..., n_used]
     return scores.scatter(-1, used, torch.where(chosen > 0, chosen / penalty, chosen * penalty))
 
 
 def keep_top_k(scores: Tensor, k: Tensor) -> Tensor:
     """Drop all but the k best, and what equals the k-th."""
-    best = scores.topk(min(int(k.max()), scores.shape[-1]), dim=-1).values  # [n_rows, most], descending
-    kth = best.gather(-1, k.clamp(max=best.shape[-1]) - 1)  # [n_rows, 1]
+    best = scores.topk(min(int(k.max()), scores.shape[-1]), dim=-1).values  # [..., most], descending
+    kth = best.gather(-1, k.clamp(max=best.shape[-1]) - 1)  # [..., 1]
     return scores.masked_fill(scores < kth, -math.inf)
 
 
@@ -145,7 +158,7 @@ def keep_min_p(scores: Tensor, p: Tensor) -> Tensor:
 
 
 def draw(scores: Tensor, u: Tensor) -> Tensor:
-    """The token at which the cumulative distribution passes u (inverse transform sampling). -> [n_rows, 1]"""
+    """The token at which the cumulative distribution passes u (inverse transform sampling). -> [..., 1]"""
     cdf = scores.double().softmax(dim=-1).cumsum(dim=-1)  # float32 would lose the rare tokens
     return torch.searchsorted(cdf, u * cdf[..., -1:], right=True)  # the first with cdf > u: never a dropped one
 

@@ -205,7 +205,7 @@ def read_line(llm: LLM, raw: bytes, number: int, defaults: SamplingParams) -> Li
         if (
             line.params.seed is None
         ):  # by the line, not by the engine's count of requests, which a resumed run starts anew
-            line.params = replace(line.params, seed=derive_seed(llm.seed, number))
+            line.params = replace(line.params, seed=derive_seed(llm.engine.config.seed, number))
         llm.validate(line.prompt, line.params)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         line.error = f"line {number}: {error}"

@@ -68,10 +68,10 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(config.n_inner, config.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, n_new, n_embd] -> [batch, n_new, n_embd]"""
-        x = self.c_fc(x)  # [batch, n_new, n_embd] -> [batch, n_new, n_inner]
+        """[..., n_embd] -> [..., n_embd]"""
+        x = self.c_fc(x)  # [..., n_embd] -> [..., n_inner]
         x = F.gelu(x, approximate="tanh")  # GPT-2's GELU is the tanh form
-        return self.c_proj(x)  # [batch, n_new, n_inner] -> [batch, n_new, n_embd]
+        return self.c_proj(x)  # [..., n_inner] -> [..., n_embd]
 
 
 class Block(nn.Module):
@@ -84,9 +84,9 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, visible: Tensor, cache: KVCache, layer: int) -> Tensor:
-        """[batch, n_new, n_embd] -> [batch, n_new, n_embd]"""
-        x = x + self.attn(self.ln_1(x), visible, cache, layer)
+    def forward(self, x: Tensor, *whose) -> Tensor:
+        """[..., n_embd] -> [..., n_embd]; whose: what attention needs to know of the tokens"""
+        x = x + self.attn(self.ln_1(x), *whose)
         x = x + self.mlp(self.ln_2(x))
         return x
 

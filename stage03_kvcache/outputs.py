@@ -1,4 +1,4 @@
-"""What the engine gives back: results, stream events, and the record of what it did (counters and the trace)."""
+"""What the engine gives back: results and stream events."""
 
 from dataclasses import asdict, dataclass
 
@@ -83,44 +83,3 @@ class StreamEvent:
     text: str
     token_ids: list[int]
     finish_reason: str | None
-
-
-@dataclass
-class Stats:
-    """Counters of an engine, always kept. Assign a new one to `llm.stats` to start from zero."""
-
-    num_requests: int = 0  # finished
-    num_forwards: int = 0
-    num_tokens_computed: int = 0  # positions that went through the model for a live request
-    num_padding_tokens: int = 0  # positions that went through the model for nothing
-    num_output_tokens: int = 0
-    ttft_seconds: float = 0.0  # time to first token, summed over the finished requests
-    kv_tokens_reserved: int = 0  # room in the KV cache, summed over the forward passes
-    kv_tokens_used: int = 0  # of it, what live requests had filled
-    seconds: float = 0.0  # in steps: forward pass, sampling, bookkeeping
-
-
-@dataclass(frozen=True)
-class RowRecord:
-    """What one forward pass did for one request. `phase` is "prefill" until its first token, then "decode"."""
-
-    request_id: str
-    phase: str
-    num_tokens: int
-    num_padding: int
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """One forward pass in the trace: its number, when it began and how long it took in seconds, its rows, and the KV
-    cache after it, in tokens: what is reserved, and what live requests use of it."""
-
-    step: int
-    start: float
-    seconds: float
-    rows: list[RowRecord]
-    kv_tokens_reserved: int
-    kv_tokens_used: int
-
-    def to_dict(self) -> dict:
-        return asdict(self)

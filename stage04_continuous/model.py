@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .batch import Batch
 from .kv_cache import KVCache
 
 
@@ -32,30 +33,6 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = (50256,)
 
 
-@dataclass(frozen=True)
-class Step:
-    """One step's tokens, those of all its requests one behind the other, without padding.
-
-    Requests with a single token (decodes) come first; the others (prefills, or pieces of one) are runs of tokens.
-
-    Attributes:
-        token_ids, positions, slots: [num_tokens], each token with its position in its sequence and its request's slot.
-        last: [n_rows], which of the tokens are those whose successor is asked for.
-        num_single: how many requests have a single token.
-        num_slots, n_seq: over those, the highest slot and the longest sequence: what has to be read of the cache.
-        runs: of each other request (first token in the step, last + 1, slot, n_seq).
-    """
-
-    token_ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    last: Tensor
-    num_single: int
-    num_slots: int
-    n_seq: int
-    runs: list[tuple[int, int, int, int]]
-
-
 class Attention(nn.Module):
     """Causal self-attention: each token reads from itself and the tokens before it."""
 
@@ -65,40 +42,40 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
-    def forward(self, x: Tensor, step: Step, cache: KVCache, layer: int) -> Tensor:
+    def forward(self, x: Tensor, batch: Batch, cache: KVCache, layer: int) -> Tensor:
         """[num_tokens, n_embd] -> same"""
         q, k, v = self.c_attn(x).chunk(3, dim=-1)  # [num_tokens, n_embd] -> 3 x [num_tokens, n_embd]
         q, k, v = (t.unflatten(-1, (self.n_head, -1)) for t in (q, k, v))  # each -> [num_tokens, n_head, head_dim]
         keys, values = cache.update(
-            layer, step.slots, step.positions, k, v
+            layer, batch.slots, batch.positions, k, v
         )  # 2 x [num_slots, n_head, max_len, head_dim]
 
         # The linear layers took all tokens together; attention looks at each sequence by itself (Orca's selective
         # batching): the single tokens all at once, every run on its own.
         out = torch.empty_like(q)  # [num_tokens, n_head, head_dim]
-        if step.num_single:
-            out[: step.num_single] = self._attend_singles(q[: step.num_single], step, keys, values)
-        for start, end, slot, n_seq in step.runs:
+        if batch.num_single:
+            out[: batch.num_single] = self._attend_singles(q[: batch.num_single], batch, keys, values)
+        for start, end, slot, n_seq in batch.runs:
             out[start:end] = attend(
                 q[start:end].transpose(0, 1),  # [n_new, n_head, head_dim] -> [n_head, n_new, head_dim]
                 keys[slot, :, :n_seq],
                 values[slot, :, :n_seq],
-                step.positions[start:end],
+                batch.positions[start:end],
             ).transpose(0, 1)
         return self.c_proj(out.flatten(-2))  # [num_tokens, n_head, head_dim] -> [num_tokens, n_embd]
 
-    def _attend_singles(self, q: Tensor, step: Step, keys: Tensor, values: Tensor) -> Tensor:
+    def _attend_singles(self, q: Tensor, batch: Batch, keys: Tensor, values: Tensor) -> Tensor:
         """Attention of requests with one token each, in one batch: [num_single, n_head, head_dim] -> same.
 
         The queries are laid out by slot, so that the cache is read where it lies, as a view. Slots in between that have
         no query here are computed too, for nothing; the scheduler fills the lowest slots first, so they are few.
         """
-        slots, positions = step.slots[: step.num_single], step.positions[: step.num_single]
-        queries = q.new_zeros(step.num_slots, self.n_head, 1, q.shape[-1])
+        slots, positions = batch.slots[: batch.num_single], batch.positions[: batch.num_single]
+        queries = q.new_zeros(batch.num_slots, self.n_head, 1, q.shape[-1])
         queries[slots, :, 0] = q  # [num_single, n_head, head_dim] -> [num_slots, n_head, 1, head_dim]
-        limits = positions.new_zeros(step.num_slots, 1, 1)
+        limits = positions.new_zeros(batch.num_slots, 1, 1)
         limits[slots, 0, 0] = positions
-        keys, values = (t[: step.num_slots, :, : step.n_seq] for t in (keys, values))
+        keys, values = (t[: batch.num_slots, :, : batch.n_seq] for t in (keys, values))
         out = attend(queries, keys, values, limits)  # [num_slots, n_head, 1, head_dim]
         return out[slots, :, 0]  # [num_slots, n_head, 1, head_dim] -> [num_single, n_head, head_dim]
 
@@ -123,10 +100,10 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(config.n_inner, config.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[num_tokens, n_embd] -> [num_tokens, n_embd]"""
-        x = self.c_fc(x)  # [num_tokens, n_embd] -> [num_tokens, n_inner]
+        """[..., n_embd] -> [..., n_embd]"""
+        x = self.c_fc(x)  # [..., n_embd] -> [..., n_inner]
         x = F.gelu(x, approximate="tanh")  # GPT-2's GELU is the tanh form
-        return self.c_proj(x)  # [num_tokens, n_inner] -> [num_tokens, n_embd]
+        return self.c_proj(x)  # [..., n_inner] -> [..., n_embd]
 
 
 class Block(nn.Module):
@@ -139,9 +116,9 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, step: Step, cache: KVCache, layer: int) -> Tensor:
-        """[num_tokens, n_embd] -> [num_tokens, n_embd]"""
-        x = x + self.attn(self.ln_1(x), step, cache, layer)
+    def forward(self, x: Tensor, *whose) -> Tensor:
+        """[..., n_embd] -> [..., n_embd]; whose: what attention needs to know of the tokens"""
+        x = x + self.attn(self.ln_1(x), *whose)
         x = x + self.mlp(self.ln_2(x))
         return x
 
@@ -162,14 +139,14 @@ class GPT2(nn.Module):
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
-    def forward(self, step: Step, cache: KVCache) -> Tensor:
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """The logits of the tokens that follow the step's last ones: -> [n_rows, vocab_size] float32.
 
         cache: holds the keys and values of the tokens before those of the step, and gets theirs.
         """
-        x = self.wte(step.token_ids) + self.wpe(step.positions)  # [num_tokens] -> [num_tokens, n_embd]
+        x = self.wte(batch.token_ids) + self.wpe(batch.positions)  # [num_tokens] -> [num_tokens, n_embd]
         for layer, block in enumerate(self.h):
-            x = block(x, step, cache, layer)
-        x = self.ln_f(x[step.last])  # [num_tokens, n_embd] -> [n_rows, n_embd]
+            x = block(x, batch, cache, layer)
+        x = self.ln_f(x[batch.last])  # [num_tokens, n_embd] -> [n_rows, n_embd]
         logits = F.linear(x, self.wte.weight)  # [n_rows, n_embd] -> [n_rows, vocab_size]
         return logits.float()

@@ -71,7 +71,7 @@ class Request:
         self.params, self.seed, self.eos_token_ids = params, seed, eos_token_ids
         self.priority, self.state = priority, RequestState.WAITING
         self.num_computed_tokens, self.slot, self.place = 0, None, None
-        self.advanced: list[Request] | None = None  # its owner's list, to be told of every new token
+        self.inbox: list[Request] | None = None  # of whoever waits for it, see router.py
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
         self.output_token_ids: list[int] = []
         self.text = ""
@@ -103,6 +103,9 @@ class Request:
 
     def new_token_ids(self, num_tokens: int) -> list[int]:
         """The next tokens to go through the model."""
+        start = self.num_computed_tokens - len(self.prompt_token_ids)
+        if start >= 0:
+            return self.output_token_ids[start : start + num_tokens]
         return self.token_ids[self.num_computed_tokens : self.num_computed_tokens + num_tokens]
 
     @property

@@ -8,12 +8,20 @@ import heapq
 import itertools
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from .request import Request, RequestState
 
 POLICIES = ("fcfs", "priority", "shortest")
 # "shortest": how many prompt tokens a step of waiting is worth. See `Scheduler._key` for the bound that follows.
 AGING = 16
+
+
+class Row(NamedTuple):
+    """A request in a step, and how many of its tokens the step computes."""
+
+    request: Request
+    num_tokens: int
 
 
 class Scheduler:
@@ -57,8 +65,8 @@ class Scheduler:
             return len(request.prompt_token_ids) + AGING * self.num_steps
         return 0
 
-    def schedule(self) -> list[tuple[Request, int]]:
-        """The requests of the next step, each with how many tokens it computes.
+    def schedule(self) -> list[Row]:
+        """The rows of the next step.
 
         Running requests go first, decodes before prefills, so that a long prompt never holds up the tokens of others;
         then waiting ones are admitted while there are slots and tokens left. A request is admitted only after every
@@ -66,11 +74,11 @@ class Scheduler:
         every step.
         """
         self.num_steps += 1
-        budget, scheduled = self.max_num_batched_tokens, []
+        budget, rows = self.max_num_batched_tokens, []
         for request in sorted(self.running, key=lambda request: request.num_new_tokens > 1):  # stable
             num_tokens = min(request.num_new_tokens, budget)
             if num_tokens:
-                scheduled.append((request, num_tokens))
+                rows.append(Row(request, num_tokens))
                 budget -= num_tokens
         while self._has_waiting() and self.free_slots and budget:
             request = self.waiting[0][-1]
@@ -79,9 +87,9 @@ class Scheduler:
             heapq.heappop(self.waiting)
             self._admit(request)
             num_tokens = min(request.num_new_tokens, budget)
-            scheduled.append((request, num_tokens))
+            rows.append(Row(request, num_tokens))
             budget -= num_tokens
-        return scheduled
+        return rows
 
     def _admit(self, request: Request) -> None:
         request.slot = heapq.heappop(self.free_slots)
@@ -114,9 +122,6 @@ class Scheduler:
         while self.waiting and self.waiting[0][-1] in self._gone:
             self._gone.remove(heapq.heappop(self.waiting)[-1])
         return bool(self.waiting)
-
-    def has_unfinished(self) -> bool:
-        return bool(self.running) or self._has_waiting()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every slot is either free or held by exactly one running request."""

@@ -222,8 +222,8 @@ def read_line(llm: LLM, raw: bytes, number: int, defaults: SamplingParams) -> Li
         if (
             line.params.seed is None
         ):  # by the line, not by the engine's count of requests, which a resumed run starts anew
-            line.params = replace(line.params, seed=derive_seed(llm.seed, number))
-        if llm.scheduler.policy == "priority":
+            line.params = replace(line.params, seed=derive_seed(llm.engine.config.seed, number))
+        if llm.engine.config.policy == "priority":
             line.priority = values.get("priority", 0)
         llm.validate(line.prompt, line.params, line.priority)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors

@@ -1,9 +1,6 @@
-"""What the engine gives back: results, stream events, and the record of what it did (counters and the trace)."""
+"""What the engine gives back: results and stream events."""
 
-from collections import deque
-from dataclasses import asdict, dataclass, field
-
-import numpy as np
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
@@ -100,71 +97,3 @@ class StreamEvent:
     token_ids: list[int]
     finish_reason: str | None
     completion_index: int = 0
-
-
-class Latencies:
-    """What the latest requests had to wait for, in seconds: the last 100,000 values of each kind."""
-
-    def __init__(self):
-        self.ttft, self.itl, self.e2e, self.queue_time = (deque(maxlen=100_000) for _ in range(4))
-
-    def add(self, metrics: RequestMetrics) -> None:
-        self.ttft.append(metrics.ttft)
-        self.itl.extend(metrics.inter_token_latencies)
-        self.e2e.append(metrics.e2e)
-        self.queue_time.append(metrics.queue_time)
-
-    def percentiles(self) -> dict[str, dict[str, float]]:
-        """For each kind that has values: its 50th, 95th and 99th percentile."""
-        kinds = {kind: list(values) for kind, values in vars(self).items() if values}
-        return {kind: {f"p{p}": float(np.percentile(v, p)) for p in (50, 95, 99)} for kind, v in kinds.items()}
-
-
-@dataclass
-class Stats:
-    """Counters of an engine, always kept. Assign a new one to `llm.stats` to start from zero."""
-
-    num_requests: int = 0  # finished
-    num_forwards: int = 0
-    num_tokens_computed: int = 0  # positions that went through the model for a live request
-    num_padding_tokens: int = 0  # positions that went through the model for nothing
-    num_output_tokens: int = 0
-    kv_tokens_reserved: int = 0  # room in the KV cache, summed over the forward passes
-    kv_tokens_used: int = 0  # of it, what live requests had filled
-    num_prompt_tokens: int = 0  # of those requests
-    num_cached_tokens: int = 0  # of them, those that the prefix cache had
-    num_preemptions: int = 0
-    seconds: float = 0.0  # in steps: forward pass, sampling, bookkeeping
-    latencies: Latencies = field(default_factory=Latencies)
-
-
-@dataclass(frozen=True)
-class RowRecord:
-    """What one forward pass did for one completion of a request. `phase` is "prefill" until its first token, then
-    "decode"; `blocks` is its block table."""
-
-    request_id: str
-    phase: str
-    num_tokens: int
-    num_padding: int
-    index: int = 0
-    blocks: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """One forward pass in the trace: its number, when it began and how long it took in seconds, its rows, and the KV
-    cache after it, in tokens: what is reserved, and what live requests use of it; how many of its blocks more than one
-    completion holds, and how many more blocks there would be if each had its own."""
-
-    step: int
-    start: float
-    seconds: float
-    rows: list[RowRecord]
-    kv_tokens_reserved: int
-    kv_tokens_used: int
-    num_blocks_shared: int = 0
-    num_blocks_saved: int = 0
-
-    def to_dict(self) -> dict:
-        return asdict(self)

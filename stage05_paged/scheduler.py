@@ -13,6 +13,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from .block_manager import BlockManager
 from .request import Request, RequestState
@@ -20,6 +21,13 @@ from .request import Request, RequestState
 POLICIES = ("fcfs", "priority", "shortest")
 # "shortest": how many prompt tokens a step of waiting is worth. See `Scheduler._key` for the bound that follows.
 AGING = 16
+
+
+class Row(NamedTuple):
+    """A request in a step, and how many of its tokens the step computes."""
+
+    request: Request
+    num_tokens: int
 
 
 class Scheduler:
@@ -69,8 +77,8 @@ class Scheduler:
             return len(request.prompt_token_ids) + AGING * self.num_steps
         return 0
 
-    def schedule(self) -> list[tuple[Request, int]]:
-        """The requests of the next step, each with how many tokens it computes.
+    def schedule(self) -> list[Row]:
+        """The rows of the next step.
 
         Running requests go first, decodes before prefills, so that a long prompt never holds up the tokens of others;
         then waiting ones are admitted while there are blocks and tokens left, unless one was preempted just now. A
@@ -79,11 +87,11 @@ class Scheduler:
         """
         self.num_steps += 1
         short_of_memory = self._make_room()
-        budget, scheduled = self.max_num_batched_tokens, []
+        budget, rows = self.max_num_batched_tokens, []
         for request in sorted(self.running, key=lambda request: request.num_new_tokens > 1):  # stable
             num_tokens = min(request.num_new_tokens, budget)
             if num_tokens:
-                self._schedule(request, num_tokens, scheduled)
+                rows.append(self._row(request, num_tokens))
                 budget -= num_tokens
         while self._has_waiting() and len(self.running) < self.max_num_seqs and budget and not short_of_memory:
             request = self.waiting[0][-1]
@@ -94,13 +102,13 @@ class Scheduler:
             heapq.heappop(self.waiting)
             self._admit(request)
             num_tokens = min(request.num_new_tokens, budget)
-            self._schedule(request, num_tokens, scheduled)
+            rows.append(self._row(request, num_tokens))
             budget -= num_tokens
-        return scheduled
+        return rows
 
-    def _schedule(self, request: Request, num_tokens: int, scheduled: list[tuple[Request, int]]) -> None:
-        scheduled.append((request, num_tokens))
+    def _row(self, request: Request, num_tokens: int) -> Row:
         self.block_manager.enter(request, request.num_computed_tokens + num_tokens)
+        return Row(request, num_tokens)
 
     def _admit(self, request: Request) -> None:
         request.num_computed_tokens = self.block_manager.allocate(request)
@@ -132,6 +140,11 @@ class Scheduler:
         request.num_computed_tokens, request.state = 0, RequestState.WAITING
         self.num_preemptions += 1
         self.add(request)
+
+    def take_preemptions(self) -> int:
+        """How many there were since the last call."""
+        number, self.num_preemptions = self.num_preemptions, 0
+        return number
 
     def fork(self, parent: Request, child: Request) -> None:
         """Let a child run that has the tokens of its running parent; if there is no place for it, it waits for one."""
@@ -171,9 +184,6 @@ class Scheduler:
         while self.waiting and self.waiting[0][-1] in self._gone:
             self._gone.remove(heapq.heappop(self.waiting)[-1])
         return bool(self.waiting)
-
-    def has_unfinished(self) -> bool:
-        return bool(self.running) or self._has_waiting()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the running requests, and no others, hold blocks, and are as many as allowed."""

@@ -14,12 +14,11 @@ import atexit
 import queue
 import threading
 import weakref
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from .llm import LLM
 from .outputs import RequestOutput, StreamEvent
-from .request import Request
+from .request import Request, finished_groups
 from .sampling_params import SamplingParams, whole_number
 
 
@@ -119,8 +118,8 @@ class EngineLoop:
     """The thread that runs an engine, what it is told and who waits."""
 
     def __init__(self, llm: LLM, max_queue_size: int):
-        self.llm, self.max_queue_size = llm, max_queue_size
-        self._news: deque[Request] = deque()  # those that got a token, whoever ran the step
+        self.llm, self.router, self.max_queue_size = llm, llm._router, max_queue_size
+        self._news: list[Request] = []  # the inbox of its requests
         self._changed = threading.Condition()  # guards everything below
         self._commands: list[Callable[[], None]] = []
         self._waiters: dict[Request, Callable] = {}
@@ -134,21 +133,21 @@ class EngineLoop:
 
     def submit(self, prompt, sampling_params, priority: int, deliver: Callable) -> Request:
         # Outside the lock: to cut a long text into tokens takes time, and the engine's thread needs the lock.
-        request = self.llm.new_request(prompt, sampling_params, priority=priority)
-        for completion in request.group:
-            completion.advanced = self._news
+        params = SamplingParams() if sampling_params is None else sampling_params
+        request = self.llm._intake.request(prompt, params, priority)
         with self._changed:
             if self._error is not None:
                 raise RuntimeError(f"the engine has failed: {self._error}") from self._error
             if self._closing:
                 raise RuntimeError("the engine is closed")
-            if len(self._waiters) >= self.max_queue_size + self.llm.max_num_seqs:
+            num_slots = self.router.engine.scheduler.max_num_seqs
+            if len(self._waiters) >= self.max_queue_size + num_slots:
                 raise QueueFullError(
-                    f"{len(self._waiters)} requests run or wait; the limit is {self.llm.max_num_seqs} slots and "
+                    f"{len(self._waiters)} requests run or wait; the limit is {num_slots} slots and "
                     f"max_queue_size {self.max_queue_size}"
                 )
             self._waiters[request] = deliver
-            self._commands.append(lambda: self.llm.add(request))
+            self._commands.append(lambda: self.router.add(request, self._news))
             self._changed.notify()
             return request
 
@@ -156,7 +155,7 @@ class EngineLoop:
         """Tell the engine that nobody waits for this request any more; nothing happens if it has ended."""
         with self._changed:
             if self._waiters.pop(request, None) is not None:
-                self._commands.append(lambda: self.llm.abort(request))
+                self._commands.append(lambda: self.router.abort(request))
                 self._changed.notify()
 
     def close(self, *, abort: bool = False) -> None:
@@ -173,7 +172,7 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while self._take_commands():
-                self.llm.advance()
+                self.router.advance()
                 self._tell()
         except BaseException as error:  # whatever it is, nobody may wait for ever
             with self._changed:
@@ -185,21 +184,20 @@ class EngineLoop:
     def _take_commands(self) -> bool:
         """Sleep until there is something to do, then do what was asked for. False when all is done and closed."""
         with self._changed:
-            while not (self._commands or self._closing or self._news or self.llm.has_unfinished_requests()):
+            while not (self._commands or self._closing or self._news or self.router.engine.unfinished):
                 self._changed.wait()
             commands, self._commands = self._commands, []
             closing = self._closing
         for command in commands:
             command()
-        return bool(self._news) or self.llm.has_unfinished_requests() or not closing
+        return bool(self._news) or self.router.engine.unfinished or not closing
 
     def _tell(self) -> None:
         """Hand what is new of each completion to the waiter of its request, who waits no more if that was all."""
-        with self.llm.lock:  # what a step adds comes whole
-            completions = list(dict.fromkeys(self._news))
-            self._news.clear()
+        with self.router.lock:  # what a step adds comes whole
+            completions = self.router.take(self._news)
             events = [StreamEvent(0, *c.take_new(), c.finish_reason, c.index) for c in completions]
-            finished = [completion.group[0] for completion in completions if completion.group_finished]
+            finished = finished_groups(completions)
         for completion, event in zip(completions, events, strict=True):
             request = completion.group[0]
             with self._changed:
@@ -223,7 +221,7 @@ class EngineLoop:
         with self._changed:
             requests = list(self._waiters)
         for request in requests:
-            self.llm.abort(request)  # "abort" is the last of their news
+            self.router.abort(request)  # "abort" is the last of their news
 
 
 loops: weakref.WeakSet[EngineLoop] = weakref.WeakSet()  # those that may still run

@@ -8,18 +8,17 @@ default `early_stopping=False`: transformers, generation/utils.py, `_beam_search
 """
 
 import math
-import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from .batch import Batch
+from .engine import Engine
 from .outputs import RequestOutput
 from .request import Request
-
-if TYPE_CHECKING:
-    from .llm import LLM
+from .sampling_params import number, whole_number
+from .scheduler import Row
 
 
 class BeamSearch:
@@ -98,9 +97,32 @@ class BeamSearch:
         return replace(output, outputs=outputs, metrics=metrics)
 
 
-def run_searches(llm: "LLM", searches: list[BeamSearch]) -> None:
-    """Run them to their ends, as many at once as are sure to fit: a search is never preempted."""
-    manager, scheduler = llm.block_manager, llm.scheduler
+def make_searches(engine: Engine, requests: list[Request], beam_width: int, length_penalty: float) -> list[BeamSearch]:
+    """A search for each request, checked.
+
+    Raises:
+        ValueError: an argument is wrong, or the beams of a prompt could outgrow the KV cache.
+    """
+    most = min(engine.config.max_num_seqs, engine.config.max_num_batched_tokens)
+    try:
+        beam_width = whole_number("beam_width", beam_width, 1, most)
+    except ValueError as error:
+        raise ValueError(f"{error} (the most is by max_num_seqs and max_num_batched_tokens)") from None
+    length_penalty = number("length_penalty", length_penalty, -100, 100)
+    searches = [BeamSearch(request, beam_width, length_penalty) for request in requests]
+    manager = engine.block_manager
+    for i, search in enumerate(searches):
+        if search.num_blocks(manager.block_size) > manager.num_blocks:
+            raise ValueError(
+                f"prompt {i}: its {beam_width} beams may need {search.num_blocks(manager.block_size)} blocks of the KV "
+                f"cache, there are {manager.num_blocks}"
+            )
+    return searches
+
+
+def run_searches(engine: Engine, searches: list[BeamSearch]) -> None:
+    """Run them to their ends, as many at once as are sure to fit: a search is never preempted. Other requests wait."""
+    manager, scheduler = engine.block_manager, engine.scheduler
     for request in list(scheduler.running):
         scheduler.preempt(request)
     most = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
@@ -117,15 +139,27 @@ def run_searches(llm: "LLM", searches: list[BeamSearch]) -> None:
             (beam,) = active[-1].beams
             beam.num_computed_tokens = manager.allocate(beam)
             active[-1].request.num_cached_tokens = beam.num_computed_tokens
-        _step(llm, active)
+        step(engine, active)
         active = [search for search in active if not search.done]
 
 
 @torch.inference_mode()
-def _step(llm: "LLM", active: list[BeamSearch]) -> None:
-    """One forward pass: all beams that grow, and of the prompts what there is room for."""
-    start, manager, budget = time.perf_counter(), llm.block_manager, llm.scheduler.max_num_batched_tokens
-    scheduled, ready = [], []
+def step(engine: Engine, active: list[BeamSearch]) -> None:
+    """The engine's step with another scheduler and another commit."""
+    rows, ready = schedule(engine, active)
+    batch = Batch.of(rows, engine.block_manager, engine.runner.device)
+    with engine.recorder.step(batch, engine.block_manager, engine.kv_use(rows)), engine.runner.thread_limit:
+        logits = engine.runner.forward(batch)  # [num_tokens] -> [n_ready, vocab_size]
+        for row in rows:
+            row.request.num_computed_tokens += row.num_tokens
+        for search, scores in zip(ready, logits.split([len(search.beams) for search in ready]), strict=True):
+            commit(engine, search, scores)
+
+
+def schedule(engine: Engine, active: list[BeamSearch]) -> tuple[list[Row], list[BeamSearch]]:
+    """All beams that grow, and of the prompts what there is room for; and the searches that get a token with that."""
+    manager, budget = engine.block_manager, engine.scheduler.max_num_batched_tokens
+    rows, ready = [], []
     for search in sorted(active, key=lambda search: search.beams[0].num_new_tokens > 1):  # those that grow first
         num_tokens = [min(beam.num_new_tokens, budget) for beam in search.beams]
         if not num_tokens[0]:
@@ -134,20 +168,19 @@ def _step(llm: "LLM", active: list[BeamSearch]) -> None:
         for beam, n in zip(search.beams, num_tokens, strict=True):
             manager.append(beam)
             manager.enter(beam, beam.num_computed_tokens + n)
-            scheduled.append((beam, n))
+            rows.append(Row(beam, n))
         if num_tokens[0] == search.beams[0].num_new_tokens:
             ready.append(search)
-    record = llm.describe(scheduled)
-    logits = llm.forward(scheduled)  # [n_rows, vocab_size]
-    for beam, n in scheduled:
-        beam.num_computed_tokens += n
-    for search, rows in zip(ready, logits.split([len(search.beams) for search in ready]), strict=True):
-        parents = search.beams
-        for parent, child in search.advance(rows):
-            manager.fork(parent, child)
-            child.num_computed_tokens = parent.num_computed_tokens
-        for parent in parents:
-            manager.free(parent)
-        llm.stats.num_requests += search.done
-        llm.stats.num_output_tokens += len(parents)
-    llm.record(start, **record)
+    return rows, ready
+
+
+def commit(engine: Engine, search: BeamSearch, logits: Tensor) -> None:
+    """The next generation of beams takes over the blocks of its parents. logits: [n_beams, vocab_size]"""
+    parents = search.beams
+    for parent, child in search.advance(logits):
+        engine.block_manager.fork(parent, child)
+        child.num_computed_tokens = parent.num_computed_tokens
+    for parent in parents:
+        engine.block_manager.free(parent)
+    engine.recorder.stats.num_requests += search.done
+    engine.recorder.stats.num_output_tokens += len(parents)

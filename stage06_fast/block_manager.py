@@ -81,6 +81,11 @@ class BlockManager:
     def holders(self) -> set[Sequence]:
         return set(self._tables)
 
+    def sharing(self) -> tuple[int, int]:
+        """How many blocks more than one sequence holds, and how many more there would be if each had its own."""
+        counts = [count for count in self.ref_counts if count > 1]
+        return len(counts), sum(counts) - len(counts)
+
     def block_table(self, sequence: Sequence) -> list[int]:
         """The blocks of a sequence, in order. Not a copy."""
         return self._tables[sequence].blocks

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from .batch import Batch
 from .kv_cache import KVCache
-from .model import GPT2, Step
+from .model import GPT2
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:
@@ -71,13 +72,13 @@ class GraphedGPT2(nn.Module):
         self.record: Callable | None = None  # made with the first graph, on the GPU of the cache
         self.logits: Tensor | None = None  # of all graphs, [max_num_seqs, vocab_size]
         self.sizes, self.table_width, self.spare_block = batch_sizes(max_num_seqs), table_width, spare_block
-        self.graphs: dict[int, tuple[Step, Callable[[], Tensor]]] = {}  # size -> (its inputs, its replay)
+        self.graphs: dict[int, tuple[Batch, Callable[[], Tensor]]] = {}  # size -> (its inputs, its replay)
 
-    def forward(self, step: Step, cache: KVCache) -> Tensor:
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """As `GPT2.forward`. The logits of a decode step are overwritten by the next one."""
-        n = len(step.token_ids)
-        if not n == len(step.seq_lens) == len(step.last) or n > self.sizes[-1]:
-            return self.model(step, cache)
+        n = len(batch.token_ids)
+        if not n == len(batch.seq_lens) == len(batch.last) or n > self.sizes[-1]:
+            return self.model(batch, cache)
         size = next(size for size in self.sizes if size >= n)
         with torch.cuda.device_of(cache.keys):  # which need not be the current one
             if size not in self.graphs:
@@ -85,23 +86,23 @@ class GraphedGPT2(nn.Module):
             inputs, replay = self.graphs[size]
             slot = self.spare_block * cache.block_size
             for name, empty in (("token_ids", 0), ("positions", 0), ("slot_mapping", slot), ("seq_lens", 1)):
-                getattr(inputs, name)[:n] = getattr(step, name)
+                getattr(inputs, name)[:n] = getattr(batch, name)
                 getattr(inputs, name)[n:] = empty
-            inputs.block_tables[:n, : step.block_tables.shape[1]] = step.block_tables
+            inputs.block_tables[:n, : batch.block_tables.shape[1]] = batch.block_tables
             inputs.block_tables[n:] = self.spare_block
             return replay()[:n]  # [size, vocab_size] -> [n, vocab_size]
 
-    def record_size(self, size: int, cache: KVCache) -> tuple[Step, Callable[[], Tensor]]:
+    def record_size(self, size: int, cache: KVCache) -> tuple[Batch, Callable[[], Tensor]]:
         if self.record is None:
             self.record = self.make_recorder()
             self.logits = torch.empty(self.sizes[-1], self.config.vocab_size, device=cache.keys.device)
         inputs, out = self.empty_step(size, cache), self.logits[:size]
         return inputs, self.record(lambda: out.copy_(self.model(inputs, cache)))
 
-    def empty_step(self, size: int, cache: KVCache) -> Step:
+    def empty_step(self, size: int, cache: KVCache) -> Batch:
         """A decode step of requests that have one token, in the spare block."""
         number = lambda value: torch.full((size,), value, dtype=torch.int64, device=cache.keys.device)  # noqa: E731
         order = torch.arange(size + 1, device=cache.keys.device)
         tables = number(self.spare_block)[:, None].repeat(1, self.table_width)  # [size, table_width]
         slot = self.spare_block * cache.block_size
-        return Step(number(0), number(0), number(slot), tables, order, number(1), order[:-1])
+        return Batch(number(0), number(0), number(slot), tables, order, number(1), order[:-1])

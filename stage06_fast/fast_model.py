@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .batch import Batch
 from .kernels import c_kernel as c
 from .kv_cache import KVCache
 from .memory import Arena
-from .model import GPT2, Step
+from .model import GPT2
 
 # What can be turned off (`LLM(disable=...)`), each with what it needs to be on.
 OPTIMIZATIONS = {
@@ -184,19 +185,19 @@ class FastGPT2(nn.Module):
         if num_rows > len(self.logits):
             self.logits = torch.empty(num_rows, config.vocab_size)
 
-    def forward(self, step: Step, cache: KVCache) -> Tensor:
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """As `GPT2.forward`. The logits are overwritten by the next call."""
-        num_tokens, num_rows = len(step.token_ids), len(step.last)
+        num_tokens, num_rows = len(batch.token_ids), len(batch.last)
         self.prepare(cache, num_tokens, num_rows)
-        sizes = (num_tokens, len(step.seq_lens), step.block_tables.shape[1], num_rows)
+        sizes = (num_tokens, len(batch.seq_lens), batch.block_tables.shape[1], num_rows)
         pointers = (
-            step.token_ids,
-            step.positions,
-            step.slot_mapping,
-            step.block_tables,
-            step.query_start_loc,
-            step.seq_lens,
-            step.last,
+            batch.token_ids,
+            batch.positions,
+            batch.slot_mapping,
+            batch.block_tables,
+            batch.query_start_loc,
+            batch.seq_lens,
+            batch.last,
         )
         c_step = c.Step(*(tensor.data_ptr() for tensor in pointers), *sizes)
         logits, threads = self.logits[:num_rows], torch.get_num_threads()

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .batch import Batch
 from .kv_cache import KVCache
 
 
@@ -30,26 +31,6 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = (50256,)
 
 
-@dataclass(frozen=True)
-class Step:
-    """One step's tokens, those of all its requests one behind the other, without padding.
-
-    Attributes:
-        token_ids, positions, slot_mapping: [num_tokens], each token with its position in its sequence and its place in
-            the KV cache.
-        block_tables, query_start_loc, seq_lens: whose tokens these are and where their keys lie, see attention.py.
-        last: [n_rows], which of the tokens are those whose successor is asked for.
-    """
-
-    token_ids: Tensor
-    positions: Tensor
-    slot_mapping: Tensor
-    block_tables: Tensor
-    query_start_loc: Tensor
-    seq_lens: Tensor
-    last: Tensor
-
-
 class Attention(nn.Module):
     """Causal self-attention: each token reads from itself and the tokens before it."""
 
@@ -59,13 +40,13 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
-    def forward(self, x: Tensor, step: Step, cache: KVCache, layer: int) -> Tensor:
+    def forward(self, x: Tensor, batch: Batch, cache: KVCache, layer: int) -> Tensor:
         """[num_tokens, n_embd] -> same"""
         q, k, v = self.c_attn(x).chunk(3, dim=-1)  # [num_tokens, n_embd] -> 3 x [num_tokens, n_embd]
         q, k, v = (t.unflatten(-1, (self.n_head, -1)) for t in (q, k, v))  # each -> [num_tokens, n_head, head_dim]
-        cache.write(layer, step.slot_mapping, k, v)
+        cache.write(layer, batch.slot_mapping, k, v)
         out = cache.paged_attention(
-            q, cache.keys[layer], cache.values[layer], step.block_tables, step.query_start_loc, step.seq_lens
+            q, cache.keys[layer], cache.values[layer], batch.block_tables, batch.query_start_loc, batch.seq_lens
         )  # [num_tokens, n_head, head_dim]
         return self.c_proj(out.flatten(-2))  # [num_tokens, n_head, head_dim] -> [num_tokens, n_embd]
 
@@ -79,10 +60,10 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(config.n_inner, config.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[num_tokens, n_embd] -> [num_tokens, n_embd]"""
-        x = self.c_fc(x)  # [num_tokens, n_embd] -> [num_tokens, n_inner]
+        """[..., n_embd] -> [..., n_embd]"""
+        x = self.c_fc(x)  # [..., n_embd] -> [..., n_inner]
         x = F.gelu(x, approximate="tanh")  # GPT-2's GELU is the tanh form
-        return self.c_proj(x)  # [num_tokens, n_inner] -> [num_tokens, n_embd]
+        return self.c_proj(x)  # [..., n_inner] -> [..., n_embd]
 
 
 class Block(nn.Module):
@@ -95,9 +76,9 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, step: Step, cache: KVCache, layer: int) -> Tensor:
-        """[num_tokens, n_embd] -> [num_tokens, n_embd]"""
-        x = x + self.attn(self.ln_1(x), step, cache, layer)
+    def forward(self, x: Tensor, *whose) -> Tensor:
+        """[..., n_embd] -> [..., n_embd]; whose: what attention needs to know of the tokens"""
+        x = x + self.attn(self.ln_1(x), *whose)
         x = x + self.mlp(self.ln_2(x))
         return x
 
@@ -118,14 +99,14 @@ class GPT2(nn.Module):
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
-    def forward(self, step: Step, cache: KVCache) -> Tensor:
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """The logits of the tokens that follow the step's last ones: -> [n_rows, vocab_size] float32.
 
         cache: holds the keys and values of the tokens before those of the step, and gets theirs.
         """
-        x = self.wte(step.token_ids) + self.wpe(step.positions)  # [num_tokens] -> [num_tokens, n_embd]
+        x = self.wte(batch.token_ids) + self.wpe(batch.positions)  # [num_tokens] -> [num_tokens, n_embd]
         for layer, block in enumerate(self.h):
-            x = block(x, step, cache, layer)
-        x = self.ln_f(x[step.last])  # [num_tokens, n_embd] -> [n_rows, n_embd]
+            x = block(x, batch, cache, layer)
+        x = self.ln_f(x[batch.last])  # [num_tokens, n_embd] -> [n_rows, n_embd]
         logits = F.linear(x, self.wte.weight)  # [n_rows, n_embd] -> [n_rows, vocab_size]
         return logits.float()

@@ -3,6 +3,7 @@
 import copy
 import enum
 import time
+from collections.abc import Iterable
 
 from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from .sampling_params import SamplingParams
@@ -76,7 +77,7 @@ class Request:
         self.priority, self.state = priority, RequestState.WAITING
         self.num_computed_tokens, self.num_cached_tokens, self.place = 0, 0, None
         self.index, self.group = 0, [self]
-        self.advanced: list[Request] | None = None  # its owner's list, to be told of every new token
+        self.inbox: list[Request] | None = None  # of whoever waits for it, see router.py
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
         self.output_token_ids: list[int] = []
         self.text = ""
@@ -126,6 +127,9 @@ class Request:
 
     def new_token_ids(self, num_tokens: int) -> list[int]:
         """The next tokens to go through the model."""
+        start = self.num_computed_tokens - len(self.prompt_token_ids)
+        if start >= 0:
+            return self.output_token_ids[start : start + num_tokens]
         return self.token_ids[self.num_computed_tokens : self.num_computed_tokens + num_tokens]
 
     @property
@@ -242,3 +246,8 @@ class Request:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
+
+
+def finished_groups(completions: Iterable[Request]) -> list[Request]:
+    """The first completion of each request that is done, all n of it, with these."""
+    return list(dict.fromkeys(c.group[0] for c in completions if c.group_finished))

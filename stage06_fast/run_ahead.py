@@ -13,10 +13,10 @@ them, in the order of the device, before reading them.
 import torch
 from torch import Tensor, nn
 
+from .batch import Batch, rectangle
 from .kv_cache import KVCache
-from .model import Step
 from .request import Request
-from .scheduler import Scheduler
+from .scheduler import Row, Scheduler
 
 
 class RunAhead:
@@ -30,17 +30,17 @@ class RunAhead:
 
     def clear(self) -> None:
         """Forget the step that is under way."""
-        self._scheduled: list[tuple[Request, int]] | None = None
+        self._rows: list[Row] | None = None
         self._slots: list[int] = []  # that it writes to
         self._logits: Tensor | None = None
 
-    def can_predict(self, scheduled: list[tuple[Request, int]]) -> bool:
+    def can_predict(self, rows: list[Row]) -> bool:
         """Whether what follows this step is, most likely, a token more for each of its requests."""
         if self.scheduler.waiting and len(self.scheduler.running) < self.scheduler.max_num_seqs:
             return False  # somebody may join
-        if not all(self._continues(request, n) for request, n in scheduled):
+        if not all(self._continues(request, n) for request, n in rows):
             return False
-        needed = sum(self._needs_block(request, n) for request, n in scheduled)
+        needed = sum(self._needs_block(request, n) for request, n in rows)
         return self.block_manager.num_free - needed >= self.block_manager.num_reserve
 
     def _continues(self, request: Request, num_tokens: int) -> bool:
@@ -58,53 +58,51 @@ class RunAhead:
         room = len(self.block_manager.block_table(request)) * self.block_manager.block_size
         return request.num_computed_tokens + num_tokens >= room
 
-    def read(self, scheduled: list[tuple[Request, int]], token_ids: Tensor) -> list[int]:
-        """The chosen tokens on the host; meanwhile the step that follows `scheduled` is launched with them."""
+    def read(self, rows: list[Row], token_ids: Tensor) -> list[int]:
+        """The chosen tokens on the host; meanwhile the step that follows `rows` is launched with them."""
         if token_ids.device.type == "cpu":
-            self.launch(scheduled, token_ids)
+            self.launch(rows, token_ids)
             return token_ids.tolist()
         with torch.cuda.device_of(token_ids):  # which need not be the current one
             host = torch.empty(len(token_ids), dtype=token_ids.dtype, pin_memory=True)
             host.copy_(token_ids, non_blocking=True)
             copied = torch.cuda.Event()
             copied.record()
-            self.launch(scheduled, token_ids)
+            self.launch(rows, token_ids)
             copied.synchronize()  # waits for the tokens, not for what was launched behind them
         return host.tolist()
 
-    def launch(self, scheduled: list[tuple[Request, int]], token_ids: Tensor) -> None:
-        """Begin the step with these tokens, [n_rows], of the requests of `scheduled`; -1, where there is none, will end
+    def launch(self, rows: list[Row], token_ids: Tensor) -> None:
+        """Begin the step with these tokens, [n_rows], of the requests of `rows`; -1, where there is none, will end
         the step before this one's result is wanted."""
         size, positions, slots, tables = self.block_manager.block_size, [], [], []
-        for request, num_tokens in scheduled:
+        for request, num_tokens in rows:
             if self._needs_block(request, num_tokens):
                 self.block_manager.append_ahead(request)
             table, position = self.block_manager.block_table(request), request.num_computed_tokens + num_tokens
             positions.append(position)
             slots.append(table[position // size] * size + position % size)
             tables.append(table)
-        width = max(map(len, tables))
-        tables = [table + [0] * (width - len(table)) for table in tables]
-        n, device = len(scheduled), token_ids.device
-        lists = (positions, slots, tables, [*range(n + 1)], [p + 1 for p in positions], [*range(n)])
+        n, device = len(rows), token_ids.device
+        lists = (positions, slots, rectangle(tables), [*range(n + 1)], [p + 1 for p in positions], [*range(n)])
         pinned = (torch.tensor(x, dtype=torch.int64, pin_memory=device.type == "cuda") for x in lists)
-        step = Step(token_ids.clamp(min=0), *(tensor.to(device, non_blocking=True) for tensor in pinned))
-        self._logits = self.model(step, self.cache)
-        self._scheduled, self._slots = [(request, 1) for request, _ in scheduled], slots
+        batch = Batch(token_ids.clamp(min=0), *(tensor.to(device, non_blocking=True) for tensor in pinned))
+        self._logits = self.model(batch, self.cache)
+        self._rows, self._slots = [Row(request, 1) for request, _ in rows], slots
 
-    def slots(self, scheduled: list[tuple[Request, int]]) -> list[int]:
+    def slots(self, rows: list[Row]) -> list[int]:
         """Where this decode step writes to."""
-        starts = [(request, request.num_computed_tokens) for request, _ in scheduled]
+        starts = [(request, request.num_computed_tokens) for request, _ in rows]
         return [slot for request, at in starts for slot in self.block_manager.slot_mapping(request, at, at + 1)]
 
-    def take(self, scheduled: list[tuple[Request, int]]) -> Tensor | None:
+    def take(self, rows: list[Row]) -> Tensor | None:
         """The logits of this step if it is the one that is under way; either way none is under way any more.
 
         The same requests alone don't make it the same step: the last one may have been interrupted before its tokens
         were kept, and a request may have got other blocks since. It is the same if it also writes to the same slots.
         """
-        logits = self._logits if scheduled == self._scheduled and self.slots(scheduled) == self._slots else None
-        if self._scheduled is not None:
+        logits = self._logits if rows == self._rows and self.slots(rows) == self._slots else None
+        if self._rows is not None:
             self.num_taken += logits is not None
             self.num_discarded += logits is None
         self.clear()

@@ -79,7 +79,7 @@ def make_way(llm, on: frozenset[str] | None = None, cache=None) -> Callable:
         on: the optimisations that the model is to use, for one that can change; None is those it has.
         cache: where its keys and values are; None is where everybody's are.
     """
-    model, attention = llm.model, llm.cache.paged_attention
+    model, attention = llm.engine.runner.model, llm.engine.runner.cache.paged_attention
     argmax = getattr(llm, "argmax", None) if on is None or "argmax" in on else None
 
     def run(step, everybodys) -> torch.Tensor:
@@ -100,7 +100,11 @@ def make_way(llm, on: frozenset[str] | None = None, cache=None) -> Callable:
 
 def make_contest(llm, make: Callable) -> Contest:
     """All variants of an engine that has everything on; `make` makes engines like it, of stage 6 or 5."""
-    on, kernels, room = llm.model.on, FAST.part("kernels.c_kernel"), {"num_blocks": llm.num_blocks}
+    on, kernels, room = (
+        llm.engine.runner.model.on,
+        FAST.part("kernels.c_kernel"),
+        {"num_blocks": llm.engine.runner.num_blocks},
+    )
     ways = {"": make_way(llm, on)}
     for name in OPTIMIZATIONS:
         if name in IN_RUNS or (name in ("tiles", "split") and not kernels.has_kind("tiles_bfloat16")):
@@ -114,7 +118,7 @@ def make_contest(llm, make: Callable) -> Contest:
         ("stage 5", make(BEFORE, **room)),
     ):
         ways[name] = make_way(other, cache=other.cache)
-    return Contest(llm.model.config, ways)
+    return Contest(llm.engine.model_config, ways)
 
 
 def measure_steps(workload: str, dtype: str, repeat: int, model: str, bar: tqdm) -> dict[str, list[float]]:
@@ -133,15 +137,15 @@ def measure_steps(workload: str, dtype: str, repeat: int, model: str, bar: tqdm)
 
     bar.set_description(f"{workload} {dtype}")
     llm = make(FAST)
-    requests = workloads.make_workload(workload, vocab_size=llm.model.config.vocab_size)
+    requests = workloads.make_workload(workload, vocab_size=llm.engine.model_config.vocab_size)
     prompts = [prompt for prompt, _ in requests]
     params = [FAST.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in requests]
-    llm.model = contest = make_contest(llm, make)
+    llm.engine.runner.model = contest = make_contest(llm, make)
     llm.generate([prompt[::-1] for prompt in prompts[:2]], params[:2])  # a process's first steps are slow
     rounds = []
     for _ in range(repeat):
         contest.clear()
-        llm.block_manager.start_over()  # or a later round would find the prompts of the one before
+        llm.engine.block_manager.start_over()  # or a later round would find the prompts of the one before
         llm.generate(prompts, params)
         rounds.append(contest.seconds)
         bar.update()

@@ -32,7 +32,7 @@ WAYS = {
 def exact_logits(model: str, prompts: list[list[int]]) -> torch.Tensor:
     """[n_prompts, vocab_size] float64"""
     stage = STAGES[0]
-    network = stage.LLM(model, load_format="dummy", device="cpu").model.double()
+    network = stage.LLM(model, load_format="dummy", device="cpu").engine.runner.model.double()
     with torch.inference_mode():
         hidden = lambda ids: network(torch.tensor(ids))  # noqa: E731
         return torch.stack([hidden(prompt).flatten()[-network.config.vocab_size :].double() for prompt in prompts])

@@ -1,9 +1,9 @@
 """One adapter for all stages, so that every test runs on each of them unchanged."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib
-import inspect
 import io
 import os
 import subprocess
@@ -43,7 +43,7 @@ class Stage:
         return importlib.import_module(self.directory).SamplingParams
 
     def has_argument(self, name: str) -> bool:
-        return name in inspect.signature(self.LLM).parameters
+        return name in {field.name for field in dataclasses.fields(self.part("config").EngineConfig)}
 
     @functools.cache  # noqa: B019 (stages live as long as the tests)
     def engine(self, model="tinytales", **arguments):
@@ -56,8 +56,8 @@ class Stage:
     @contextlib.contextmanager
     def recorded_logits(self) -> Iterator[dict[tuple[str, int], torch.Tensor]]:
         """The logits that the sampler saw: (request id, number of output tokens before) -> [vocab_size]."""
-        records, llm = {}, self.part("llm")
-        original = llm.sample
+        records, where = {}, self.part("runner" if self.number == 6 else "engine")
+        original = where.sample
 
         def spy(logits, requests, *how):
             rows = requests if isinstance(requests, list) else [requests]
@@ -65,11 +65,11 @@ class Stage:
                 records[request.request_id, len(request.output_token_ids)] = row.clone()
             return original(logits, requests, *how)
 
-        llm.sample = spy
+        where.sample = spy
         try:
             yield records
         finally:
-            llm.sample = original
+            where.sample = original
 
     def make_request(self, params, prompt_token_ids=(1,), output_token_ids=(), seed=0, eos_token_ids=()):
         """A request in the middle of its life."""
@@ -115,7 +115,7 @@ class Stage:
         stdout, stderr = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
             try:
-                status = self.part("__main__").main([str(a) for a in arguments])
+                status = self.part("cli").main([str(a) for a in arguments])
             except SystemExit as exit:  # argparse
                 status = exit.code
         return status, stdout.getvalue(), stderr.getvalue()

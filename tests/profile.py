@@ -68,12 +68,12 @@ def measure(workload: str, dtype: str, model: str) -> dict[str, float]:
         attention_backend="c",  # and no other, if it does not run here
         disable=["one_call"],
     )
-    requests = workloads.make_workload(workload, vocab_size=llm.model.config.vocab_size)
+    requests = workloads.make_workload(workload, vocab_size=llm.engine.model_config.vocab_size)
     prompts = [prompt for prompt, _ in requests]
     params = [FAST.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in requests]
     llm.generate([prompt[::-1] for prompt in prompts[:2]], params[:2])  # a process's first steps are slow
-    clock = llm.model.library = Clock(llm.model.library, llm.model.config.vocab_size)
-    llm.argmax = clock.timed("argmax", llm.argmax)
+    clock = llm.engine.runner.model.library = Clock(llm.engine.runner.model.library, llm.engine.model_config.vocab_size)
+    llm.engine.runner.argmax = clock.timed("argmax", llm.engine.runner.argmax)
     started = time.perf_counter()
     llm.generate(prompts, params)
     seconds = {title: clock.seconds[name] for name, title in KERNELS.items()}

@@ -24,7 +24,7 @@ def engine(stage, small_checkpoint):
     engine = stage.part("async_llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=4)
     yield engine
     engine.close(abort=True)
-    engine.llm.scheduler.check_integrity()
+    engine.llm.engine.scheduler.check_integrity()
     assert not engine.llm.has_unfinished_requests()
 
 
@@ -95,29 +95,29 @@ def test_32_threads_stream_complete_and_abort_at_once(stage, engine, small_check
     assert errors == []
     assert results == {i: expected[i] for i in range(32) if i % 4 in (0, 1)}
     wait_until(lambda: not engine.llm.has_unfinished_requests())
-    engine.llm.scheduler.check_integrity()
+    engine.llm.engine.scheduler.check_integrity()
     assert engine._loop._waiters == {}
 
 
 def test_cancelling_a_stream_frees_its_slot(stage, engine):
-    cancelled, advance = threading.Event(), engine.llm.advance
+    cancelled, advance = threading.Event(), engine.llm._router.advance
 
     def held():
         news = advance()
         assert cancelled.wait(300)  # else a fast engine is through before it is cancelled
         return news
 
-    engine.llm.advance = held
+    engine.llm._router.advance = held
 
     async def main():
         task = asyncio.create_task(collect(engine, [1, 2], endless(stage)))
-        while not engine.llm.scheduler.running:
+        while not engine.llm.engine.scheduler.running:
             await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         cancelled.set()
-        while engine.llm.scheduler.running:  # while the event loop lives: closing it would abort too
+        while engine.llm.engine.scheduler.running:  # while the event loop lives: closing it would abort too
             await asyncio.sleep(0.001)
 
     asyncio.run(asyncio.wait_for(main(), timeout=300))
@@ -133,7 +133,7 @@ def test_a_huge_prompt_does_not_hold_up_the_engine(stage, engine, monkeypatch):
         assert release.wait(300)
         return [1]
 
-    monkeypatch.setattr(engine.llm.tokenizer, "encode", slow)
+    monkeypatch.setattr(engine.llm.engine.tokenizer, "encode", slow)
     thread = threading.Thread(target=lambda: engine.complete("a text that takes long", endless(stage)))
     thread.start()
     assert inside.wait(300)
@@ -159,7 +159,7 @@ def test_an_error_in_the_engine_reaches_every_waiter(stage, small_checkpoint, mo
         release.wait(300)
         raise MemoryError("no memory left")
 
-    monkeypatch.setattr(engine.llm.model, "forward", fail)
+    monkeypatch.setattr(engine.llm.engine.runner.model, "forward", fail)
 
     def wait_for_it(call):
         try:
@@ -185,13 +185,13 @@ def test_an_error_in_the_engine_reaches_every_waiter(stage, small_checkpoint, mo
 def test_close_finishes_or_aborts(stage, small_checkpoint):
     for abort in (False, True):
         engine = stage.part("async_llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=1)
-        outputs, advance = [], engine.llm.advance
+        outputs, advance = [], engine.llm._router.advance
 
         def held(engine=engine, advance=advance):
             wait_until(lambda: engine._loop._closing)  # else a fast engine is through before the third request has come
             return advance()
 
-        engine.llm.advance = held
+        engine.llm._router.advance = held
         threads = [
             threading.Thread(target=lambda e=engine, o=outputs: o.append(e.complete([1, 2], endless(stage))))
             for _ in range(3)
@@ -216,13 +216,13 @@ def test_close_finishes_or_aborts(stage, small_checkpoint):
 def test_a_full_queue_refuses(stage, small_checkpoint):
     part = stage.part("async_llm")
     engine = part.AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=1, max_queue_size=2)
-    release, original = threading.Event(), engine.llm.advance
+    release, original = threading.Event(), engine.llm._router.advance
 
     def slow():
         release.wait(300)
         return original()
 
-    engine.llm.advance = slow
+    engine.llm._router.advance = slow
     params, outputs = stage.SamplingParams(max_tokens=2), []
     threads = [threading.Thread(target=lambda: outputs.append(engine.complete([1], params))) for _ in range(3)]
     for thread in threads:

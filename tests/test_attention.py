@@ -150,7 +150,7 @@ def test_one_openmp_runtime(stage):
 
 
 def test_auto_is_c(stage, small_checkpoint):
-    assert stage.LLM(small_checkpoint, device="cpu").attention_backend == "c"
+    assert stage.LLM(small_checkpoint, device="cpu").engine.runner.attention_backend == "c"
 
 
 @pytest.mark.parametrize(

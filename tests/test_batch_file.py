@@ -356,7 +356,7 @@ def test_two_runs_on_one_output(batched_stage, tmp_path, monkeypatch):
             assert stderr.count("\n") == 1
     assert output.read_text() == '{"prompt": "A f'
 
-    main, seen = batched_stage.part("__main__"), []
+    main, seen = batched_stage.part("cli"), []
 
     def try_to_lock(*arguments, **more):
         with output.open("ab") as file, pytest.raises(BlockingIOError):
@@ -412,7 +412,7 @@ def test_a_full_disk_loses_nothing_that_is_written(batched_stage, tmp_path, monk
     write_input(source, count=8)
     batch = ["--input", source, "--max-num-seqs", "2", *QUICK]
     assert batched_stage.main(*batch, "--output", tmp_path / "whole.jsonl")[0] == 0
-    main = batched_stage.part("__main__")
+    main = batched_stage.part("cli")
     original, limits = main.run_batch_file, resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def full(*arguments, **more):

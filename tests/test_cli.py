@@ -119,7 +119,7 @@ def test_a_trace_that_fails_costs_no_results(stage, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device", "trace")
 
-    monkeypatch.setattr(stage.part("__main__"), "write_trace", full)
+    monkeypatch.setattr(stage.part("cli"), "write_trace", full)
     status, stdout, stderr = stage.main("--prompts", "A fox", "--trace", tmp_path / "trace", *GREEDY)
     assert (status, stdout) == (2, f"A fox{expected_text(stage, 'A fox')}\n")
     assert stderr.endswith("error: [Errno 28] No space left on device: 'trace'\n")
@@ -129,7 +129,7 @@ def test_a_trace_that_fails_costs_no_results(stage, tmp_path, monkeypatch):
 def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
     """A value for each field of SamplingParams, and all of them arrive."""
     seen = []
-    part = stage.part("__main__")
+    part = stage.part("cli")
     monkeypatch.setattr(part, "complete", lambda llm, prompts, params, *rest: seen.append((llm, params)))
     flags = dict(
         temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.2,
@@ -154,7 +154,7 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
     assert status == 0, stderr
     ((llm, params),) = seen
     assert params == stage.SamplingParams(**flags, stop=["x", "y"], stop_token_ids=[5, 6], ignore_eos=True)
-    assert llm.seed == 3
+    assert llm.engine.config.seed == 3
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_bad_input_is_one_clear_line(stage, arguments, says):
 
 def test_numbers_that_are_none(stage):
     """Before the model is loaded, in one line: what is no number, what no sampler can use."""
-    actions = stage.part("__main__").build_parser()._actions
+    actions = stage.part("cli").build_parser()._actions
     flags = {kind: [a.option_strings[0] for a in actions if a.type is kind] for kind in (int, float)}
     params = [f"--{name.replace('_', '-')}" for name in stage.SamplingParams.__dataclass_fields__]
     cases = [(flag, value) for flag in flags[int] for value in ("inf", "nan", "1.5", "1e3", "", "9" * 5000)]
@@ -256,14 +256,14 @@ def test_a_second_control_c_loses_nothing(stage, monkeypatch, tmp_path, interrup
             signal.raise_signal(signal.SIGINT)
             shown.append("everything")
 
-    monkeypatch.setattr(stage.part("__main__"), "complete", complete)
+    monkeypatch.setattr(stage.part("cli"), "complete", complete)
     status, _, stderr = stage.main("--prompts", "A fox", "B", "--trace", tmp_path / "trace")
     assert (status, shown) == (130, ["everything"])
     assert stderr.startswith("interrupted\n0 requests, 0 tokens")
 
 
 def test_control_c_while_the_trace_is_written(stage, monkeypatch, tmp_path, interruptible):
-    monkeypatch.setattr(stage.part("__main__"), "write_trace", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(stage.part("cli"), "write_trace", lambda *_: signal.raise_signal(signal.SIGINT))
     status, stdout, stderr = stage.main("--prompts", "A fox", "--trace", tmp_path / "trace", "--quiet", *GREEDY)
     assert (status, stdout, stderr) == (130, f"A fox{expected_text(stage, 'A fox')}\n", "interrupted\n")
 
@@ -276,7 +276,7 @@ def test_main_gives_control_c_back(stage):
 
 def test_closed_stdout_and_stderr(stage):
     """`>&-` and `2>&-`: without a place for the results no work; without one for messages the same work."""
-    main, stderr, stdout = stage.part("__main__").main, io.StringIO(), io.StringIO()
+    main, stderr, stdout = stage.part("cli").main, io.StringIO(), io.StringIO()
     arguments = ["--prompts", "A fox", *GREEDY]
     with contextlib.redirect_stdout(None), contextlib.redirect_stderr(stderr):
         assert main(arguments) == 2

@@ -38,8 +38,8 @@ def answers(small_checkpoint):
 
 
 def check(llm):
-    llm.scheduler.check_integrity()
-    for request in llm.scheduler.running:
+    llm.engine.scheduler.check_integrity()
+    for request in llm.engine.scheduler.running:
         assert 0 <= request.num_computed_tokens < len(request.token_ids) + 1
 
 
@@ -71,7 +71,7 @@ def test_arrivals_and_aborts_at_random_steps(stage, small_checkpoint, answers, p
         assert sum(row.num_tokens for step in llm.trace[-1:] for row in step.rows) <= budget
     assert sorted([*finished, *aborted]) == list(range(24))
     assert all(answers[i] == token_ids for i, token_ids in finished.items())
-    assert not llm.scheduler.running
+    assert not llm.engine.scheduler.running
     assert llm.stats.num_padding_tokens == 0
 
 
@@ -175,7 +175,7 @@ def order_of_admission(stage, requests, policy, arrive_every=0):
     memory = [stage.part("block_manager").BlockManager(1000, 16)] if stage.number >= 5 else []
     scheduler = stage.part("scheduler").Scheduler(*memory, 1, 10_000, policy)
     order, arriving, step = [], list(requests), 0
-    while arriving or scheduler.has_unfinished():
+    while arriving or scheduler.running or scheduler._has_waiting():
         while arriving and (requests.index(arriving[0]) * arrive_every <= step):
             scheduler.add(arriving.pop(0))
         for request, _ in scheduler.schedule():
@@ -302,7 +302,7 @@ def test_what_ends_between_two_events_is_told_once(stage, small_checkpoint):
 def test_an_error_in_a_step_leaves_a_usable_engine(stage, small_checkpoint, monkeypatch):
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
     with monkeypatch.context() as patch:
-        patch.setattr(llm.model, "forward", lambda *_: 1 / 0)
+        patch.setattr(llm.engine.runner.model, "forward", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             llm.generate([[1], [2], [3]])
     assert not llm.has_unfinished_requests()
@@ -326,7 +326,9 @@ def test_aborting_a_request_that_a_stream_waits_for(stage, small_checkpoint):
 def test_a_step_that_fails_late_loses_no_slot(stage, small_checkpoint, monkeypatch, broken):
     """Interrupted in the sampler or behind it: requests can go on, or be aborted, and every slot comes back."""
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
-    target = stage.part("llm") if broken == "sample" else stage.part("request").Request
+    target = (
+        stage.part("runner" if stage.number == 6 else "engine") if broken == "sample" else stage.part("request").Request
+    )
     with monkeypatch.context() as patch:
         patch.setattr(target, broken, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
@@ -335,7 +337,7 @@ def test_a_step_that_fails_late_loses_no_slot(stage, small_checkpoint, monkeypat
     check(llm)
     llm.add_request("a", [1, 2], stage.SamplingParams(max_tokens=3, ignore_eos=True))
     with monkeypatch.context() as patch:
-        patch.setattr(stage.part("llm"), "sample", lambda *_: 1 / 0)
+        patch.setattr(stage.part("runner" if stage.number == 6 else "engine"), "sample", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             llm.step()
     steps = 0
@@ -352,7 +354,7 @@ def test_leaving_many_requests_is_quick(stage, small_checkpoint):
     next(events)
     events.close()
     assert not llm.has_unfinished_requests()
-    assert llm.scheduler.waiting == []
+    assert llm.engine.scheduler.waiting == []
     check(llm)
 
 
@@ -431,6 +433,6 @@ def test_slots_by_memory(stage, small_checkpoint):
     if stage.number > 4:
         return  # blocks, not slots
     slot = 48 * 2 * 2 * 48 * 4  # max_model_len x (key + value) x layers x n_embd x float32
-    assert stage.LLM(small_checkpoint, device="cpu", kv_cache_bytes=3 * slot + 5).max_num_seqs == 3
+    assert stage.LLM(small_checkpoint, device="cpu", kv_cache_bytes=3 * slot + 5).engine.runner.num_slots == 3
     with pytest.raises(ValueError, match=f"needs {slot:,} bytes of KV cache, kv_cache_bytes is {slot - 1:,}"):
         stage.LLM(small_checkpoint, device="cpu", kv_cache_bytes=slot - 1)

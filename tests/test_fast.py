@@ -277,10 +277,10 @@ def test_every_optimisation_can_be_turned_off(stage, checkpoint, off):
 @pytest.mark.parametrize("name", [name for name in switches() if name not in ("tiles", "split", "graphs", "overlap")])
 def test_what_a_switch_turns_off(stage, checkpoint, monkeypatch, name):
     """What the engine does with it and without it. Tiles need a CPU that has them, graphs and overlap need CUDA."""
-    module, done = stage.part("llm"), {}
-    KVCache, freeze = module.KVCache, module.freeze_garbage_collector
-    monkeypatch.setattr(module, "KVCache", lambda *a, **how: done.update(how) or KVCache(*a, **how))
-    monkeypatch.setattr(module, "freeze_garbage_collector", lambda: done.update(freeze=True) or freeze())
+    runner, engine, done = stage.part("runner"), stage.part("engine"), {}
+    KVCache, freeze = runner.KVCache, engine.freeze_garbage_collector
+    monkeypatch.setattr(runner, "KVCache", lambda *a, **how: done.update(how) or KVCache(*a, **how))
+    monkeypatch.setattr(engine, "freeze_garbage_collector", lambda: done.update(freeze=True) or freeze())
 
     class Spy:
         def __getattr__(self, function):
@@ -295,9 +295,12 @@ def test_what_a_switch_turns_off(stage, checkpoint, monkeypatch, name):
         nonlocal library
         done.clear()
         llm = stage.LLM(str(checkpoint), device="cpu", disable=disable, num_blocks=8)
-        done["argmax"], done["linear"] = llm.argmax is not None, type(llm.model).__name__ == "FastGPT2"
+        done["argmax"], done["linear"] = (
+            llm.engine.runner.argmax is not None,
+            type(llm.engine.runner.model).__name__ == "FastGPT2",
+        )
         if done["linear"]:
-            library, llm.model.library = llm.model.library, Spy()
+            library, llm.engine.runner.model.library = llm.engine.runner.model.library, Spy()
         llm.generate([[1, 2, 3]], stage.SamplingParams(temperature=0, max_tokens=1))
         return done.get(name)
 
@@ -333,7 +336,7 @@ def test_kernels_one_by_one_are_the_same_numbers(stage, checkpoint):
 def test_scratch_holds_what_is_put_there(stage, checkpoint):
     """Without fusion results lie in memory that is made for layers; logits, which are wider, must not go there."""
     llm = stage.LLM(str(checkpoint), device="cpu", num_blocks=16, disable=["fusion", "one_call"])
-    library, sizes = llm.model.library, []
+    library, sizes = llm.engine.runner.model.library, []
 
     class Spy:
         def __getattr__(self, name):
@@ -341,12 +344,12 @@ def test_scratch_holds_what_is_put_there(stage, checkpoint):
 
         def linear_in_passes(self, layer, rows, num_rows, *others):
             sizes.append(num_rows * layer.out)
-            assert sizes[-1] <= llm.model.activations[1].numel()  # before it is written
+            assert sizes[-1] <= llm.engine.runner.model.activations[1].numel()  # before it is written
             return library.linear_in_passes(layer, rows, num_rows, *others)
 
-    llm.model.library = Spy()
+    llm.engine.runner.model.library = Spy()
     llm.generate([[i] for i in range(5)], stage.SamplingParams(temperature=0, max_tokens=2))
-    assert 0 < max(sizes) <= llm.model.activations[1].numel() < 5 * 4001  # so logits would not fit
+    assert 0 < max(sizes) <= llm.engine.runner.model.activations[1].numel() < 5 * 4001  # so logits would not fit
 
 
 def test_threads_do_not_change_the_numbers(stage, checkpoint):
@@ -520,16 +523,17 @@ def test_replayed_steps(stage, checkpoint):
     """Decodes of every batch size up to 8, in random order: recorded at most once for each size, filled up without a
     trace of the batches before, the same logits and cache as the model itself makes. Other steps are not replayed."""
     graphs = stage.part("cuda_graphs")
-    Step = stage.part("model").Step
+    Batch = stage.part("batch").Batch
     llm = stage.LLM(str(checkpoint), device="cpu", attention_backend="torch", num_blocks=8)
+    model = llm.engine.runner.model
     recorded = []
 
     def record(run):
         recorded.append(run)
         return run
 
-    graphed = graphs.GraphedGPT2(llm.model, 8, table_width=6, spare_block=40, make_recorder=lambda: record)
-    plain, replayed = (fresh_cache(stage, 41, 4, llm.model.config) for _ in "ab")
+    graphed = graphs.GraphedGPT2(model, 8, table_width=6, spare_block=40, make_recorder=lambda: record)
+    plain, replayed = (fresh_cache(stage, 41, 4, llm.engine.model_config) for _ in "ab")
     generator, lengths = torch.Generator().manual_seed(0), [0] * 8
 
     def step_of(news: list[tuple[int, int]]):
@@ -545,12 +549,12 @@ def test_replayed_steps(stage, checkpoint):
             starts.append(len(ids))
             ends.append(lengths[i])
         lists = (ids, positions, slots, tables, starts, ends, [end - 1 for end in starts[1:]])
-        return Step(*(torch.tensor(x, dtype=torch.int64) for x in lists))
+        return Batch(*(torch.tensor(x, dtype=torch.int64) for x in lists))
 
     sizes = [8, 1, 3, 8, 2, 5, 7, 4, 1, 6, 3, 8]
     with torch.inference_mode():
         step = step_of([(i, 2 + i % 3) for i in range(8)])  # prompts
-        assert torch.equal(llm.model(step, plain), graphed(step, replayed))
+        assert torch.equal(model(step, plain), graphed(step, replayed))
         assert recorded == []
         for n in sizes:
             here = torch.randperm(8, generator=generator)[:n].tolist()
@@ -559,7 +563,7 @@ def test_replayed_steps(stage, checkpoint):
                     a[:, 5 * i : 5 * i + 5] = torch.randn(a[:, :5].shape, generator=generator)
                     b[:, 5 * i : 5 * i + 5] = a[:, 5 * i : 5 * i + 5]
             step = step_of([(i, 1) for i in here])
-            torch.testing.assert_close(graphed(step, replayed), llm.model(step, plain), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(graphed(step, replayed), model(step, plain), rtol=1e-4, atol=1e-4)
     assert len(recorded) == 4  # for 1, 2, 4, 8
     for name in ("keys", "values"):  # but for the spare block
         mine, its = (getattr(cache, name)[:, :40] for cache in (plain, replayed))
@@ -569,14 +573,14 @@ def test_replayed_steps(stage, checkpoint):
 def with_run_ahead(stage, checkpoint, graphed=False, **arguments):
     """An engine as on CUDA, with "graphs" or without."""
     llm = stage.LLM(str(checkpoint), device="cpu", attention_backend="torch" if graphed else "auto", **arguments)
+    runner, size = llm.engine.runner, llm.engine.config.block_size
     if graphed:
-        size, config = llm.block_manager.block_size, llm.model.config
-        llm.cache = fresh_cache(stage, llm.num_blocks + 1, size, config)
-        make = stage.part("cuda_graphs").GraphedGPT2
-        llm.model = make(
-            llm.model, llm.max_num_seqs, -(-llm.max_model_len // size), llm.num_blocks, lambda: lambda run: run
+        runner.cache = fresh_cache(stage, runner.num_blocks + 1, size, llm.engine.model_config)
+        graphed_gpt2, width = stage.part("cuda_graphs").GraphedGPT2, -(-llm.engine.max_model_len // size)
+        runner.model = graphed_gpt2(
+            runner.model, llm.engine.config.max_num_seqs, width, runner.num_blocks, lambda: lambda run: run
         )
-    llm.run_ahead = stage.part("run_ahead").RunAhead(llm.model, llm.cache, llm.scheduler)
+    runner.run_ahead(llm.engine.scheduler)
     return llm
 
 
@@ -617,12 +621,12 @@ def test_running_ahead_changes_nothing(stage, checkpoint, seed):
             for output in llm.step():
                 if output.finished:
                     finished[output.request_id] = [(c.token_ids, c.finish_reason) for c in output.outputs]
-            llm.scheduler.check_integrity()
+            llm.engine.scheduler.check_integrity()
             steps += 1
         results.append((finished, steps))
-        assert llm.block_manager.num_free == 60
+        assert llm.engine.block_manager.num_free == 60
     assert results[0] == results[1]
-    assert llm.run_ahead.num_taken > 10
+    assert llm.engine.runner.ahead.num_taken > 10
 
 
 def test_running_ahead_takes_every_decode_of_a_single_request(stage, checkpoint):
@@ -633,7 +637,7 @@ def test_running_ahead_takes_every_decode_of_a_single_request(stage, checkpoint)
     outputs = [engine.generate([[5, 6, 7]], params)[0].outputs[0].token_ids for engine in (llm, expected)]
     assert outputs[0] == outputs[1]
     # The prefill and 19 decodes; each decode was under way already.
-    assert (llm.run_ahead.num_taken, llm.run_ahead.num_discarded) == (19, 0)
+    assert (llm.engine.runner.ahead.num_taken, llm.engine.runner.ahead.num_discarded) == (19, 0)
 
 
 def test_a_token_that_was_read_but_not_kept_is_computed_again(stage, checkpoint, monkeypatch):
@@ -642,14 +646,14 @@ def test_a_token_that_was_read_but_not_kept_is_computed_again(stage, checkpoint,
     llm = with_run_ahead(stage, checkpoint, num_blocks=16)
     llm.add_request("a", [1, 2, 3], params)
     llm.step()
-    read = llm.run_ahead.read
+    read = llm.engine.runner.ahead.read
 
     def interrupted(*arguments):
         read(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.run_ahead, "read", interrupted)
+        patch.setattr(llm.engine.runner.ahead, "read", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.step()
     while llm.has_unfinished_requests():
@@ -662,12 +666,12 @@ def test_a_failed_step_forgets_what_is_under_way(stage, checkpoint, monkeypatch)
     llm = with_run_ahead(stage, checkpoint, num_blocks=16)
     llm.add_request("a", [1, 2, 3], stage.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
     llm.step()
-    assert llm.run_ahead._scheduled is not None
+    assert llm.engine.runner.ahead._rows is not None
     with monkeypatch.context() as patch:
-        patch.setattr(llm.block_manager, "take_copies", lambda: 1 / 0)
+        patch.setattr(llm.engine.block_manager, "take_copies", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             llm.step()
-    assert llm.run_ahead._scheduled is None
+    assert llm.engine.runner.ahead._rows is None
     while llm.has_unfinished_requests():
         (output,) = llm.step()
     expected = stage.LLM(str(checkpoint), device="cpu").generate(

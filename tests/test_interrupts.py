@@ -61,7 +61,7 @@ def small_engine(stage, checkpoint):
     """So little memory that requests are preempted, where a stage can; and nothing in it depends on the time."""
     options = dict(num_blocks=9, block_size=4) if stage.number >= 5 else {}
     llm = stage.LLM(checkpoint, device="cpu", max_num_seqs=3, max_num_batched_tokens=8, **options)
-    llm.thread_limit = contextlib.nullcontext()
+    llm.engine.runner.thread_limit = contextlib.nullcontext()
     return llm
 
 
@@ -94,12 +94,12 @@ def drive(llm, results: dict) -> None:
 
 def whole(llm) -> None:
     """Nothing is left behind."""
-    llm.scheduler.check_integrity()
-    assert not llm.scheduler.running
+    llm.engine.scheduler.check_integrity()
+    assert not llm.engine.scheduler.running
     if hasattr(llm, "block_manager"):
-        assert llm.block_manager.num_free == llm.block_manager.num_blocks
+        assert llm.engine.block_manager.num_free == llm.engine.block_manager.num_blocks
     else:
-        assert len(llm.scheduler.free_slots) == llm.max_num_seqs
+        assert len(llm.engine.scheduler.free_slots) == llm.engine.scheduler.max_num_seqs
 
 
 def start(llm, stage) -> None:
@@ -117,7 +117,7 @@ def test_ctrl_c_at_every_line_of_every_step(serving, small_checkpoint):
     start(llm, serving)
     drive(llm, {})  # the first run makes what the engine keeps
     if serving.number >= 5:
-        llm.block_manager.start_over()  # else the prefix cache makes each run another one
+        llm.engine.block_manager.start_over()  # else the prefix cache makes each run another one
     start(llm, serving)
     results = {}
     with Interrupter(directory) as counter:
@@ -125,7 +125,7 @@ def test_ctrl_c_at_every_line_of_every_step(serving, small_checkpoint):
     assert tokens_of(results[f"r{i}"] for i in range(len(prompts))) == expected
     for at in counter.each():
         if serving.number >= 5:
-            llm.block_manager.start_over()
+            llm.engine.block_manager.start_over()
         start(llm, serving)
         results = {}
         with Interrupter(directory, at), pytest.raises(KeyboardInterrupt):
@@ -143,7 +143,7 @@ def test_ctrl_c_at_every_line_of_generate(serving, small_checkpoint):
     directory = ROOT / serving.directory
     with Interrupter(directory) as counter:
         expected = tokens_of(llm.generate(prompts, params))
-    for at in counter.each(seed=1, file="llm.py"):
+    for at in counter.each(seed=1, file="router.py"):
         with Interrupter(directory, at), contextlib.suppress(KeyboardInterrupt):
             llm.generate(prompts, params)
         assert tokens_of(llm.generate(prompts, params)) == expected, f"line {at}"
@@ -166,7 +166,7 @@ def test_ctrl_c_in_a_beam_search(small_checkpoint):
 
 def test_a_token_is_added_whole_or_not_at_all(serving, small_checkpoint):
     llm, directory = small_engine(serving, small_checkpoint), ROOT / serving.directory
-    requests = [llm.new_request([1, 2, 3], serving.SamplingParams(stop=["xyz"], max_tokens=9)) for _ in range(200)]
+    requests = [llm._intake.request([1, 2, 3], serving.SamplingParams(stop=["xyz"], max_tokens=9)) for _ in range(200)]
     grown = requests.pop()
     with Interrupter(directory) as counter:
         grown.become(grown.after(7))
@@ -181,8 +181,8 @@ def test_a_token_is_added_whole_or_not_at_all(serving, small_checkpoint):
 
 def test_one_request_that_fails_in_a_step_leaves_the_others(serving, small_checkpoint, monkeypatch, caplog):
     """An error in the sampler on one row, whatever it is: that request is aborted, with a warning that says why."""
-    llm_module = serving.part("llm")
-    sample, prompts = llm_module.sample, random_prompts(211, [3, 9, 5])
+    module = serving.part("runner" if serving.number == 6 else "engine")
+    sample, prompts = module.sample, random_prompts(211, [3, 9, 5])
     params = [serving.SamplingParams(seed=i, max_tokens=5, ignore_eos=True) for i in range(3)]
     expected = tokens_of(small_engine(serving, small_checkpoint).generate(prompts, params))
 
@@ -191,7 +191,7 @@ def test_one_request_that_fails_in_a_step_leaves_the_others(serving, small_check
             raise ZeroDivisionError("not this one")
         return sample(logits, requests, *how)
 
-    monkeypatch.setattr(llm_module, "sample", picky)
+    monkeypatch.setattr(module, "sample", picky)
     llm = small_engine(serving, small_checkpoint)
     outputs = llm.generate(prompts, params)
     assert [output.outputs[0].finish_reason for output in outputs] == ["length", "abort", "length"]
@@ -319,8 +319,8 @@ def test_logits_that_are_no_numbers_are_told(stage, small_checkpoint):
 
 def damage(llm) -> None:
     """What a model gives that computes with infinities."""
-    forward = llm.model.forward
-    llm.model.forward = lambda *arguments: forward(*arguments) * torch.nan
+    forward = llm.engine.runner.model.forward
+    llm.engine.runner.model.forward = lambda *arguments: forward(*arguments) * torch.nan
 
 
 def test_more_memory_than_there_is_is_refused(small_checkpoint):
@@ -339,10 +339,10 @@ def test_beams_of_any_length_penalty(small_checkpoint):
     for stage in STAGES[4:]:
         search = stage.part("beam_search").BeamSearch
         llm = stage.engine(small_checkpoint)
-        beams = search(llm.new_request([1, 2]), 2, 100.0)
+        beams = search(llm._intake.request([1, 2]), 2, 100.0)
         assert beams.score(-5.0, 1500) > beams.score(-5.0, 1400) > beams.score(-6.0, 1400)
         assert beams.score(0.0, 3) == float("inf")
-        beams = search(llm.new_request([1, 2]), 2, -100.0)
+        beams = search(llm._intake.request([1, 2]), 2, -100.0)
         assert beams.score(-5.0, 1500) < beams.score(-5.0, 1400)
 
 

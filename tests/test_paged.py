@@ -22,11 +22,11 @@ def stage(request):
 
 def hostile(llm):
     """Nothing in the cache is a number before it is written, and no block lies beside its neighbour."""
-    llm.cache.keys.fill_(math.nan)
-    llm.cache.values.fill_(math.nan)
-    blocks = list(llm.block_manager._free)
+    llm.engine.runner.cache.keys.fill_(math.nan)
+    llm.engine.runner.cache.values.fill_(math.nan)
+    blocks = list(llm.engine.block_manager._free)
     random.Random(0).shuffle(blocks)
-    llm.block_manager._free = type(llm.block_manager._free).fromkeys(blocks)
+    llm.engine.block_manager._free = type(llm.engine.block_manager._free).fromkeys(blocks)
     return llm
 
 
@@ -52,10 +52,10 @@ def run(llm, requests, rng=None, abort=0.0):
             if output.finished:
                 assert output.request_id not in finished
                 finished[output.request_id] = output
-        llm.scheduler.check_integrity()
+        llm.engine.scheduler.check_integrity()
         steps += 1
         assert steps < 10_000
-    assert llm.block_manager.num_free == llm.num_blocks
+    assert llm.engine.block_manager.num_free == llm.engine.runner.num_blocks
     return finished
 
 
@@ -146,14 +146,14 @@ def test_everything_at_once(stage, small_checkpoint, roomy, seed):
         max_num_batched_tokens=rng.choice([1, 5, 64]), enable_prefix_caching=rng.random() < 0.75,
         watermark=rng.choice([0, 0.01, 0.3]),
     )  # fmt: skip
-    forward, finished, aborted, arriving = llm.model.forward, {}, set(), list(range(14))
+    forward, finished, aborted, arriving = llm.engine.runner.model.forward, {}, set(), list(range(14))
 
     def sometimes_fails(*arguments):
         if rng.random() < 0.05:
             raise OutOfOrderError
         return forward(*arguments)
 
-    llm.model.forward = sometimes_fails
+    llm.engine.runner.model.forward = sometimes_fails
     while arriving or llm.has_unfinished_requests():
         if arriving and rng.random() < 0.4:
             i = arriving.pop()
@@ -169,8 +169,8 @@ def test_everything_at_once(stage, small_checkpoint, roomy, seed):
         for output in outputs:
             if output.finished:
                 finished[int(output.request_id)] = [completion.token_ids for completion in output.outputs]
-        llm.scheduler.check_integrity()
-    assert llm.block_manager.num_free == llm.num_blocks
+        llm.engine.scheduler.check_integrity()
+    assert llm.engine.block_manager.num_free == llm.engine.runner.num_blocks
     assert sorted([*finished, *aborted]) == list(range(14))
     assert all(tokens == expected[i] for i, tokens in finished.items())
 
@@ -269,8 +269,8 @@ def test_ten_thousand_requests_lose_no_block(stage, small_checkpoint):
     params = [stage.SamplingParams(max_tokens=rng.randrange(1, 5), n=1 + (i % 50 == 0)) for i in range(10_000)]
     outputs = llm.generate(prompts, params)
     assert all(output.finished and len(output.outputs) == p.n for output, p in zip(outputs, params, strict=True))
-    llm.scheduler.check_integrity()
-    assert llm.block_manager.num_free == 150
+    llm.engine.scheduler.check_integrity()
+    assert llm.engine.block_manager.num_free == 150
     assert llm.stats.num_requests == 10_000
     assert llm.stats.num_cached_tokens > 50_000
 
@@ -338,10 +338,10 @@ def test_a_failed_step_leaves_nothing_to_be_found(stage, small_checkpoint, monke
     llm.add_request("a", prompt, greedy(stage, 5))
     llm.add_request("b", prompt, greedy(stage, 5))
     with monkeypatch.context() as patch:
-        patch.setattr(llm.model, "forward", lambda *_: 1 / 0)
+        patch.setattr(llm.engine.runner.model, "forward", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             llm.step()
-    llm.scheduler.check_integrity()
+    llm.engine.scheduler.check_integrity()
     llm.abort_request("a")
     finished = run(llm, [])
     assert finished["b"].outputs[0].token_ids == expected.outputs[0].token_ids
@@ -412,8 +412,8 @@ def test_an_abort_ends_all_completions(stage, small_checkpoint):
             llm.step()
         llm.abort_request("a")
         assert not llm.has_unfinished_requests()
-        llm.scheduler.check_integrity()
-        assert llm.block_manager.num_free == llm.num_blocks
+        llm.engine.scheduler.check_integrity()
+        assert llm.engine.block_manager.num_free == llm.engine.runner.num_blocks
 
 
 def test_streams_of_completions(stage):
@@ -433,7 +433,7 @@ def test_texts_of_completions_with_broken_characters(stage, babble):
     params = stage.SamplingParams(n=5, max_tokens=60, temperature=2.0, ignore_eos=True)
     (output,) = llm.generate([[5, 6]], params)
     for completion in output.outputs:
-        assert completion.text == llm.tokenizer.decode(completion.token_ids)
+        assert completion.text == llm.engine.tokenizer.decode(completion.token_ids)
     assert any("\ufffd" in completion.text for completion in output.outputs)
 
 
@@ -568,8 +568,8 @@ def test_beams_equal_hugging_face(stage, ending_checkpoint, beam_width, length_p
             assert completion.cumulative_logprob / len(tokens) ** length_penalty == pytest.approx(score, rel=1e-4)
             assert completion.finish_reason == ("stop" if tokens[-1] in (0, 7) else "length")
     assert {c.finish_reason for output in outputs for c in output.outputs} >= {"stop"}
-    llm.scheduler.check_integrity()
-    assert llm.block_manager.num_free == 150
+    llm.engine.scheduler.check_integrity()
+    assert llm.engine.block_manager.num_free == 150
 
 
 def test_beams_of_the_bundled_model(stage):
@@ -605,14 +605,14 @@ def test_beams_in_the_smallest_pool(stage, ending_checkpoint):
     assert [[c.token_ids for c in o.outputs] for o in outputs] == [[c.token_ids for c in o.outputs] for o in expected]
     tokens += [token for event in stream for token in event.token_ids]
     assert tokens == engine(stage, ending_checkpoint).generate([[1, 2, 3]], greedy(stage, 9))[0].outputs[0].token_ids
-    llm.scheduler.check_integrity()
+    llm.engine.scheduler.check_integrity()
     with pytest.raises(ValueError, match="prompt 1: its 3 beams may need 20 blocks of the KV cache, there are 17"):
         llm.beam_search([[1], prompts[2] + [1]], 3, 9)
 
 
 def test_a_beam_search_that_fails_gives_everything_back(stage, ending_checkpoint, monkeypatch):
     llm = engine(stage, ending_checkpoint)
-    calls, forward = [], llm.model.forward
+    calls, forward = [], llm.engine.runner.model.forward
 
     def fail_later(*arguments):
         calls.append(1)
@@ -621,11 +621,11 @@ def test_a_beam_search_that_fails_gives_everything_back(stage, ending_checkpoint
         return forward(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.model, "forward", fail_later)
+        patch.setattr(llm.engine.runner.model, "forward", fail_later)
         with pytest.raises(KeyboardInterrupt):
             llm.beam_search([[1, 2, 3]], 3, 10)
-    llm.scheduler.check_integrity()
-    assert llm.block_manager.num_free == llm.num_blocks
+    llm.engine.scheduler.check_integrity()
+    assert llm.engine.block_manager.num_free == llm.engine.runner.num_blocks
 
 
 def test_a_beam_search_that_fails_leaves_nothing_to_be_found(stage, ending_checkpoint, monkeypatch):
@@ -634,7 +634,7 @@ def test_a_beam_search_that_fails_leaves_nothing_to_be_found(stage, ending_check
     assert first.metrics.ttft is None
     assert first.metrics.e2e > 0
     with monkeypatch.context() as patch:
-        patch.setattr(llm.model, "forward", lambda *_: 1 / 0)
+        patch.setattr(llm.engine.runner.model, "forward", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             llm.beam_search([prompt], 2, 5)
     assert cached(llm.beam_search([prompt], 2, 5)) == [0]
@@ -696,9 +696,9 @@ def test_bad_arguments(stage, small_checkpoint, arguments, says):
 
 def test_the_step_that_is_run_to_see_what_it_takes(stage, small_checkpoint):
     """On CUDA the default size of the pool depends on it; here it must at least run, over the model's limits or not."""
-    llm = engine(stage, small_checkpoint, max_num_batched_tokens=300)
-    llm._full_step(llm.cache, 300)
-    llm._full_step(llm.cache, 1)
+    for num_tokens in (300, 1):
+        llm = engine(stage, small_checkpoint, max_num_batched_tokens=num_tokens)
+        llm.engine.runner.full_step(llm.engine.config, llm.engine.runner.cache)
 
 
 def test_the_closing_line(stage):

@@ -19,11 +19,10 @@ def test_stages_are_as_listed():
     assert sync_stages.check() == []
 
 
-def test_readmes_have_fresh_tables(stage):
+def test_readmes_have_fresh_tables_and_code(stage):
     readme = (ROOT / stage.directory / "README.md").read_text(encoding="utf-8")
-    assert stage_diff.with_table(readme, stage_diff.table(stage.directory)) == readme, (
-        "run `python tools/stage_diff.py --write`"
-    )
+    assert "<!-- code: engine.py" in readme
+    assert stage_diff.fresh_readme(stage.directory) == readme, "run `python tools/stage_diff.py --write`"
 
 
 def test_a_stage_imports_nothing_of_its_neighbours(stage):
@@ -127,9 +126,9 @@ def test_stage_diff_of_a_file(capsys):
 
 
 def test_stage_diff_counts_lines():
-    added, removed = stage_diff.count(stage_diff.file_diff("stage02_static_batch", "stage01_single", "llm.py"))
-    new = len((ROOT / "stage02_static_batch" / "llm.py").read_text(encoding="utf-8").splitlines())
-    old = len((ROOT / "stage01_single" / "llm.py").read_text(encoding="utf-8").splitlines())
+    added, removed = stage_diff.count(stage_diff.file_diff("stage02_static_batch", "stage01_single", "engine.py"))
+    new = len((ROOT / "stage02_static_batch" / "engine.py").read_text(encoding="utf-8").splitlines())
+    old = len((ROOT / "stage01_single" / "engine.py").read_text(encoding="utf-8").splitlines())
     assert added - removed == new - old
     assert removed > 0
 

@@ -125,7 +125,7 @@ def test_more_threads_than_cores_and_than_work(small_checkpoint):
         for threads in (1, 2, 5, 100):
             torch.set_num_threads(threads)
             llm = stage.LLM(small_checkpoint, device="cpu", attention_backend="c")
-            llm.thread_limit.free = 1000.0
+            llm.engine.runner.thread_limit.free = 1000.0
             answers.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
     finally:
         torch.set_num_threads(before)
@@ -179,10 +179,10 @@ def test_stop_texts_are_found_as_the_obvious_way_finds_them(stage, seed):
 def test_hundreds_of_long_stop_texts(stage, small_checkpoint):
     """Each character is looked at about once per stop text, though they all have begun all the time."""
     llm = stage.engine(small_checkpoint)
-    text = llm.tokenizer.decode([5])
+    text = llm.engine.tokenizer.decode([5])
     stops = [text * 2000 + chr(0x4E00 + i) for i in range(300)]
     params = stage.SamplingParams(stop=stops, max_tokens=40, ignore_eos=True)
-    request = llm._make_request([1], params, 0)
+    request = llm._intake.request([1], params, 0)
     for _ in range(30):
         request.add_token(5)
     assert request.text == text * 30

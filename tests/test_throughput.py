@@ -200,7 +200,7 @@ def test_needed_work_is_what_an_engine_without_waste_does(babble):
     llm = stage.LLM(babble, device="cpu", trace=True)
     params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in workload]
     llm.generate([p for p, _ in workload], params)
-    config, passes, lengths = llm.model.config, [], {}
+    config, passes, lengths = llm.engine.model_config, [], {}
     for step in llm.trace:
         attended = cached = 0
         for row in step.rows:

@@ -63,13 +63,19 @@ def test_layouts(stage, small_checkpoint, tmp_path, layout):
 def test_stored_in_half_precision_run_in_float32(stage, small_checkpoint, tmp_path):
     GPT2LMHeadModel.from_pretrained(small_checkpoint, dtype=torch.float16).save_pretrained(tmp_path)
     llm = stage.LLM(tmp_path, device="cpu")
-    assert {p.dtype for p in llm.model.parameters()} == {torch.float32}
+    assert {p.dtype for p in llm.engine.runner.model.parameters()} == {torch.float32}
     with pytest.raises(AssertionError):
         torch.testing.assert_close(
-            llm.model.wte.weight, stage.engine(small_checkpoint).model.wte.weight, rtol=0, atol=0
+            llm.engine.runner.model.wte.weight,
+            stage.engine(small_checkpoint).engine.runner.model.wte.weight,
+            rtol=0,
+            atol=0,
         )
     torch.testing.assert_close(
-        llm.model.wte.weight, stage.engine(small_checkpoint).model.wte.weight, rtol=1e-3, atol=0.1
+        llm.engine.runner.model.wte.weight,
+        stage.engine(small_checkpoint).engine.runner.model.wte.weight,
+        rtol=1e-3,
+        atol=0.1,
     )
 
 
@@ -91,7 +97,7 @@ def test_dummy_weights(stage, small_checkpoint):
     assert greedy_tokens(stage, small_checkpoint, load_format="dummy") == greedy_tokens(
         stage, small_checkpoint, load_format="dummy"
     )
-    assert llm.model.h[0].attn.c_attn.weight.std() == pytest.approx(0.02, rel=0.1)
+    assert llm.engine.runner.model.h[0].attn.c_attn.weight.std() == pytest.approx(0.02, rel=0.1)
     assert greedy_tokens(stage, small_checkpoint) != greedy_tokens(stage, small_checkpoint, load_format="dummy")
 
 

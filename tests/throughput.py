@@ -248,8 +248,8 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     weights = LAST.part("weights")
     try:
-        device = LAST.part("llm").pick_device(args.device)
-        dtype = LAST.part("llm").pick_dtype(args.dtype, device)
+        device = LAST.part("config").pick_device(args.device)
+        dtype = LAST.part("config").pick_dtype(args.dtype, device)
         directory = weights.find_model(args.model, args.load_format)
         config = weights.read_config(args.model, directory, args.load_format)
         requests = read_requests(args, config)

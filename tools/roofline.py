@@ -43,16 +43,17 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=16, metavar="N", help="decode steps to take the median of")
     args = parser.parse_args()
     llm = LLM(args.model, dtype=args.dtype, device=args.device, load_format="dummy", max_num_seqs=64, trace=True)
-    config, itemsize = llm.model.config, llm.dtype.itemsize
-    parameters = sum(p.numel() for p in llm.model.parameters()) - llm.model.wpe.weight.numel()  # few positions are read
-    bandwidth, rate = read_bandwidth(llm.device), matmul_rate(llm.dtype, llm.device)
-    machine = describe(llm.device)
+    config, runner = llm.engine.model_config, llm.engine.runner
+    itemsize, model = runner.dtype.itemsize, runner.model
+    parameters = sum(p.numel() for p in model.parameters()) - model.wpe.weight.numel()  # few positions are read
+    bandwidth, rate = read_bandwidth(runner.device), matmul_rate(runner.dtype, runner.device)
+    machine = describe(runner.device)
     context = args.prompt_len + args.output_len // 2
     print(f"machine: {machine['device']}, {machine['threads']} threads; torch {machine['torch']}")
-    print(f"reads {bandwidth / 1e9:.1f} GB/s; {llm.dtype} products {rate / 1e9:.0f} GFLOP/s", end="; ")
+    print(f"reads {bandwidth / 1e9:.1f} GB/s; {runner.dtype} products {rate / 1e9:.0f} GFLOP/s", end="; ")
     print(f"balance {rate / bandwidth:.1f} FLOP per byte")
     print(f"{args.model}: {parameters / 1e6:.1f} million weights in {parameters * itemsize / 1e6:.0f} MB", end="; ")
-    print(f"KV cache {llm.bytes_per_token:,} bytes per token; context {context} tokens\n")
+    print(f"KV cache {runner.bytes_per_token:,} bytes per token; context {context} tokens\n")
     print("batch  FLOP/byte  limited by   limit tok/s  stage 3 tok/s  of the limit")
     for batch in (1, 2, 4, 8, 16, 32, 64):
         lengths = dict(attended=batch * context, cached=batch * context)

@@ -3,14 +3,18 @@
     python tools/stage_diff.py 2            # the table of stage 2
     python tools/stage_diff.py 2 --full     # and the diff itself
     python tools/stage_diff.py 2 model.py   # the diff of this file
-    python tools/stage_diff.py --write      # put every stage's table into its README
+    python tools/stage_diff.py --write      # put every stage's table, and the code that it shows, into its README
 
-READMEs are left out: they hold the tables.
+READMEs are left out: they hold the tables. The code that a README shows stands between the marks
+`<!-- code: FILE FUNCTION ... -->` and `<!-- end of code -->`.
 """
 
 import argparse
+import ast
 import difflib
+import re
 import sys
+import textwrap
 from pathlib import Path
 
 from sync_stages import ROOT, read_stages
@@ -68,20 +72,51 @@ def with_table(readme: str, new_table: str) -> str:
     return f"{head}{BEGIN}\n{new_table}\n{END}{rest.split(END, 1)[1]}"
 
 
+def source(path: Path, names: list[str]) -> str:
+    """These functions or methods of a file, as they stand there. Raises ValueError if there is no such function."""
+    text = path.read_text(encoding="utf-8")
+    found = {node.name: node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)}
+    if unknown := [name for name in names if name not in found]:
+        raise ValueError(f"{path} has no function {unknown[0]}")
+    parts = []
+    for name in names:
+        first = min([found[name].lineno, *(decorator.lineno for decorator in found[name].decorator_list)])
+        lines = text.splitlines()[first - 1 : found[name].end_lineno]
+        parts.append(textwrap.dedent("\n".join(lines)))
+    return "\n\n".join(parts)
+
+
+def with_code(readme: str, stage: str) -> str:
+    """The README with the code between its marks as it is now."""
+
+    def fresh(match: re.Match) -> str:
+        name, *functions = match[1].split()
+        return (
+            f"<!-- code: {match[1]} -->\n```python\n{source(ROOT / stage / name, functions)}\n```\n<!-- end of code -->"
+        )
+
+    return re.sub(r"<!-- code: ([^>]+) -->\n.*?<!-- end of code -->", fresh, readme, flags=re.DOTALL)
+
+
+def fresh_readme(stage: str) -> str:
+    """A stage's README with its table and the code it shows as they are now."""
+    return with_code(with_table((ROOT / stage / "README.md").read_text(encoding="utf-8"), table(stage)), stage)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", type=int, nargs="?", help="the number of a stage")
     parser.add_argument("files", nargs="*", metavar="FILE", help="print the diff of these files of the stage")
     parser.add_argument("--full", action="store_true", help="print the diff too")
-    parser.add_argument("--write", action="store_true", help="write the tables into the READMEs")
+    parser.add_argument("--write", action="store_true", help="write the tables and the code into the READMEs")
     args = parser.parse_args(argv)
     stages = list(read_stages())
     if args.write == (args.stage is not None):
         parser.error("give either the number of a stage or --write")
     if args.write:
         for stage in stages:
-            readme = ROOT / stage / "README.md"
-            readme.write_text(with_table(readme.read_text(encoding="utf-8"), table(stage)), encoding="utf-8")
+            text = fresh_readme(stage)
+            (ROOT / stage / "README.md").write_text(text, encoding="utf-8")
         return 0
     if not 1 <= args.stage <= len(stages):
         parser.error(f"there are stages 1 to {len(stages)}, got {args.stage}")

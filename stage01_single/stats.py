@@ -1,0 +1,79 @@
+"""What the engine did: counters that it always keeps, and, if asked for, a record of every forward pass (the trace)."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from .batch import Batch, RowRecord
+from .request import Request
+
+
+@dataclass
+class Stats:
+    """Counters of an engine, always kept. Assign a new one to `llm.stats` to start from zero."""
+
+    num_requests: int = 0  # finished
+    num_forwards: int = 0
+    num_tokens_computed: int = 0  # positions that went through the model for a live request
+    num_padding_tokens: int = 0  # positions that went through the model for nothing
+    num_output_tokens: int = 0
+    ttft_seconds: float = 0.0  # time to first token, summed over the finished requests
+    seconds: float = 0.0  # in steps: forward pass, sampling, bookkeeping
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One forward pass in the trace: its number, when it began and how long it took in seconds, and its rows."""
+
+    step: int
+    start: float
+    seconds: float
+    rows: list[RowRecord]
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+
+class Recorder:
+    """Keeps the record of an engine. Owned by it.
+
+    Attributes:
+        stats: the counters.
+        trace: the records, None unless they are kept.
+    """
+
+    def __init__(self, keep: bool):
+        self.stats = Stats()
+        self.trace: list[StepRecord] | None = [] if keep else None
+
+    @contextlib.contextmanager
+    def step(self, batch: Batch) -> Iterator[None]:
+        """Record the step that happens in this block, unless it fails."""
+        start = time.perf_counter()
+        rows = batch.records() if self.trace is not None else []
+        yield
+        seconds = time.perf_counter() - start
+        if self.trace is not None:
+            self.trace.append(StepRecord(self.stats.num_forwards, start, seconds, rows))
+        self.stats.num_forwards += 1
+        self.stats.num_tokens_computed += batch.num_tokens
+        self.stats.seconds += seconds
+
+    def add_token(self, request: Request) -> None:
+        """Count the token that a request got just now, and the request if that was its last."""
+        self.stats.num_output_tokens += 1
+        if request.finished:
+            self.stats.num_requests += 1
+            self.stats.ttft_seconds += request.first_token_time - request.arrival_time
+
+
+def closing_line(stats: Stats, seconds: float) -> str:
+    """What a run did in how many seconds, for people."""
+    requests = "1 request" if stats.num_requests == 1 else f"{stats.num_requests} requests"
+    return (
+        f"{requests}, {stats.num_output_tokens} tokens in {seconds:.2f} s: "
+        f"{stats.num_output_tokens / seconds:.1f} tok/s; "
+        f"mean TTFT {1e3 * stats.ttft_seconds / max(1, stats.num_requests):.0f} ms; "
+        f"{stats.num_forwards} forward passes"
+    )

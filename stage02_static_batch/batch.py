@@ -1,0 +1,64 @@
+"""What goes through the model in a step, as tensors."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .request import Request
+
+
+@dataclass(frozen=True)
+class RowRecord:
+    """What one forward pass did for one request. `phase` is "prefill" until its first token, then "decode"."""
+
+    request_id: str
+    phase: str
+    num_tokens: int
+    num_padding: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Whole sequences of unequal lengths as a rectangle, padded on the left.
+
+    A row that is finished is carried along until all are: it goes through the model with the others, for nothing.
+
+    Attributes:
+        live: the numbers of the rows that are not finished.
+        token_ids: [n_rows, n_seq]
+        num_padding: [n_rows], how many columns at the left of each row are not its own.
+        num_tokens: how many of all these tokens are of use.
+    """
+
+    requests: list[Request]
+    live: list[int]
+    token_ids: Tensor
+    num_padding: Tensor
+    num_tokens: int
+
+    @classmethod
+    def of(cls, requests: list[Request], device: torch.device) -> "Batch":
+        sequences = [request.token_ids for request in requests]
+        live = [row for row, request in enumerate(requests) if not request.finished]
+        n_seq = max(map(len, sequences))
+        num_padding = [n_seq - len(sequence) for sequence in sequences]
+        padded = [[0] * n + sequence for n, sequence in zip(num_padding, sequences, strict=True)]
+        return cls(
+            requests,
+            live,
+            token_ids=torch.tensor(padded, device=device),
+            num_padding=torch.tensor(num_padding, device=device),
+            num_tokens=sum(len(sequences[row]) for row in live),
+        )
+
+    @property
+    def num_padding_tokens(self) -> int:
+        return self.token_ids.numel() - self.num_tokens
+
+    def records(self) -> list[RowRecord]:
+        """For the trace, before the step: what each row does in it."""
+        phase = "decode" if self.requests[self.live[0]].output_token_ids else "prefill"
+        n_seq, num_padding = self.token_ids.shape[1], self.num_padding.tolist()
+        padding = [n_seq if request.finished else n for request, n in zip(self.requests, num_padding, strict=True)]
+        return [RowRecord(r.request_id, phase, n_seq - n, n) for r, n in zip(self.requests, padding, strict=True)]

@@ -1,0 +1,86 @@
+"""What goes through the model in a step, as tensors."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .request import Request
+from .scheduler import Row
+
+
+@dataclass(frozen=True)
+class RowRecord:
+    """What one forward pass did for one request. `phase` is "prefill" until its first token, then "decode"."""
+
+    request_id: str
+    phase: str
+    num_tokens: int
+    num_padding: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The tokens of all requests of a step one behind the other, without padding.
+
+    Rows with a single token (decodes) come first; the others (prefills, or pieces of one) are runs of tokens.
+
+    Attributes:
+        ready: the requests that are up to date with this step: each gets a token.
+        token_ids, positions, slots: [num_tokens], each token with its position in its sequence and its request's slot.
+        last: [n_ready], which of the tokens are those whose successor is asked for.
+        num_single: how many rows have a single token.
+        num_slots, n_seq: over those, the highest slot and the longest sequence: what has to be read of the cache.
+        runs: of each other row (first token in the step, last + 1, slot, n_seq).
+    """
+
+    rows: list[Row]
+    ready: list[Request]
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    last: Tensor
+    num_single: int
+    num_slots: int
+    n_seq: int
+    runs: list[tuple[int, int, int, int]]
+
+    @classmethod
+    def of(cls, rows: list[Row], device: torch.device) -> "Batch":
+        rows = sorted(rows, key=lambda row: row.num_tokens > 1)  # single tokens first
+        token_ids, positions, slots, last, ready, singles, runs = [], [], [], [], [], [], []
+        for request, num_tokens in rows:
+            start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+            if num_tokens == 1:
+                singles.append((request.slot + 1, end))
+            else:
+                runs.append((len(token_ids), len(token_ids) + num_tokens, request.slot, end))
+            token_ids += request.new_token_ids(num_tokens)
+            positions += range(start, end)
+            slots += [request.slot] * num_tokens
+            if num_tokens == request.num_new_tokens:
+                ready.append(request)
+                last.append(len(token_ids) - 1)
+        return cls(
+            rows,
+            ready,
+            token_ids=torch.tensor(token_ids, device=device),
+            positions=torch.tensor(positions, device=device),
+            slots=torch.tensor(slots, device=device),
+            last=torch.tensor(last, dtype=torch.int64, device=device),
+            num_single=len(singles),
+            num_slots=max((slot for slot, _ in singles), default=0),
+            n_seq=max((end for _, end in singles), default=0),
+            runs=runs,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def records(self) -> list[RowRecord]:
+        """For the trace, before the step: what each row does in it."""
+        return [
+            RowRecord(r.request_id, "decode" if r.output_token_ids else "prefill", num_tokens, num_padding=0)
+            for r, num_tokens in self.rows
+        ]

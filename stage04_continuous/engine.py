@@ -1,0 +1,149 @@
+"""The engine: the loop that turns prompts into completions; requests join and leave it at every step."""
+
+import logging
+
+import torch
+from torch import Tensor
+
+from .batch import Batch
+from .config import EngineConfig, pick_max_model_len
+from .request import Request
+from .runner import Runner
+from .sampler import sample
+from .scheduler import Row, Scheduler
+from .stats import Recorder
+from .tokenizer import Tokenizer
+from .weights import find_model, read_config, tokenizer_directory
+
+
+class Engine:
+    """Completes requests, each from when it was added until it ends or is aborted.
+
+    What may be cut short in the middle (by an error, or by a Ctrl-C between any two lines), and who is told what, is
+    the router's business.
+
+    Attributes:
+        unfinished: the requests that wait or run, in the order in which they came.
+        committed: what the last step has given, until everybody is told.
+
+    Raises:
+        ValueError: an option or a file of the model is wrong; the message names it.
+        OSError: the model can't be fetched or read.
+    """
+
+    def __init__(self, config: EngineConfig):
+        directory = find_model(config.model, config.load_format)
+        self.config, self.model_config = config, read_config(config.model, directory, config.load_format)
+        self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
+        if not config.enable_chunked_prefill and config.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"without chunked prefill max_num_batched_tokens must be at least max_model_len {self.max_model_len}, "
+                f"got {config.max_num_batched_tokens}"
+            )
+        self.tokenizer = Tokenizer(tokenizer_directory(directory))
+        self.runner = Runner(config, self.model_config, directory, self.max_model_len)
+        self.scheduler = Scheduler(
+            self.runner.num_slots, config.max_num_batched_tokens, config.policy, config.enable_chunked_prefill
+        )
+        self.recorder = Recorder(keep=config.trace)
+        self.unfinished: dict[Request, None] = {}
+        self.committed: list[tuple[Request, dict]] = []
+
+    def fits(self, request: Request) -> None:
+        """Raise ValueError if there is no room for a request, or none that it asks for."""
+        num_tokens = len(request.prompt_token_ids)
+        if num_tokens >= self.max_model_len:
+            raise ValueError(
+                f"{num_tokens} tokens leave no room for an output within max_model_len {self.max_model_len}"
+            )
+        if request.priority and self.config.policy != "priority":
+            raise ValueError(
+                f"priority {request.priority} needs the policy 'priority', this engine's is {self.config.policy!r}"
+            )
+
+    def add(self, request: Request) -> None:
+        """Put a request into the queue; the next steps will take it up."""
+        self.unfinished[request] = None
+        self.scheduler.add(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request as it is; its slot is free for the next step."""
+        self.scheduler.remove(request)
+        request.abort()
+        self.unfinished.pop(request, None)
+
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """One forward pass, and one token more for each request that is up to date. Returns those that have news."""
+        rows = self.scheduler.schedule()
+        if not rows:
+            return []
+        batch = Batch.of(rows, self.runner.device)
+        with self.recorder.step(batch, self.kv_use(rows)), self.runner.thread_limit:
+            logits = self.runner.forward(batch)  # [num_tokens] -> [n_ready, vocab_size]
+            tokens, failed = sample_each(logits, batch.ready)
+            return self.commit(rows, tokens, failed)
+
+    def commit(self, rows: list[Row], tokens: list[tuple[Request, dict]], failed: list[Request]) -> list[Request]:
+        """The tokens to their requests; who ended leaves.
+
+        Nothing has changed yet: whatever failed before, the step can be taken again. With the first line here it has
+        happened, whatever comes between it and the last.
+        """
+        self.committed = tokens
+        for request, num_tokens in rows:
+            request.num_computed_tokens += num_tokens
+        for request, draft in tokens:
+            request.become(draft)
+            if request.finished:
+                self._finish(request)
+        for request in failed:
+            self.abort(request)
+        self.recorder.stats.num_output_tokens += len(tokens)
+        return [request for request, _ in tokens] + failed
+
+    def start_over(self) -> list[Request]:
+        """After a change that was cut short: go on from what is certain, the requests and their tokens. All wait again,
+        and are computed anew; a step that was being committed is. Returns those that may have news."""
+        for request, draft in self.committed:
+            request.become(draft)
+        self.scheduler.start_over(self.unfinished)
+        ended = [request for request in self.unfinished if request.finished]
+        for request in ended:
+            self._finish(request)
+        return [request for request, _ in self.committed] + ended
+
+    def kv_use(self, rows: list[Row]) -> tuple[int, int]:
+        """In tokens, what of the KV cache is reserved, and what live requests use of it after a step."""
+        running = self.scheduler.running
+        used = sum(request.num_computed_tokens for request in running) + sum(row.num_tokens for row in rows)
+        return len(running) * self.max_model_len, used
+
+    def _finish(self, request: Request) -> None:
+        """Let go of a request that has ended."""
+        self.scheduler.remove(request)
+        self.unfinished.pop(request, None)
+        if request.finish_reason != "abort":
+            self.recorder.finished(request)
+
+
+def sample_each(logits: Tensor, requests: list[Request]) -> tuple[list[tuple[Request, dict]], list[Request]]:
+    """What each request will be with one token more (`Request.after`), and those for which it fails: the others go on.
+
+    Raises:
+        Exception: if it fails for all of them.
+    """
+    try:
+        sampled = sample(logits, requests) if requests else []
+        return [(request, request.after(*result)) for request, result in zip(requests, sampled, strict=True)], []
+    except Exception:
+        drafts, failed = [], []
+        for i, request in enumerate(requests):
+            try:
+                drafts.append((request, request.after(*sample(logits[i : i + 1], [request])[0])))
+            except Exception as error:
+                failed.append(request)
+                logging.getLogger(__name__).warning("request %s is aborted: %s", request.request_id, error)
+        if not drafts:
+            raise
+        return drafts, failed

@@ -1,0 +1,50 @@
+"""The model on its device: from a batch to the logits of the tokens that follow."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .batch import Batch
+from .config import EngineConfig, pick_device, pick_dtype
+from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
+from .model import GPT2, ModelConfig
+from .threads import ThreadLimit
+from .weights import load_weights
+
+
+class Runner:
+    """Owns the model and the KV cache.
+
+    Args:
+        config: the options of the engine.
+        model_config: the sizes of the model.
+        directory: where its weights are; None makes random ones.
+        max_model_len: the longest sequence, in tokens.
+    """
+
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, directory: Path | None, max_model_len: int):
+        self.device = pick_device(config.device)
+        self.dtype = pick_dtype(config.dtype, self.device)
+        self.thread_limit = ThreadLimit()
+        with torch.device("meta"):  # no memory yet: load_weights brings the tensors
+            self.model = GPT2(model_config).eval()
+        load_weights(self.model, directory, config.load_format, self.dtype, self.device)
+        self.bytes_per_token = bytes_per_token(model_config.n_layer, model_config.n_embd, self.dtype)
+        self.kv_cache_bytes = config.kv_cache_bytes or default_cache_bytes(self.device)
+        check_cache_bytes(self.kv_cache_bytes, self.device)
+        slot_bytes = max_model_len * self.bytes_per_token
+        self.num_slots = min(config.max_num_seqs, self.kv_cache_bytes // slot_bytes)
+        if self.num_slots < 1:
+            raise ValueError(
+                f"a slot of max_model_len {max_model_len} tokens needs {slot_bytes:,} bytes of KV cache, "
+                f"kv_cache_bytes is {self.kv_cache_bytes:,}"
+            )
+        n_head, head_dim = model_config.n_head, model_config.n_embd // model_config.n_head
+        self.cache = KVCache(
+            model_config.n_layer, self.num_slots, n_head, max_model_len, head_dim, self.dtype, self.device
+        )
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The logits of the token that follows each request that is up to date: [n_ready, vocab_size] float32."""
+        return self.model(batch, self.cache)

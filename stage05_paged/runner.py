@@ -1,0 +1,74 @@
+"""The model on its device: from a batch to the logits of the tokens that follow."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .attention import pick_backend
+from .batch import Batch
+from .config import EngineConfig, pick_device, pick_dtype
+from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
+from .model import GPT2, ModelConfig
+from .threads import ThreadLimit
+from .weights import load_weights
+
+
+class Runner:
+    """Owns the model and the KV cache.
+
+    Args:
+        config: the options of the engine.
+        model_config: the sizes of the model.
+        directory: where its weights are; None makes random ones.
+        max_model_len: the longest sequence, in tokens.
+    """
+
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, directory: Path | None, max_model_len: int):
+        self.device = pick_device(config.device)
+        self.dtype = pick_dtype(config.dtype, self.device)
+        self.thread_limit = ThreadLimit()
+        n_head, head_dim = model_config.n_head, model_config.n_embd // model_config.n_head
+        self.attention_backend, paged_attention = pick_backend(config.attention_backend, self.device, head_dim)
+        with torch.device("meta"):  # no memory yet: load_weights brings the tensors
+            self.model = GPT2(model_config).eval()
+        load_weights(self.model, directory, config.load_format, self.dtype, self.device)
+        self.bytes_per_token = bytes_per_token(model_config.n_layer, model_config.n_embd, self.dtype)
+        sizes = (config.block_size, n_head, head_dim, self.dtype, self.device, paged_attention)
+        self.num_blocks = self._pick_num_blocks(config, max_model_len, KVCache(model_config.n_layer, 1, *sizes))
+        self.kv_cache_bytes = self.num_blocks * config.block_size * self.bytes_per_token
+        check_cache_bytes(self.kv_cache_bytes, self.device)
+        self.cache = KVCache(model_config.n_layer, self.num_blocks, *sizes)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The logits of the token that follows each request that is up to date: [n_ready, vocab_size] float32."""
+        self.cache.copy_blocks(batch.copies)
+        return self.model(batch, self.cache)
+
+    def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
+        """How many blocks the options ask for, or can be of use and fit into what is free."""
+        block_bytes = config.block_size * self.bytes_per_token
+        if config.num_blocks is not None:
+            return config.num_blocks
+        if config.kv_cache_bytes is not None:
+            num_blocks = config.kv_cache_bytes // block_bytes
+        else:
+            num_blocks = default_cache_bytes(self.device, lambda: self.full_step(config, small_cache)) // block_bytes
+            num_blocks = min(num_blocks, config.max_num_seqs * -(-max_model_len // config.block_size))
+        if num_blocks < 1:
+            raise ValueError(
+                f"a block of {config.block_size} tokens needs {block_bytes:,} bytes, there are "
+                f"{config.kv_cache_bytes or 0:,}"
+            )
+        return num_blocks
+
+    @torch.inference_mode()
+    def full_step(self, config: EngineConfig, cache: KVCache) -> None:
+        """The largest step there is, on whatever the cache holds: for measuring what it takes."""
+        tokens = torch.zeros(config.max_num_batched_tokens, dtype=torch.int64, device=self.device)
+        ends = torch.tensor([0, len(tokens)], device=self.device)
+        table = torch.zeros(1, -(-len(tokens) // cache.block_size), dtype=torch.int64, device=self.device)
+        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], last=tokens[: config.max_num_seqs])
+        logits = self.model(batch, cache)
+        logits.sort(dim=-1)
+        logits.double().softmax(dim=-1).cumsum(dim=-1)  # with the sort, what takes the most in the sampler

@@ -1,0 +1,98 @@
+"""What goes through the model in a step, as tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .block_manager import BlockManager
+from .request import Request
+from .scheduler import Row
+
+
+@dataclass(frozen=True)
+class RowRecord:
+    """What one forward pass did for one completion of a request. `phase` is "prefill" until its first token, then
+    "decode"; `blocks` is its block table."""
+
+    request_id: str
+    phase: str
+    num_tokens: int
+    num_padding: int
+    index: int = 0
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The tokens of all requests of a step one behind the other, without padding.
+
+    Attributes:
+        token_ids, positions, slot_mapping: [num_tokens], each token with its position in its sequence and its place in
+            the KV cache.
+        block_tables, query_start_loc, seq_lens: whose tokens these are and where their keys lie, see attention.py.
+        last: [n_ready], which of the tokens are those whose successor is asked for.
+        rows: whose tokens these are.
+        ready: the requests that are up to date with this step: each gets a token.
+        tables: the blocks of each row.
+        copies: blocks of the KV cache that have to be copied before, (from, to).
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    block_tables: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    last: Tensor
+    rows: Sequence[Row] = ()
+    ready: Sequence[Request] = ()
+    tables: Sequence[list[int]] = ()
+    copies: Sequence[tuple[int, int]] = ()
+
+    @classmethod
+    def of(cls, rows: list[Row], manager: BlockManager, device: torch.device) -> "Batch":
+        token_ids, positions, slots, query_start_loc, seq_lens, last, ready = [], [], [], [0], [], [], []
+        for request, num_tokens in rows:
+            start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+            token_ids += request.new_token_ids(num_tokens)
+            positions += range(start, end)
+            slots += manager.slot_mapping(request, start, end)
+            query_start_loc.append(len(token_ids))
+            seq_lens.append(end)
+            if num_tokens == request.num_new_tokens:
+                ready.append(request)
+                last.append(len(token_ids) - 1)
+        tables = [manager.block_table(request) for request, _ in rows]
+        return cls(
+            token_ids=torch.tensor(token_ids, device=device),
+            positions=torch.tensor(positions, device=device),
+            slot_mapping=torch.tensor(slots, device=device),
+            block_tables=torch.tensor(rectangle(tables), device=device),
+            query_start_loc=torch.tensor(query_start_loc, device=device),
+            seq_lens=torch.tensor(seq_lens, device=device),
+            last=torch.tensor(last, dtype=torch.int64, device=device),
+            rows=rows,
+            ready=ready,
+            tables=tables,
+            copies=manager.take_copies(),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def records(self) -> list[RowRecord]:
+        """For the trace, before the step: what each row does in it."""
+        rows = zip(self.rows, self.tables, strict=True)
+        return [
+            RowRecord(r.request_id, "decode" if r.output_token_ids else "prefill", n, 0, r.index, tuple(table))
+            for (r, n), table in rows
+        ]
+
+
+def rectangle(tables: list[list[int]]) -> list[list[int]]:
+    """Block tables of the same length, filled up with zeros, which nobody looks at."""
+    width = max(map(len, tables))
+    return [table + [0] * (width - len(table)) for table in tables]

@@ -1,0 +1,231 @@
+"""The command line: `python -m stage06 --prompts "Once upon a time"`.
+
+Results go to stdout; progress, the closing line and errors to stderr. Exit status: 0 done, 2 bad input,
+130 interrupted; 1 some lines of a batch file are errors.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from io import FileIO
+from pathlib import Path
+from typing import NoReturn
+
+from tqdm import tqdm
+
+from .async_llm import AsyncLLM
+from .batch_file import open_output, run_batch_file
+from .config import add_flags, engine_options
+from .console import Outcome, flush_streams, one_interrupt, prepare_streams, tell
+from .interactive import converse
+from .llm import LLM
+from .outputs import RequestOutput
+from .sampling_params import SamplingParams
+from .stats import StepRecord, closing_line
+
+TRACE_BEGIN = b'{"step": 0, "start": '  # of every file of --trace
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """As for any other error: one line, without the usage, which --help shows."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog=f"python -m {__package__}", description=sys.modules[__package__].__doc__, allow_abbrev=False)
+    add = parser.add_argument_group("prompts").add_argument
+    add("--prompts", nargs="+", metavar="TEXT", help="complete these texts")
+    add("--prompts-file", type=Path, metavar="FILE", help="complete the lines of this file; blank lines are skipped")
+    add("--interactive", action="store_true", help="type prompts and watch them stream (see interactive.py)")
+    add("--input", type=Path, metavar="FILE.jsonl", help="complete the lines of this batch file (see batch_file.py)")
+    add = parser.add_argument_group("output").add_argument
+    add("--output", type=Path, metavar="FILE.jsonl", help="where the results of --input go")
+    add("--resume", action="store_true", help="continue the --output of a run that was killed")
+    add("--json", action="store_true", help="print a line of JSON per result")
+    add(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write a line of JSON per forward pass to this file; an earlier trace is replaced, any other file refused",
+    )
+    add("--quiet", action="store_true", help="no progress and no closing line")
+    add_flags(parser.add_argument_group("engine").add_argument)
+    defaults = SamplingParams()
+    add = parser.add_argument_group("sampling").add_argument
+    add("--max-tokens", type=int, default=256, metavar="N", help="longest output (default: %(default)s)")
+    add("--min-tokens", type=int, default=defaults.min_tokens, metavar="N", help="shortest output")
+    add("--temperature", type=float, default=0.8, help="0 is greedy (default: %(default)s)")
+    add("--top-k", type=int, default=defaults.top_k, metavar="K", help="draw from the K best tokens; 0: from all")
+    add("--top-p", type=float, default=defaults.top_p, metavar="P", help="draw from the best tokens that sum to P")
+    add(
+        "--min-p",
+        type=float,
+        default=defaults.min_p,
+        metavar="P",
+        help="draw from tokens P times as likely as the best",
+    )
+    add("--repetition-penalty", type=float, default=defaults.repetition_penalty, metavar="X")
+    add("--presence-penalty", type=float, default=defaults.presence_penalty, metavar="X")
+    add("--frequency-penalty", type=float, default=defaults.frequency_penalty, metavar="X")
+    add("--stop", nargs="+", action="extend", default=[], metavar="TEXT", help="end before any of these texts")
+    add("--stop-token-ids", nargs="+", type=int, action="extend", default=[], metavar="ID")
+    add("--ignore-eos", action="store_true", help="go on past the end token")
+    add("--n", type=int, default=defaults.n, metavar="N", help="completions of each prompt (default: %(default)s)")
+    add("--logprobs", type=int, metavar="K", help="with --json: log-probabilities of each token and the K best")
+    return parser
+
+
+SAMPLING_ARGUMENTS = [name for name in SamplingParams.__dataclass_fields__ if name != "seed"]
+
+
+def read_prompts(args: argparse.Namespace) -> list[str]:
+    """The prompts that were asked for. Raises ValueError if there are none."""
+    prompts = list(args.prompts or [])
+    if args.prompts_file:
+        try:
+            lines = args.prompts_file.read_text(encoding="utf-8-sig").split("\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{args.prompts_file} is not UTF-8: {error.reason} at byte {error.start}") from None
+        prompts += [line for line in lines if line.strip()]
+    if not prompts:
+        raise ValueError("no prompts: give --prompts or a --prompts-file that is not empty")
+    return prompts
+
+
+def check_trace(path: Path, used: dict[str, Path | None]) -> None:
+    """Raise ValueError if the trace would replace what is no trace, or a file that this run uses otherwise.
+
+    Makes the file if it is not there: a path that can't be written is an error now, not after the work.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"--trace {path} is not a regular file")
+    with path.open("a+b") as file:
+        streams = {"stdout": sys.__stdout__ and 1, "stderr": sys.__stderr__ and 2}
+        for name, other in (used | streams).items():
+            if other is not None and os.path.samestat(os.fstat(file.fileno()), os.stat(other)):
+                raise ValueError(f"--trace {path} is {name} too")
+        file.seek(0)
+        begin = file.read(len(TRACE_BEGIN))
+        if not TRACE_BEGIN.startswith(begin):
+            raise ValueError(f"--trace {path} exists and is not a trace: remove it, or take another name")
+
+
+def write_trace(path: Path, trace: list[StepRecord]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record.to_dict()) + "\n" for record in trace)
+
+
+def format_result(index: int, output: RequestOutput, total: int, as_json: bool) -> str:
+    if as_json:
+        return json.dumps({"index": index, **output.to_dict()}, ensure_ascii=False)
+    if total == len(output.outputs) == 1:
+        return output.prompt + output.outputs[0].text
+    results = []
+    for completion in output.outputs:
+        which = f"{index + 1} of {total}" + (f", completion {completion.index + 1}" if len(output.outputs) > 1 else "")
+        results.append(f"--- {which}: {completion.finish_reason}, {len(completion.token_ids)} tokens\n")
+        results.append(f"{output.prompt}{completion.text}\n")
+    return "".join(results)
+
+
+def complete(llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool, quiet: bool) -> None:
+    """Print the results in the order of the prompts, each as soon as it and those before it are done.
+
+    Whatever ends the run early, a Ctrl-C say, what is finished by then is printed.
+    """
+    waiting, printed = {}, 0
+    results = llm.as_completed(prompts, params)  # or an error, without a bar
+    with tqdm(total=len(prompts), unit="request", disable=quiet or len(prompts) == 1) as bar:
+
+        def show(index: int) -> None:
+            bar.write(format_result(index, waiting.pop(index), len(prompts), as_json), file=sys.stdout)
+            sys.stdout.flush()
+
+        try:
+            for index, output in results:
+                waiting[index] = output
+                bar.update()
+                while printed in waiting:
+                    show(printed)
+                    printed += 1
+        finally:
+            for index in sorted(waiting):
+                show(index)
+
+
+def stream(llm: LLM, prompt: str, params: SamplingParams) -> None:
+    """Print a single completion as it is made."""
+    print(prompt, end="", flush=True)
+    try:
+        for event in llm.stream([prompt], params):
+            print(event.text, end="", flush=True)
+    finally:
+        print(flush=True)
+
+
+def check(args: argparse.Namespace, files: contextlib.ExitStack) -> tuple[list[str], SamplingParams, FileIO | None]:
+    """What is to be completed, and how, and the output of a batch file, which `files` closes. Raises ValueError or
+    OSError, before the model is loaded, if it can't be."""
+    if sys.stdout is None and not args.input:
+        raise ValueError("stdout is closed: there is no place for the results")
+    batch = args.input or args.output or args.resume
+    if batch and (not (args.input and args.output) or args.prompts or args.prompts_file):
+        raise ValueError("a batch file needs both --input and --output, and no --prompts")
+    if args.interactive and args.n > 1:
+        raise ValueError("--interactive shows one completion of a prompt, not --n of them")
+    if args.interactive and (args.input or args.prompts or args.prompts_file or args.json):
+        raise ValueError("--interactive reads its prompts from the terminal, and prints text")
+    if args.interactive and sys.stdin is None:
+        raise ValueError("--interactive reads its prompts from stdin, which is closed")
+    if args.policy == "priority" and not args.input:
+        raise ValueError("--policy priority needs --input, whose lines may have a priority")
+    prompts = [] if args.input or args.interactive else read_prompts(args)
+    params = SamplingParams(**{name: getattr(args, name) for name in SAMPLING_ARGUMENTS})
+    output = files.enter_context(open_output(args.input, args.output, args.resume)) if args.input else None
+    if args.trace:
+        check_trace(args.trace, {"--input": args.input, "--output": args.output, "--prompts-file": args.prompts_file})
+    return prompts, params, output
+
+
+def complete_file(llm: LLM, args: argparse.Namespace, output: FileIO, params: SamplingParams, outcome: Outcome) -> None:
+    """Complete the lines of --input."""
+    total, errors = run_batch_file(llm, args.input, output, params, quiet=args.quiet)
+    if errors:
+        tell(f"{outcome.prog}: {errors} of {total} lines are errors, see {args.output}")
+        outcome.status = 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    prepare_streams()
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    llm, outcome = None, Outcome(parser.prog)
+    with one_interrupt(), contextlib.ExitStack() as files:
+        with outcome:
+            prompts, params, output = check(args, files)
+            options = {**engine_options(args), "trace": args.trace is not None}
+            engine = AsyncLLM(**options) if args.interactive else None
+            llm = engine.llm if engine else LLM(**options)
+            started = time.perf_counter()
+            if engine:
+                with engine:
+                    asyncio.run(converse(engine, params))
+            elif output is not None:
+                complete_file(llm, args, output, params, outcome)
+            elif len(prompts) == params.n == 1 and sys.stdout.isatty() and not args.json:
+                stream(llm, prompts[0], params)
+            else:
+                complete(llm, prompts, params, args.json, args.quiet)
+        if llm is not None and args.trace:
+            with outcome:
+                write_trace(args.trace, llm.trace)
+    if llm is not None and not args.quiet and outcome.status != 2:
+        tell(closing_line(llm.stats, time.perf_counter() - started, args.json))
+    flush_streams()
+    return outcome.status

@@ -1,0 +1,210 @@
+"""The engine: the loop that turns prompts into completions; requests join and leave it at every step."""
+
+import functools
+import gc
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .batch import Batch
+from .block_manager import BlockManager
+from .config import EngineConfig, pick_max_model_len
+from .fast_model import enabled
+from .request import Request, finished_groups
+from .runner import Runner
+from .sampler import sample
+from .scheduler import Row, Scheduler
+from .stats import Recorder
+from .tokenizer import Tokenizer
+from .weights import find_model, read_config, tokenizer_directory
+
+
+class Engine:
+    """Completes requests, each from when it was added until it ends or is aborted.
+
+    What may be cut short in the middle (by an error, or by a Ctrl-C between any two lines), and who is told what, is
+    the router's business.
+
+    Attributes:
+        unfinished: the requests that wait or run, in the order in which they came.
+        committed: what the last step has given, until everybody is told.
+
+    Raises:
+        ValueError: an option or a file of the model is wrong; the message names it.
+        OSError: the model can't be fetched or read.
+    """
+
+    def __init__(self, config: EngineConfig):
+        if "freeze" in enabled(config.disable):
+            freeze_garbage_collector()
+        directory = find_model(config.model, config.load_format)
+        self.config, self.model_config = config, read_config(config.model, directory, config.load_format)
+        self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
+        if not config.enable_chunked_prefill and config.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"without chunked prefill max_num_batched_tokens must be at least max_model_len {self.max_model_len}, "
+                f"got {config.max_num_batched_tokens}"
+            )
+        self.tokenizer = Tokenizer(tokenizer_directory(directory))
+        self.runner = Runner(config, self.model_config, directory, self.max_model_len)
+        self.block_manager = BlockManager(
+            self.runner.num_blocks, config.block_size, config.enable_prefix_caching, config.watermark
+        )
+        self.scheduler = Scheduler(
+            self.block_manager,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            config.policy,
+            config.enable_chunked_prefill,
+        )
+        if self.runner.device.type == "cuda" and "overlap" in enabled(config.disable):
+            self.runner.run_ahead(self.scheduler)
+        self.recorder = Recorder(keep=config.trace)
+        self.unfinished: dict[Request, None] = {}
+        self.committed: list[tuple[Request, dict]] = []
+
+    def fits(self, request: Request) -> None:
+        """Raise ValueError if there is no room for a request, or none that it asks for."""
+        num_tokens = len(request.prompt_token_ids)
+        if num_tokens >= self.max_model_len:
+            raise ValueError(
+                f"{num_tokens} tokens leave no room for an output within max_model_len {self.max_model_len}"
+            )
+        total = num_tokens + request.max_tokens
+        needed = self.block_manager.num_needed(total - 1)  # the last token is never computed
+        if needed > self.runner.num_blocks:
+            raise ValueError(
+                f"{total} tokens of prompt and output need {needed} blocks of the KV cache, there are "
+                f"{self.runner.num_blocks}"
+            )
+        if request.priority and self.config.policy != "priority":
+            raise ValueError(
+                f"priority {request.priority} needs the policy 'priority', this engine's is {self.config.policy!r}"
+            )
+
+    def add(self, request: Request) -> None:
+        """Put a request into the queue; the next steps will take it up."""
+        self.unfinished[request] = None
+        self.scheduler.add(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request as it is, all of its completions; its blocks are free for the next step."""
+        for completion in request.group:
+            self.scheduler.remove(completion)
+            if not completion.finished:
+                completion.abort()
+        self.unfinished.pop(request, None)
+
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """One forward pass, and one token more for each request that is up to date. Returns those that have news."""
+        rows = self.scheduler.schedule()
+        if not rows:
+            return []
+        batch = Batch.of(rows, self.block_manager, self.runner.device)
+        with self.recorder.step(batch, self.block_manager, self.kv_use(rows)):
+            logits = self.runner.forward(batch)  # [num_tokens] -> [n_ready, vocab_size]
+            tokens, failed = self.sample(logits, batch)
+            return self.commit(rows, tokens, failed)
+
+    def sample(self, logits: Tensor, batch: Batch) -> tuple[list[tuple[Request, dict]], list[Request]]:
+        """As `sample_each`. The first logits of a request with n > 1 are the first of all its completions, which may be
+        many: they are sampled in parts, so that the sampler's memory is bounded."""
+        rows = [(i, completion) for i, request in enumerate(batch.ready) for completion in (request, *request.unforked)]
+        tokens, failed = [], []
+        for start in range(0, len(rows), self.config.max_num_seqs):
+            numbers, requests = zip(*rows[start : start + self.config.max_num_seqs], strict=True)
+            part = logits if len(numbers) == len(logits) else logits[list(numbers)]  # [n_part, vocab_size]
+            more_tokens, more_failed = sample_each(part, requests, functools.partial(self.runner.sample, batch))
+            tokens, failed = tokens + more_tokens, failed + more_failed
+        return tokens, failed
+
+    def commit(self, rows: list[Row], tokens: list[tuple[Request, dict]], failed: list[Request]) -> list[Request]:
+        """The tokens to their requests; who ended leaves.
+
+        Nothing has changed yet: whatever failed before, the step can be taken again. With the first line here it has
+        happened, whatever comes between it and the last.
+        """
+        self.committed = tokens
+        for request, num_tokens in rows:
+            request.num_computed_tokens += num_tokens
+        computed = dict(rows)
+        for request, draft in tokens:
+            request.become(draft)
+            if request not in computed and not request.finished:
+                self.scheduler.fork(request.group[0], request)
+        for request, _ in tokens:
+            if request.finished:
+                self.scheduler.remove(request)
+        for request in finished_groups(request for request, _ in tokens):
+            self._finish(request)
+        for request in dict.fromkeys(completion.group[0] for completion in failed):
+            self.abort(request)
+        self.recorder.stats.num_output_tokens += len(tokens)
+        self.recorder.stats.num_preemptions += self.scheduler.take_preemptions()
+        return [request for request, _ in tokens] + [c for request in failed for c in request.group[0].group]
+
+    def start_over(self) -> list[Request]:
+        """After a change that was cut short: go on from what is certain, the requests and their tokens. All wait again,
+        and are computed anew; a step that was being committed is. Returns those that may have news."""
+        for request, draft in self.committed:
+            request.become(draft)
+        if self.runner.ahead is not None:
+            self.runner.ahead.clear()
+        self.block_manager.start_over()
+        self.scheduler.start_over(self.unfinished)
+        ended = finished_groups(self.unfinished)
+        for request in ended:
+            self._finish(request)
+        return [request for request, _ in self.committed] + [c for request in ended for c in request.group]
+
+    def kv_use(self, rows: list[Row]) -> tuple[int, int]:
+        """In tokens, what of the KV cache is reserved, and what live requests use of it after a step."""
+        manager, num_tokens = self.block_manager, dict(rows)
+        # Room that is not filled is only behind a sequence's last token, in blocks that nobody shares.
+        room = sum(len(manager.block_table(request)) for request in manager.holders) * manager.block_size
+        unused = room - sum(r.num_computed_tokens + num_tokens.get(r, 0) for r in manager.holders)
+        reserved = (manager.num_blocks - manager.num_free) * manager.block_size
+        return reserved, reserved - unused
+
+    def _finish(self, request: Request) -> None:
+        """Let go of a request that has ended, all of its completions."""
+        for completion in request.group:
+            self.scheduler.remove(completion)
+        self.unfinished.pop(request, None)
+        if all(completion.finish_reason != "abort" for completion in request.group):
+            self.recorder.finished(request)
+
+
+@functools.cache  # once
+def freeze_garbage_collector() -> None:
+    """Let the garbage collector leave alone what is there now: some 170,000 objects of torch and others, which it
+    would look through again every few hundred steps, 40 ms each time."""
+    gc.collect()
+    gc.freeze()
+
+
+def sample_each(
+    logits: Tensor, requests: Sequence[Request], sample_all: Callable
+) -> tuple[list[tuple[Request, dict]], list[Request]]:
+    """What each request will be with one token more (`Request.after`), and those for which it fails: the others go on.
+
+    Raises:
+        Exception: if it fails for all of them.
+    """
+    try:
+        sampled = sample_all(logits, requests)
+        return [(request, request.after(*result)) for request, result in zip(requests, sampled, strict=True)], []
+    except Exception:
+        drafts, failed = [], []
+        for i, request in enumerate(requests):
+            try:
+                drafts.append((request, request.after(*sample(logits[i : i + 1], [request])[0])))
+            except Exception as error:
+                failed.append(request)
+                logging.getLogger(__name__).warning("request %s is aborted: %s", request.request_id, error)
+        if not drafts:
+            raise
+        return drafts, failed
