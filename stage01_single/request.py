@@ -86,6 +86,8 @@ class Request:
         """Append text, and end before the first stop text that it completes."""
         old_length = len(self.text)
         self.text += new_text
+        if not self.params.stop:
+            return
         # A stop text that this token completes may begin in earlier text, but ends in the new one.
         found = [match(stop, n, new_text) for stop, n in zip(self.params.stop, self._matched, strict=True)]
         self._matched = [n for n, _ in found]

@@ -47,9 +47,10 @@ class Batch:
 
     @classmethod
     def of(cls, rows: list[Row], device: torch.device) -> "Batch":
-        rows = sorted(rows, key=lambda row: row.num_tokens > 1)  # single tokens first
+        # Single tokens first.
+        rows = [row for row in rows if row.num_tokens == 1] + [row for row in rows if row.num_tokens > 1]
         token_ids, positions, slots, last, ready, singles, runs = [], [], [], [], [], [], []
-        for request, num_tokens in rows:
+        for request, num_tokens, is_ready in rows:
             start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
             if num_tokens == 1:
                 singles.append((request.slot + 1, end))
@@ -58,7 +59,7 @@ class Batch:
             token_ids += request.new_token_ids(num_tokens)
             positions += range(start, end)
             slots += [request.slot] * num_tokens
-            if num_tokens == request.num_new_tokens:
+            if is_ready:
                 ready.append(request)
                 last.append(len(token_ids) - 1)
         return cls(
@@ -82,5 +83,5 @@ class Batch:
         """For the trace, before the step: what each row does in it."""
         return [
             RowRecord(r.request_id, "decode" if r.output_token_ids else "prefill", num_tokens, num_padding=0)
-            for r, num_tokens in self.rows
+            for r, num_tokens, _ in self.rows
         ]

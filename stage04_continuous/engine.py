@@ -91,12 +91,12 @@ class Engine:
         happened, whatever comes between it and the last.
         """
         self.committed = tokens
-        for request, num_tokens in rows:
+        for request, num_tokens, _ in rows:
             request.num_computed_tokens += num_tokens
         for request, draft in tokens:
             request.become(draft)
-            if request.finished:
-                self._finish(request)
+        for request in [request for request, _ in tokens if request.finished]:
+            self._finish(request)
         for request in failed:
             self.abort(request)
         self.recorder.stats.num_output_tokens += len(tokens)
@@ -116,7 +116,7 @@ class Engine:
     def kv_use(self, rows: list[Row]) -> tuple[int, int]:
         """In tokens, what of the KV cache is reserved, and what live requests use of it after a step."""
         running = self.scheduler.running
-        used = sum(request.num_computed_tokens for request in running) + sum(row.num_tokens for row in rows)
+        used = sum([request.num_computed_tokens for request in running]) + sum([row.num_tokens for row in rows])
         return len(running) * self.max_model_len, used
 
     def _finish(self, request: Request) -> None:

@@ -97,9 +97,14 @@ class Request:
         return self.prompt_token_ids + self.output_token_ids
 
     @property
+    def num_tokens(self) -> int:
+        """As many as `token_ids`, which is put together anew at each look."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
     def num_new_tokens(self) -> int:
         """The tokens that have to go through the model before the next one can be sampled: 1 in a decode."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids) - self.num_computed_tokens
+        return self.num_tokens - self.num_computed_tokens
 
     def new_token_ids(self, num_tokens: int) -> list[int]:
         """The next tokens to go through the model."""
@@ -158,6 +163,8 @@ class Request:
         """Append text, and end before the first stop text that it completes."""
         old_length = len(self.text)
         self.text += new_text
+        if not self.params.stop:
+            return
         # A stop text that this token completes may begin in earlier text, but ends in the new one.
         found = [match(stop, n, new_text) for stop, n in zip(self.params.stop, self._matched, strict=True)]
         self._matched = [n for n, _ in found]

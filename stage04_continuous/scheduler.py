@@ -18,10 +18,11 @@ AGING = 16
 
 
 class Row(NamedTuple):
-    """A request in a step, and how many of its tokens the step computes."""
+    """A request in a step: how many of its tokens the step computes, and whether these are all, so that it gets one."""
 
     request: Request
     num_tokens: int
+    ready: bool
 
 
 class Scheduler:
@@ -75,10 +76,11 @@ class Scheduler:
         """
         self.num_steps += 1
         budget, rows = self.max_num_batched_tokens, []
-        for request in sorted(self.running, key=lambda request: request.num_new_tokens > 1):  # stable
-            num_tokens = min(request.num_new_tokens, budget)
+        new = [(request, request.num_new_tokens) for request in self.running]
+        for request, num_new in [pair for pair in new if pair[1] == 1] + [pair for pair in new if pair[1] > 1]:
+            num_tokens = min(num_new, budget)
             if num_tokens:
-                rows.append(Row(request, num_tokens))
+                rows.append(Row(request, num_tokens, ready=num_tokens == num_new))
                 budget -= num_tokens
         while self._has_waiting() and self.free_slots and budget:
             request = self.waiting[0][-1]
@@ -86,8 +88,9 @@ class Scheduler:
                 break
             heapq.heappop(self.waiting)
             self._admit(request)
-            num_tokens = min(request.num_new_tokens, budget)
-            rows.append(Row(request, num_tokens))
+            num_new = request.num_new_tokens
+            num_tokens = min(num_new, budget)
+            rows.append(Row(request, num_tokens, ready=num_tokens == num_new))
             budget -= num_tokens
         return rows
 

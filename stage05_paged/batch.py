@@ -54,17 +54,17 @@ class Batch:
     @classmethod
     def of(cls, rows: list[Row], manager: BlockManager, device: torch.device) -> "Batch":
         token_ids, positions, slots, query_start_loc, seq_lens, last, ready = [], [], [], [0], [], [], []
-        for request, num_tokens in rows:
+        for request, num_tokens, is_ready in rows:
             start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
             token_ids += request.new_token_ids(num_tokens)
             positions += range(start, end)
             slots += manager.slot_mapping(request, start, end)
             query_start_loc.append(len(token_ids))
             seq_lens.append(end)
-            if num_tokens == request.num_new_tokens:
+            if is_ready:
                 ready.append(request)
                 last.append(len(token_ids) - 1)
-        tables = [manager.block_table(request) for request, _ in rows]
+        tables = [manager.block_table(row.request) for row in rows]
         return cls(
             token_ids=torch.tensor(token_ids, device=device),
             positions=torch.tensor(positions, device=device),
@@ -88,7 +88,7 @@ class Batch:
         rows = zip(self.rows, self.tables, strict=True)
         return [
             RowRecord(r.request_id, "decode" if r.output_token_ids else "prefill", n, 0, r.index, tuple(table))
-            for (r, n), table in rows
+            for (r, n, _), table in rows
         ]
 
 

@@ -168,7 +168,7 @@ def schedule(engine: Engine, active: list[BeamSearch]) -> tuple[list[Row], list[
         for beam, n in zip(search.beams, num_tokens, strict=True):
             manager.append(beam)
             manager.enter(beam, beam.num_computed_tokens + n)
-            rows.append(Row(beam, n))
+            rows.append(Row(beam, n, ready=n == beam.num_new_tokens))
         if num_tokens[0] == search.beams[0].num_new_tokens:
             ready.append(search)
     return rows, ready

@@ -9,7 +9,7 @@ from torch import Tensor
 from .batch import Batch
 from .block_manager import BlockManager
 from .config import EngineConfig, pick_max_model_len
-from .request import Request, finished_groups
+from .request import Request, RequestState, finished_groups
 from .runner import Runner
 from .sampler import sample
 from .scheduler import Row, Scheduler
@@ -105,7 +105,9 @@ class Engine:
     def sample(self, logits: Tensor, ready: list[Request]) -> tuple[list[tuple[Request, dict]], list[Request]]:
         """As `sample_each`. The first logits of a request with n > 1 are the first of all its completions, which may be
         many: they are sampled in parts, so that the sampler's memory is bounded."""
-        rows = [(i, completion) for i, request in enumerate(ready) for completion in (request, *request.unforked)]
+        rows = []
+        for i, request in enumerate(ready):
+            rows += [(i, completion) for completion in request.beginning]
         tokens, failed = [], []
         for start in range(0, len(rows), self.config.max_num_seqs):
             numbers, requests = zip(*rows[start : start + self.config.max_num_seqs], strict=True)
@@ -121,17 +123,16 @@ class Engine:
         happened, whatever comes between it and the last.
         """
         self.committed = tokens
-        for request, num_tokens in rows:
+        for request, num_tokens, _ in rows:
             request.num_computed_tokens += num_tokens
-        computed = dict(rows)
         for request, draft in tokens:
             request.become(draft)
-            if request not in computed and not request.finished:
-                self.scheduler.fork(request.group[0], request)
-        for request, _ in tokens:
-            if request.finished:
-                self.scheduler.remove(request)
-        for request in finished_groups(request for request, _ in tokens):
+        ended = [request for request, _ in tokens if request.finished]
+        for request in [request for request, _ in tokens if request.state is RequestState.WAITING]:
+            self.scheduler.fork(request.group[0], request)
+        for request in ended:
+            self.scheduler.remove(request)
+        for request in finished_groups(ended):
             self._finish(request)
         for request in dict.fromkeys(completion.group[0] for completion in failed):
             self.abort(request)
@@ -153,10 +154,10 @@ class Engine:
 
     def kv_use(self, rows: list[Row]) -> tuple[int, int]:
         """In tokens, what of the KV cache is reserved, and what live requests use of it after a step."""
-        manager, num_tokens = self.block_manager, dict(rows)
+        manager = self.block_manager
+        filled = sum([r.num_computed_tokens for r in manager.holders]) + sum([row.num_tokens for row in rows])
         # Room that is not filled is only behind a sequence's last token, in blocks that nobody shares.
-        room = sum(len(manager.block_table(request)) for request in manager.holders) * manager.block_size
-        unused = room - sum(r.num_computed_tokens + num_tokens.get(r, 0) for r in manager.holders)
+        unused = manager.num_held * manager.block_size - filled
         reserved = (manager.num_blocks - manager.num_free) * manager.block_size
         return reserved, reserved - unused
 

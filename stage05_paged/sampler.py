@@ -90,7 +90,7 @@ def penalize(logits: Tensor, requests: list[Request]) -> Tensor:
         frequency = torch.tensor([[r.params.frequency_penalty] for r in requests], device=scores.device)
         presence = torch.tensor([[r.params.presence_penalty] for r in requests], device=scores.device)
         scores -= frequency * counts + presence * (counts > 0)
-    banned = [(i, token_id) for i, r in enumerate(requests) for token_id in r.banned_token_ids]
+    banned = [(i, token_id) for i, r in enumerate(requests) if r.params.min_tokens for token_id in r.banned_token_ids]
     if banned:
         scores[tuple(torch.tensor(banned, device=scores.device).T)] = -math.inf
     return scores

@@ -24,10 +24,11 @@ AGING = 16
 
 
 class Row(NamedTuple):
-    """A request in a step, and how many of its tokens the step computes."""
+    """A request in a step: how many of its tokens the step computes, and whether these are all, so that it gets one."""
 
     request: Request
     num_tokens: int
+    ready: bool
 
 
 class Scheduler:
@@ -88,10 +89,11 @@ class Scheduler:
         self.num_steps += 1
         short_of_memory = self._make_room()
         budget, rows = self.max_num_batched_tokens, []
-        for request in sorted(self.running, key=lambda request: request.num_new_tokens > 1):  # stable
-            num_tokens = min(request.num_new_tokens, budget)
+        new = [(request, request.num_new_tokens) for request in self.running]
+        for request, num_new in [pair for pair in new if pair[1] == 1] + [pair for pair in new if pair[1] > 1]:
+            num_tokens = min(num_new, budget)
             if num_tokens:
-                rows.append(self._row(request, num_tokens))
+                rows.append(self._row(request, num_tokens, num_new))
                 budget -= num_tokens
         while self._has_waiting() and len(self.running) < self.max_num_seqs and budget and not short_of_memory:
             request = self.waiting[0][-1]
@@ -101,14 +103,15 @@ class Scheduler:
                 break
             heapq.heappop(self.waiting)
             self._admit(request)
-            num_tokens = min(request.num_new_tokens, budget)
-            rows.append(self._row(request, num_tokens))
+            num_new = request.num_new_tokens
+            num_tokens = min(num_new, budget)
+            rows.append(self._row(request, num_tokens, num_new))
             budget -= num_tokens
         return rows
 
-    def _row(self, request: Request, num_tokens: int) -> Row:
+    def _row(self, request: Request, num_tokens: int, num_new: int) -> Row:
         self.block_manager.enter(request, request.num_computed_tokens + num_tokens)
-        return Row(request, num_tokens)
+        return Row(request, num_tokens, ready=num_tokens == num_new)
 
     def _admit(self, request: Request) -> None:
         request.num_computed_tokens = self.block_manager.allocate(request)
@@ -122,7 +125,8 @@ class Scheduler:
         """A place in the cache for the next token of each running request, the first in the queue's order served first.
         Returns whether someone had to be preempted for it."""
         before = self.num_preemptions
-        for request in sorted(self.running, key=self._order):
+        growing = [request for request in self.running if self.block_manager.needs_block(request)]
+        for request in sorted(growing, key=self._order):
             while request.state is RequestState.RUNNING and not self.block_manager.can_append(request):
                 self.preempt(max(self.running, key=self._order))  # possibly the request itself
             if request.state is RequestState.RUNNING:

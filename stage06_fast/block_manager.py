@@ -21,6 +21,7 @@ class Sequence(Protocol):
     """What the manager reads of a sequence; any hashable object will do."""
 
     token_ids: list[int]
+    num_tokens: int  # so many, without putting the list together
 
 
 class Key(NamedTuple):
@@ -86,6 +87,11 @@ class BlockManager:
         counts = [count for count in self.ref_counts if count > 1]
         return len(counts), sum(counts) - len(counts)
 
+    @property
+    def num_held(self) -> int:
+        """How many blocks all sequences hold; one that several hold counts for each."""
+        return sum(self.ref_counts)
+
     def block_table(self, sequence: Sequence) -> list[int]:
         """The blocks of a sequence, in order. Not a copy."""
         return self._tables[sequence].blocks
@@ -120,17 +126,22 @@ class BlockManager:
         self._tables[sequence] = table
         return len(found) * self.block_size
 
+    def needs_block(self, sequence: Sequence) -> bool:
+        """Whether there is no place yet for the last of a sequence's tokens that it may write to."""
+        blocks = self._tables[sequence].blocks
+        return len(blocks) * self.block_size < sequence.num_tokens or self.ref_counts[blocks[-1]] > 1
+
     def can_append(self, sequence: Sequence) -> bool:
         """Whether there is a block for the last of a sequence's tokens, if it needs one."""
-        return self.num_free > 0 or not self._needs_block(sequence)
+        return self.num_free > 0 or not self.needs_block(sequence)
 
     def append(self, sequence: Sequence) -> None:
         """Make sure that the last of a sequence's tokens has a place that may be written."""
         table = self._tables[sequence]
-        if not self._needs_block(sequence):
+        if not self.needs_block(sequence):
             return
         block = self._take()
-        if len(table.blocks) < self.num_needed(len(sequence.token_ids)):
+        if len(table.blocks) < self.num_needed(sequence.num_tokens):
             table.blocks.append(block)
         else:  # the last block is shared
             self._copies.append((table.blocks[-1], block))
@@ -140,10 +151,6 @@ class BlockManager:
     def append_ahead(self, sequence: Sequence) -> None:
         """Give a sequence a block for a token that it does not have yet. Frees it with the others if none comes."""
         self._tables[sequence].blocks.append(self._take())
-
-    def _needs_block(self, sequence: Sequence) -> bool:
-        blocks, num_tokens = self._tables[sequence].blocks, len(sequence.token_ids)
-        return len(blocks) < self.num_needed(num_tokens) or self.ref_counts[blocks[-1]] > 1
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a child that has the same tokens share its parent's blocks. Nothing is copied before someone writes."""

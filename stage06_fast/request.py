@@ -111,9 +111,9 @@ class Request:
         return child
 
     @property
-    def unforked(self) -> list["Request"]:
-        """Those that are to be forked from this one as soon as its prompt is computed."""
-        return self.group[1:] if self.index == 0 and not self.output_token_ids else []
+    def beginning(self) -> list["Request"]:
+        """Those that get a token when this one does: it alone, but with its prompt's last one the whole group."""
+        return [self] if self.output_token_ids or self.index else self.group
 
     @property
     def token_ids(self) -> list[int]:
@@ -121,9 +121,14 @@ class Request:
         return self.prompt_token_ids + self.output_token_ids
 
     @property
+    def num_tokens(self) -> int:
+        """As many as `token_ids`, which is put together anew at each look."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
     def num_new_tokens(self) -> int:
         """The tokens that have to go through the model before the next one can be sampled: 1 in a decode."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids) - self.num_computed_tokens
+        return self.num_tokens - self.num_computed_tokens
 
     def new_token_ids(self, num_tokens: int) -> list[int]:
         """The next tokens to go through the model."""
@@ -182,6 +187,8 @@ class Request:
         """Append text, and end before the first stop text that it completes."""
         old_length = len(self.text)
         self.text += new_text
+        if not self.params.stop:
+            return
         # A stop text that this token completes may begin in earlier text, but ends in the new one.
         found = [match(stop, n, new_text) for stop, n in zip(self.params.stop, self._matched, strict=True)]
         self._matched = [n for n, _ in found]
@@ -250,4 +257,5 @@ class Request:
 
 def finished_groups(completions: Iterable[Request]) -> list[Request]:
     """The first completion of each request that is done, all n of it, with these."""
-    return list(dict.fromkeys(c.group[0] for c in completions if c.group_finished))
+    ended = [completion.group for completion in completions if completion.finished]
+    return list(dict.fromkeys([group[0] for group in ended if all([completion.finished for completion in group])]))

@@ -38,16 +38,17 @@ class RunAhead:
         """Whether what follows this step is, most likely, a token more for each of its requests."""
         if self.scheduler.waiting and len(self.scheduler.running) < self.scheduler.max_num_seqs:
             return False  # somebody may join
-        if not all(self._continues(request, n) for request, n in rows):
+        if not all(self._continues(row) for row in rows):
             return False
-        needed = sum(self._needs_block(request, n) for request, n in rows)
+        needed = sum(self._needs_block(row.request, row.num_tokens) for row in rows)
         return self.block_manager.num_free - needed >= self.block_manager.num_reserve
 
-    def _continues(self, request: Request, num_tokens: int) -> bool:
+    def _continues(self, row: Row) -> bool:
         """It goes on after this step, shares no block that it will write to, and its logits are not needed any more."""
+        request = row.request
         return (
-            num_tokens == request.num_new_tokens
-            and not request.unforked
+            row.ready
+            and len(request.beginning) == 1
             and request.params.logprobs is None
             and len(request.output_token_ids) + 1 < request.max_tokens
             and self.block_manager.ref_counts[self.block_manager.block_table(request)[-1]] == 1
@@ -76,7 +77,7 @@ class RunAhead:
         """Begin the step with these tokens, [n_rows], of the requests of `rows`; -1, where there is none, will end
         the step before this one's result is wanted."""
         size, positions, slots, tables = self.block_manager.block_size, [], [], []
-        for request, num_tokens in rows:
+        for request, num_tokens, _ in rows:
             if self._needs_block(request, num_tokens):
                 self.block_manager.append_ahead(request)
             table, position = self.block_manager.block_table(request), request.num_computed_tokens + num_tokens
@@ -88,11 +89,11 @@ class RunAhead:
         pinned = (torch.tensor(x, dtype=torch.int64, pin_memory=device.type == "cuda") for x in lists)
         batch = Batch(token_ids.clamp(min=0), *(tensor.to(device, non_blocking=True) for tensor in pinned))
         self._logits = self.model(batch, self.cache)
-        self._rows, self._slots = [Row(request, 1) for request, _ in rows], slots
+        self._rows, self._slots = [Row(row.request, 1, ready=True) for row in rows], slots
 
     def slots(self, rows: list[Row]) -> list[int]:
         """Where this decode step writes to."""
-        starts = [(request, request.num_computed_tokens) for request, _ in rows]
+        starts = [(row.request, row.request.num_computed_tokens) for row in rows]
         return [slot for request, at in starts for slot in self.block_manager.slot_mapping(request, at, at + 1)]
 
     def take(self, rows: list[Row]) -> Tensor | None:

@@ -30,6 +30,10 @@ class Sequence:
     def __init__(self, token_ids):
         self.token_ids, self.num_computed = list(token_ids), 0
 
+    @property
+    def num_tokens(self):
+        return len(self.token_ids)
+
 
 class Memory(RuleBasedStateMachine):
     """Sequences come, grow, fork and go, and the model plays the KV cache: each row of a block holds the whole prefix

@@ -83,7 +83,7 @@ def source(path: Path, names: list[str]) -> str:
         first = min([found[name].lineno, *(decorator.lineno for decorator in found[name].decorator_list)])
         lines = text.splitlines()[first - 1 : found[name].end_lineno]
         parts.append(textwrap.dedent("\n".join(lines)))
-    return "\n\n".join(parts)
+    return "\n\n\n".join(parts)
 
 
 def with_code(readme: str, stage: str) -> str:

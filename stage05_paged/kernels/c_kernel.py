@@ -37,8 +37,9 @@ def paged_attention(
     scaled = (query.float() / math.sqrt(head_dim)).contiguous()  # [num_tokens, n_head, head_dim]
     out = torch.empty_like(scaled)
     tensors = (out, scaled, k_cache, v_cache, block_tables, query_start_loc, seq_lens)
+    pointers = map(Tensor.data_ptr, tensors)
     sizes = (len(seq_lens), block_tables.shape[1], n_head, head_dim, block_size)
-    arguments = (*(t.data_ptr() for t in tensors), *sizes, DTYPES[k_cache.dtype], torch.get_num_threads())
+    arguments = (*pointers, *sizes, DTYPES[k_cache.dtype], torch.get_num_threads())
     if load_kernel()(*arguments):
         raise MemoryError("no memory for a step's attention")
     return out.to(query.dtype)
