@@ -15,16 +15,55 @@ from .sampling_params import SamplingParams
 
 async def converse(engine: AsyncLLM, params: SamplingParams) -> None:
     """Answer the lines of stdin on stdout until the input ends. Raises OSError if stdin can't be read."""
-    loop = asyncio.get_running_loop()
-    answers: asyncio.Queue[tuple[asyncio.Task, asyncio.Queue] | None] = asyncio.Queue()
-    shown: asyncio.Task | None = None
-    failure: Exception | None = None
+    conversation = Conversation(engine, params, asyncio.get_running_loop())
+    previous = signal.signal(signal.SIGINT, conversation.interrupt)
+    threading.Thread(target=conversation.read, name="stdin", daemon=True).start()
+    print("Type a prompt and press Enter. Ctrl-C aborts the one that is shown, Ctrl-D ends.", file=sys.stderr)
+    try:
+        await conversation.show()
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
-    async def answer(prompt: str, pieces: asyncio.Queue) -> None:
+
+class Conversation:
+    """What was typed and is not shown yet.
+
+    Attributes:
+        answers: for each prompt the task that answers it, and the pieces of its text so far; None at the end.
+        shown: the task of the prompt that is shown now.
+    """
+
+    def __init__(self, engine: AsyncLLM, params: SamplingParams, loop: asyncio.AbstractEventLoop):
+        self.engine, self.params, self.loop = engine, params, loop
+        self.answers: asyncio.Queue[tuple[asyncio.Task, asyncio.Queue] | None] = asyncio.Queue()
+        self.shown: asyncio.Task | None = None
+        self.failure: Exception | None = None
+
+    def read(self) -> None:
+        """Read stdin to its end; in a thread of its own, because waiting for a line can't be cancelled."""
+        error = None
+        try:
+            for line in sys.stdin.buffer:  # bytes: text that can't be decoded must not end the reading
+                self.loop.call_soon_threadsafe(self.typed, line.decode("utf-8", errors="replace").rstrip("\r\n"))
+        except Exception as problem:  # whatever it is, nobody may wait for ever
+            error = problem
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.ended, error)
+
+    def typed(self, line: str) -> None:
+        if line.strip():
+            pieces: asyncio.Queue = asyncio.Queue()
+            self.answers.put_nowait((self.loop.create_task(self.answer(line, pieces)), pieces))
+
+    def ended(self, error: Exception | None) -> None:
+        self.failure = error
+        self.answers.put_nowait(None)
+
+    async def answer(self, prompt: str, pieces: asyncio.Queue) -> None:
         """Put the pieces of a completion into its queue, None behind the last."""
         pieces.put_nowait(prompt)
         try:
-            async for event in engine.generate(prompt, params):
+            async for event in self.engine.generate(prompt, self.params):
                 pieces.put_nowait(event.text)
         except asyncio.CancelledError:
             pieces.put_nowait(" [aborted]")
@@ -32,44 +71,20 @@ async def converse(engine: AsyncLLM, params: SamplingParams) -> None:
             pieces.put_nowait(f" [error: {error}]")
         pieces.put_nowait(None)
 
-    def typed(line: str) -> None:
-        if line.strip():
-            pieces: asyncio.Queue = asyncio.Queue()
-            answers.put_nowait((loop.create_task(answer(line, pieces)), pieces))
-
-    def ended(error: Exception | None) -> None:
-        nonlocal failure
-        failure = error
-        answers.put_nowait(None)
-
-    def read() -> None:
-        """In a thread of its own, because waiting for a line can't be cancelled."""
-        error = None
-        try:
-            for line in sys.stdin.buffer:  # bytes: text that can't be decoded must not end the reading
-                loop.call_soon_threadsafe(typed, line.decode("utf-8", errors="replace").rstrip("\r\n"))
-        except Exception as problem:  # whatever it is, nobody may wait for ever
-            error = problem
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(ended, error)
-
-    def interrupt(*_) -> None:
-        if shown is not None:
-            loop.call_soon_threadsafe(shown.cancel)
-        else:
-            print("\n(Ctrl-D ends)", file=sys.stderr)
-
-    previous = signal.signal(signal.SIGINT, interrupt)
-    threading.Thread(target=read, name="stdin", daemon=True).start()
-    print("Type a prompt and press Enter. Ctrl-C aborts the one that is shown, Ctrl-D ends.", file=sys.stderr)
-    try:
-        while (next_answer := await answers.get()) is not None:
-            shown, pieces = next_answer
+    async def show(self) -> None:
+        """Print the answers, one after the other, as they grow."""
+        while (next_answer := await self.answers.get()) is not None:
+            self.shown, pieces = next_answer
             while (piece := await pieces.get()) is not None:
                 print(piece, end="", flush=True)
             print("\n", flush=True)
-            shown = None
-        if failure is not None:
-            raise OSError(f"stdin can't be read: {failure}")
-    finally:
-        signal.signal(signal.SIGINT, previous)
+            self.shown = None
+        if self.failure is not None:
+            raise OSError(f"stdin can't be read: {self.failure}")
+
+    def interrupt(self, *_) -> None:
+        """Ctrl-C."""
+        if self.shown is not None:
+            self.loop.call_soon_threadsafe(self.shown.cancel)
+        else:
+            print("\n(Ctrl-D ends)", file=sys.stderr)

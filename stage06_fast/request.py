@@ -257,5 +257,4 @@ class Request:
 
 def finished_groups(completions: Iterable[Request]) -> list[Request]:
     """The first completion of each request that is done, all n of it, with these."""
-    ended = [completion.group for completion in completions if completion.finished]
-    return list(dict.fromkeys([group[0] for group in ended if all([completion.finished for completion in group])]))
+    return list(dict.fromkeys([c.group[0] for c in completions if c.finished and c.group_finished]))
