@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests import ablation, accuracy, profile
+from bench import ablation, accuracy, profile
 from tests.adapter import ROOT, STAGES, random_prompts, write_checkpoint
 
 FAST = [stage for stage in STAGES if stage.number >= 6]

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests import plots, workloads
+from bench import plots, workloads
 from tests.adapter import STAGES
 
 

@@ -15,11 +15,11 @@ import psutil
 import pytest
 import torch
 
+from bench import engines, report, throughput, workloads
+from bench.machine import least_seconds, pass_work
+from bench.peers import PEERS
 from stage01_single.model import ModelConfig
-from tests import engines, report, throughput, workloads
 from tests.adapter import ROOT, STAGES, write_checkpoint
-from tests.peers import PEERS
-from tools.machine import least_seconds, pass_work
 
 SLOTS, CONTEXT = 4, 160
 
@@ -297,7 +297,7 @@ def test_the_benchmark(babble, requests_file, tmp_path, capsys, no_probe, monkey
     ])  # fmt: skip
     stdout, stderr = capsys.readouterr()
     assert status == 1, stderr
-    assert "openvino is missing: not installed; python -m tests.peers openvino installs it" in stderr
+    assert "openvino is missing: not installed; python -m bench.peers openvino installs it" in stderr
     assert re.search(r"vllm is missing: .*No module named 'vllm'", stderr)
     result = json.loads(files["--json"].read_text())
     assert [row["engine"] for row in result["summary"]] == [*map(str, STAGES), "hf"]
@@ -491,7 +491,7 @@ STAND_IN = """
 import json, time
 from pathlib import Path
 import psutil
-from tests.engines import measured
+from bench.engines import measured
 
 class StandIn:
     def run(self, job):
@@ -514,12 +514,12 @@ JOB = {"engine": "stand-in", "requests": [[[1], 1]], "company": "2"}
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """A tree with tests/engines.py as it is and a stand-in for the peers, and the folder where it writes its pids."""
-    (tmp_path / "tree" / "tests").mkdir(parents=True)
+    """A tree with bench/engines.py as it is and a stand-in for the peers, and the folder where it writes its pids."""
+    (tmp_path / "tree" / "bench").mkdir(parents=True)
     (tmp_path / "folder").mkdir()
-    shutil.copy(ROOT / "tests" / "engines.py", tmp_path / "tree" / "tests")
-    (tmp_path / "tree" / "tests" / "__init__.py").touch()
-    (tmp_path / "tree" / "tests" / "peers.py").write_text(STAND_IN)
+    shutil.copy(ROOT / "bench" / "engines.py", tmp_path / "tree" / "bench")
+    (tmp_path / "tree" / "bench" / "__init__.py").touch()
+    (tmp_path / "tree" / "bench" / "peers.py").write_text(STAND_IN)
     monkeypatch.setattr(throughput, "ROOT", tmp_path / "tree")
     monkeypatch.setattr(throughput, "PEERS", {"stand-in": SimpleNamespace(python=Path(sys.executable))})
     return tmp_path / "folder"
@@ -612,7 +612,7 @@ def test_company_that_leaves_early_is_an_error():
 def test_nothing_survives_a_kill(stand_in, victim):
     """The engine ends with the benchmark, its company with the engine."""
     code = (
-        "import json, sys; from pathlib import Path; from types import SimpleNamespace; from tests import throughput\n"
+        "import json, sys; from pathlib import Path; from types import SimpleNamespace; from bench import throughput\n"
         "throughput.ROOT = Path(sys.argv[1])\n"
         "throughput.PEERS = {'stand-in': SimpleNamespace(python=Path(sys.executable))}\n"
         "throughput.run_in_fresh_process(json.loads(sys.argv[2]), Path(sys.argv[3]))"
@@ -732,7 +732,7 @@ def test_readmes_show_the_results_that_are_committed():
     assert report.readmes()
     for readme in report.readmes():
         text = readme.read_text(encoding="utf-8")
-        assert report.with_tables(text) == text, f"{readme}: python -m tests.report --write"
+        assert report.with_tables(text) == text, f"{readme}: python -m bench.report --write"
 
 
 def test_committed_results_are_of_these_workloads():
@@ -744,7 +744,7 @@ def test_committed_results_are_of_these_workloads():
         remade = workloads.make_workload(result["workload"], result["requests"], seed=result["seed"])
         assert workloads.fingerprint(remade) == result["workload_sha256"], path
         assert result["command"].startswith("python -m tests.throughput "), path
-        assert re.search(rf"--json results/(\w+/)?{path.name}", result["command"]), path
+        assert re.search(rf"--json bench/results/(\w+/)?{path.name}", result["command"]), path
         if result["dtype"] == "float32":
             assert all(row["same_ids_share"] >= 0.9 for row in result["summary"]), path
 

@@ -1,0 +1,1 @@
+"""What measures: workloads, engines, peers, reports, plots, probes of the machine, and the results."""

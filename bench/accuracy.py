@@ -1,0 +1,86 @@
+"""How far the logits of stage 6 are from the exact ones, beside torch's.
+
+    python -m bench.accuracy --json bench/results/accuracy.json
+
+GPT-2 with random weights, prompts of several lengths, and the logits behind each: by stage 1 in float64, which counts
+as exact, and by stage 6 in float32 and bfloat16, with torch's arithmetic and with the kernels. Errors are relative to a
+prompt's largest logit; the table shows the largest of all and the root of the mean square.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from bench.machine import describe
+from bench.report import command
+from tests.adapter import STAGES, random_prompts
+
+LENGTHS = [1, 5, 16, 33, 64, 100, 200, 300, 500, 800]
+WAYS = {
+    ("float32", "torch"): {"attention_backend": "torch"},
+    ("float32", "kernels, without split"): {"attention_backend": "c", "disable": ["split"]},
+    ("float32", "kernels"): {"attention_backend": "c"},
+    ("bfloat16", "torch"): {"attention_backend": "torch"},
+    ("bfloat16", "kernels, without tiles"): {"attention_backend": "c", "disable": ["tiles"]},
+    ("bfloat16", "kernels"): {"attention_backend": "c"},
+}
+
+
+def exact_logits(model: str, prompts: list[list[int]]) -> torch.Tensor:
+    """[n_prompts, vocab_size] float64"""
+    stage = STAGES[0]
+    network = stage.LLM(model, load_format="dummy", device="cpu").engine.runner.model.double()
+    with torch.inference_mode():
+        hidden = lambda ids: network(torch.tensor(ids))  # noqa: E731
+        return torch.stack([hidden(prompt).flatten()[-network.config.vocab_size :].double() for prompt in prompts])
+
+
+def logits_of(model: str, prompts: list[list[int]], dtype: str, **arguments) -> torch.Tensor:
+    stage = next(stage for stage in STAGES if stage.number == 6)
+    llm = stage.LLM(model, load_format="dummy", device="cpu", dtype=dtype, max_num_batched_tokens=256, **arguments)
+    with stage.recorded_logits() as recorded:
+        llm.generate(prompts, stage.SamplingParams(temperature=0, max_tokens=1))
+    return torch.stack([recorded[str(i), 0] for i in range(len(prompts))]).double()
+
+
+def table(result: dict) -> str:
+    lines = ["| type | arithmetic | largest error | root of the mean square |", "| --- | --- | ---: | ---: |"]
+    lines += [f"| {row['dtype']} | {row['way']} | {row['max']:.1e} | {row['rms']:.1e} |" for row in result["rows"]]
+    machine = result["machine"]
+    return "\n".join(lines) + (
+        f"\n\n{result['model']} with random weights; {machine['device']}, torch {machine['torch']}. `{command(result)}`"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="gpt2", help="sizes of the model; its weights are random")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
+    args = parser.parse_args(argv)
+    weights = STAGES[0].part("weights")
+    config = weights.read_config(args.model, weights.find_model(args.model, "dummy"), "dummy")
+    prompts = random_prompts(config.vocab_size, [n for n in LENGTHS if n < config.n_positions])
+    exact = exact_logits(args.model, prompts)
+    largest, rows = exact.abs().amax(-1), []
+    for (dtype, way), arguments in WAYS.items():
+        errors = (logits_of(args.model, prompts, dtype, **arguments) - exact) / largest[:, None]
+        rows.append(
+            {"dtype": dtype, "way": way, "max": float(errors.abs().max()), "rms": float(errors.square().mean() ** 0.5)}
+        )
+    result = {
+        "command": f"python -m bench.accuracy {' '.join(sys.argv[1:] if argv is None else argv)}".strip(),
+        "model": args.model,
+        "machine": describe(torch.device("cpu")),
+        "rows": rows,
+    }
+    print(table(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

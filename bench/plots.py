@@ -1,0 +1,441 @@
+"""The pictures: each is drawn from traces (`LLM(trace=True)`, or a file of `--trace`), or from a benchmark's result
+(`python -m bench.report RESULT --plot FILE`).
+
+    python -m stage03 --prompts-file prompts.txt --trace three.jsonl
+    python -m stage04 --prompts-file prompts.txt --trace four.jsonl
+    python -m bench.plots slots three.jsonl four.jsonl --output slots.png     # also: padding, kv, blocks, tokens
+
+One style: the colours are Okabe and Ito's, which colour-blind readers tell apart; what matters differs in brightness,
+hatching or marker too, so that it can be printed in black and white. What is wasted is grey. A title says what is seen.
+"""
+
+import argparse
+import io
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
+GREY, INK = "#D0D0D0", "#222222"
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": INK,
+    "axes.grid": False,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 130,
+    "hatch.linewidth": 0.6,
+}
+
+
+class Picture(Figure):
+    """A figure that a notebook shows by itself, and that no global list of figures keeps alive."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+    def savefig(self, *args, **kwargs) -> None:
+        with mpl.rc_context(STYLE):
+            super().savefig(*args, **kwargs)
+
+
+def styled(draw):
+    """Draw with STYLE, whatever the settings outside are."""
+
+    def wrapper(*args, **kwargs) -> Picture:
+        with mpl.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    wrapper.__doc__, wrapper.__name__ = draw.__doc__, draw.__name__
+    return wrapper
+
+
+def read_trace(path: Path) -> list:
+    """The steps in a file of `--trace`. Raises ValueError if it is something else."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        steps = [json.loads(line, object_hook=lambda fields: SimpleNamespace(**fields)) for line in lines]
+        if not steps or not all(hasattr(step, "rows") for step in steps):
+            raise ValueError("no steps with rows")
+    except ValueError as error:
+        raise ValueError(f"{path} is not a file of --trace: {error}") from None
+    return steps
+
+
+def clock(trace: Sequence) -> tuple[np.ndarray, np.ndarray]:
+    """Beginning and end of every step, in seconds from the first one."""
+    start = np.array([step.start for step in trace]) - trace[0].start
+    return start, start + np.array([step.seconds for step in trace])
+
+
+# --- From a benchmark's result ----------------------------------------------------------------------------------------
+
+
+@styled
+def ladder(result: dict) -> Picture:
+    """The engines of a benchmark: output tokens per second, what it took, and how long the requests waited."""
+    rows = result["summary"]
+    names = [f"stage {int(row['engine'][5:7])}" if row["engine"].startswith("stage") else row["engine"] for row in rows]
+    y = np.arange(len(rows))[::-1]
+    figure = Picture(figsize=(10.5, 1.25 + 0.42 * len(rows)))
+    axes = figure.subplots(1, 3, sharey=True)
+
+    speeds = [row["tokens_per_second"] for row in rows]
+    best, worst = speeds.index(max(speeds)), speeds.index(min(speeds))
+    bars = axes[0].barh(y, speeds, color=[SKY if i != best else BLUE for i in range(len(rows))], edgecolor=INK)
+    axes[0].bar_label(bars, [f"{v:.0f}" if v >= 10 else f"{v:.1f}" for v in speeds], padding=3)
+    axes[0].set_xlabel("output tokens per second")
+    axes[0].set_title(
+        f"{names[best].capitalize()} makes {speeds[best] / speeds[worst]:.1f} × the tokens of {names[worst]}"
+    )
+
+    stages = [row for row in rows if row.get("tokens_computed")]
+    per_token = [row["tokens_computed"] / row["output_tokens"] for row in stages]
+    at_once = [row["rows_mean"] for row in stages]
+    if stages and max(per_token) < 1.1 * min(per_token) and max(at_once) > 1.1 * min(at_once):
+        bars = axes[1].barh(y[: len(stages)], at_once, color=GREEN, edgecolor=INK)
+        axes[1].bar_label(bars, [f"{v:.1f}" for v in at_once], padding=3)
+        axes[1].set_xlabel("requests at once, mean")
+        axes[1].set_title("The same memory holds more of them")
+    elif stages:
+        padding = [
+            v * row["padding_share"] / (1 - row["padding_share"]) for v, row in zip(per_token, stages, strict=True)
+        ]
+        axes[1].barh(y[: len(stages)], per_token, color=GREEN, edgecolor=INK, label="of live requests")
+        bars = axes[1].barh(
+            y[: len(stages)], padding, left=per_token, color=GREY, edgecolor=INK, hatch="////", label="padding"
+        )
+        axes[1].bar_label(bars, [f"{a + b:.1f}" for a, b in zip(per_token, padding, strict=True)], padding=3)
+        totals = [a + b for a, b in zip(per_token, padding, strict=True)]
+        axes[1].set_xlabel("positions computed per output token")
+        most, least = (pick(zip(totals, names, strict=False)) for pick in (max, min))
+        axes[1].set_title(f"{most[1].capitalize()} computes {most[0] / least[0]:.0f} × what {least[1]} does")
+        if max(padding) > 0:
+            axes[1].legend(loc="lower right", fontsize=8)
+
+    timed = [(place, row) for place, row in zip(y, rows, strict=True) if row.get("ttft_p50") is not None]
+    for place, row in timed:
+        axes[2].plot([row["ttft_p50"], row["ttft_p95"]], [place, place], color=INK, linewidth=1, zorder=1)
+        axes[2].scatter(row["ttft_p50"], place, color=ORANGE, edgecolor=INK, marker="o", zorder=2, label="p50")
+        axes[2].scatter(row["ttft_p95"], place, color=RED, edgecolor=INK, marker="D", zorder=2, label="p95")
+    axes[2].set_xlabel("time to first token, seconds")
+    if timed:
+        waits = sorted((row["ttft_p50"], names[rows.index(row)]) for _, row in timed)
+        axes[2].set_title(f"Median wait {waits[0][0]:.2g} s ({waits[0][1]}) to {waits[-1][0]:.2g} s ({waits[-1][1]})")
+        handles, labels = axes[2].get_legend_handles_labels()
+        axes[2].legend(handles[:2], labels[:2], loc="lower right", fontsize=8)
+    for one in axes:
+        one.margins(x=0.18)
+        one.set_xlim(left=0)
+        one.set_yticks(y, names)
+    return figure
+
+
+@styled
+def latency(results: dict[str, list[dict]]) -> Picture:
+    """Waiting against the arrival rate: engine -> the summaries of runs with `rate`, ttft_p50 … itl_p95, in seconds."""
+    figure = Picture(figsize=(9, 3.2))
+    axes = figure.subplots(1, 2)
+    looks = zip(results.items(), ((BLUE, "o"), (RED, "s"), (GREEN, "^")), strict=False)
+    for (name, rows), (colour, marker) in looks:
+        rates = [row["rate"] for row in rows]
+        for one, kind, unit in ((axes[0], "ttft", 1), (axes[1], "itl", 1000)):
+            for p, line in ((50, "-"), (95, "--")):
+                values = [unit * row[f"{kind}_p{p}"] for row in rows]
+                one.plot(rates, values, line, color=colour, marker=marker, markersize=4, label=f"{name}, p{p}")
+    waits = [[row["ttft_p95"] for row in rows] for rows in results.values()]
+    grown = max(max(own) / min(own) for own in waits)
+    axes[0].set_title(f"p95 of the wait: {grown:.0f} × from the lowest to the highest")
+    slower = max(rows[-1]["itl_p50"] / rows[0]["itl_p50"] for rows in results.values())
+    axes[1].set_title(f"Between two tokens it is {slower:.1f} × as long (p50)")
+    for one, label in zip(axes, ("time to first token, seconds", "between two tokens, milliseconds"), strict=True):
+        one.set_xlabel("requests that arrive per second")
+        one.set_ylabel(label)
+    axes[0].set_yscale("log")
+    axes[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes[1].set_ylim(bottom=0)
+    axes[0].legend(fontsize=8)
+    return figure
+
+
+# --- From traces ------------------------------------------------------------------------------------------------------
+
+
+def places(trace: Sequence) -> dict[str, int]:
+    """The slot of every request: the lowest that is free when it is first seen, until it is last seen."""
+    last = {row.request_id: i for i, step in enumerate(trace) for row in step.rows}
+    slots: dict[str, int] = {}
+    busy: dict[int, int] = {}  # slot -> the last step of who has it
+    for i, step in enumerate(trace):
+        for row in step.rows:
+            if row.request_id not in slots:
+                slot = next(s for s in range(len(busy) + 1) if busy.get(s, -1) < i)
+                slots[row.request_id], busy[slot] = slot, last[row.request_id]
+    return slots
+
+
+@styled
+def slots(traces: dict[str, Sequence]) -> Picture:
+    """Who has which slot, when: a bar for each request, and grey where a slot computes nothing that anybody wants."""
+    counts = {name: 1 + max(places(trace).values()) for name, trace in traces.items()}
+    figure = Picture(figsize=(9.5, 0.9 + sum(0.55 + 0.24 * n for n in counts.values())))
+    axes = figure.subplots(len(traces), 1, sharex=True, squeeze=False, height_ratios=list(counts.values()))[:, 0]
+    outputs = {}  # how many steps each request is live for: its colour
+    for trace in traces.values():
+        for step in trace:
+            for row in step.rows:
+                outputs.setdefault(row.request_id, {}).setdefault(id(trace), []).append(bool(row.num_tokens))
+    lives = {request: max(sum(live) for live in own.values()) for request, own in outputs.items()}
+    shade = mpl.colormaps["cividis_r"]
+    longest = max(clock(trace)[1][-1] for trace in traces.values())
+    for one, (name, trace) in zip(axes, traces.items(), strict=True):
+        where, (start, end) = places(trace), clock(trace)
+        one.add_patch(
+            mpl.patches.Rectangle(
+                (0, -0.5), end[-1], counts[name], facecolor=GREY, hatch="////", edgecolor="white", linewidth=0
+            )
+        )
+        live, spans = 0.0, {}
+        for i, step in enumerate(trace):
+            for row in step.rows:
+                if row.num_tokens:
+                    live += end[i] - start[i]
+                    spans.setdefault(row.request_id, []).append(
+                        (start[i], (start[i + 1] if i + 1 < len(trace) else end[i]) - start[i])
+                    )
+        for request, own in spans.items():
+            first, stop = own[0][0], own[-1][0] + own[-1][1]
+            colour = shade(0.15 + 0.85 * lives[request] / max(lives.values()))
+            one.broken_barh(own, (where[request] - 0.5, 1.0), color=colour)
+            one.broken_barh([(first, stop - first)], (where[request] - 0.5, 1.0), facecolor="none", edgecolor="white")
+            if stop - first > 0.02 * longest:
+                ink = "white" if sum(colour[:3]) < 1.5 else "black"
+                one.text(first + 0.003 * longest, where[request], request, va="center", fontsize=7, color=ink)
+        idle = 1 - live / (counts[name] * end[-1])
+        one.set_title(f"{name}: {end[-1]:.1f} s, and {idle:.0%} of the slots' time serves nobody (grey)")
+        one.set_ylabel("slot")
+        one.set_xlim(0, longest)
+        one.set_ylim(counts[name] - 0.5, -0.5)
+        one.set_yticks(range(counts[name]))
+    axes[-1].set_xlabel("seconds (each bar is a request, with its number; the darker, the longer its output)")
+    return figure
+
+
+@styled
+def padding(traces: dict[str, Sequence]) -> Picture:
+    """Row by row and step by step, how much of what was computed is padding."""
+    figure = Picture(figsize=(9.5, 0.7 + 1.9 * len(traces)))
+    axes = figure.subplots(len(traces), 1, squeeze=False)[:, 0]
+    colours = LinearSegmentedColormap.from_list("padding", [BLUE, "#EEEEEE"])
+    for one, (name, trace) in zip(axes, traces.items(), strict=True):
+        image = np.full((max(len(step.rows) for step in trace), len(trace)), np.nan)
+        for i, step in enumerate(trace):
+            for r, row in enumerate(step.rows):
+                image[r, i] = row.num_padding / (row.num_padding + row.num_tokens)
+        rows = [row for step in trace for row in step.rows]
+        wasted, useful = sum(row.num_padding for row in rows), sum(row.num_tokens for row in rows)
+        shown = one.imshow(image, cmap=colours, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        one.set_title(f"{name}: {wasted / (wasted + useful):.0%} of {wasted + useful:,} positions are padding")
+        one.set_ylabel("row")
+        one.set_yticks(range(0, len(image), max(1, len(image) // 8)))
+    axes[-1].set_xlabel("step")
+    bar = figure.colorbar(shown, ax=list(axes), pad=0.01, aspect=30)
+    bar.set_label("padding in the row's positions")
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    return figure
+
+
+@styled
+def kv_memory(traces: dict[str, Sequence]) -> Picture:
+    """What the KV cache has reserved and what of it is filled, over time."""
+    figure = Picture(figsize=(9.5, 2.9))
+    axes = figure.subplots(1, len(traces), sharex=True, sharey=True, squeeze=False)[0]
+    for one, (name, trace) in zip(axes, traces.items(), strict=True):
+        start, _ = clock(trace)
+        reserved, used = ([getattr(step, f"kv_tokens_{kind}") for step in trace] for kind in ("reserved", "used"))
+        one.fill_between(
+            start,
+            reserved,
+            step="post",
+            facecolor=GREY,
+            hatch="////",
+            edgecolor="white",
+            linewidth=0,
+            label="reserved, empty",
+        )
+        one.fill_between(start, used, step="post", color=BLUE, label="filled")
+        one.step(start, reserved, where="post", color=INK, linewidth=1)
+        one.set_title(f"{name}: {sum(used) / sum(reserved):.0%} of what is reserved is filled")
+        one.set_xlabel("seconds")
+        one.set_xlim(left=0)
+        one.set_ylim(bottom=0)
+        one.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes[0].set_ylabel("KV cache, tokens")
+    axes[-1].legend(loc="upper right", fontsize=8)
+    return figure
+
+
+@styled
+def block_map(trace: Sequence) -> Picture:
+    """Every block of the KV cache over the steps, in the colour of the completion that has it; black if several do."""
+    holders = list(dict.fromkeys((row.request_id, row.index) for step in trace for row in step.rows))
+    num_blocks = 1 + max(block for step in trace for row in step.rows for block in row.blocks)
+    palette = [to_rgb(colour) for colour in (BLUE, ORANGE, SKY, RED, GREEN, "#F0E442", PURPLE)]
+    image = np.ones((num_blocks, len(trace), 3))
+    shared = 0
+    for i, step in enumerate(trace):
+        owners: dict[int, list[tuple]] = {}
+        for row in step.rows:
+            for block in row.blocks:
+                owners.setdefault(block, []).append((row.request_id, row.index))
+        for block, own in owners.items():
+            image[block, i] = to_rgb(INK) if len(own) > 1 else palette[holders.index(own[0]) % len(palette)]
+        shared = max(shared, step.num_blocks_saved)
+    figure = Picture(figsize=(9.5, 4))
+    axes = figure.subplots()
+    axes.imshow(image, aspect="auto", interpolation="nearest")
+    what = f"shared ones (black) save up to {shared}" if shared else "nobody shares any"
+    axes.set_title(f"{num_blocks} blocks, taken when they are needed, wherever they are free; {what}")
+    axes.set_xlabel("step")
+    axes.set_ylabel("block")
+    if len(holders) <= len(palette):
+        several = any(index for _, index in holders)
+        labels = [f"request {request}{f', completion {index}' if several else ''}" for request, index in holders]
+        patches = [Patch(facecolor=c, label=label) for label, c in zip(labels, palette, strict=False)]
+        figure.legend(handles=patches, loc="outside right upper", fontsize=8)
+    return figure
+
+
+@styled
+def time_per_token(traces: dict[str, Sequence]) -> Picture:
+    """Seconds of each step of a single request: what a token costs, the further behind it stands."""
+    figure = Picture(figsize=(7, 3.2))
+    axes = figure.subplots()
+    ends = {}
+    for (name, trace), (colour, line) in zip(traces.items(), ((RED, "-"), (BLUE, "--"), (GREEN, ":")), strict=False):
+        milliseconds = [1000 * step.seconds for step in trace]
+        # a running median: what else the machine did for a moment is not the engine's
+        smooth = [statistics.median(milliseconds[max(1, i - 4) : i + 5]) for i in range(1, len(milliseconds))]
+        axes.plot(range(2, len(milliseconds) + 1), smooth, line, color=colour, label=name)
+        quarter = max(1, len(smooth) // 10)
+        ends[name] = statistics.median(smooth[-quarter:]) / statistics.median(smooth[:quarter])
+    seen = ", ".join(f"{ratio:.1f} × as long in {name}" for name, ratio in ends.items())
+    axes.set_title(f"The last tokens against the first: {seen}")
+    axes.set_xlabel("output token")
+    axes.set_ylabel("milliseconds for the token")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    return figure
+
+
+@styled
+def batch_size(traces: dict[int, Sequence], limits: dict[int, float]) -> Picture:
+    """Tokens per second of full decode steps against the batch size, under the roofline.
+
+    Args:
+        traces: batch size -> a trace with decode steps of that many rows.
+        limits: batch size -> output tokens per second that the machine could reach.
+    """
+    reached = {}
+    for batch, trace in traces.items():
+        decodes = [s.seconds for s in trace if len(s.rows) == batch and all(row.phase == "decode" for row in s.rows)]
+        reached[batch] = batch / statistics.median(decodes)
+    figure = Picture(figsize=(7, 3.6))
+    axes = figure.subplots()
+    axes.plot(limits.keys(), limits.values(), "--", color=INK, label="roofline: the machine's limit")
+    axes.plot(reached.keys(), reached.values(), "o-", color=BLUE, label="measured")
+    for batch, speed in reached.items():
+        axes.annotate(
+            f"{speed / limits[batch]:.0%}",
+            (batch, speed),
+            (0, -13),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+        )
+    low, high = min(reached), max(reached)
+    axes.set_title(f"{high // low} × the rows give {reached[high] / reached[low]:.1f} × the tokens per second")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(list(reached), list(map(str, reached)))
+    axes.set_xlabel("rows in a decode step (in per cent: measured, of the limit)")
+    axes.set_ylabel("output tokens per second")
+    axes.margins(y=0.15)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.legend()
+    return figure
+
+
+@styled
+def gain(points: Sequence[tuple[float, Sequence, Sequence]]) -> Picture:
+    """What continuous batching gains, against how much the output lengths differ.
+
+    Args:
+        points: (standard deviation of the output lengths / their mean, static trace, continuous trace) of each
+            workload.
+    """
+    points = sorted(points, key=lambda point: point[0])
+    spread = [point[0] for point in points]
+    total = lambda trace: sum(step.seconds for step in trace)  # noqa: E731
+    times = [total(static) / total(continuous) for _, static, continuous in points]
+    passes = [len(static) / len(continuous) for _, static, continuous in points]
+    figure = Picture(figsize=(7, 3.4))
+    axes = figure.subplots()
+    axes.axhline(1, color=INK, linewidth=0.8)
+    axes.plot(
+        spread, passes, "s--", color=ORANGE, markeredgecolor=INK, label="forward passes saved: static / continuous"
+    )
+    axes.plot(spread, times, "o-", color=BLUE, markeredgecolor=INK, label="time: static / continuous")
+    axes.set_title(f"Nothing at equal lengths ({times[0]:.2f} ×), {times[-1]:.2f} × where they differ most")
+    axes.set_xlabel("how much the output lengths differ: standard deviation / mean")
+    axes.set_ylabel("static / continuous")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    return figure
+
+
+KINDS = {"slots": slots, "padding": padding, "kv": kv_memory, "blocks": block_map, "tokens": time_per_token}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="files that --trace wrote")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE.png")
+    args = parser.parse_args(argv)
+    try:
+        traces = {path.stem: read_trace(path) for path in args.traces}
+        if args.kind == "blocks":
+            if len(traces) > 1:
+                parser.error("a map of blocks is of one trace")
+            if not hasattr(next(iter(traces.values()))[0].rows[0], "blocks"):
+                parser.error(f"{args.traces[0]} names no blocks; they come with stage 5")
+            figure = block_map(*traces.values())
+        elif args.kind == "kv" and not all(hasattr(trace[0], "kv_tokens_reserved") for trace in traces.values()):
+            parser.error("a trace without a KV cache; it comes with stage 3")
+        else:
+            figure = KINDS[args.kind](traces)
+        figure.savefig(args.output)
+    except (ValueError, OSError) as error:
+        print(f"plots: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

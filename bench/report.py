@@ -1,0 +1,343 @@
+"""What was measured, as tables: medians of the runs, and the tables and pictures in the READMEs.
+
+    python -m bench.report bench/results/ladder.json      # print a result's tables
+    python -m bench.report --write                  # put them into the READMEs and draw their pictures
+
+A README names its results in a comment, `<!-- throughput: bench/results/ladder.json speed work -->`, with the tables
+that it wants; what stands between that line and `<!-- end -->` is written here. A picture of the same name beside the
+result is drawn anew. `<!-- comparison: FILE FILE … -->` is several results in one table, `<!-- company: FILE -->` is one of
+`--company` with several values, and `<!-- ablation: FILE … -->`, `profile`, `accuracy` and `linear` are what the
+commands of these names print.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from bench import plots
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"(<!-- (\w+):((?: \S+\.json)+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
+# Who makes a table of several results; each imports what imports this module.
+MAKERS = {
+    "ablation": "bench.ablation",
+    "profile": "bench.profile",
+    "accuracy": "bench.accuracy",
+    "linear": "bench.linear",
+}
+
+
+def summarize(runs: list[dict], arrivals: list[float] | None, least_seconds: float | None) -> dict:
+    """`runs`, with the latencies that follow from the times of the tokens, and `summary`, each engine's medians.
+
+    A ratio is to the stage before in the same run; a peer's is to the last stage. With several companies an engine has
+    a row for each of them, and ratios are to others beside the same.
+    """
+    runs = [digest(run, arrivals) for run in runs]
+    summary = []
+    for engine, company in dict.fromkeys((run["engine"], run.get("company")) for run in runs):
+        own = [run for run in runs if (run["engine"], run.get("company")) == (engine, company)]
+        row = {"engine": engine} | ({} if company is None else {"company": company})
+        for name, value in own[0].items():
+            if value is None or isinstance(value, int | float):
+                row[name] = None if value is None else statistics.median(run[name] for run in own)
+        stages = [other for other in summary if other["engine"].startswith("stage") and other.get("company") == company]
+        row["ratio"] = row["tokens_per_second"] / stages[-1]["tokens_per_second"] if stages else None
+        row["ratio_to"] = stages[-1]["engine"] if stages else None
+        row["limit_share"] = least_seconds / row["seconds"] if least_seconds else None
+        summary.append(row)
+    return {"versions": {run["engine"]: run["versions"] for run in runs if "versions" in run}, "summary": summary,
+            "runs": [{name: value for name, value in run.items() if name != "versions"} for run in runs]}  # fmt: skip
+
+
+def digest(run: dict, arrivals: list[float] | None) -> dict:
+    """A run without its tokens and their times: what follows from them instead; `ttft` is of each request."""
+    kept = {name: value for name, value in run.items() if name not in ("token_ids", "times", "machine")}
+    kept["output_tokens"] = sum(map(len, run["token_ids"]))
+    kept["tokens_per_second"] = kept["output_tokens"] / run["seconds"]
+    times = run["times"]
+    ttft = times and [own[0] - sent for own, sent in zip(times, arrivals or [0.0] * len(times), strict=True)]
+    itl = times and [after - before for own in times for before, after in pairwise(own)]
+    for name, values in (("ttft", ttft), ("itl", itl)):
+        for p in (50, 95):
+            kept[f"{name}_p{p}"] = float(np.percentile(values, p)) if values else None
+    return {**kept, "ttft": ttft and [round(seconds, 4) for seconds in ttft]}
+
+
+def short(engine: str) -> str:
+    """`stage 3` of stage03_kvcache; a peer's name as it is."""
+    return f"stage {int(engine[5:7])}" if engine.startswith("stage") else engine
+
+
+def seconds(name: str) -> Callable[[dict], str | None]:
+    def form(row: dict) -> str | None:
+        value = row.get(name)
+        return None if value is None else f"{value:.2f} s" if value >= 0.1 else f"{1000 * value:.0f} ms"
+
+    return form
+
+
+def milliseconds(name: str) -> Callable[[dict], str | None]:
+    return lambda row: None if row.get(name) is None else f"{1000 * row[name]:.1f} ms"
+
+
+def share(name: str, form: str = ".1%") -> Callable[[dict], str | None]:
+    return lambda row: None if row.get(name) is None else f"{row[name]:{form}}"
+
+
+def count(name: str) -> Callable[[dict], str | None]:
+    return lambda row: None if row.get(name) is None else f"{row[name]:,.0f}"
+
+
+TABLES = {
+    "speed": {
+        "engine": lambda row: f"`{row['engine']}`",
+        "tok/s": lambda row: f"{row['tokens_per_second']:.1f}",
+        "against": lambda row: f"{row['ratio']:.2f} × {short(row['ratio_to'])}" if row["ratio"] else None,
+        "of the limit": share("limit_share"),
+        "TTFT p50": seconds("ttft_p50"),
+        "TTFT p95": seconds("ttft_p95"),
+        "ITL p50": milliseconds("itl_p50"),
+        "ITL p95": milliseconds("itl_p95"),
+    },
+    "work": {
+        "engine": lambda row: f"`{row['engine']}`",
+        "forward passes": count("forwards"),
+        "tokens computed": count("tokens_computed"),
+        "of all positions, padding": share("padding_share"),
+        "requests at once, mean (most)": lambda row: (
+            f"{row['rows_mean']:.1f} ({row['rows_max']:.0f})" if row.get("rows_mean") else None
+        ),
+        "of the reserved KV cache, used": share("kv_used_share"),
+        "preemptions": lambda row: f"{row['preemptions']:.0f}" if row.get("preemptions") else None,
+        "peak memory": lambda row: f"{row['peak_bytes'] / 1e9:.2f} GB",
+        "requests with the same ids": share("same_ids_share", ".0%"),
+    },
+}
+
+
+def table(result: dict, name: str) -> str:
+    """One of the tables in Markdown; columns that say nothing are left out."""
+    cells = {
+        title: [column(row) for row in result["summary"]]
+        for title, column in TABLES[name].items()
+        if title in ("engine", "tok/s") or any(column(row) is not None for row in result["summary"])
+    }
+    for one in result.get("over", ()) if name == "speed" else ():
+        for title, values in cells.items():
+            own = {"engine": f"`{one['engine']}`", "tok/s": f"over {result['limit']:g} s"}
+            values.append(own.get(title))
+    if all(value == "100%" for value in cells.get("requests with the same ids", ())):
+        cells.pop("requests with the same ids", None)
+    lines = [" | ".join(cells), " | ".join(["---"] + ["---:"] * (len(cells) - 1))]
+    lines += [" | ".join(value or "" for value in values) for values in zip(*cells.values(), strict=True)]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def caption(result: dict) -> str:
+    """What the numbers are of: requests, model, machine, and the command that makes them."""
+    machine, what = result["machine"], "1 request" if result["requests"] == 1 else f"{result['requests']} requests"
+    sentences = [
+        f"Workload {result['workload']}: {what}, at most {result['max_num_seqs']} at once",
+        f", {result['rate']:g} arriving a second" if result["rate"] else "",
+        f", {beside(result['company'])}" if isinstance(result.get("company"), str) else "",
+        f"; {result['model']}{' with random weights' if result['load_format'] == 'dummy' else ''}, {result['dtype']}; ",
+        f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; ",
+        "one run each. " if result["repeat"] == 1 else f"medians of {result['repeat']} runs. ",
+    ]
+    if result["least_seconds"]:
+        memory, products = result["bandwidth"] / 1e9, result["matmul_rate"] / 1e9
+        sentences.append(f"The limit, probed in the same run: {memory:.1f} GB/s read, {products:.0f} GFLOP/s. ")
+    versions = {name: version for packages in result["versions"].values() for name, version in packages.items()}
+    if versions.pop("torch", None):
+        sentences.append(f"Peers: {', '.join(' '.join(pair) for pair in versions.items())}. ")
+    sentences += [f"Missing: {engine} ({why}). " for engine, why in result["missing"].items()]
+    return "".join(sentences) + f"`{result['command']}`"
+
+
+def tables(result: dict, names: tuple[str, ...] = tuple(TABLES)) -> str:
+    """The tables, one behind the other, and what they are of."""
+    if isinstance(result.get("company"), list):
+        return company_table(result)
+    if not result["summary"]:  # nothing was done within --limit
+        names = ("speed",)
+    return "\n\n".join([*(table(result, name) for name in names), caption(result)])
+
+
+def beside(company: str) -> str:
+    """The company of a run, in words."""
+    if company in ("0", "torch"):
+        return {"0": "alone", "torch": "beside a torch program"}[company]
+    return f"beside {company} busy process{'es' if company != '1' else ''}"
+
+
+def company_table(result: dict) -> str:
+    """The engines, a row each, beside each company: tok/s, and how many times slower that is than alone."""
+    rows = {(row["engine"], row["company"]): row for row in result["summary"]}
+    over = [(one["engine"], one["company"]) for one in result["over"]]
+    engines = dict.fromkeys(engine for engine, _ in [*rows, *over])
+    engines = sorted(engines, key=lambda engine: engine if engine.startswith("stage") else "then the peers")
+
+    def cell(engine: str, company: str) -> str:
+        row, alone = rows.get((engine, company)), rows.get((engine, "0"))
+        if row is not None:
+            slower = f" ({row['seconds'] / alone['seconds']:.1f} ×)" if alone and row is not alone else ""
+            return f"{row['tokens_per_second']:,.1f}{slower}"
+        if (engine, company) not in over:
+            return ""
+        return f"over {result['limit']:g} s" + (f" (> {result['limit'] / alone['seconds']:.1f} ×)" if alone else "")
+
+    titles = ["alone" if company == "0" else f"beside {company}" for company in result["company"]]
+    lines = [" | ".join(["engine", *titles]), " | ".join(["---"] + ["---:"] * len(titles))]
+    lines += [" | ".join([f"`{engine}`", *(cell(engine, c) for c in result["company"])]) for engine in engines]
+    return "\n".join(f"| {line} |" for line in lines) + (
+        "\n\nOutput tokens per second, in brackets how many times slower than alone; beside so many processes that "
+        f"only loop, or a torch program with two threads; {result['machine']['cores']} cores. {caption(result)}"
+    )
+
+
+def command(result: dict) -> str:
+    """How to make it again; where it was written to is nobody's concern."""
+    return re.sub(r" --json \S+", "", result["command"])
+
+
+def comparison(results: list[dict]) -> str:
+    """Several results in one table, a row each: every engine's tok/s, the last stage against the best of the peers, and
+    its share of the limit."""
+    engines = list(dict.fromkeys(row["engine"] for result in results for row in result["summary"]))
+    last = [engine for engine in engines if engine.startswith("stage")][-1]
+    titles = ["workload", "type", *(f"`{engine}`" for engine in engines), "against the best other", "of the limit"]
+    lines = [" | ".join(titles), " | ".join(["---"] * 2 + ["---:"] * (len(titles) - 2))]
+    for result in results:
+        rows = {row["engine"]: row for row in result["summary"]}
+        speeds = {engine: row["tokens_per_second"] for engine, row in rows.items()}
+        best = max(speed for engine, speed in speeds.items() if not engine.startswith("stage"))
+        cells = [f"{speeds[engine]:,.1f}" if engine in speeds else "" for engine in engines]
+        cells += [f"{speeds[last] / best:.2f} ×", f"{rows[last]['limit_share']:.0%}"]
+        lines.append(" | ".join([result["workload"], result["dtype"], *cells]))
+    machine = results[0]["machine"]
+    packages = {name: version for own in results[0]["versions"].values() for name, version in own.items()}
+    packages.pop("torch", None)
+    limits = [(result["bandwidth"] / 1e9, result["matmul_rate"] / 1e9) for result in results]
+    return "\n".join(f"| {line} |" for line in lines) + (
+        f"\n\nOutput tokens per second; {results[0]['model']} with random weights; {machine['device']}, "
+        f"{machine['threads']} threads, torch {machine['torch']}; {', '.join(' '.join(p) for p in packages.items())}. "
+        f"A row is one run of all its engines, such as `{command(results[0])}`. The limits, probed in these runs: "
+        f"{min(b for b, _ in limits):.0f} to {max(b for b, _ in limits):.0f} GB/s read, "
+        f"{min(r for _, r in limits):,.0f} to {max(r for _, r in limits):,.0f} GFLOP/s."
+    )
+
+
+def read_result_text(path: str) -> str:
+    """A committed result that a README names. Raises ValueError if there is none."""
+    try:
+        return (ROOT / path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"a README names {path}, which can't be read: {error.strerror}") from None
+
+
+def with_tables(readme: str) -> str:
+    """A README with the tables that it asks for, as the results have them."""
+
+    def fill(match: re.Match) -> str:
+        begin, kind, paths, names, end = match.groups()
+        results = [json.loads(read_result_text(path)) for path in paths.split()]
+        if kind == "throughput":
+            text = tables(results[0], tuple(names.split()))
+        elif kind == "comparison":
+            text = comparison(results)
+        elif kind == "company":
+            text = "\n\n".join(map(company_table, results))
+        else:
+            text = importlib.import_module(MAKERS[kind]).table(*results)
+        return f"{begin}\n{text}\n\n{end}"
+
+    return BLOCK.sub(fill, readme)
+
+
+def check_outputs(outputs: dict[str, Path | None], inputs: dict[str, Path]) -> None:
+    """Raise ValueError or OSError if a file can't be written, or would overwrite what was read or another one; both are
+    option -> path. To be called before the work: nothing that was measured is to be lost for the name of a file."""
+    taken, given = dict(inputs), {option: path for option, path in outputs.items() if path is not None}
+    formats = plots.Picture().canvas.get_supported_filetypes()
+    for option, path in given.items():
+        for other, its in taken.items():
+            linked = its.exists() and path.exists() and its.samefile(path)
+            if linked or os.path.realpath(its) == os.path.realpath(path):
+                raise ValueError(f"{option} {path} is the file of {other}")
+        if option == "--plot" and path.suffix.lower().removeprefix(".") not in formats:
+            raise ValueError(f"{option} {path}: the name of a picture ends in one of {', '.join(formats)}")
+        if path.is_dir():
+            raise ValueError(f"{option} {path} is a directory")
+        taken[option] = path
+    for option, path in given.items():
+        if path.is_file() or not path.exists():
+            path.open("ab").close()
+        elif not os.access(path, os.W_OK):  # a pipe or a device, such as /dev/stdout: opening it may wait
+            raise ValueError(f"{option} {path} can't be written")
+
+
+def readmes() -> list[Path]:
+    paths = sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("*/README.md"))
+    return [path for path in paths if BLOCK.search(path.read_text(encoding="utf-8"))]
+
+
+def write_readmes() -> None:
+    """Renew the tables and pictures of all READMEs."""
+    for readme in readmes():
+        text = with_tables(readme.read_text(encoding="utf-8"))
+        readme.write_text(text, encoding="utf-8")
+        for path in (ROOT / match[3].strip() for match in BLOCK.finditer(text) if match[2] == "throughput"):
+            if f"{path.stem}.png" in text:
+                plots.ladder(json.loads(path.read_text())).savefig(path.with_suffix(".png"))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("result", type=Path, nargs="?", help="a file that python -m tests.throughput --json wrote")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison")
+    parser.add_argument("--write", action="store_true", help="renew the tables and pictures of the READMEs")
+    args = parser.parse_args(argv)
+    if args.write == (args.result is not None):
+        parser.error("give either a result or --write")
+    if hasattr(sys.stdout, "reconfigure"):  # a terminal may have no ×
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        if args.write:
+            write_readmes()
+            return 0
+        result = read_result(args.result)
+        if args.plot and isinstance(result.get("company"), list):
+            raise ValueError(f"{args.result} has several companies: there is no picture of these")
+        check_outputs({"--plot": args.plot}, {"the result": args.result})
+    except (OSError, ValueError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    print(tables(result))
+    if args.plot:
+        plots.ladder(result).savefig(args.plot)
+    return 0
+
+
+def read_result(path: Path) -> dict:
+    """What tests.throughput wrote. Raises ValueError if it is something else."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not isinstance(result, dict) or not {"summary", "workload", "machine"} <= result.keys():
+        raise ValueError(f"{path} is no result of python -m tests.throughput --json")
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,341 @@
+"""The stages side by side: the same requests through each engine, in one run.
+
+    python -m tests.throughput                                                  # stages 1 to 6, workload tail
+    python -m tests.throughput --stages 4 5 --workload mixed --kv-cache-bytes 603979776 --json FILE --plot FILE.png
+    python -m tests.throughput --stages 4 5 --workload mixed --rate 0.5         # requests arrive one by one
+    python -m tests.throughput --stages 5 --workload decode --peers hf,hf-continuous,vllm,openvino
+    python -m tests.throughput --stages 5 6 --company 0,1,2,4,torch --limit 60      # a machine that others use too
+
+Every engine runs in a fresh process, in alternating order, `--repeat` times, after a warm-up; the tables show medians.
+Before a speed is printed, two things are checked: every engine made exactly the number of tokens that was asked for,
+and the stages' greedy tokens are the same (one request in twenty may differ, where two logits are as good as equal; in
+16 bits, where they are that more often, the share of equal ones is told instead).
+
+The limit is what the machine could do at best, see `needed_work` in bench/workloads.py, with the memory bandwidth and
+the rate of matrix products that torch or stage 6's kernels reach, measured before and after; the best counts.
+
+With `--company`, others use the machine while an engine is measured (not while it is loaded and warmed up): N processes
+that only loop, or a torch program with two threads; 0 is nobody. With several, each engine is measured beside each, and
+the table tells how many times slower than alone it is.
+
+Workloads (bench/workloads.py; greedy, of random tokens, the same ones every time), or FILE, with a line of JSON per
+request: `prompt_token_ids` (or `prompt`, a text) and `max_tokens`:
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from bench import plots, workloads
+from bench.machine import describe, kernel_limits, least_seconds, matmul_rate, read_bandwidth
+from bench.peers import PEERS
+from bench.report import beside, check_outputs, summarize, tables
+from tests.adapter import ROOT, STAGES
+
+LAST = STAGES[-1]
+DESCRIPTIONS = workloads.__doc__.split("\n\n")[1]
+FEW = 8  # requests of a workload beside company, where an engine may be thirty times slower
+MOST_COMPANY = 256  # processes
+LONGEST = 1e6  # seconds
+
+
+class OverLimit(RuntimeError):
+    """An engine took longer than --limit."""
+
+
+def write_model(directory: Path, config) -> None:
+    """A Hugging Face checkpoint of the model's sizes with the random weights that every stage makes of them."""
+    from safetensors.torch import save_file
+
+    weights = LAST.part("weights")
+    with torch.device("meta"):
+        shapes = {name: tuple(p.shape) for name, p in LAST.part("model").GPT2(config).state_dict().items()}
+    tensors = {
+        f"transformer.{name}": (tensor.t() if name.endswith(weights.STORED_TRANSPOSED) else tensor).contiguous()
+        for name, tensor in weights.dummy_tensors(shapes, config.n_layer)
+    }
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    sizes = {
+        key: getattr(config, key) for key in ("n_layer", "n_head", "n_embd", "n_inner", "n_positions", "vocab_size")
+    }
+    template = json.loads((weights.BUNDLED / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**template, **sizes, "dtype": "float32"}))
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    for name in ("merges.txt", "vocab.json", "generation_config.json"):
+        shutil.copy(weights.BUNDLED / name, directory)
+
+
+def run_in_fresh_process(job: dict, folder: Path) -> dict:
+    """What an engine did. Raises RuntimeError with its last words if it failed, OverLimit if it took too long."""
+    peer = PEERS.get(job["engine"])
+    job_file, result_file = folder / "job.json", folder / "result.json"
+    here = {"folder": str(folder), "threads": torch.get_num_threads(), "company_python": sys.executable, "piped": True}
+    job_file.write_text(json.dumps({**job, **here}))
+    result_file.unlink(missing_ok=True)
+    command = [str(peer.python) if peer else sys.executable, "-m", "bench.engines", str(job_file), str(result_file)]
+    stdin, alive = os.pipe()  # closed when this process ends, even if it is killed: then the engine ends too
+    try:
+        process = subprocess.run(
+            command, cwd=ROOT, stdin=stdin, capture_output=True, text=True, errors="replace", check=False
+        )
+    finally:
+        os.close(stdin)
+        os.close(alive)
+    if process.returncode or not result_file.exists():
+        if job.get("limit") and re.search(r"^Timeout \(\d+:\d\d:\d\d", process.stderr, re.MULTILINE):
+            raise OverLimit(f"over {job['limit']:g} s")
+        words = [line for line in (process.stderr or process.stdout).splitlines() if line.strip()]
+        raise RuntimeError(words[-1][:300] if words else f"it ended with status {process.returncode}")
+    return json.loads(result_file.read_text())
+
+
+def same_tokens(runs: list[dict]) -> None:
+    """Compare every run's greedy tokens with the first's: the share of requests that are equal becomes a field."""
+    for run in runs:
+        pairs = zip(runs[0]["token_ids"], run["token_ids"], strict=True)
+        run["same_ids_share"] = statistics.mean(a == b for a, b in pairs)
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    names = [stage.number for stage in STAGES]
+    parser = argparse.ArgumentParser(
+        description=__doc__ + "\n" + DESCRIPTIONS, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--stages", type=int, nargs="*", default=names, metavar="N", help="which; default: all")
+    parser.add_argument("--peers", default="", metavar="A,B", help=f"other engines: {', '.join(PEERS)}")
+    parser.add_argument("--workload", default="tail", metavar="NAME|FILE", help=", ".join(workloads.SIZES))
+    parser.add_argument(
+        "--requests", type=int, metavar="N", help=f"how many; default: the workload's, with --company at most {FEW}"
+    )
+    parser.add_argument("--max-num-seqs", type=int, metavar="N", help="how many at once; default: the workload's")
+    parser.add_argument("--kv-cache-bytes", type=int, metavar="N", help="the same memory for every stage's KV cache")
+    parser.add_argument("--rate", type=float, help="requests that arrive per second, Poisson; stages 4 and later")
+    parser.add_argument("--seed", type=int, default=0, help="of the workload and of the arrivals")
+    parser.add_argument("--model", default="gpt2", help="as for the stages; default: gpt2's sizes")
+    parser.add_argument(
+        "--load-format",
+        choices=("dummy", "auto"),
+        default="dummy",
+        help="dummy: random weights, no download; auto: the checkpoint's",
+    )
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: CUDA if there is one")
+    parser.add_argument(
+        "--company", metavar="N|torch,…", help="busy processes beside each engine: how many, or a torch program"
+    )
+    parser.add_argument(
+        "--limit", type=float, metavar="SECONDS", help='end a run that takes longer, which the table calls "over"'
+    )
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of each engine; default: 3")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured to this file")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison")
+    args = parser.parse_args(argv)
+    args.peers = [name for name in args.peers.split(",") if name]
+    for name, given, known in (("stage", args.stages, names), ("peer", args.peers, list(PEERS))):
+        if unknown := [x for x in given if x not in known]:
+            parser.error(f"there is no {name} {unknown[0]}; there are {', '.join(map(str, known))}")
+    if not args.stages and not args.peers:
+        parser.error("give at least one stage or peer")
+    for name in ("requests", "max_num_seqs", "kv_cache_bytes", "rate", "limit", "repeat"):
+        if getattr(args, name) is not None and not getattr(args, name) > 0:
+            parser.error(f"--{name.replace('_', '-')} must be more than 0, got {getattr(args, name)}")
+    if args.limit and args.limit > LONGEST:
+        parser.error(f"--limit must be at most {LONGEST:,.0f} seconds, got {args.limit:g}")
+    if args.rate == math.inf:
+        parser.error("--rate must be a number; without it all requests are there at the start")
+    if args.company is not None:
+        args.company = args.company.split(",")
+        for company in args.company:
+            whole = company.isascii() and company.isdecimal() and company == str(int(company[:9]))
+            if company != "torch" and not (whole and int(company) <= MOST_COMPANY):
+                parser.error(f"--company is torch or a number from 0 to {MOST_COMPANY}, got {company!r}")
+        if len(set(args.company)) < len(args.company):
+            parser.error("--company names one twice")
+        if len(args.company) > 1 and args.plot:
+            parser.error("--plot draws the engines beside one company, not several")
+    if args.rate and (args.peers or min(args.stages) < 4):
+        parser.error("--rate needs an engine that takes requests while it runs: stage 4 or a later one")
+    if args.workload not in workloads.SIZES and not Path(args.workload).is_file():
+        parser.error(f"workload {args.workload!r} is neither a file nor one of {', '.join(workloads.SIZES)}")
+    if args.kv_cache_bytes and max(args.stages, default=0) < 3:
+        parser.error("--kv-cache-bytes needs a stage that has a KV cache: stage 3 or a later one")
+    if args.peers and args.kv_cache_bytes:
+        parser.error("--kv-cache-bytes is for the stages only; leave it out with --peers")
+    return args
+
+
+def read_requests(args: argparse.Namespace, config) -> workloads.Workload:
+    """The workload that the arguments name, checked against the model. Raises ValueError."""
+    if args.workload in workloads.SIZES:
+        count = args.requests or min(workloads.SIZES[args.workload][0], FEW if args.company else math.inf)
+        requests = workloads.make_workload(args.workload, count, config.vocab_size, args.seed)
+    else:
+        directory = LAST.part("weights").find_model(args.model, args.load_format)
+        directory = LAST.part("weights").tokenizer_directory(directory)
+        encode = LAST.part("tokenizer").Tokenizer(directory).encode
+        requests = workloads.read_workload(Path(args.workload), encode)
+        if args.requests and args.requests > len(requests):
+            raise ValueError(f"workload {args.workload} has {len(requests)} requests, not --requests {args.requests}")
+        requests = requests[: args.requests]
+    for i, (prompt, n) in enumerate(requests):
+        if max(prompt) >= config.vocab_size:
+            raise ValueError(
+                f"request {i} of workload {args.workload}: token {max(prompt)} is none of the {config.vocab_size} of "
+                f"{args.model}"
+            )
+        if len(prompt) + n > config.n_positions:
+            raise ValueError(
+                f"request {i} of workload {args.workload}: {len(prompt)} tokens and {n} to make are more than the "
+                f"{config.n_positions} positions of {args.model}"
+            )
+    return requests
+
+
+def probe(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+    """(bytes read per second, floating point operations per second): by torch or by stage 6's kernels, the faster."""
+    by_torch = read_bandwidth(device), matmul_rate(dtype, device)
+    by_kernel = kernel_limits(dtype) if device.type == "cpu" else (0.0, 0.0)
+    return max(by_torch[0], by_kernel[0]), max(by_torch[1], by_kernel[1])
+
+
+def run_all(
+    job: dict, engines: list[str], companies: list[str], repeat: int, failures: dict[str, str], folder: Path
+) -> tuple[list[dict], list[dict]]:
+    """(runs, those that took longer than the limit): every engine beside each company (or as the job says, if there is
+    none), `repeat` times, in alternating order. One that fails joins `failures`; others go on. One that takes too long
+    is not run again. After Ctrl-C it is what has been measured until then."""
+    pairs = [(company, engine) for company in companies or [None] for engine in engines]
+    rounds = [pairs if number % 2 == 0 else pairs[::-1] for number in range(repeat)]
+    runs, over = {pair: [] for pair in pairs}, []
+    names = {(c, engine): engine if c is None else f"{engine} {beside(c)}" for c, engine in pairs}
+    with tqdm([pair for order in rounds for pair in order], unit="run") as bar:
+        try:
+            for pair in bar:
+                bar.set_description(names[pair])
+                if pair in over or names[pair] in failures:
+                    continue
+                own = {"engine": pair[1]} | ({"company": pair[0]} if companies else {})
+                try:
+                    runs[pair].append({**run_in_fresh_process({**job, **own}, folder), **own})
+                except OverLimit:
+                    over.append(pair)
+                except RuntimeError as error:
+                    failures[names[pair]] = str(error)
+        except KeyboardInterrupt:
+            failures |= {names[pair]: "interrupted" for pair in pairs if not runs[pair] and pair not in over}
+    kept = [run for pair in pairs for run in runs[pair] if pair not in over and names[pair] not in failures]
+    return kept, [
+        {"engine": engine} | ({"company": c} if companies else {}) for c, engine in pairs if (c, engine) in over
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(argv)
+    if hasattr(sys.stdout, "reconfigure"):  # a terminal may have no ×
+        sys.stdout.reconfigure(errors="backslashreplace")
+    weights = LAST.part("weights")
+    try:
+        device = LAST.part("config").pick_device(args.device)
+        dtype = LAST.part("config").pick_dtype(args.dtype, device)
+        directory = weights.find_model(args.model, args.load_format)
+        config = weights.read_config(args.model, directory, args.load_format)
+        requests = read_requests(args, config)
+        inputs = {} if args.workload in workloads.SIZES else {"--workload": Path(args.workload)}
+        check_outputs({"--json": args.json, "--plot": args.plot}, inputs)
+    except (ValueError, OSError) as error:
+        print(f"throughput: {error}", file=sys.stderr)
+        return 2
+    missing = [name for name in args.peers if not PEERS[name].python.exists()]
+    failures = {name: f"not installed; python -m bench.peers {PEERS[name].environment} installs it" for name in missing}
+    engines = [str(stage) for stage in STAGES if stage.number in args.stages]
+    engines += [name for name in args.peers if name not in missing]
+    options = {
+        "max_num_seqs": args.max_num_seqs or workloads.SIZES.get(args.workload, (None, 8))[1],
+        "kv_cache_bytes": args.kv_cache_bytes,
+    }
+    job = {
+        "model": args.model,
+        "load_format": args.load_format,
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": str(device),
+        "options": {name: value for name, value in options.items() if value is not None},
+        "requests": requests,
+        # other tokens than in the requests, so that a prefix cache finds nothing of them later
+        "warm_up": [prompt[::-1] for prompt, _ in requests[:2]],
+        "arrivals": workloads.poisson_arrivals(len(requests), args.rate, args.seed) if args.rate else None,
+        "company": args.company[0] if args.company else None,
+        "limit": args.limit,
+    }
+    companies = args.company if args.company and len(args.company) > 1 else []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if args.peers:  # all read one checkpoint, the stages too
+            job["model"] = str(directory)
+            if args.load_format == "dummy":
+                write_model(folder, config)
+                job |= {"model": str(folder), "load_format": "auto"}
+        probes = [probe(device, dtype)]
+        runs, over = run_all(job, engines, companies, args.repeat, failures, folder)
+        with contextlib.suppress(KeyboardInterrupt):  # the first probe will do; the runs are not to be lost
+            probes.append(probe(device, dtype))
+    for engine, reason in failures.items():
+        print(f"{engine} is missing: {reason}", file=sys.stderr)
+    if not runs and not over:
+        return 1
+    same_tokens(runs)
+    wrong = [run for run in runs if run["engine"].startswith("stage") and run["same_ids_share"] < 0.95]
+    if wrong and dtype == torch.float32:
+        share = 1 - wrong[0]["same_ids_share"]
+        print(
+            f"{wrong[0]['engine']} made other tokens than {runs[0]['engine']} for {share:.0%} of the requests: "
+            "no speed is printed",
+            file=sys.stderr,
+        )
+        return 1
+    bandwidth, rate = (max(values) for values in zip(*probes, strict=True))
+    needed = workloads.needed_work(requests, config, dtype.itemsize)
+    result = {
+        "command": f"python -m tests.throughput {shlex.join(sys.argv[1:] if argv is None else argv)}",
+        "workload": Path(args.workload).name,
+        "workload_sha256": workloads.fingerprint(requests),
+        "requests": len(requests),
+        "rate": args.rate,
+        "seed": args.seed,
+        **({"company": companies or job["company"]} if args.company else {}),
+        **({"limit": args.limit, "over": over} if args.limit or companies else {}),
+        **options,
+        "model": args.model,
+        "load_format": args.load_format,
+        "dtype": job["dtype"],
+        "repeat": args.repeat,
+        "machine": describe(device),
+        "bandwidth": bandwidth,
+        "matmul_rate": rate,
+        "least_seconds": None if args.rate else sum(least_seconds(work, bandwidth, rate) for work in needed),
+        "missing": failures,
+    }
+    result |= summarize(runs, job["arrivals"], result["least_seconds"])
+    status = 1 if failures else 0
+    try:  # the file first: a terminal that has gone is no reason to lose it
+        if args.json:
+            args.json.write_text(json.dumps(result, indent=1) + "\n")
+        if args.plot and runs:
+            plots.ladder(result).savefig(args.plot)
+    except OSError as error:
+        print(f"throughput: {error}", file=sys.stderr)
+        status = 1
+    print(tables(result))
+    return status

@@ -1,0 +1,144 @@
+"""The requests that a benchmark sends: prompts as token ids, and how many tokens each is to get. All seeded.
+
+    single   1 request: a prompt of 64 tokens, 128 out
+    decode   32 requests: 32 in, 128 out
+    prefill  16 requests: 512 in, 8 out
+    mixed    64 requests: prompts (8 to 512 tokens) and outputs (8 to 448) log-normal around 128, as in a set of chats
+    prefix   32 requests: 512 tokens that all prompts begin with and 16 of their own, 32 out
+    tail     64 requests: prompts of 8 to 32 tokens; outputs (4 to 96) log-normal around 12: most are short, a few long
+    equal    64 requests: prompts of 8 to 32 tokens, 16 out each: nothing to gain from scheduling
+
+or a file with a line of JSON per request: `prompt_token_ids` (or `prompt`, a text) and `max_tokens`.
+"""
+
+import functools
+import hashlib
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.machine import pass_work
+
+Workload = list[tuple[list[int], int]]  # (prompt, number of output tokens) of each request
+
+# How many requests a workload usually has, and how many of them run at once: all, or few, so that some have to wait.
+SIZES = {
+    "single": (1, 1),
+    "decode": (32, 32),
+    "prefill": (16, 16),
+    "mixed": (64, 64),
+    "prefix": (32, 32),
+    "tail": (64, 8),
+    "equal": (64, 8),
+}
+
+
+def log_normal(rng: random.Random, median: float, sigma: float, low: int, high: int) -> int:
+    """A whole number from a log-normal distribution, cut off at both ends."""
+    return round(min(high, max(low, math.exp(rng.gauss(math.log(median), sigma)))))
+
+
+def make_workload(name: str, count: int | None = None, vocab_size: int = 50257, seed: int = 0) -> Workload:
+    """A workload by its name; `count` requests, or as many as it usually has."""
+    rng, count = random.Random(seed), count or SIZES[name][0]
+    tokens = lambda n: [rng.randrange(vocab_size) for _ in range(n)]  # noqa: E731
+    if name in ("single", "decode", "prefill"):
+        prompt, output = {"single": (64, 128), "decode": (32, 128), "prefill": (512, 8)}[name]
+        return [(tokens(prompt), output) for _ in range(count)]
+    if name == "prefix":
+        head = tokens(512)
+        return [(head + tokens(16), 32) for _ in range(count)]
+    if name == "mixed":
+        lengths = [(log_normal(rng, 128, 0.8, 8, 512), log_normal(rng, 128, 0.8, 8, 448)) for _ in range(count)]
+        return [(tokens(prompt), output) for prompt, output in lengths]
+    requests = []
+    for _ in range(count):
+        prompt, output = tokens(rng.randrange(8, 33)), log_normal(rng, 12, 1.0, 4, 96)
+        requests.append((prompt, output if name == "tail" else 16))
+    return requests
+
+
+def read_workload(path: Path, encode: Callable[[str], list[int]]) -> Workload:
+    """A workload from a file; `encode` turns a text into token ids. Raises ValueError, which names the line."""
+    requests = []
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            requests.append(read_request(json.loads(line), encode))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not a request: {error.msg} at column {error.colno}") from None
+        except (ValueError, RecursionError) as error:  # the second is of a line that is nested too deep
+            raise ValueError(f"{path}, line {number}: not a request: {error}") from None
+    if not requests:
+        raise ValueError(f"{path} holds no requests")
+    return requests
+
+
+def read_request(fields: object, encode: Callable[[str], list[int]]) -> tuple[list[int], int]:
+    """(prompt, number of output tokens) from a line's fields. Raises ValueError."""
+    if not isinstance(fields, dict):
+        raise ValueError(f"it is a JSON object, got {fields!r:.60}")
+    if ("prompt" in fields) == ("prompt_token_ids" in fields):
+        raise ValueError("it needs 'prompt' or 'prompt_token_ids', and not both")
+    if "max_tokens" not in fields:
+        raise ValueError("it needs 'max_tokens'")
+    prompt, max_tokens = fields.get("prompt", fields.get("prompt_token_ids")), fields["max_tokens"]
+    if not is_whole(max_tokens) or max_tokens < 1:
+        raise ValueError(f"max_tokens is a whole number of at least 1, got {max_tokens!r:.60}")
+    if "prompt" in fields:
+        if not isinstance(prompt, str):
+            raise ValueError(f"prompt is a text, got {prompt!r:.60}")
+        prompt = encode(prompt)
+    elif not isinstance(prompt, list):
+        raise ValueError(f"prompt_token_ids is a list, got {prompt!r:.60}")
+    if not prompt:
+        raise ValueError("its prompt is empty")
+    if wrong := [token for token in prompt if not is_whole(token) or token < 0]:
+        raise ValueError(f"prompt_token_ids are whole numbers of at least 0, got {wrong[0]!r:.60}")
+    return prompt, max_tokens
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def poisson_arrivals(count: int, rate: float, seed: int = 0) -> list[float]:
+    """Moments at which requests arrive, in seconds from the start: a Poisson process of `rate` requests per second."""
+    rng, now, arrivals = random.Random(seed), 0.0, []
+    for _ in range(count):
+        now += rng.expovariate(rate)
+        arrivals.append(now)
+    return arrivals
+
+
+def fingerprint(workload: Workload) -> str:
+    """SHA-256 of a workload: two results with the same one are of the same requests."""
+    return hashlib.sha256(json.dumps(workload).encode()).hexdigest()
+
+
+def needed_work(workload: Workload, config, itemsize: int) -> list[tuple[int, int]]:
+    """(operations, bytes) of each forward pass of an engine that wastes nothing.
+
+    It computes every prompt token once (a beginning that prompts share, once for all of them) in a first pass, and then
+    decodes all requests in one batch.
+    """
+    work = functools.partial(pass_work, config, itemsize)
+    prompts = sorted(prompt for prompt, _ in workload)
+    tokens = attended = 0
+    for before, prompt in zip([[], *prompts], prompts, strict=False):
+        shared = sum(itertools.takewhile(bool, (a == b for a, b in zip(before, prompt, strict=False))))
+        tokens += len(prompt) - shared
+        attended += sum(range(shared + 1, len(prompt) + 1))
+    passes = [work(tokens=tokens, logits=len(workload), attended=attended, cached=0)]
+    for step in range(1, max(n for _, n in workload)):
+        lengths = [len(prompt) + step for prompt, n in workload if n > step]
+        passes.append(work(tokens=len(lengths), logits=len(lengths), attended=sum(lengths), cached=sum(lengths)))
+    return passes
