@@ -5,8 +5,8 @@
 
 A README names its results in a comment, `<!-- throughput: bench/results/ladder.json speed work -->`, with the tables
 that it wants; what stands between that line and `<!-- end -->` is written here. A picture of the same name beside the
-result is drawn anew. `<!-- comparison: FILE FILE … -->` is several results in one table, `<!-- company: FILE -->` is one of
-`--company` with several values, and `<!-- ablation: FILE … -->`, `profile`, `accuracy` and `linear` are what the
+result is drawn anew. `<!-- comparison: FILE FILE … -->` is several results in one table, `<!-- company: FILE -->` is
+one of `--company` with several values, and `<!-- ablation: FILE … -->`, `profile`, `accuracy` and `linear` are what the
 commands of these names print.
 """
 
