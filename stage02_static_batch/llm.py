@@ -1,12 +1,12 @@
 """What users call: prompts in, completions out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tqdm import tqdm
 
 from .config import EngineConfig
 from .engine import Engine
-from .intake import Intake
+from .intake import Intake, Params, Prompts
 from .outputs import RequestOutput, StreamEvent
 from .sampling_params import SamplingParams
 from .stats import Stats, StepRecord
@@ -36,11 +36,7 @@ class LLM:
         self._intake = Intake(self.engine)
 
     def generate(
-        self,
-        prompts: str | Sequence[str | list[int]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool = False,
+        self, prompts: Prompts, sampling_params: Params | None = None, *, use_tqdm: bool = False
     ) -> list[RequestOutput]:
         """Complete every prompt. Blocks until all are done; results come in the order of the prompts.
 
@@ -59,9 +55,7 @@ class LLM:
         return [request.output() for request in requests]
 
     def as_completed(
-        self,
-        prompts: str | Sequence[str | list[int]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        self, prompts: Prompts, sampling_params: Params | None = None
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Like `generate`, but yields (index of the prompt, result) the moment a result is there."""
         requests = self._intake.requests(prompts, sampling_params)
@@ -69,11 +63,7 @@ class LLM:
         steps = self.engine.run(requests)
         return ((index.pop(r), r.output()) for advanced in steps for r in advanced if r.finished)
 
-    def stream(
-        self,
-        prompts: str | Sequence[str | list[int]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[StreamEvent]:
+    def stream(self, prompts: Prompts, sampling_params: Params | None = None) -> Iterator[StreamEvent]:
         """Like `generate`, but yields each token as it is made.
 
         The texts of an index, joined, are the text that `generate` returns for it.

@@ -9,6 +9,9 @@ from .request import Request
 from .sampler import derive_seed
 from .sampling_params import SamplingParams, whole_number
 
+Prompts = str | Sequence[str | list[int]]  # texts or lists of token ids; a single text is one prompt
+Params = SamplingParams | Sequence[SamplingParams]  # one for all prompts, or one per prompt
+
 
 class Intake:
     """Makes the requests of an engine. All its errors are ValueErrors that name what is wrong and the limit."""
@@ -18,10 +21,7 @@ class Intake:
         self._numbers = itertools.count()  # of requests
 
     def requests(
-        self,
-        prompts: str | Sequence[str | list[int]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: Sequence[int] | None = None,
+        self, prompts: Prompts, sampling_params: Params | None, priority: Sequence[int] | None = None
     ) -> list[Request]:
         """One request per prompt, all of them checked; an error names the prompt's index."""
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)

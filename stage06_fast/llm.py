@@ -7,7 +7,7 @@ from tqdm import tqdm
 from .beam_search import make_searches, run_searches
 from .config import EngineConfig
 from .engine import Engine
-from .intake import Intake
+from .intake import Intake, Params, Prompts
 from .outputs import RequestOutput, StreamEvent
 from .request import Request, finished_groups
 from .router import Router
@@ -42,8 +42,8 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str | list[int]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Prompts,
+        sampling_params: Params | None = None,
         *,
         use_tqdm: bool = False,
         priority: Sequence[int] | None = None,
@@ -66,10 +66,7 @@ class LLM:
         return [request.output() for request in requests]
 
     def as_completed(
-        self,
-        prompts: str | Sequence[str | list[int]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        priority: Sequence[int] | None = None,
+        self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Like `generate`, but yields (index of the prompt, result) the moment a result is there."""
         requests = self._intake.requests(prompts, sampling_params, priority)
@@ -81,10 +78,7 @@ class LLM:
         return (result for some in self._router.run(requests, results) for result in some)
 
     def stream(
-        self,
-        prompts: str | Sequence[str | list[int]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        priority: Sequence[int] | None = None,
+        self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
     ) -> Iterator[StreamEvent]:
         """Like `generate`, but yields each token as it is made.
 
@@ -100,7 +94,7 @@ class LLM:
 
     def beam_search(
         self,
-        prompts: str | Sequence[str | list[int]],
+        prompts: Prompts,
         beam_width: int = 4,
         max_tokens: int = 64,
         length_penalty: float = 1.0,
