@@ -1,4 +1,4 @@
-"""The command line: `python -m stage02 --prompts "Once upon a time"`.
+"""The command line: `--prompts "Once upon a time"` and the like.
 
 Results go to stdout; progress, the closing line and errors to stderr. Exit status: 0 done, 2 bad input,
 130 interrupted; 1 some lines of a batch file are errors.

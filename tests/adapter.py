@@ -141,6 +141,15 @@ class Stage:
 
 STAGES = [Stage(directory) for directory in read_stages()]
 BATCHED = [stage for stage in STAGES if stage.number >= 2]
+
+
+def stages_that_change(*names: str) -> list[Stage]:
+    """The stages in which one of these files is not byte for byte the one of the stage before: in the others it would
+    only be tested again."""
+    listed = read_stages()
+    return [stage for stage in STAGES if {listed[stage.directory].get(name) for name in names} & {"new", "changed"}]
+
+
 EOS = 50256
 
 

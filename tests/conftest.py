@@ -1,4 +1,5 @@
-"""Fixtures: `stage` runs a test on every stage, `batched_stage` from stage 2 on; checkpoints are made once."""
+"""Fixtures: `stage` runs a test on every stage, `batched_stage` from stage 2 on, or on those that `pytest_generate_tests`
+picks; checkpoints are made once."""
 
 import os
 import signal
@@ -14,7 +15,7 @@ import torch  # not earlier: it reads that number when it is imported
 
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before a kernel is defined
 
-from tests.adapter import BATCHED, STAGES, write_checkpoint
+from tests.adapter import BATCHED, STAGES, stages_that_change, write_checkpoint
 
 # Started in the background, a shell's children ignore Ctrl-C, and theirs do: the tests send it and mean it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -28,14 +29,28 @@ SIZES = {
 }
 
 
-@pytest.fixture(params=STAGES, ids=lambda stage: stage.directory)
+@pytest.fixture
 def stage(request):
     return request.param
 
 
-@pytest.fixture(params=BATCHED, ids=lambda stage: stage.directory)
+@pytest.fixture
 def batched_stage(request):
     return request.param
+
+
+def pytest_generate_tests(metafunc):
+    """Which stages a test runs on: those that it names itself; in a module that is about some files, `FILES`, those
+    that bring or change one of them; else all."""
+    files = getattr(metafunc.module, "FILES", None)
+    for name, stages in (("stage", STAGES), ("batched_stage", BATCHED)):
+        own = hasattr(metafunc.module, name) or any(
+            name in str(mark.args[0]).replace(" ", "").split(",")
+            for mark in metafunc.definition.iter_markers("parametrize")
+        )
+        if name in metafunc.fixturenames and not own:
+            picked = [stage for stage in stages if files is None or stage in stages_that_change(*files)]
+            metafunc.parametrize(name, picked, ids=[stage.directory for stage in picked], indirect=True)
 
 
 @pytest.fixture(scope="session", params=SIZES)

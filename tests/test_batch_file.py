@@ -18,6 +18,8 @@ try:
 except ModuleNotFoundError:  # Windows
     fcntl = None
 
+FILES = ("batch_file.py",)  # what this is about, see conftest.py
+
 QUICK = ["--max-tokens", "8", "--quiet"]
 
 
@@ -155,22 +157,25 @@ def test_bad_paths(batched_stage, tmp_path, problem):
     assert output.read_text() == "precious\n"
 
 
-def test_lines_are_written_as_batches_end(batched_stage, tmp_path, monkeypatch):
-    """A batch's lines are in the file before the next batch begins."""
+def test_a_line_is_written_as_soon_as_it_is_done(batched_stage, tmp_path, monkeypatch):
+    """Before each step the file has the lines of all that have finished: none waits for its batch to end."""
     write_input(tmp_path / "in.jsonl", count=12)
-    seen, llm_class = [], batched_stage.LLM
-    original = llm_class._run
+    output, requests, counts = tmp_path / "out.jsonl", {}, []
+    engine = batched_stage.part("engine").Engine
+    original = engine.step
 
-    def spy(self, batch):
-        text = (tmp_path / "out.jsonl").read_text() if (tmp_path / "out.jsonl").exists() else ""
-        seen.append(text.count("\n"))
-        return original(self, batch)
+    def spy(self, *rows):
+        running = rows[0] if rows else self.unfinished
+        requests.update(dict.fromkeys(running))
+        num_lines = output.read_text(encoding="utf-8").count("\n")
+        counts.append((num_lines, sum(request.finished for request in requests)))
+        return original(self, *rows)
 
-    if batched_stage.number < 4:
-        monkeypatch.setattr(llm_class, "_run", spy)
-        arguments = ["--max-num-seqs", "4", "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl"]
-        assert batched_stage.main(*arguments, *QUICK)[0] == 0
-        assert seen == [0, 4, 8]
+    monkeypatch.setattr(engine, "step", spy)
+    arguments = ["--max-num-seqs", "4", "--input", tmp_path / "in.jsonl", "--output", output]
+    assert batched_stage.main(*arguments, *QUICK)[0] == 0
+    assert all(num_lines == num_finished for num_lines, num_finished in counts)
+    assert len({num_lines for num_lines, _ in counts}) > 2
 
 
 def test_resume_from_every_kind_of_cut(batched_stage, tmp_path):

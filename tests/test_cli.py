@@ -12,6 +12,8 @@ import pytest
 
 from tests.adapter import BATCHED, ROOT, STAGES, TINYTALES, random_prompts
 
+FILES = ("cli.py", "console.py")  # what this is about, see conftest.py
+
 GREEDY = ["--temperature", "0", "--max-tokens", "12"]
 
 

@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+FILES = ("intake.py", "sampling_params.py", "config.py")  # what this is about, see conftest.py
+
 BAD_PARAMS = {
     "temperature": [-0.1, math.nan, math.inf, "1", True, 1e-9, 1e9, 10**400],
     "top_k": [-1, 1.5, "3", True, 2**31],

@@ -14,6 +14,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+FILES = ("sampler.py",)  # what this is about, see conftest.py
+
 VOCABULARY = 199
 SETTINGS = [
     dict(temperature=0.7),

@@ -4,6 +4,8 @@ import pytest
 
 from tests.adapter import EOS, random_prompts
 
+FILES = ("request.py", "stop_texts.py")  # what this is about, see conftest.py
+
 PROMPT = "Once upon a time"
 
 

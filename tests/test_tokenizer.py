@@ -10,6 +10,8 @@ from transformers import GPT2TokenizerFast
 
 from tests.adapter import TINYTALES
 
+FILES = ("tokenizer.py",)  # what this is about, see conftest.py
+
 TEXTS = {
     "plain": "Once upon a time, there was a fox. It's he'll we've I'm they'd you're!",
     "multilingual": "Größe façade naïve Ελληνικά русский 日本語のテキスト 中文 한국어 العربية עברית हिन्दी ไทย ქართული",

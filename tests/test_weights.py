@@ -14,6 +14,8 @@ from transformers import GPT2LMHeadModel
 
 from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
 
+FILES = ("weights.py", "fast_model.py")  # what this is about, see conftest.py
+
 
 def greedy_tokens(stage, model, **arguments):
     llm = stage.LLM(str(model), device="cpu", **arguments)
