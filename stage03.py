@@ -1,4 +1,8 @@
-from stage03_kvcache.__main__ import main
+import sys
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        from stage03_kvcache.cli import main
+    except KeyboardInterrupt:  # while torch is being loaded, which takes a second
+        sys.exit(130)
+    sys.exit(main())

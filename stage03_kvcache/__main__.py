@@ -2,10 +2,7 @@
 
 import sys
 
-try:
-    from .cli import main
-except KeyboardInterrupt:  # while torch is being loaded, which takes a second
-    sys.exit(130)
+from .cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

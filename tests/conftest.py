@@ -1,5 +1,5 @@
-"""Fixtures: `stage` runs a test on every stage, `batched_stage` from stage 2 on, or on those that `pytest_generate_tests`
-picks; checkpoints are made once."""
+"""Fixtures: `stage` runs a test on every stage, `batched_stage` from stage 2 on, or on those that
+`pytest_generate_tests` picks; checkpoints are made once."""
 
 import os
 import signal

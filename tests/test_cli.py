@@ -240,6 +240,22 @@ def test_control_c_keeps_what_is_finished(stage, tmp_path):
     assert len((tmp_path / "trace").read_text().splitlines()) >= 9
 
 
+@pytest.mark.parametrize("stage", STAGES, ids=str)
+def test_control_c_while_torch_is_loaded(stage):
+    """Which takes a second or two; the stand-in interrupts when it is asked for torch."""
+    code = (
+        "import runpy, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'torch':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        f"runpy.run_module({stage.command!r}, run_name='__main__')\n"
+    )
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "")
+
+
 @pytest.fixture
 def interruptible():
     """A Ctrl-C that came stays the last: undo that for the tests that follow."""
