@@ -117,7 +117,7 @@ def make_contest(llm, make: Callable) -> Contest:
         ("all of them", make(FAST, disable=OPTIMIZATIONS, **room)),
         ("stage 5", make(BEFORE, **room)),
     ):
-        ways[name] = make_way(other, cache=other.cache)
+        ways[name] = make_way(other, cache=other.engine.runner.cache)
     return Contest(llm.engine.model_config, ways)
 
 

@@ -40,7 +40,10 @@ class Engine:
 
     def run(self, requests: list[Request]) -> Iterator[list[Request]]:
         """Step until all requests are finished; yields, after each step, those that got a token."""
-        for request in requests:
+        waiting = requests[::-1]
+        del requests  # what is finished is its receiver's alone: results may be larger than memory
+        while waiting:
+            request = waiting.pop()
             while not request.finished:
                 yield self.step(request)
 

@@ -40,7 +40,10 @@ class Engine:
 
     def run(self, requests: list[Request]) -> Iterator[list[Request]]:
         """Step until all requests are finished; yields, after each step, those that got a token."""
-        for rows in self.batches(requests):
+        batches = self.batches(requests)[::-1]
+        del requests  # what is finished is its receiver's alone: results may be larger than memory
+        while batches:
+            rows = batches.pop()
             while not all(request.finished for request in rows):
                 yield self.step(rows)
 

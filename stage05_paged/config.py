@@ -121,7 +121,7 @@ def add_flags(add: Callable) -> None:
         if kind is bool:
             settings["action"] = "store_false" if one.default else "store_true"
         else:
-            settings["default"] = one.default
+            settings["default"] = list(one.default) if isinstance(one.default, tuple) else one.default
             help += "" if one.default in (None, ()) else " (default: %(default)s)"
         if kind in (int, float):
             settings = {"type": kind, "metavar": "N", **settings}

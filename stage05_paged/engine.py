@@ -1,7 +1,6 @@
 """The engine: the loop that turns prompts into completions; requests join and leave it at every step."""
 
 import logging
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -110,8 +109,9 @@ class Engine:
             rows += [(i, completion) for completion in request.beginning]
         tokens, failed = [], []
         for start in range(0, len(rows), self.config.max_num_seqs):
-            numbers, requests = zip(*rows[start : start + self.config.max_num_seqs], strict=True)
-            part = logits if len(numbers) == len(logits) else logits[list(numbers)]  # [n_part, vocab_size]
+            numbers = [i for i, _ in rows[start : start + self.config.max_num_seqs]]
+            requests = [completion for _, completion in rows[start : start + self.config.max_num_seqs]]
+            part = logits if numbers == [*range(len(logits))] else logits[numbers]  # [n_part, vocab_size]
             more_tokens, more_failed = sample_each(part, requests)
             tokens, failed = tokens + more_tokens, failed + more_failed
         return tokens, failed
@@ -170,7 +170,7 @@ class Engine:
             self.recorder.finished(request)
 
 
-def sample_each(logits: Tensor, requests: Sequence[Request]) -> tuple[list[tuple[Request, dict]], list[Request]]:
+def sample_each(logits: Tensor, requests: list[Request]) -> tuple[list[tuple[Request, dict]], list[Request]]:
     """What each request will be with one token more (`Request.after`), and those for which it fails: the others go on.
 
     Raises:

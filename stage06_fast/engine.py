@@ -3,7 +3,7 @@
 import functools
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from .config import EngineConfig, pick_max_model_len
 from .fast_model import enabled
 from .request import Request, RequestState, finished_groups
 from .runner import Runner
-from .sampler import sample
 from .scheduler import Row, Scheduler
 from .stats import Recorder
 from .tokenizer import Tokenizer
@@ -117,8 +116,9 @@ class Engine:
             rows += [(i, completion) for completion in request.beginning]
         tokens, failed = [], []
         for start in range(0, len(rows), self.config.max_num_seqs):
-            numbers, requests = zip(*rows[start : start + self.config.max_num_seqs], strict=True)
-            part = logits if len(numbers) == len(logits) else logits[list(numbers)]  # [n_part, vocab_size]
+            numbers = [i for i, _ in rows[start : start + self.config.max_num_seqs]]
+            requests = [completion for _, completion in rows[start : start + self.config.max_num_seqs]]
+            part = logits if numbers == [*range(len(logits))] else logits[numbers]  # [n_part, vocab_size]
             more_tokens, more_failed = sample_each(part, requests, functools.partial(self.runner.sample, batch))
             tokens, failed = tokens + more_tokens, failed + more_failed
         return tokens, failed
@@ -188,7 +188,7 @@ def freeze_garbage_collector() -> None:
 
 
 def sample_each(
-    logits: Tensor, requests: Sequence[Request], sample_all: Callable
+    logits: Tensor, requests: list[Request], sample_all: Callable
 ) -> tuple[list[tuple[Request, dict]], list[Request]]:
     """What each request will be with one token more (`Request.after`), and those for which it fails: the others go on.
 
@@ -202,7 +202,7 @@ def sample_each(
         drafts, failed = [], []
         for i, request in enumerate(requests):
             try:
-                drafts.append((request, request.after(*sample(logits[i : i + 1], [request])[0])))
+                drafts.append((request, request.after(*sample_all(logits[i : i + 1], [request])[0])))
             except Exception as error:
                 failed.append(request)
                 logging.getLogger(__name__).warning("request %s is aborted: %s", request.request_id, error)

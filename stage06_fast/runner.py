@@ -82,7 +82,7 @@ class Runner:
     def sample(self, batch: Batch, logits: Tensor, requests: list[Request]) -> list[tuple]:
         """As the function of this name; on CUDA meanwhile the next step begins, if it can be told."""
         with self.thread_limit:
-            if self.ahead is None or not self.ahead.can_predict(batch.rows):
+            if self.ahead is None or len(requests) < len(batch.rows) or not self.ahead.can_predict(batch.rows):
                 return sample(logits, requests, self.argmax)
             token_ids = choose(logits, requests)  # [n_rows], on the device
             return with_logprobs(self.ahead.read(batch.rows, token_ids), token_ids, logits, requests)

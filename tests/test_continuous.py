@@ -166,7 +166,8 @@ class FakeRequest:
 
     def __init__(self, prompt_len, priority=0):
         self.prompt_token_ids, self.priority = [0] * prompt_len, priority
-        self.num_new_tokens, self.slot, self.state = prompt_len, None, None
+        self.num_new_tokens = self.num_tokens = prompt_len
+        self.slot, self.state = None, None
         self.token_ids, self.place, self.index, self.first_scheduled_time = self.prompt_token_ids, None, 0, None
 
 
@@ -178,7 +179,7 @@ def order_of_admission(stage, requests, policy, arrive_every=0):
     while arriving or scheduler.running or scheduler._has_waiting():
         while arriving and (requests.index(arriving[0]) * arrive_every <= step):
             scheduler.add(arriving.pop(0))
-        for request, _ in scheduler.schedule():
+        for request, *_ in scheduler.schedule():
             order.append(requests.index(request))
             scheduler.remove(request)
         scheduler.check_integrity()
@@ -408,13 +409,14 @@ def test_a_batch_file_is_written_as_requests_end(stage, tmp_path, monkeypatch):
     lengths = [3, 9, 5, 1, 7]
     lines = [{"prompt": "A fox", "sampling": {"max_tokens": n, "ignore_eos": True}} for n in lengths]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    written, original = [], stage.LLM.advance
+    written, router = [], stage.part("router").Router
+    original = router.advance
 
     def spy(self):
         written.append((tmp_path / "out.jsonl").read_text().count("\n"))
         return original(self)
 
-    monkeypatch.setattr(stage.LLM, "advance", spy)
+    monkeypatch.setattr(router, "advance", spy)
     status, *_ = stage.main("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--quiet")
     assert status == 0
     assert written == [sum(n < step for n in lengths) for step in range(1, 10)]

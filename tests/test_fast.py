@@ -366,21 +366,22 @@ def test_threads_do_not_change_the_numbers(stage, checkpoint):
 
 
 def test_the_packed_weights_replace_the_others(stage, checkpoint):
-    model = stage.LLM(str(checkpoint), device="cpu").model
+    model = stage.LLM(str(checkpoint), device="cpu").engine.runner.model
     assert all(module.weight is None for module in model.modules() if isinstance(module, torch.nn.Linear))
-    kept = stage.LLM(str(checkpoint), device="cpu", disable=["linear"]).model
+    kept = stage.LLM(str(checkpoint), device="cpu", disable=["linear"]).engine.runner.model
     assert all(module.weight is not None for module in kept.modules() if isinstance(module, torch.nn.Linear))
 
 
 def test_float16_runs_on_torch(stage, checkpoint):
-    assert type(stage.LLM(str(checkpoint), device="cpu", dtype="float16").model).__name__ == "GPT2"
+    assert type(stage.LLM(str(checkpoint), device="cpu", dtype="float16").engine.runner.model).__name__ == "GPT2"
     ids, _ = run(stage, checkpoint, dtype="float16")
     assert ids == run(stage, checkpoint, dtype="float16", disable=["linear"])[0]
 
 
 def test_float32_is_split_where_many_rows_are_to_come(stage, checkpoint, c):
     for max_num_seqs, many in ((1, False), (2, False), (3, True)):
-        kind = stage.LLM(str(checkpoint), device="cpu", max_num_seqs=max_num_seqs, num_blocks=8).model.kind
+        llm = stage.LLM(str(checkpoint), device="cpu", max_num_seqs=max_num_seqs, num_blocks=8)
+        kind = llm.engine.runner.model.kind
         assert kind == ("tiles_split" if many and c.has_kind("tiles_split") else "fma_float32")
 
 

@@ -96,7 +96,7 @@ def whole(llm) -> None:
     """Nothing is left behind."""
     llm.engine.scheduler.check_integrity()
     assert not llm.engine.scheduler.running
-    if hasattr(llm, "block_manager"):
+    if hasattr(llm.engine, "block_manager"):
         assert llm.engine.block_manager.num_free == llm.engine.block_manager.num_blocks
     else:
         assert len(llm.engine.scheduler.free_slots) == llm.engine.scheduler.max_num_seqs
@@ -339,10 +339,10 @@ def test_beams_of_any_length_penalty(small_checkpoint):
     for stage in STAGES[4:]:
         search = stage.part("beam_search").BeamSearch
         llm = stage.engine(small_checkpoint)
-        beams = search(llm._intake.request([1, 2]), 2, 100.0)
+        beams = search(llm._intake.request([1, 2], stage.SamplingParams()), 2, 100.0)
         assert beams.score(-5.0, 1500) > beams.score(-5.0, 1400) > beams.score(-6.0, 1400)
         assert beams.score(0.0, 3) == float("inf")
-        beams = search(llm._intake.request([1, 2]), 2, -100.0)
+        beams = search(llm._intake.request([1, 2], stage.SamplingParams()), 2, -100.0)
         assert beams.score(-5.0, 1500) < beams.score(-5.0, 1400)
 
 

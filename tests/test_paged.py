@@ -663,7 +663,7 @@ BLOCK_BYTES = 16 * 2 * 2 * 48 * 4  # block_size x (key + value) x layers x n_emb
 
 
 def test_the_size_of_the_pool(stage, small_checkpoint, monkeypatch):
-    llm = lambda **arguments: stage.LLM(small_checkpoint, device="cpu", **arguments)  # noqa: E731
+    llm = lambda **arguments: stage.LLM(small_checkpoint, device="cpu", **arguments).engine.runner  # noqa: E731
     assert llm(max_num_seqs=5).num_blocks == 5 * 3  # as much as five requests of 48 tokens fill
     assert llm(num_blocks=7).kv_cache_bytes == 7 * BLOCK_BYTES
     assert llm(kv_cache_bytes=7 * BLOCK_BYTES + 5).num_blocks == 7

@@ -737,7 +737,7 @@ def test_readmes_show_the_results_that_are_committed():
 
 def test_committed_results_are_of_these_workloads():
     """The requests of a committed result can be made again, and all engines made the same tokens for nearly all."""
-    for path in sorted((ROOT / "results").rglob("*.json")):
+    for path in sorted((ROOT / "bench" / "results").rglob("*.json")):
         result = json.loads(path.read_text())
         if "workload_sha256" not in result:
             continue
@@ -750,7 +750,7 @@ def test_committed_results_are_of_these_workloads():
 
 
 def test_report_prints_a_result(capsys, tmp_path):
-    assert report.main([str(ROOT / "results" / "ladder.json"), "--plot", str(tmp_path / "x.png")]) == 0
+    assert report.main([str(ROOT / "bench" / "results" / "ladder.json"), "--plot", str(tmp_path / "x.png")]) == 0
     assert "`stage03_kvcache`" in capsys.readouterr().out
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
@@ -766,7 +766,7 @@ def test_report_names_what_is_no_result(capsys, tmp_path, text, words):
 
 
 def test_a_picture_does_not_overwrite_its_result(capsys, tmp_path):
-    shutil.copy(ROOT / "results" / "ladder.json", tmp_path / "result.json")
+    shutil.copy(ROOT / "bench" / "results" / "ladder.json", tmp_path / "result.json")
     (tmp_path / "x.png").symlink_to(tmp_path / "result.json")
     assert report.main([str(tmp_path / "result.json"), "--plot", str(tmp_path / "x.png")]) == 2
     assert "is the file of the result" in capsys.readouterr().err
