@@ -1,9 +1,10 @@
-# make demo: a story.  make test: the tests.  make notebooks: run them anew.  All make .venv first.
+# make demo: a story.  make test: the tests.  make soak: those that take long.  make notebooks: run them anew.
+# All make .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint notebooks
+.PHONY: demo test soak lint notebooks
 
 demo: $(VENV)/installed
 	$(BIN)/python -m stage05 --temperature 0.8 --prompts \
@@ -14,7 +15,10 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not soak"
+
+soak: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n 2 -m soak
 
 notebooks: $(VENV)/installed-test
 	$(BIN)/python tools/run_notebooks.py

@@ -8,12 +8,17 @@ import sys
 import pytest
 import torch
 
-from tests.adapter import ROOT, STAGES
+from tests.adapter import ROOT, STAGES, stages_that_change
 
 PAGED = [stage for stage in STAGES if stage.number >= 5]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CPU = torch.device("cpu")
 DEVICES = {"torch": CPU, "c": CPU, "triton": torch.device("cuda" if torch.cuda.is_available() else "cpu")}
+
+
+# Triton's kernel is the same in stage 6, and slow in its interpreter.
+WITH_TRITON = stages_that_change("kernels/triton_kernel.py")
+KERNELS = [(stage, backend) for stage in PAGED for backend in ("torch", "c")] + [(s, "triton") for s in WITH_TRITON]
 
 
 @pytest.fixture(params=PAGED, ids=lambda stage: stage.directory)
@@ -61,7 +66,7 @@ def check(attention, step, expected, device=CPU):
 MIXED = [(1, 1), (1, 17), (5, 5), (1, 64), (9, 40), (1, 65), (16, 16), (3, 130), (17, 33), (1, 15), (8, 8)]
 
 
-@pytest.mark.parametrize("backend", ["torch", "c", "triton"])
+@pytest.mark.parametrize(("stage", "backend"), KERNELS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("n_head", "head_dim", "block_size"),
@@ -95,7 +100,7 @@ def test_random_steps(stage, backend, seed):
     check(attention, *make_step(sizes, *shape, rng.choice(DTYPES), seed))
 
 
-@pytest.mark.parametrize("backend", ["torch", "c", "triton"])
+@pytest.mark.parametrize(("stage", "backend"), KERNELS, ids=str)
 def test_large_scores_and_a_query_that_is_a_view(stage, backend):
     """Scores in the thousands must not overflow, and the model hands in slices of a wider tensor."""
     attention = stage.part("attention").pick_backend(backend, DEVICES[backend], 64)[1]
@@ -110,6 +115,7 @@ def test_large_scores_and_a_query_that_is_a_view(stage, backend):
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, 3, 7])
+@pytest.mark.parametrize("stage", WITH_TRITON, ids=str)
 def test_splits_of_the_triton_kernel(stage, num_splits):
     """The keys of a sequence over several programs; some of them get none."""
     stage.part("attention").pick_backend("triton", DEVICES["triton"], 16)

@@ -201,6 +201,7 @@ def test_resume_from_every_kind_of_cut(batched_stage, tmp_path):
         assert output.read_bytes().startswith(kept), "a finished line was done again"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kill", [getattr(signal, "SIGKILL", signal.SIGTERM), signal.SIGINT])
 def test_killed_and_resumed(batched_stage, tmp_path, kill):
     """A real process, killed again and again while it writes; Ctrl-C ends with status 130 and loses nothing."""

@@ -480,6 +480,7 @@ def test_profile(tmp_path, capsys):
 # --- Other CPUs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="instruction sets of x86-64")
 @pytest.mark.parametrize(("cpu", "needs"), [("x86-64-v2", "sse4_2"), ("x86-64-v3", "avx2"), ("x86-64-v4", "avx512vl")])
 def test_other_instruction_sets(stage, tmp_path, cpu, needs):

@@ -130,6 +130,7 @@ def test_a_library_that_can_not_be_loaded(stage, tmp_path, monkeypatch):
         kernel.load_kernel.cache_clear()
 
 
+@pytest.mark.soak
 def test_processes_that_start_at_once(stage, tmp_path):
     processes = [
         stage.start("--prompts", "A fox", "--max-tokens", 3, "--attention-backend", "c", XDG_CACHE_HOME=str(tmp_path))

@@ -22,6 +22,7 @@ def test_all_are_there():
     assert [path.name for path in NOTEBOOKS] == ["01_throughput.ipynb", "02_batching.ipynb", "03_paging.ipynb"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs_from_top_to_bottom(path, monkeypatch):
     monkeypatch.setenv("STAGEWISE_QUICK", "1")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
+from tests.adapter import STAGES, TINYTALES, random_prompts, stages_that_change, write_checkpoint
 from tests.test_continuous import answers, workload  # noqa: F401 (a fixture)
 
 PAGED = [stage for stage in STAGES if stage.number >= 5]
@@ -90,6 +90,8 @@ def enumerated(token_ids):
     return ((str(i), ids) for i, ids in enumerate(token_ids))
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("stage", stages_that_change("kernels/triton_kernel.py"), ids=str)
 def test_arrivals_and_aborts_with_triton(stage, small_checkpoint, answers):  # noqa: F811
     """On a CPU in its interpreter, so with fewer requests."""
     prompts, params = workload(stage, 24)
@@ -262,6 +264,7 @@ def test_a_request_that_can_never_fit(stage, small_checkpoint):
     assert llm.stats.num_forwards == forwards
 
 
+@pytest.mark.soak
 def test_ten_thousand_requests_lose_no_block(stage, small_checkpoint):
     llm = engine(stage, small_checkpoint, max_num_seqs=64, block_size=4, num_blocks=150, max_num_batched_tokens=256)
     rng, heads = random.Random(0), random_prompts(211, [8] * 5)

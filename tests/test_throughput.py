@@ -285,6 +285,7 @@ def requests_file(tmp_path):
     return path
 
 
+@pytest.mark.soak
 def test_the_benchmark(babble, requests_file, tmp_path, capsys, no_probe, monkeypatch):
     """All stages and a peer through one workload; a peer that is not there and one that breaks are named."""
     here = SimpleNamespace(python=Path(sys.executable), environment="here")

@@ -30,6 +30,7 @@ def test_transformers_loads_it_too():
     assert text.startswith("Once upon a time")
 
 
+@pytest.mark.soak
 def test_stories_end_and_keep_their_cast():
     """60 unedited samples at temperature 0.8: at least 9 of 10 end by themselves and mix up nobody."""
     stage = STAGES[-1]
