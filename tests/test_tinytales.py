@@ -4,6 +4,7 @@ import json
 import re
 import sys
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
