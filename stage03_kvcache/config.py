@@ -17,15 +17,16 @@ from .sampling_params import whole_number
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def option(default, check: Callable, help: str, **flag):
+def option(default, check: Callable, text: str, **flag):
     """A field of EngineConfig.
 
     Args:
         check: (name, value) -> the value as it is kept, or ValueError. None, as a default, is not checked.
-        help: for --help; what it says of the default comes from the field.
-        flag: how the command line's flag is another one: arguments of `ArgumentParser.add_argument`, and `name`.
+        text: what it means; --help shows it with the default.
+        flag: where the flag of the command line differs: its `name` (None: there is none), its `help`, and other
+            arguments of `ArgumentParser.add_argument`.
     """
-    return field(default=default, metadata={"check": check, "help": help, "flag": flag})
+    return field(default=default, metadata={"check": check, "help": text, "flag": flag})
 
 
 def one_of(*names: str) -> Callable:
@@ -51,7 +52,7 @@ def yes_or_no(name: str, value) -> bool:
     return bool(value)
 
 
-def text(name: str, value) -> str:
+def any_text(name: str, value) -> str:
     """No check: what comes of it is checked where it is used. A path is a text too."""
     return str(value)
 
@@ -64,21 +65,35 @@ class EngineConfig:
         ValueError: an option is wrong; names it and its value.
     """
 
-    model: str = option("tinytales", text, "tinytales, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a directory")
-    dtype: str = option("auto", one_of("auto", *DTYPES), f"auto, {', '.join(DTYPES)}")
-    device: str = option("auto", text, "auto, cpu, cuda, cuda:N")
-    load_format: str = option("auto", one_of("auto", "dummy"), "auto; or dummy: random weights, nothing is downloaded")
-    max_model_len: int | None = option(None, whole(2), "longest prompt and output together, in tokens")
-    max_num_seqs: int = option(8, whole(1), "requests in a batch")
+    model: str = option("tinytales", any_text, "tinytales, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a directory")
+    dtype: str = option(
+        "auto", one_of("auto", *DTYPES), f"{', '.join(DTYPES)}, or auto: float32 on a CPU, bfloat16 on CUDA"
+    )
+    device: str = option("auto", any_text, "cpu, cuda, cuda:N, or auto: CUDA if there is one")
+    load_format: str = option(
+        "auto",
+        one_of("auto", "dummy"),
+        "auto reads the checkpoint; dummy makes random weights of the model's sizes, without a download",
+    )
+    max_model_len: int | None = option(
+        None, whole(2), "longest prompt and output together, in tokens (default: the model's context)"
+    )
+    max_num_seqs: int = option(8, whole(1), "requests that run at once")
     sort_by_length: bool = option(
-        True, yes_or_no, "batch prompts in the order given, not by length: more padding", name="--no-sort"
+        True,
+        yes_or_no,
+        "batch prompts of similar length together; results come in the order of the prompts all the same",
+        name="--no-sort",
+        help="batch prompts in the order given: more padding",
     )
     kv_cache_bytes: int | None = option(
         None,
         whole(1),
         "memory for the KV cache of a batch, split if it needs more (default: half of the free)",
     )
-    seed: int = option(0, whole(0, 2**64 - 1), "another seed, other draws")
+    seed: int = option(
+        0, whole(0, 2**64 - 1), "requests without a seed of their own take one from it and from their number"
+    )
     trace: bool = option(False, yes_or_no, "keep a StepRecord of every forward pass", name=None)
 
     def __post_init__(self):
@@ -94,15 +109,15 @@ def add_flags(add: Callable) -> None:
     add: `ArgumentParser.add_argument`
     """
     for one in fields(EngineConfig):
-        settings = {"name": "--" + one.name.replace("_", "-"), **one.metadata["flag"]}
-        name, help, kind = settings.pop("name"), one.metadata["help"], (*get_args(one.type), one.type)[0]
+        settings = {"name": "--" + one.name.replace("_", "-"), "help": one.metadata["help"], **one.metadata["flag"]}
+        name, help, kind = settings.pop("name"), settings.pop("help"), (*get_args(one.type), one.type)[0]
         if name is None:
             continue
         if kind is bool:
             settings["action"] = "store_false" if one.default else "store_true"
         else:
             settings["default"] = list(one.default) if isinstance(one.default, tuple) else one.default
-            help += "" if one.default in (None, ()) else " (default: %(default)s)"
+            help += "" if one.default in (None, ()) or "default" in help else " (default: %(default)s)"
         if kind in (int, float):
             settings = {"type": kind, "metavar": "N", **settings}
         add(name, dest=one.name, help=help, **settings)

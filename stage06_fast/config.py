@@ -20,15 +20,16 @@ from .scheduler import POLICIES
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def option(default, check: Callable, help: str, **flag):
+def option(default, check: Callable, text: str, **flag):
     """A field of EngineConfig.
 
     Args:
         check: (name, value) -> the value as it is kept, or ValueError. None, as a default, is not checked.
-        help: for --help; what it says of the default comes from the field.
-        flag: how the command line's flag is another one: arguments of `ArgumentParser.add_argument`, and `name`.
+        text: what it means; --help shows it with the default.
+        flag: where the flag of the command line differs: its `name` (None: there is none), its `help`, and other
+            arguments of `ArgumentParser.add_argument`.
     """
-    return field(default=default, metadata={"check": check, "help": help, "flag": flag})
+    return field(default=default, metadata={"check": check, "help": text, "flag": flag})
 
 
 def one_of(*names: str) -> Callable:
@@ -67,7 +68,7 @@ def optimizations(_: str, value) -> tuple[str, ...]:
     return tuple(value)
 
 
-def text(name: str, value) -> str:
+def any_text(name: str, value) -> str:
     """No check: what comes of it is checked where it is used. A path is a text too."""
     return str(value)
 
@@ -80,31 +81,62 @@ class EngineConfig:
         ValueError: an option is wrong; names it and its value.
     """
 
-    model: str = option("tinytales", text, "tinytales, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a directory")
-    dtype: str = option("auto", one_of("auto", *DTYPES), f"auto, {', '.join(DTYPES)}")
-    device: str = option("auto", text, "auto, cpu, cuda, cuda:N")
-    load_format: str = option("auto", one_of("auto", "dummy"), "auto; or dummy: random weights, nothing is downloaded")
-    max_model_len: int | None = option(None, whole(2), "longest prompt and output together, in tokens")
-    max_num_seqs: int = option(8, whole(1), "requests in a batch")
+    model: str = option("tinytales", any_text, "tinytales, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a directory")
+    dtype: str = option(
+        "auto", one_of("auto", *DTYPES), f"{', '.join(DTYPES)}, or auto: float32 on a CPU, bfloat16 on CUDA"
+    )
+    device: str = option("auto", any_text, "cpu, cuda, cuda:N, or auto: CUDA if there is one")
+    load_format: str = option(
+        "auto",
+        one_of("auto", "dummy"),
+        "auto reads the checkpoint; dummy makes random weights of the model's sizes, without a download",
+    )
+    max_model_len: int | None = option(
+        None, whole(2), "longest prompt and output together, in tokens (default: the model's context)"
+    )
+    max_num_seqs: int = option(8, whole(1), "requests that run at once")
     max_num_batched_tokens: int = option(512, whole(1), "tokens in a step; a longer prompt is prefilled in several")
-    policy: str = option("fcfs", one_of(*POLICIES), f"who joins first: {', '.join(POLICIES)}")
+    policy: str = option(
+        "fcfs",
+        one_of(*POLICIES),
+        "who joins first: fcfs, priority (the lowest first), or shortest (prompt, with aging)",
+    )
     enable_chunked_prefill: bool = option(
-        True, yes_or_no, "prefill a prompt in one step, however long that takes", name="--no-chunked-prefill"
+        True,
+        yes_or_no,
+        "cut a prompt that does not fit into a step",
+        name="--no-chunked-prefill",
+        help="prefill every prompt in a single step, which then takes as long as it takes",
     )
     block_size: int = option(16, whole(1, 1024), "tokens in a block")
-    num_blocks: int | None = option(None, whole(1), "blocks of the KV cache (default: as many as may be of use)")
-    kv_cache_bytes: int | None = option(None, whole(1), "memory for the KV cache, instead of --num-blocks")
+    num_blocks: int | None = option(
+        None, whole(1), "blocks of the KV cache (default: as many as can be of use, in a share of what memory is free)"
+    )
+    kv_cache_bytes: int | None = option(None, whole(1), "memory for the KV cache, instead of num_blocks")
     enable_prefix_caching: bool = option(
-        True, yes_or_no, "compute every prompt whole, whatever the cache holds", name="--no-prefix-caching"
+        True,
+        yes_or_no,
+        "do not compute again the beginning of a prompt that the cache still holds",
+        name="--no-prefix-caching",
+        help="compute every prompt whole",
     )
     watermark: float = option(
-        0.01, share, "the share of the blocks that an admission leaves free, for the running requests to grow"
+        0.01, share, "share of the blocks that an admission leaves free, for running requests to grow"
     )
-    attention_backend: str = option("auto", one_of(*BACKENDS), f"{', '.join(BACKENDS)}")
+    attention_backend: str = option(
+        "auto", one_of(*BACKENDS), "torch, c, triton, or auto: Triton on CUDA, C on a CPU that has a compiler"
+    )
     disable: Sequence[str] = option(
-        (), optimizations, f"turn off: {', '.join(OPTIMIZATIONS)}", nargs="+", action="extend", metavar="NAME"
+        (),
+        optimizations,
+        f"optimisations to turn off (see fast_model.py): {', '.join(OPTIMIZATIONS)}",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
     )
-    seed: int = option(0, whole(0, 2**64 - 1), "another seed, other draws")
+    seed: int = option(
+        0, whole(0, 2**64 - 1), "requests without a seed of their own take one from it and from their number"
+    )
     trace: bool = option(False, yes_or_no, "keep a StepRecord of every forward pass", name=None)
 
     def __post_init__(self):
@@ -124,15 +156,15 @@ def add_flags(add: Callable) -> None:
     add: `ArgumentParser.add_argument`
     """
     for one in fields(EngineConfig):
-        settings = {"name": "--" + one.name.replace("_", "-"), **one.metadata["flag"]}
-        name, help, kind = settings.pop("name"), one.metadata["help"], (*get_args(one.type), one.type)[0]
+        settings = {"name": "--" + one.name.replace("_", "-"), "help": one.metadata["help"], **one.metadata["flag"]}
+        name, help, kind = settings.pop("name"), settings.pop("help"), (*get_args(one.type), one.type)[0]
         if name is None:
             continue
         if kind is bool:
             settings["action"] = "store_false" if one.default else "store_true"
         else:
             settings["default"] = list(one.default) if isinstance(one.default, tuple) else one.default
-            help += "" if one.default in (None, ()) else " (default: %(default)s)"
+            help += "" if one.default in (None, ()) or "default" in help else " (default: %(default)s)"
         if kind in (int, float):
             settings = {"type": kind, "metavar": "N", **settings}
         add(name, dest=one.name, help=help, **settings)
