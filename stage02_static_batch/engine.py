@@ -31,7 +31,7 @@ class Engine:
         self.recorder = Recorder(keep=config.trace)
 
     def fits(self, request: Request) -> None:
-        """Raise ValueError if there is no room for a request."""
+        """Raise ValueError if a request can't be completed here, for want of room."""
         num_tokens = len(request.prompt_token_ids)
         if num_tokens >= self.max_model_len:
             raise ValueError(
@@ -41,14 +41,14 @@ class Engine:
     def run(self, requests: list[Request]) -> Iterator[list[Request]]:
         """Step until all requests are finished; yields, after each step, those that got a token."""
         batches = self.batches(requests)[::-1]
-        del requests  # what is finished is its receiver's alone: results may be larger than memory
+        del requests  # or this function would keep every result, and they may be larger than memory
         while batches:
             rows = batches.pop()
             while not all(request.finished for request in rows):
                 yield self.step(rows)
 
     def batches(self, requests: list[Request]) -> list[list[Request]]:
-        """The requests in groups of `max_num_seqs`, the longest prompts first."""
+        """The requests in groups of `max_num_seqs`, the longest prompts first if sorted."""
         size = self.config.max_num_seqs
         if self.config.sort_by_length:
             requests = sorted(requests, key=lambda request: len(request.prompt_token_ids), reverse=True)

@@ -24,7 +24,8 @@ class Engine:
 
     Attributes:
         unfinished: the requests that wait or run, in the order in which they came.
-        committed: what the last step has given, until everybody is told.
+        committed: what the last step has given to whom, until all are told.
+        aborted: who is being aborted, until all are told.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -48,9 +49,10 @@ class Engine:
         self.recorder = Recorder(keep=config.trace)
         self.unfinished: dict[Request, None] = {}
         self.committed: list[tuple[Request, dict]] = []
+        self.aborted: list[Request] = []
 
     def fits(self, request: Request) -> None:
-        """Raise ValueError if there is no room for a request, or none that it asks for."""
+        """Raise ValueError if a request can't be completed here: for want of room, or because of its priority."""
         num_tokens = len(request.prompt_token_ids)
         if num_tokens >= self.max_model_len:
             raise ValueError(
@@ -69,7 +71,8 @@ class Engine:
     def abort(self, request: Request) -> None:
         """End a request as it is; its slot is free for the next step."""
         self.scheduler.remove(request)
-        request.abort()
+        if not request.finished:
+            request.abort()
         self.unfinished.pop(request, None)
 
     @torch.inference_mode()
@@ -81,37 +84,38 @@ class Engine:
         batch = Batch.of(rows, self.runner.device)
         with self.recorder.step(batch, self.kv_use(rows)), self.runner.thread_limit:
             logits = self.runner.forward(batch)  # [num_tokens] -> [n_ready, vocab_size]
-            tokens, failed = sample_each(logits, batch.ready)
-            return self.commit(rows, tokens, failed)
+            drafts, failed = sample_each(logits, batch.ready)
+            return self.commit(rows, drafts, failed)
 
-    def commit(self, rows: list[Row], tokens: list[tuple[Request, dict]], failed: list[Request]) -> list[Request]:
-        """The tokens to their requests; who ended leaves.
+    def commit(self, rows: list[Row], drafts: list[tuple[Request, dict]], failed: list[Request]) -> list[Request]:
+        """The drafts become their requests, which are a token longer; who ended leaves.
 
-        Nothing has changed yet: whatever failed before, the step can be taken again. With the first line here it has
-        happened, whatever comes between it and the last.
+        Until here no request has a token more: whatever failed before, the step can be taken again. With the first line
+        the step has happened, whatever interrupts what follows: `start_over` completes it.
         """
-        self.committed = tokens
+        self.committed, self.aborted = drafts, failed
         for request, num_tokens, _ in rows:
             request.num_computed_tokens += num_tokens
-        for request, draft in tokens:
+        for request, draft in drafts:
             request.become(draft)
-        for request in [request for request, _ in tokens if request.finished]:
+        for request in [request for request, _ in drafts if request.finished]:
             self._finish(request)
         for request in failed:
             self.abort(request)
-        self.recorder.stats.num_output_tokens += len(tokens)
-        return [request for request, _ in tokens] + failed
+        self.recorder.stats.num_output_tokens += len(drafts)
+        return [request for request, _ in drafts] + failed
 
     def start_over(self) -> list[Request]:
-        """After a change that was cut short: go on from what is certain, the requests and their tokens. All wait again,
-        and are computed anew; a step that was being committed is. Returns those that may have news."""
+        """After a change that was cut short: complete a commit or an abort that had begun, and go on from what is
+        certain, the requests and their tokens: all wait again, to be computed anew. Returns those with news."""
         for request, draft in self.committed:
             request.become(draft)
         self.scheduler.start_over(self.unfinished)
-        ended = [request for request in self.unfinished if request.finished]
-        for request in ended:
+        for request in self.aborted:
+            self.abort(request)
+        for request in [request for request in self.unfinished if request.finished]:
             self._finish(request)
-        return [request for request, _ in self.committed] + ended
+        return [request for request, _ in self.committed] + self.aborted
 
     def kv_use(self, rows: list[Row]) -> tuple[int, int]:
         """In tokens, what of the KV cache is reserved, and what live requests use of it after a step."""
@@ -120,11 +124,10 @@ class Engine:
         return len(running) * self.max_model_len, used
 
     def _finish(self, request: Request) -> None:
-        """Let go of a request that has ended."""
+        """Let go of a request that has ended by itself."""
         self.scheduler.remove(request)
         self.unfinished.pop(request, None)
-        if request.finish_reason != "abort":
-            self.recorder.finished(request)
+        self.recorder.finished(request)
 
 
 def sample_each(logits: Tensor, requests: list[Request]) -> tuple[list[tuple[Request, dict]], list[Request]]:

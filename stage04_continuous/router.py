@@ -73,14 +73,16 @@ class Router:
         return news
 
     def _abort(self, request: Request, tell: bool) -> None:
+        self.engine.aborted = [request]
         self.engine.abort(request)
         if tell:
             request.inbox.append(request)
+        self.engine.aborted = []
 
     def _advance(self) -> None:
         for request in self.engine.step():
             request.inbox.append(request)
-        self.engine.committed = []
+        self.engine.committed, self.engine.aborted = [], []
 
     def change(self, action: Callable, *arguments) -> None:
         """Change the engine as a whole: if the action is cut short, by an error or by a Ctrl-C between any two of its
@@ -99,5 +101,5 @@ class Router:
     def _mend(self) -> None:
         for request in self.engine.start_over():
             request.inbox.append(request)
-        self.engine.committed = []
+        self.engine.committed, self.engine.aborted = [], []
         self._changing = False

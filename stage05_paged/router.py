@@ -74,14 +74,16 @@ class Router:
 
     def _abort(self, request: Request, tell: bool) -> None:
         unfinished = [completion for completion in request.group if not completion.finished]
+        self.engine.aborted = unfinished
         self.engine.abort(request)
         if tell:
             request.inbox.extend(unfinished)
+        self.engine.aborted = []
 
     def _advance(self) -> None:
         for request in self.engine.step():
             request.inbox.append(request)
-        self.engine.committed = []
+        self.engine.committed, self.engine.aborted = [], []
 
     def change(self, action: Callable, *arguments) -> None:
         """Change the engine as a whole: if the action is cut short, by an error or by a Ctrl-C between any two of its
@@ -100,5 +102,5 @@ class Router:
     def _mend(self) -> None:
         for request in self.engine.start_over():
             request.inbox.append(request)
-        self.engine.committed = []
+        self.engine.committed, self.engine.aborted = [], []
         self._changing = False

@@ -1,5 +1,6 @@
 """The model on its device: from a batch to the logits of the tokens that follow."""
 
+import math
 from pathlib import Path
 
 import torch
@@ -50,17 +51,13 @@ class Runner:
         block_bytes = config.block_size * self.bytes_per_token
         if config.num_blocks is not None:
             return config.num_blocks
-        if config.kv_cache_bytes is not None:
-            num_blocks = config.kv_cache_bytes // block_bytes
-        else:
-            num_blocks = default_cache_bytes(self.device, lambda: self.full_step(config, small_cache)) // block_bytes
-            num_blocks = min(num_blocks, config.max_num_seqs * -(-max_model_len // config.block_size))
-        if num_blocks < 1:
-            raise ValueError(
-                f"a block of {config.block_size} tokens needs {block_bytes:,} bytes, there are "
-                f"{config.kv_cache_bytes or 0:,}"
-            )
-        return num_blocks
+        room, most = config.kv_cache_bytes, math.inf
+        if room is None:
+            room = default_cache_bytes(self.device, lambda: self.full_step(config, small_cache))
+            most = config.max_num_seqs * -(-max_model_len // config.block_size)
+        if room < block_bytes:
+            raise ValueError(f"a block of {config.block_size} tokens needs {block_bytes:,} bytes, there are {room:,}")
+        return min(room // block_bytes, most)
 
     @torch.inference_mode()
     def full_step(self, config: EngineConfig, cache: KVCache) -> None:

@@ -28,7 +28,8 @@ class Engine:
 
     Attributes:
         unfinished: the requests that wait or run, in the order in which they came.
-        committed: what the last step has given, until everybody is told.
+        committed: what the last step has given to whom, until all are told.
+        aborted: who is being aborted, until all are told.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -63,9 +64,10 @@ class Engine:
         self.recorder = Recorder(keep=config.trace)
         self.unfinished: dict[Request, None] = {}
         self.committed: list[tuple[Request, dict]] = []
+        self.aborted: list[Request] = []
 
     def fits(self, request: Request) -> None:
-        """Raise ValueError if there is no room for a request, or none that it asks for."""
+        """Raise ValueError if a request can't be completed here: for want of room, or because of its priority."""
         num_tokens = len(request.prompt_token_ids)
         if num_tokens >= self.max_model_len:
             raise ValueError(
@@ -105,61 +107,65 @@ class Engine:
         batch = Batch.of(rows, self.block_manager, self.runner.device)
         with self.recorder.step(batch, self.block_manager, self.kv_use(rows)):
             logits = self.runner.forward(batch)  # [num_tokens] -> [n_ready, vocab_size]
-            tokens, failed = self.sample(logits, batch)
-            return self.commit(rows, tokens, failed)
+            drafts, failed = self.sample(logits, batch)
+            return self.commit(rows, drafts, failed)
 
     def sample(self, logits: Tensor, batch: Batch) -> tuple[list[tuple[Request, dict]], list[Request]]:
         """As `sample_each`. The first logits of a request with n > 1 are the first of all its completions, which may be
         many: they are sampled in parts, so that the sampler's memory is bounded."""
-        rows = []
+        rows = []  # of logits: (which, for whom)
         for i, request in enumerate(batch.ready):
             rows += [(i, completion) for completion in request.beginning]
-        tokens, failed = [], []
+        drafts, failed = [], {}
         for start in range(0, len(rows), self.config.max_num_seqs):
             numbers = [i for i, _ in rows[start : start + self.config.max_num_seqs]]
             requests = [completion for _, completion in rows[start : start + self.config.max_num_seqs]]
             part = logits if numbers == [*range(len(logits))] else logits[numbers]  # [n_part, vocab_size]
-            more_tokens, more_failed = sample_each(part, requests, functools.partial(self.runner.sample, batch))
-            tokens, failed = tokens + more_tokens, failed + more_failed
-        return tokens, failed
+            some, errors = sample_each(part, requests, functools.partial(self.runner.sample, batch))
+            drafts, failed = drafts + some, failed | errors
+        if failed and not drafts:
+            raise next(iter(failed.values()))
+        return drafts, list(failed)
 
-    def commit(self, rows: list[Row], tokens: list[tuple[Request, dict]], failed: list[Request]) -> list[Request]:
-        """The tokens to their requests; who ended leaves.
+    def commit(self, rows: list[Row], drafts: list[tuple[Request, dict]], failed: list[Request]) -> list[Request]:
+        """The drafts become their requests, which are a token longer; who ended leaves.
 
-        Nothing has changed yet: whatever failed before, the step can be taken again. With the first line here it has
-        happened, whatever comes between it and the last.
+        Until here no request has a token more: whatever failed before, the step can be taken again. With the first line
+        the step has happened, whatever interrupts what follows: `start_over` completes it.
         """
-        self.committed = tokens
+        self.committed, self.aborted = drafts, [c for request in failed for c in request.group[0].group]
         for request, num_tokens, _ in rows:
             request.num_computed_tokens += num_tokens
-        for request, draft in tokens:
+        for request, draft in drafts:
             request.become(draft)
-        ended = [request for request, _ in tokens if request.finished]
-        for request in [request for request, _ in tokens if request.state is RequestState.WAITING]:
-            self.scheduler.fork(request.group[0], request)
+        ended = [request for request, _ in drafts if request.finished]
+        # Completions that begin with this token share the blocks of the first, which it therefore still has to hold.
+        for completion in [request for request, _ in drafts if request.state is RequestState.WAITING]:
+            self.scheduler.fork(completion.group[0], completion)
         for request in ended:
             self.scheduler.remove(request)
         for request in finished_groups(ended):
             self._finish(request)
         for request in dict.fromkeys(completion.group[0] for completion in failed):
             self.abort(request)
-        self.recorder.stats.num_output_tokens += len(tokens)
+        self.recorder.stats.num_output_tokens += len(drafts)
         self.recorder.stats.num_preemptions += self.scheduler.take_preemptions()
-        return [request for request, _ in tokens] + [c for request in failed for c in request.group[0].group]
+        return [request for request, _ in drafts] + self.aborted
 
     def start_over(self) -> list[Request]:
-        """After a change that was cut short: go on from what is certain, the requests and their tokens. All wait again,
-        and are computed anew; a step that was being committed is. Returns those that may have news."""
+        """After a change that was cut short: complete a commit or an abort that had begun, and go on from what is
+        certain, the requests and their tokens: all wait again, to be computed anew. Returns those with news."""
         for request, draft in self.committed:
             request.become(draft)
         if self.runner.ahead is not None:
             self.runner.ahead.clear()
         self.block_manager.start_over()
         self.scheduler.start_over(self.unfinished)
-        ended = finished_groups(self.unfinished)
-        for request in ended:
+        for request in dict.fromkeys(completion.group[0] for completion in self.aborted):
+            self.abort(request)
+        for request in finished_groups(self.unfinished):
             self._finish(request)
-        return [request for request, _ in self.committed] + [c for request in ended for c in request.group]
+        return [request for request, _ in self.committed] + self.aborted
 
     def kv_use(self, rows: list[Row]) -> tuple[int, int]:
         """In tokens, what of the KV cache is reserved, and what live requests use of it after a step."""
@@ -171,12 +177,11 @@ class Engine:
         return reserved, reserved - unused
 
     def _finish(self, request: Request) -> None:
-        """Let go of a request that has ended, all of its completions."""
+        """Let go of a request that has ended by itself, all of its completions."""
         for completion in request.group:
             self.scheduler.remove(completion)
         self.unfinished.pop(request, None)
-        if all(completion.finish_reason != "abort" for completion in request.group):
-            self.recorder.finished(request)
+        self.recorder.finished(request)
 
 
 @functools.cache  # once
@@ -189,23 +194,17 @@ def freeze_garbage_collector() -> None:
 
 def sample_each(
     logits: Tensor, requests: list[Request], sample_all: Callable
-) -> tuple[list[tuple[Request, dict]], list[Request]]:
-    """What each request will be with one token more (`Request.after`), and those for which it fails: the others go on.
-
-    Raises:
-        Exception: if it fails for all of them.
-    """
+) -> tuple[list[tuple[Request, dict]], dict[Request, Exception]]:
+    """What each request will be with one token more (`Request.after`), and the errors of those for which it fails."""
     try:
         sampled = sample_all(logits, requests)
-        return [(request, request.after(*result)) for request, result in zip(requests, sampled, strict=True)], []
+        return [(request, request.after(*result)) for request, result in zip(requests, sampled, strict=True)], {}
     except Exception:
-        drafts, failed = [], []
+        drafts, errors = [], {}
         for i, request in enumerate(requests):
             try:
                 drafts.append((request, request.after(*sample_all(logits[i : i + 1], [request])[0])))
             except Exception as error:
-                failed.append(request)
+                errors[request] = error
                 logging.getLogger(__name__).warning("request %s is aborted: %s", request.request_id, error)
-        if not drafts:
-            raise
-        return drafts, failed
+        return drafts, errors

@@ -1,6 +1,7 @@
 """The model on its device: from a batch to the logits of the tokens that follow."""
 
 import contextlib
+import math
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from .scheduler import Scheduler
 from .threads import ThreadLimit
 from .weights import load_weights
 
-CROWDED = 0.85  # cores: with fewer of them free, there is none for a thread alone
+CROWDED = 0.85  # with fewer free cores than this, not even a single thread has one to itself
 
 
 class Runner:
@@ -74,7 +75,8 @@ class Runner:
         if logits is not None and not batch.copies:
             return logits
         self.cache.copy_blocks(batch.copies)
-        # Beside others each thread shall have a core of its own; where not even one is free, all compete for theirs.
+        # Beside other programs: as many threads as there are free cores; if there is none, as many as ever, which the
+        # system lets compete with the others.
         crowded = self.waits_briefly and self.thread_limit.free < CROWDED
         with contextlib.nullcontext() if crowded else self.thread_limit:
             return self.model(batch, self.cache)
@@ -92,17 +94,13 @@ class Runner:
         block_bytes = config.block_size * self.bytes_per_token
         if config.num_blocks is not None:
             return config.num_blocks
-        if config.kv_cache_bytes is not None:
-            num_blocks = config.kv_cache_bytes // block_bytes
-        else:
-            num_blocks = default_cache_bytes(self.device, lambda: self.full_step(config, small_cache)) // block_bytes
-            num_blocks = min(num_blocks, config.max_num_seqs * -(-max_model_len // config.block_size))
-        if num_blocks < 1:
-            raise ValueError(
-                f"a block of {config.block_size} tokens needs {block_bytes:,} bytes, there are "
-                f"{config.kv_cache_bytes or 0:,}"
-            )
-        return num_blocks
+        room, most = config.kv_cache_bytes, math.inf
+        if room is None:
+            room = default_cache_bytes(self.device, lambda: self.full_step(config, small_cache))
+            most = config.max_num_seqs * -(-max_model_len // config.block_size)
+        if room < block_bytes:
+            raise ValueError(f"a block of {config.block_size} tokens needs {block_bytes:,} bytes, there are {room:,}")
+        return min(room // block_bytes, most)
 
     @torch.inference_mode()
     def full_step(self, config: EngineConfig, cache: KVCache) -> None:
