@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import random
 import subprocess
 import sys
@@ -344,6 +345,49 @@ def test_beams_of_any_length_penalty(small_checkpoint):
         assert beams.score(0.0, 3) == float("inf")
         beams = search(llm._intake.request([1, 2], stage.SamplingParams()), 2, -100.0)
         assert beams.score(-5.0, 1500) < beams.score(-5.0, 1400)
+
+
+def test_an_abort_that_is_cut_short(serving, small_checkpoint):
+    """Ctrl-C at every line of it: the request ends one way or the other, and whoever streams it hears of that."""
+    llm, directory = small_engine(serving, small_checkpoint), ROOT / serving.directory
+    params = serving.SamplingParams(max_tokens=4, ignore_eos=True)
+
+    def begin():
+        stream = llm.stream([[1, 2, 3]], params)
+        next(stream)
+        return stream, next(iter(llm.engine.unfinished)).request_id
+
+    stream, request_id = begin()
+    with Interrupter(directory) as counter:
+        llm.abort_request(request_id)
+    assert [event.finish_reason for event in stream] == ["abort"]
+    for at in range(len(counter.lines)):
+        stream, request_id = begin()
+        with Interrupter(directory, at), pytest.raises(KeyboardInterrupt):
+            llm.abort_request(request_id)
+        rest = list(itertools.islice(stream, 20))  # it would go on for ever
+        assert rest[-1].finish_reason in ("abort", "length"), f"line {at}"
+        assert not llm.has_unfinished_requests(), f"line {at}"
+        whole(llm)
+
+
+def test_a_request_that_fails_in_a_part_of_its_own(small_checkpoint, monkeypatch):
+    """Many completions are sampled in parts; where all of a part fail, the others still go on."""
+    for stage in STAGES[4:]:
+        module = stage.part("runner" if stage.number == 6 else "engine")
+        sample = module.sample
+
+        def picky(logits, requests, *how, sample=sample):
+            if any(request.seed == 1 for request in requests):
+                raise ZeroDivisionError("not this one")
+            return sample(logits, requests, *how)
+
+        monkeypatch.setattr(module, "sample", picky)
+        llm = small_engine(stage, small_checkpoint)
+        params = [stage.SamplingParams(seed=seed, n=n, max_tokens=3, ignore_eos=True) for seed, n in ((0, 1), (1, 7))]
+        outputs = llm.generate([[1, 2], [3, 4]], params)
+        assert [[c.finish_reason for c in output.outputs] for output in outputs] == [["length"], ["abort"] * 7]
+        whole(llm)
 
 
 EXIT = """
