@@ -19,7 +19,7 @@ class Stats:
     num_padding_tokens: int = 0  # positions that went through the model for nothing
     num_output_tokens: int = 0
     ttft_seconds: float = 0.0  # time to first token, summed over the finished requests
-    seconds: float = 0.0  # in steps: forward pass, sampling, bookkeeping
+    seconds: float = 0.0  # in steps, from the forward pass to the commit
 
 
 @dataclass(frozen=True)

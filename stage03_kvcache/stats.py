@@ -21,7 +21,7 @@ class Stats:
     kv_tokens_reserved: int = 0  # room in the KV cache, summed over the forward passes
     kv_tokens_used: int = 0  # of it, what live requests had filled
     ttft_seconds: float = 0.0  # time to first token, summed over the finished requests
-    seconds: float = 0.0  # in steps: forward pass, sampling, bookkeeping
+    seconds: float = 0.0  # in steps, from the forward pass to the commit
 
 
 @dataclass(frozen=True)

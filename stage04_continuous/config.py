@@ -53,6 +53,12 @@ def yes_or_no(name: str, value) -> bool:
     return bool(value)
 
 
+def known_device(_: str, value) -> str:
+    """A check: there is such a device."""
+    pick_device(value)
+    return value
+
+
 def any_text(name: str, value) -> str:
     """No check: what comes of it is checked where it is used. A path is a text too."""
     return str(value)
@@ -70,7 +76,7 @@ class EngineConfig:
     dtype: str = option(
         "auto", one_of("auto", *DTYPES), f"{', '.join(DTYPES)}, or auto: float32 on a CPU, bfloat16 on CUDA"
     )
-    device: str = option("auto", any_text, "cpu, cuda, cuda:N, or auto: CUDA if there is one")
+    device: str = option("auto", known_device, "cpu, cuda, cuda:N, or auto: CUDA if there is one")
     load_format: str = option(
         "auto",
         one_of("auto", "dummy"),

@@ -131,22 +131,21 @@ class Engine:
 
 
 def sample_each(logits: Tensor, requests: list[Request]) -> tuple[list[tuple[Request, dict]], list[Request]]:
-    """What each request will be with one token more (`Request.after`), and those for which it fails: the others go on.
-
-    Raises:
-        Exception: if it fails for all of them.
-    """
+    """What each request will be with one token more (`Request.after`), and the errors of those for which it fails: the
+    others go on. Raises the first error if it fails for all of them."""
+    drafts, errors = [], {}
     try:
-        sampled = sample(logits, requests) if requests else []
-        return [(request, request.after(*result)) for request, result in zip(requests, sampled, strict=True)], []
+        results = sample(logits, requests)
     except Exception:
-        drafts, failed = [], []
-        for i, request in enumerate(requests):
-            try:
-                drafts.append((request, request.after(*sample(logits[i : i + 1], [request])[0])))
-            except Exception as error:
-                failed.append(request)
-                logging.getLogger(__name__).warning("request %s is aborted: %s", request.request_id, error)
-        if not drafts:
-            raise
-        return drafts, failed
+        results = [None] * len(requests)  # each by itself
+    for i, (request, result) in enumerate(zip(requests, results, strict=True)):
+        try:
+            if result is None:
+                (result,) = sample(logits[i : i + 1], [request])
+            drafts.append((request, request.after(*result)))
+        except Exception as error:
+            errors[request] = error
+            logging.getLogger(__name__).warning("request %s is aborted: %s", request.request_id, error)
+    if errors and not drafts:
+        raise next(iter(errors.values()))
+    return drafts, list(errors)

@@ -43,7 +43,7 @@ class Stats:
     num_output_tokens: int = 0
     kv_tokens_reserved: int = 0  # room in the KV cache, summed over the forward passes
     kv_tokens_used: int = 0  # of it, what live requests had filled
-    seconds: float = 0.0  # in steps: forward pass, sampling, bookkeeping
+    seconds: float = 0.0  # in steps, from the forward pass to the commit
     latencies: Latencies = field(default_factory=Latencies)
 
 

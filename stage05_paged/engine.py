@@ -97,7 +97,7 @@ class Engine:
         rows = self.scheduler.schedule()
         if not rows:
             return []
-        batch = Batch.of(rows, self.block_manager, self.runner.device)
+        batch = Batch.of(rows, self.block_manager)
         with self.recorder.step(batch, self.block_manager, self.kv_use(rows)), self.runner.thread_limit:
             logits = self.runner.forward(batch)  # [num_tokens] -> [n_ready, vocab_size]
             drafts, failed = self.sample(logits, batch.ready)
@@ -123,10 +123,11 @@ class Engine:
     def commit(self, rows: list[Row], drafts: list[tuple[Request, dict]], failed: list[Request]) -> list[Request]:
         """The drafts become their requests, which are a token longer; who ended leaves.
 
-        Until here no request has a token more: whatever failed before, the step can be taken again. With the first line
-        the step has happened, whatever interrupts what follows: `start_over` completes it.
+        Until here no request has a token more: whatever failed before, the step can be taken again. With the second
+        line the step has happened, whatever interrupts what follows: `start_over` completes it.
         """
-        self.committed, self.aborted = drafts, [c for request in failed for c in request.group[0].group]
+        aborted = [c for request in failed for c in request.group[0].group if not c.finished]
+        self.committed, self.aborted = drafts, aborted
         for request, num_tokens, _ in rows:
             request.num_computed_tokens += num_tokens
         for request, draft in drafts:
@@ -176,16 +177,19 @@ class Engine:
 
 
 def sample_each(logits: Tensor, requests: list[Request]) -> tuple[list[tuple[Request, dict]], dict[Request, Exception]]:
-    """What each request will be with one token more (`Request.after`), and the errors of those for which it fails."""
+    """What each request will be with one token more (`Request.after`), and the errors of those for which it fails: the
+    others go on."""
+    drafts, errors = [], {}
     try:
-        sampled = sample(logits, requests)
-        return [(request, request.after(*result)) for request, result in zip(requests, sampled, strict=True)], {}
+        results = sample(logits, requests)
     except Exception:
-        drafts, errors = [], {}
-        for i, request in enumerate(requests):
-            try:
-                drafts.append((request, request.after(*sample(logits[i : i + 1], [request])[0])))
-            except Exception as error:
-                errors[request] = error
-                logging.getLogger(__name__).warning("request %s is aborted: %s", request.request_id, error)
-        return drafts, errors
+        results = [None] * len(requests)  # each by itself
+    for i, (request, result) in enumerate(zip(requests, results, strict=True)):
+        try:
+            if result is None:
+                (result,) = sample(logits[i : i + 1], [request])
+            drafts.append((request, request.after(*result)))
+        except Exception as error:
+            errors[request] = error
+            logging.getLogger(__name__).warning("request %s is aborted: %s", request.request_id, error)
+    return drafts, errors

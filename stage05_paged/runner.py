@@ -44,7 +44,7 @@ class Runner:
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the token that follows each request that is up to date: [n_ready, vocab_size] float32."""
         self.cache.copy_blocks(batch.copies)
-        return self.model(batch, self.cache)
+        return self.model(batch.to(self.device), self.cache)
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
         """How many blocks the options ask for, or can be of use and fit into what is free."""

@@ -47,7 +47,7 @@ class Stats:
     num_prompt_tokens: int = 0  # of those requests
     num_cached_tokens: int = 0  # of them, those that the prefix cache had
     num_preemptions: int = 0
-    seconds: float = 0.0  # in steps: forward pass, sampling, bookkeeping
+    seconds: float = 0.0  # in steps, from the forward pass to the commit
     latencies: Latencies = field(default_factory=Latencies)
 
 

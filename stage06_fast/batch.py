@@ -1,7 +1,7 @@
 """What goes through the model in a step, as tensors."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class Batch:
     copies: Sequence[tuple[int, int]] = ()
 
     @classmethod
-    def of(cls, rows: list[Row], manager: BlockManager, device: torch.device) -> "Batch":
+    def of(cls, rows: list[Row], manager: BlockManager) -> "Batch":
         token_ids, positions, slots, query_start_loc, seq_lens, last, ready = [], [], [], [0], [], [], []
         for request, num_tokens, is_ready in rows:
             start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
@@ -66,18 +66,25 @@ class Batch:
                 last.append(len(token_ids) - 1)
         tables = [manager.block_table(row.request) for row in rows]
         return cls(
-            token_ids=torch.tensor(token_ids, device=device),
-            positions=torch.tensor(positions, device=device),
-            slot_mapping=torch.tensor(slots, device=device),
-            block_tables=torch.tensor(rectangle(tables), device=device),
-            query_start_loc=torch.tensor(query_start_loc, device=device),
-            seq_lens=torch.tensor(seq_lens, device=device),
-            last=torch.tensor(last, dtype=torch.int64, device=device),
+            token_ids=torch.tensor(token_ids),
+            positions=torch.tensor(positions),
+            slot_mapping=torch.tensor(slots),
+            block_tables=torch.tensor(rectangle(tables)),
+            query_start_loc=torch.tensor(query_start_loc),
+            seq_lens=torch.tensor(seq_lens),
+            last=torch.tensor(last, dtype=torch.int64),
             rows=rows,
             ready=ready,
             tables=tables,
             copies=manager.take_copies(),
         )
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same with its tensors on a device."""
+        if device.type == "cpu":
+            return self
+        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
 
     @property
     def num_tokens(self) -> int:

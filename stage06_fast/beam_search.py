@@ -147,8 +147,8 @@ def run_searches(engine: Engine, searches: list[BeamSearch]) -> None:
 def step(engine: Engine, active: list[BeamSearch]) -> None:
     """The engine's step with another scheduler and another commit."""
     rows, ready = schedule(engine, active)
-    batch = Batch.of(rows, engine.block_manager, engine.runner.device)
-    with engine.recorder.step(batch, engine.block_manager, engine.kv_use(rows)), engine.runner.thread_limit:
+    batch = Batch.of(rows, engine.block_manager)
+    with engine.recorder.step(batch, engine.block_manager, engine.kv_use(rows)):
         logits = engine.runner.forward(batch)  # [num_tokens] -> [n_ready, vocab_size]
         for row in rows:
             row.request.num_computed_tokens += row.num_tokens

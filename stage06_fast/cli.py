@@ -205,26 +205,28 @@ def main(argv: list[str] | None = None) -> int:
     prepare_streams()
     parser = build_parser()
     args = parser.parse_args(argv)
-    llm, outcome = None, Outcome(parser.prog)
+    llm, outcome, started = None, Outcome(parser.prog), time.perf_counter()
     with one_interrupt(), contextlib.ExitStack() as files:
-        with outcome:
-            prompts, params, output = check(args, files)
-            options = {**engine_options(args), "trace": args.trace is not None}
-            engine = AsyncLLM(**options) if args.interactive else None
-            llm = engine.llm if engine else LLM(**options)
-            started = time.perf_counter()
-            if engine:
-                with engine:
-                    asyncio.run(converse(engine, params))
-            elif output is not None:
-                complete_file(llm, args, output, params, outcome)
-            elif len(prompts) == params.n == 1 and sys.stdout.isatty() and not args.json:
-                stream(llm, prompts[0], params)
-            else:
-                complete(llm, prompts, params, args.json, args.quiet)
-        if llm is not None and args.trace:
+        try:
             with outcome:
-                write_trace(args.trace, llm.trace)
+                prompts, params, output = check(args, files)
+                options = {**engine_options(args), "trace": args.trace is not None}
+                engine = AsyncLLM(**options) if args.interactive else None
+                llm = engine.llm if engine else LLM(**options)
+                started = time.perf_counter()
+                if engine:
+                    with engine:
+                        asyncio.run(converse(engine, params))
+                elif output is not None:
+                    complete_file(llm, args, output, params, outcome)
+                elif len(prompts) == params.n == 1 and sys.stdout.isatty() and not args.json:
+                    stream(llm, prompts[0], params)
+                else:
+                    complete(llm, prompts, params, args.json, args.quiet)
+        finally:
+            if llm is not None and args.trace:
+                with outcome:
+                    write_trace(args.trace, llm.trace)
     if llm is not None and not args.quiet and outcome.status != 2:
         tell(closing_line(llm.stats, time.perf_counter() - started, args.json))
     flush_streams()

@@ -64,8 +64,15 @@ def share(name: str, value) -> float:
 
 def optimizations(_: str, value) -> tuple[str, ...]:
     """A check: the value is a list of names of optimisations."""
-    enabled(value)
-    return tuple(value)
+    names = value if isinstance(value, str) else tuple(value)
+    enabled(names)
+    return names
+
+
+def known_device(_: str, value) -> str:
+    """A check: there is such a device."""
+    pick_device(value)
+    return value
 
 
 def any_text(name: str, value) -> str:
@@ -85,7 +92,7 @@ class EngineConfig:
     dtype: str = option(
         "auto", one_of("auto", *DTYPES), f"{', '.join(DTYPES)}, or auto: float32 on a CPU, bfloat16 on CUDA"
     )
-    device: str = option("auto", any_text, "cpu, cuda, cuda:N, or auto: CUDA if there is one")
+    device: str = option("auto", known_device, "cpu, cuda, cuda:N, or auto: CUDA if there is one")
     load_format: str = option(
         "auto",
         one_of("auto", "dummy"),

@@ -158,11 +158,13 @@ class LLM:
         """End an unfinished request as it is; what it held is free for the next step. An id that is not there is
         ignored: the request may have ended a moment ago."""
         with self._router.lock:
-            request = self._by_id.pop(request_id, None)
-            if request is None:  # `generate` and streams call theirs by their numbers
+            request = self._by_id.get(request_id)
+            if request not in self.engine.unfinished:  # `generate` and streams call theirs by their numbers
                 request = next((r for r in self.engine.unfinished if r.request_id == request_id), None)
             if request is not None:
                 self._router.abort(request, tell=request.inbox is not self._inbox)
+                if self._by_id.get(request_id) is request:
+                    del self._by_id[request_id]
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.engine.unfinished or self._inbox)

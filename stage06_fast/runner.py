@@ -18,7 +18,7 @@ from .model import GPT2, ModelConfig
 from .openmp import WAITS_BRIEFLY
 from .request import Request
 from .run_ahead import RunAhead
-from .sampler import choose, sample, with_logprobs
+from .sampler import NOT_FINITE, choose, sample
 from .scheduler import Scheduler
 from .threads import ThreadLimit
 from .weights import load_weights
@@ -79,15 +79,16 @@ class Runner:
         # system lets compete with the others.
         crowded = self.waits_briefly and self.thread_limit.free < CROWDED
         with contextlib.nullcontext() if crowded else self.thread_limit:
-            return self.model(batch, self.cache)
+            return self.model(batch.to(self.device), self.cache)
 
-    def sample(self, batch: Batch, logits: Tensor, requests: list[Request]) -> list[tuple]:
-        """As the function of this name; on CUDA meanwhile the next step begins, if it can be told."""
+    def sample(self, batch: Batch, logits: Tensor, requests: list[Request]) -> list[tuple | Exception]:
+        """As the function of this name. On CUDA the next step begins meanwhile, if it can be foretold: then nobody has
+        asked for log-probabilities."""
         with self.thread_limit:
             if self.ahead is None or len(requests) < len(batch.rows) or not self.ahead.can_predict(batch.rows):
                 return sample(logits, requests, self.argmax)
-            token_ids = choose(logits, requests)  # [n_rows], on the device
-            return with_logprobs(self.ahead.read(batch.rows, token_ids), token_ids, logits, requests)
+            token_ids = self.ahead.read(batch.rows, choose(logits, requests))  # from here on the logits may be others
+            return [(token_id, None) if token_id >= 0 else ValueError(NOT_FINITE) for token_id in token_ids]
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
         """How many blocks the options ask for, or can be of use and fit into what is free."""

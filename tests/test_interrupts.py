@@ -1,5 +1,6 @@
 """Whatever ends a step in the middle, the engine goes on: Ctrl-C at any line, a request that fails, threads, exits."""
 
+import asyncio
 import contextlib
 import gc
 import itertools
@@ -7,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -369,6 +371,41 @@ def test_an_abort_that_is_cut_short(serving, small_checkpoint):
         assert rest[-1].finish_reason in ("abort", "length"), f"line {at}"
         assert not llm.has_unfinished_requests(), f"line {at}"
         whole(llm)
+
+
+def test_a_completion_that_fails_after_its_sibling_has_ended(small_checkpoint, monkeypatch):
+    """One event ends each completion: what ended before is not told again."""
+    for stage in STAGES[4:]:
+        module, parameters = stage.part("runner" if stage.number == 6 else "engine"), dict(seed=3, n=2, max_tokens=9)
+        llm = small_engine(stage, small_checkpoint)
+        ((first, second),) = tokens_of(llm.generate([[1, 2]], stage.SamplingParams(ignore_eos=True, **parameters)))
+        stop = next(token for token in first[:3] if token not in second)
+        params = stage.SamplingParams(ignore_eos=True, stop_token_ids=[stop], **parameters)
+        sample = module.sample
+
+        def picky(logits, requests, *how, sample=sample):
+            if any(request.index == 1 and len(request.output_token_ids) == 5 for request in requests):
+                raise ZeroDivisionError("not this one")
+            return sample(logits, requests, *how)
+
+        monkeypatch.setattr(module, "sample", picky)
+        other = stage.SamplingParams(max_tokens=9, ignore_eos=True)  # the step goes on with it
+        events = list(llm.stream([[1, 2], [3]], [params, other]))
+        ends = [(event.index, event.completion_index, event.finish_reason) for event in events if event.finish_reason]
+        assert sorted(ends) == [(0, 0, "stop"), (0, 1, "abort"), (1, 0, "length")]
+
+        async def ends_of(engine, params=params):
+            events = [event async for event in engine.generate([1, 2], params)]
+            return [(event.completion_index, event.finish_reason) for event in events if event.finish_reason]
+
+        with stage.part("async_llm").AsyncLLM(model=str(small_checkpoint), device="cpu") as engine:
+            forever = stage.SamplingParams(max_tokens=40, ignore_eos=True)
+            thread = threading.Thread(target=engine.complete, args=([3], forever))
+            thread.start()
+            while not engine.llm.engine.scheduler.running:
+                time.sleep(0.001)
+            assert asyncio.run(ends_of(engine)) == [(0, "stop"), (1, "abort")]
+            thread.join(timeout=600)
 
 
 def test_a_request_that_fails_in_a_part_of_its_own(small_checkpoint, monkeypatch):
