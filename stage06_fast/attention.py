@@ -6,7 +6,7 @@ A step's tokens stand one behind the other, and a request has one of them (a dec
 one); for attention both are the same thing: some queries, and behind them the keys that they may see.
 
     query            [num_tokens, n_head, head_dim]
-    k_cache          [num_blocks, n_head, head_dim, block_size], keys transposed (see kernels/paged_attention.c)
+    k_cache          [num_blocks, n_head, head_dim, block_size], keys transposed (see kernels/attention.c)
     v_cache          [num_blocks, n_head, block_size, head_dim], of the same dtype: float32, bfloat16 or float16
     block_tables     [num_seqs, table_width] int64: position p of request i lies in block_tables[i, p // block_size];
                      what stands behind its last block is not looked at

@@ -11,7 +11,10 @@ import time
 
 import pytest
 
-from tests.adapter import ROOT, STAGES, random_prompts
+from tests.adapter import ROOT, STAGES, random_prompts, stages_that_change
+
+# Its file is the same from stage 4 on, and the last stage is the one that differs most beneath it.
+INTERACTIVE = [*stages_that_change("interactive.py"), STAGES[-1]]
 
 
 @pytest.fixture(params=[s for s in STAGES if s.number >= 4], ids=lambda stage: stage.directory)
@@ -250,6 +253,7 @@ def test_with_statement(stage, small_checkpoint):
 # --- The interactive prompt -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("stage", INTERACTIVE, ids=str)
 def test_interactive_survives_input_that_is_no_text(stage):
     command = [sys.executable, "-m", stage.command, "--interactive", "--max-tokens", "3"]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
@@ -267,6 +271,7 @@ def test_interactive_survives_input_that_is_no_text(stage):
     assert [answers[0][:5], answers[1][:2], answers[2][:6]] == ["A fox", "\ufffd\ufffd", "A bear"]
 
 
+@pytest.mark.parametrize("stage", INTERACTIVE, ids=str)
 def test_interactive_from_a_pipe(stage):
     """All lines are answered, in their order, also those that wait while the input has ended; bad ones are told."""
     prompts = ["A fox", "One day", "word " * 1500, "A bear"]
@@ -287,6 +292,7 @@ def test_interactive_from_a_pipe(stage):
     assert "3 requests" in result.stderr
 
 
+@pytest.mark.parametrize("stage", INTERACTIVE, ids=str)
 @pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are POSIX")
 def test_interactive_on_a_terminal(stage):
     """Ctrl-C aborts what is shown, not the program; the next prompt is answered; Ctrl-D ends."""

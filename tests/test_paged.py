@@ -65,7 +65,7 @@ def run(llm, requests, rng=None, abort=0.0):
 LAYOUTS = [(1, 43), (2, 22), (16, 3), (16, 4), (64, 1), (16, 100), (1, 1000)]
 
 
-@pytest.mark.parametrize("backend", ["torch", "c"])
+@pytest.mark.parametrize(("stage", "backend"), [(STAGES[4], "torch"), (STAGES[4], "c"), (STAGES[5], "c")], ids=str)
 @pytest.mark.parametrize(("block_size", "num_blocks"), LAYOUTS)
 @pytest.mark.parametrize("caching", [True, False], ids=["cached", "not cached"])
 def test_arrivals_and_aborts_in_any_pool(

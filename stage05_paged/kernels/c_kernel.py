@@ -75,7 +75,7 @@ def compile_kernel() -> Path:
         threads = ["-fopenmp"] if openmp else []  # without it the kernel runs on one core
         objects, library = f"{scratch}/kernel.o", Path(f"{scratch}/kernel.so")
         run([*compiler, *FLAGS, *threads, "-c", str(SOURCE), "-o", objects])
-        run([*compiler, "-shared", objects, *([str(openmp)] if openmp else []), "-o", str(library)])
+        run([*compiler, "-shared", objects, *([str(openmp)] if openmp else []), "-lm", "-o", str(library)])
         if not library.exists():
             raise RuntimeError(f"the C compiler {compiler[0]} makes no library")
         content = library.read_bytes()

@@ -1,4 +1,4 @@
-/* Each kernel by itself, as a call from Python: for measuring it, and for steps without one call (forward.c). */
+/* Each kernel by itself, as a call from Python: to measure it, and for steps without one call (forward.c). */
 #include "kernels.h"
 
 void linear_alone(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out, const Rows *to,
@@ -6,8 +6,8 @@ void linear_alone(const Linear *w, const Rows *x, int64_t num_rows, int epilogue
     TOGETHER_DO(threads, linear(team, w, x, num_rows, epilogue, out, to, next););
 }
 
-void linear_in_passes_alone(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out, const Rows *to,
-                            const Linear *next, float *scratch, int threads) {
+void linear_in_passes_alone(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
+                            const Rows *to, const Linear *next, float *scratch, int threads) {
     TOGETHER_DO(threads, linear_in_passes(team, w, x, num_rows, epilogue, out, to, next, scratch););
 }
 
@@ -29,7 +29,8 @@ void write_kv_alone(const Cache *cache, const Rows *qkv, const Step *step, int t
     TOGETHER_DO(threads, write_kv(team, cache, qkv, step););
 }
 
-int paged_attention_alone(const Rows *out, const Rows *query, const Cache *cache, const Step *step, int kind, int threads) {
+int paged_attention_alone(const Rows *out, const Rows *query, const Cache *cache, const Step *step, int kind,
+                          int threads) {
     Plan plan;
     const int failed = plan_attention(&plan, step, cache, kind, threads);
     if (!failed) TOGETHER_DO(threads, paged_attention(team, out, query, cache, step, &plan, kind););

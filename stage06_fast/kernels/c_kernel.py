@@ -28,7 +28,7 @@ MARCH = os.environ.get("STAGEWISE_MARCH", "native")  # another CPU's kernels, su
 FLAGS = ("-O3", "-fno-tree-vectorize", f"-march={MARCH}", "-fno-math-errno", "-fPIC")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # the formats of vectors.h
 SPLIT = 3
-MAX_HEAD_DIM = 256  # MAX_DIM in paged_attention.c
+MAX_HEAD_DIM = 256  # MAX_DIM in attention.c
 
 # How to multiply (product.h): a kind's number, and the format of its activations.
 KINDS = {

@@ -1,5 +1,5 @@
-/* A whole step in one call: all layers, from token ids to logits. Called one by one from Python, the kernels of a step
- * (eight in each layer) would wait for Python some hundred times. */
+/* A whole step in one call: all layers, from token ids to logits. Called one by one from Python, the kernels
+ * of a step (eight in each layer) would wait for Python some hundred times. */
 #include <stdlib.h>
 #include "kernels.h"
 
@@ -23,8 +23,9 @@ typedef struct {
     Rows normed, qkv, attended, inner; /* what the layer norms, c_attn, attention and GELU give */
 } Workspace;
 
-/* What is left of a step in the last layer, once its keys and values are written: nobody asks for what comes behind tokens
- * that are not the last ones of their requests. Each request has one query then, its last, or none.
+/* What is left of a step in the last layer, once its keys and values are written: nobody asks for what comes
+ * behind tokens that are not the last ones of their requests. Each request has one query then, its last, or
+ * none.
  *
  * starts: memory for its num_seqs + 1 query_start_loc. */
 static Step last_of(const Step *step, int64_t *starts) {
@@ -39,8 +40,8 @@ static Step last_of(const Step *step, int64_t *starts) {
     return kept;
 }
 
-/* The rows of these tokens, in `x` and of the queries, move to the front. step->last ascends, so nothing is overwritten that
- * is still to be moved. */
+/* The rows of these tokens, in `x` and of the queries, move to the front. step->last ascends, so nothing is
+ * overwritten that is still to be moved. */
 static void keep_last(const Team *team, const Workspace *w, int64_t n_embd, const Step *step) {
     const size_t query = (size_t)(n_embd * size_of((int)w->qkv.format));
     for (int64_t t = 0; t < step->num_last && team->me == 0; t++) {
@@ -60,8 +61,8 @@ void keep_last_alone(const Workspace *w, int64_t n_embd, const Step *step, int64
 /* A step, and what is left of it in the last layer; how the attention of both is cut up. */
 typedef struct { Step whole, last; Plan plans[2]; } Work;
 
-static void layers(const Team *team, const Model *m, const Workspace *w, const Cache *caches, const Work *work, float *logits,
-                   int kind, int fused) {
+static void layers(const Team *team, const Model *m, const Workspace *w, const Cache *caches,
+                   const Work *work, float *logits, int kind, int fused) {
     const int64_t width = m->n_embd;
     const float epsilon = (float)m->epsilon;
     const Step *step = &work->whole;
@@ -79,19 +80,22 @@ static void layers(const Team *team, const Model *m, const Workspace *w, const C
             keep_last(team, w, width, step);
             step = &work->last, n = step->num_tokens;
         }
-        paged_attention(team, &w->attended, &w->qkv, &caches[i], step, &work->plans[step == &work->last], kind);
+        const Plan *plan = &work->plans[step == &work->last];
+        paged_attention(team, &w->attended, &w->qkv, &caches[i], step, plan, kind);
         LINEAR(&layer->attn_c_proj, &w->attended, ADD, w->x, NULL, &layer->c_fc)
         layer_norm(team, &w->normed, w->x, NULL, n, width, layer->ln_2_weight, layer->ln_2_bias, epsilon);
         LINEAR(&layer->c_fc, &w->normed, GELU, NULL, &w->inner, &layer->mlp_c_proj)
-        LINEAR(&layer->mlp_c_proj, &w->inner, ADD, w->x, NULL, i + 1 < m->n_layer ? &layer[1].c_attn : &m->head)
+        const Linear *next = i + 1 < m->n_layer ? &layer[1].c_attn : &m->head;
+        LINEAR(&layer->mlp_c_proj, &w->inner, ADD, w->x, NULL, next)
     }
-    layer_norm(team, &w->normed, w->x, step->last, step->num_last, width, m->ln_f_weight, m->ln_f_bias, epsilon);
-    linear(team, &m->head, &w->normed, step->num_last, STORE, logits, NULL, NULL);
+    n = step->num_last;
+    layer_norm(team, &w->normed, w->x, step->last, n, width, m->ln_f_weight, m->ln_f_bias, epsilon);
+    linear(team, &m->head, &w->normed, n, STORE, logits, NULL, NULL);
 }
 
 /* 0; or -1 if there is no memory for it, before anything was written. */
-int forward(const Model *m, const Workspace *w, const Cache *caches, const Step *step, float *logits, int kind, int fused,
-            int last_only, int threads) {
+int forward(const Model *m, const Workspace *w, const Cache *caches, const Step *step, float *logits,
+            int kind, int fused, int last_only, int threads) {
     int64_t *starts = malloc(sizeof(int64_t) * (size_t)(step->num_seqs + 1));
     Work work = {.whole = *step, .last = *step};
     if (starts && last_only && step->num_last < step->num_tokens) work.last = last_of(step, starts);

@@ -1,4 +1,5 @@
-/* The kernels, and what they are given. forward.c calls them one after the other; c_kernel.py can call each by itself. */
+/* The kernels, and what they are given. forward.c calls them one after the other; c_kernel.py can call each
+ * by itself. */
 #ifndef KERNELS_H
 #define KERNELS_H
 #include "product.h"
@@ -11,26 +12,27 @@ typedef struct {
     int64_t in, out, kind;
 } Linear;
 
-/* What becomes of y: out = y; out += y (a residual); and as rows for the next kernel, to = y; to = GELU(y). */
+/* What becomes of y: out = y; out += y (a residual); as rows for the next kernel, to = y; to = GELU(y). */
 enum { STORE, ADD, TO_ROWS, GELU };
 
 /* All of these are called by every thread of a team, and return when the last one is done.
  * next: the layer that will be called next, or NULL. */
-void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out, const Rows *to,
-            const Linear *next);
-void linear_in_passes(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
-                      const Rows *to, const Linear *next, float *scratch);
+void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
+            const Rows *to, const Linear *next);
+void linear_in_passes(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue,
+                      float *out, const Rows *to, const Linear *next, float *scratch);
 
-void embed(const Team *team, float *x, const void *wte, const void *wpe, int64_t format, const int64_t *token_ids,
-           const int64_t *positions, int64_t num_tokens, int64_t n_embd);
+void embed(const Team *team, float *x, const void *wte, const void *wpe, int64_t format,
+           const int64_t *token_ids, const int64_t *positions, int64_t num_tokens, int64_t n_embd);
 /* The layer norm of row which[t] of x, or of row t without `which`. */
-void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t *which, int64_t num_rows, int64_t n_embd,
-                const float *weight, const float *bias, float epsilon);
+void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t *which, int64_t num_rows,
+                int64_t n_embd, const float *weight, const float *bias, float epsilon);
 void argmax(const Team *team, int64_t *best, const float *logits, int64_t num_rows, int64_t vocab_size);
 
-/* A layer's keys and values: [num_blocks, n_head, head_dim, block_size] and [num_blocks, n_head, block_size, head_dim]. */
+/* A layer's keys and values. */
 typedef struct {
-    char *keys, *values;
+    char *keys;   /* [num_blocks, n_head, head_dim, block_size]: a block's keys, transposed */
+    char *values; /* [num_blocks, n_head, block_size, head_dim] */
     int64_t n_head, head_dim, block_size, format;
 } Cache;
 
@@ -51,15 +53,15 @@ typedef struct {
     char *memory; /* `bytes` for each thread, for prefill_attention */
 } Plan;
 
-/* kind < 0: without products, every query by itself. Returns -1 if there is no memory; free_plan in any case. */
+/* kind < 0: without products, every query by itself. -1 if there is no memory; free_plan in any case. */
 int plan_attention(Plan *plan, const Step *step, const Cache *cache, int kind, int threads);
 void free_plan(Plan *plan);
 /* query: [num_tokens, n_embd], or more. */
-void paged_attention(const Team *team, const Rows *out, const Rows *query, const Cache *cache, const Step *step,
-                     const Plan *plan, int kind);
+void paged_attention(const Team *team, const Rows *out, const Rows *query, const Cache *cache,
+                     const Step *step, const Plan *plan, int kind);
 
 /* One head of a request's queries, in prefill_attention_bytes of memory. */
-void prefill_attention(const Rows *out, const Rows *query, const Cache *cache, const Step *step, int64_t i, int64_t head,
-                       int kind, char *memory);
+void prefill_attention(const Rows *out, const Rows *query, const Cache *cache, const Step *step, int64_t i,
+                       int64_t head, int kind, char *memory);
 int64_t prefill_attention_bytes(int64_t num_keys, int64_t head_dim);
 #endif

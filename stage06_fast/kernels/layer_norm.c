@@ -1,25 +1,26 @@
-/* The small layers: embedding, layer norm, the largest logit. Each is one pass over what it reads; the layer norm's result
- * is written in the format that the next product wants, so that nobody has to convert it. */
+/* The small layers: embedding, layer norm, the largest logit. Each is one pass over what it reads; the layer
+ * norm's result is written in the format that the next product wants, so that nobody has to convert it. */
 #include <math.h>
 #include "kernels.h"
 
-void embed(const Team *team, float *x, const void *wte, const void *wpe, int64_t format, const int64_t *token_ids,
-           const int64_t *positions, int64_t num_tokens, int64_t n_embd) {
-    const int64_t row = n_embd * size_of((int)format);
+void embed(const Team *team, float *x, const void *wte, const void *wpe, int64_t format,
+           const int64_t *token_ids, const int64_t *positions, int64_t num_tokens, int64_t n_embd) {
+    const int numbers = (int)format;
+    const int64_t size = size_of(numbers), row = n_embd * size;
     EACH(t, num_tokens, team) {
-        const char *token = (const char *)wte + token_ids[t] * row, *position = (const char *)wpe + positions[t] * row;
+        const char *token = (const char *)wte + token_ids[t] * row;
+        const char *position = (const char *)wpe + positions[t] * row;
         float *to = x + t * n_embd;
         int64_t c = 0;
         for (; c + LANES <= n_embd; c += LANES)
-            store(to + c, fetch(token + c * size_of((int)format), (int)format) +
-                              fetch(position + c * size_of((int)format), (int)format));
-        for (; c < n_embd; c++) to[c] = fetch_one(token, c, (int)format) + fetch_one(position, c, (int)format);
+            store(to + c, fetch(token + c * size, numbers) + fetch(position + c * size, numbers));
+        for (; c < n_embd; c++) to[c] = fetch_one(token, c, numbers) + fetch_one(position, c, numbers);
     }
     meet(team);
 }
 
-void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t *which, int64_t num_rows, int64_t n_embd,
-                const float *weight, const float *bias, float epsilon) {
+void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t *which, int64_t num_rows,
+                int64_t n_embd, const float *weight, const float *bias, float epsilon) {
     EACH(t, num_rows, team) {
         const float *from = x + (which ? which[t] : t) * n_embd;
         vec sums = {0}, squares = {0};
@@ -42,7 +43,8 @@ void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t 
     meet(team);
 }
 
-/* The first of the largest, -1 if that is no finite number: the maximum piece by piece, and then only the piece where it was seen once more. */
+/* The first of the largest, -1 if that is no finite number: the maximum piece by piece, and then only the
+ * piece where it was seen once more. */
 void argmax(const Team *team, int64_t *best, const float *logits, int64_t num_rows, int64_t vocab_size) {
     enum { PIECE = 1024 };
     EACH(t, num_rows, team) {

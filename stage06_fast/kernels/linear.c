@@ -1,18 +1,20 @@
 /* A linear layer, and what follows it, in one go.
  *
- * - The weights are packed (see product.c), so that a panel of 32 columns is one run of memory. The CPU's prefetcher
- *   follows a run, but only within a page; so the kernel asks for what comes next itself: 8 KB ahead when there are few
- *   rows, and when they need several passes over a panel, a part of the next panel in each pass: then memory is at work
- *   while the sums are.
- * - With many rows, a panel stays in the level 2 cache while 512 of them pass by. Tiles are too fast for that: with them,
- *   as many rows as fill half of the level 2 cache go through all panels before the next ones do, and 128 of a panel's
- *   inputs, which fit into the level 1 cache, meet all of these rows before the next 128 do.
- * - A panel's results are still in the level 1 cache when the bias, GELU or the residual is applied to them: fusion. Without
- *   it, each of them would be a pass over the whole matrix; `linear_in_passes` is that, to measure it. Where the result will be
- *   written is asked for before the product, or the CPU would wait for it behind the product.
+ * - The weights are packed (see product.c), so that a panel of 32 columns is one run of memory. The CPU's
+ *   prefetcher follows a run, but only within a page; so the kernel asks for what comes next itself: 8 KB
+ *   ahead when there are few rows, and when they need several passes over a panel, a part of the next panel
+ *   in each pass: then memory is at work while the sums are.
+ * - With many rows, a panel stays in the level 2 cache while 512 of them pass by. Tiles are too fast for
+ *   that: with them, as many rows as fill half of the level 2 cache go through all panels before the next
+ *   ones do, and 128 of a panel's inputs, which fit into the level 1 cache, meet all of these rows before the
+ *   next 128 do.
+ * - A panel's results are still in the level 1 cache when the bias, GELU or the residual is applied to them:
+ *   fusion. Without it, each of them would be a pass over the whole matrix; `linear_in_passes` is that, to
+ *   measure it. Where the result will be written is asked for before the product, or the CPU would wait for
+ *   it behind the product.
  *
- * Threads share the panels, each has a run of them. With its last one, a thread asks for the first one of the `next` layer,
- * so that memory has no pause between two layers.
+ * Threads share the panels, each has a run of them. With its last one, a thread asks for the first one of the
+ * `next` layer, so that memory has no pause between two layers.
  */
 #include <math.h>
 #include <unistd.h>
@@ -21,7 +23,7 @@
 #define NEAR 8192    /* bytes */
 #define TOGETHER 512 /* rows that go through the panels together, at most */
 #define DEPTH 128    /* inputs */
-#define PASSES 32    /* with more of them, reading a panel takes no time to speak of, and asking ahead would */
+#define PASSES 32    /* with more of them, reading a panel takes hardly any time, and asking ahead would */
 
 /* x / (1 + e^-2u) = 0.5 x (1 + tanh u), u = sqrt(2 / pi) (x + 0.044715 x^3): GPT-2's form of GELU. */
 INLINE vec gelu(vec x) {
@@ -31,8 +33,8 @@ INLINE vec gelu(vec x) {
 }
 
 /* The sums of a block of rows and a panel -> where they belong. */
-INLINE void finish(const Linear *w, int64_t row, int count, int64_t column, float (*y)[PANEL], int epilogue, float *out,
-                   const Rows *to) {
+INLINE void finish(const Linear *w, int64_t row, int count, int64_t column, float (*y)[PANEL], int epilogue,
+                   float *out, const Rows *to) {
     const int width = w->out - column < PANEL ? (int)(w->out - column) : PANEL;
     for (int r = 0; r < count; r++)
         for (int c = 0; c < PANEL; c += LANES) {
@@ -50,9 +52,10 @@ INLINE void finish(const Linear *w, int64_t row, int count, int64_t column, floa
         }
 }
 
-/* Ask for the memory that `finish` will write to. It was somewhere else in the meantime, and to write into a line of the cache
- * the CPU has to have it. */
-INLINE void expect(const Linear *w, int64_t row, int count, int64_t column, int epilogue, float *out, const Rows *to) {
+/* Ask for the memory that `finish` will write to. It was somewhere else in the meantime, and to write into a
+ * line of the cache the CPU has to have it. */
+INLINE void expect(const Linear *w, int64_t row, int count, int64_t column, int epilogue, float *out,
+                   const Rows *to) {
     const int64_t size = epilogue >= TO_ROWS ? size_of((int)to->format) : 4;
     for (int r = 0; r < count; r++) {
         const char *at = epilogue >= TO_ROWS ? to->data + (row + r) * to->stride + column * size
@@ -64,31 +67,35 @@ INLINE void expect(const Linear *w, int64_t row, int count, int64_t column, int 
 
 static int64_t panels_of(const Linear *w) { return (w->out + PANEL - 1) / PANEL; }
 
-/* How many rows go through all panels together, at most TOGETHER: with tiles, as many as fill half of the level 2 cache. */
+/* How many rows go through all panels together, at most TOGETHER: with tiles, as many as fill half of the
+ * level 2 cache. */
 static int64_t rows_together(int kind, const Rows *x) {
     if (kind < TILES_BFLOAT16) return TOGETHER;
     long size = 0;
 #ifdef _SC_LEVEL2_CACHE_SIZE
     size = sysconf(_SC_LEVEL2_CACHE_SIZE);
 #endif
-    const int64_t row = x->stride * (x->format == SPLIT ? 2 : 1), rows = (size > 0 ? size : 1 << 19) / 2 / row;
+    const int64_t row = x->stride * (x->format == SPLIT ? 2 : 1);
+    const int64_t rows = (size > 0 ? size : 1 << 19) / 2 / row;
     return rows < BLOCK ? BLOCK : rows > TOGETHER ? TOGETHER : rows / BLOCK * BLOCK;
 }
 
-/* The chunks of rows that go through the panels one behind the other, and the passes that a chunk makes over each panel. */
+/* The chunks of rows that go through the panels one behind the other, and the passes that a chunk makes over
+ * each panel. */
 typedef struct { int64_t rows, count, passes, block, depth; } Chunk;
 
 static Chunk chunk_of(const Linear *w, int64_t num_rows, int64_t rows, int64_t i) {
     const int kind = (int)w->kind;
     const int64_t count = num_rows - i * rows < rows ? num_rows - i * rows : rows;
     const int64_t passes = (count + product_block(kind) - 1) / product_block(kind);
-    return (Chunk){rows, count, passes, kind >= TILES_BFLOAT16 ? BLOCK : (count + passes - 1) / passes /* even parts */,
-                   kind >= TILES_BFLOAT16 && count > BLOCK ? DEPTH : w->in};
+    const int64_t block = kind >= TILES_BFLOAT16 ? BLOCK : (count + passes - 1) / passes; /* even parts */
+    const int64_t depth = kind >= TILES_BFLOAT16 && count > BLOCK ? DEPTH : w->in;
+    return (Chunk){rows, count, passes, block, depth};
 }
 
 /* One panel, for the rows of a chunk that begins at row `begin`. ahead, share: see product(). */
-static void one_panel(const Linear *w, const Rows *x, int64_t begin, const Chunk *c, int64_t p, int epilogue, float *out,
-                      const Rows *to, const char *ahead, float share) {
+static void one_panel(const Linear *w, const Rows *x, int64_t begin, const Chunk *c, int64_t p, int epilogue,
+                      float *out, const Rows *to, const char *ahead, float share) {
     float y[TOGETHER][PANEL] __attribute__((aligned(64)));
     const int64_t bytes = panel_bytes((int)w->kind, w->in);
     const char *panel = w->panels + p * bytes;
@@ -103,8 +110,13 @@ static void one_panel(const Linear *w, const Rows *x, int64_t begin, const Chunk
         }
 }
 
-void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out, const Rows *to,
-            const Linear *next) {
+/* The first panel of this thread's run. */
+static const char *first_panel(const Team *team, const Linear *w, int kind) {
+    return w->panels + run_of(team, team->me, panels_of(w)) * panel_bytes(kind, w->in);
+}
+
+void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
+            const Rows *to, const Linear *next) {
     const int kind = (int)w->kind;
     const int64_t panels = panels_of(w), bytes = panel_bytes(kind, w->in), rows = rows_together(kind, x);
     const int64_t chunks = (num_rows + rows - 1) / rows;
@@ -112,10 +124,10 @@ void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, 
     for (int64_t i = 0; i < chunks; i++) {
         const Chunk chunk = chunk_of(w, num_rows, rows, i);
         EACH(p, panels, team) {
-            const char *panel = w->panels + p * bytes, *ahead = chunk.passes == 1 ? panel + NEAR : panel + bytes;
+            const char *ahead = w->panels + p * bytes + (chunk.passes == 1 ? NEAR : bytes);
             float share = chunk.passes > PASSES ? 0 : 1.0f / (float)chunk.passes;
-            if (p + 1 == run_of(team, team->me + 1, panels)) {
-                if (next && i + 1 == chunks) ahead = next->panels + run_of(team, team->me, panels_of(next)) * panel_bytes(kind, next->in);
+            if (p + 1 == run_of(team, team->me + 1, panels)) { /* the last one of this thread's run */
+                if (next && i + 1 == chunks) ahead = first_panel(team, next, kind);
                 else share = 0;
             }
             one_panel(w, x, i * rows, &chunk, p, epilogue, out, to, ahead, share);
@@ -126,8 +138,8 @@ void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, 
     meet(team);
 }
 
-void linear_in_passes(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
-                      const Rows *to, const Linear *next, float *scratch) {
+void linear_in_passes(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue,
+                      float *out, const Rows *to, const Linear *next, float *scratch) {
     Linear bare = *w;
     bare.bias = NULL;
     linear(team, &bare, x, num_rows, STORE, scratch, to, next);

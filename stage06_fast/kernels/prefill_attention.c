@@ -1,19 +1,23 @@
-/* Attention for many queries of a request: two matrix products with a softmax between them, by the loops of product.c.
+/* Attention for many queries of a request: two matrix products with a softmax between them, by the loops of
+ * product.c.
  *
- * A request's keys and values of one head are packed into panels first, from wherever its blocks lie. That is worth it as
- * each panel is then used by every block of 32 queries. A block's scores are all kept (32 x 1,024 of them fill half of a
- * level 2 cache at most), so the softmax needs no second thoughts: maximum, exponentials, sum; the division comes last.
+ * A request's keys and values of one head are packed into panels first, from wherever its blocks lie. That is
+ * worth it as each panel is then used by every block of 32 queries. A block's scores are all kept (32 x 1,024
+ * of them fill half of a level 2 cache at most), so the softmax needs no second thoughts: maximum,
+ * exponentials, sum; the division comes last.
  */
 #include <math.h>
 #include "kernels.h"
 
 /* Where a key begins, and where its value does, in numbers of the cache. */
 INLINE int64_t key_at(const Cache *c, const int64_t *table, int64_t head, int64_t key) {
-    return (table[key / c->block_size] * c->n_head + head) * c->head_dim * c->block_size + key % c->block_size;
+    const int64_t block = table[key / c->block_size], row = key % c->block_size;
+    return (block * c->n_head + head) * c->head_dim * c->block_size + row;
 }
 
 INLINE int64_t value_at(const Cache *c, const int64_t *table, int64_t head, int64_t key) {
-    return ((table[key / c->block_size] * c->n_head + head) * c->block_size + key % c->block_size) * c->head_dim;
+    const int64_t block = table[key / c->block_size], row = key % c->block_size;
+    return ((block * c->n_head + head) * c->block_size + row) * c->head_dim;
 }
 
 /* LANES columns of a panel: those of inputs i and i + 1. */
@@ -27,8 +31,8 @@ INLINE void pack(char *panel, int format, int64_t i, int64_t column, vec first, 
 }
 
 /* Keys become columns: [dim, 32 keys] panels. What is no key, and no dimension, becomes zero. */
-INLINE void pack_keys(char *panels, int kind, const Cache *c, const int64_t *table, int64_t head, int64_t num_keys,
-                      const int format) {
+INLINE void pack_keys(char *panels, int kind, const Cache *c, const int64_t *table, int64_t head,
+                      int64_t num_keys, const int format) {
     const int64_t size = size_of(format);
     for (int64_t key = 0; key < round_up(num_keys, PANEL); key += LANES) {
         char *panel = panels + key / PANEL * panel_bytes(kind, c->head_dim);
@@ -36,36 +40,40 @@ INLINE void pack_keys(char *panels, int kind, const Cache *c, const int64_t *tab
         const int64_t start = whole ? key_at(c, table, head, key) : 0;
         for (int64_t d = 0; d < round_up(c->head_dim, GROUP); d += 2) {
             vec pair[2] = {{0}, {0}};
-            for (int i = 0; i < 2 && d + i < c->head_dim; i++)
-                if (whole) pair[i] = fetch(c->keys + (start + (d + i) * c->block_size) * size, format);
+            for (int i = 0; i < 2 && d + i < c->head_dim; i++) {
+                const int64_t offset = (d + i) * c->block_size;
+                if (whole) pair[i] = fetch(c->keys + (start + offset) * size, format);
                 else
                     for (int64_t j = 0; j < LANES && key + j < num_keys; j++)
-                        pair[i][j] = fetch_one(c->keys, key_at(c, table, head, key + j) + (d + i) * c->block_size, format);
+                        pair[i][j] = fetch_one(c->keys, key_at(c, table, head, key + j) + offset, format);
+            }
             pack(panel, panel_format(kind), d, key % PANEL, pair[0], pair[1]);
         }
     }
 }
 
 /* Values become rows: [keys, 32 dims] panels. */
-INLINE void pack_values(char *panels, int kind, const Cache *c, const int64_t *table, int64_t head, int64_t num_keys,
-                        const int format) {
+INLINE void pack_values(char *panels, int kind, const Cache *c, const int64_t *table, int64_t head,
+                        int64_t num_keys, const int format) {
     const int64_t size = size_of(format);
     for (int64_t key = 0; key < round_up(num_keys, GROUP); key += 2) {
         int64_t start[2];
         for (int i = 0; i < 2; i++) start[i] = key + i < num_keys ? value_at(c, table, head, key + i) : -1;
         for (int64_t d = 0; d < round_up(c->head_dim, PANEL); d += LANES) {
+            char *panel = panels + d / PANEL * panel_bytes(kind, num_keys);
             vec pair[2] = {{0}, {0}};
             for (int i = 0; i < 2 && start[i] >= 0; i++)
                 if (d + LANES <= c->head_dim) pair[i] = fetch(c->values + (start[i] + d) * size, format);
                 else
                     for (int64_t j = 0; j < LANES && d + j < c->head_dim; j++)
                         pair[i][j] = fetch_one(c->values, start[i] + d + j, format);
-            pack(panels + d / PANEL * panel_bytes(kind, num_keys), panel_format(kind), key, d % PANEL, pair[0], pair[1]);
+            pack(panel, panel_format(kind), key, d % PANEL, pair[0], pair[1]);
         }
     }
 }
 
-static void multiply(int kind, const Rows *rows, int64_t count, const char *panel, int64_t k, float *out, int64_t stride) {
+static void multiply(int kind, const Rows *rows, int64_t count, const char *panel, int64_t k, float *out,
+                     int64_t stride) {
     const int64_t most = product_block(kind), passes = (count + most - 1) / most;
     const int64_t block = kind >= TILES_BFLOAT16 ? most : (count + passes - 1) / passes; /* even parts */
     for (int64_t r = 0; r < count; r += block)
@@ -73,7 +81,8 @@ static void multiply(int kind, const Rows *rows, int64_t count, const char *pane
                 stride, panel, 0);
 }
 
-/* Scores -> e^(score - maximum) as rows for the next product, nothing for what a query does not see; returns the sum. */
+/* Scores -> e^(score - maximum) as rows for the next product, nothing for what a query does not see; returns
+ * the sum. */
 static float softmax(float *scores, int64_t visible, int64_t padded, const Rows *weights, int64_t row) {
     const int64_t whole = visible / LANES * LANES;
     for (int64_t j = visible; j < padded; j++) scores[j] = -INFINITY;
@@ -86,7 +95,8 @@ static float softmax(float *scores, int64_t visible, int64_t padded, const Rows 
         write_row(weights, row, j, e);
     }
     for (int64_t j = whole; j < padded; j += LANES) {
-        const vec score = load(scores + j), e = (vec)((ivec)exponential(score - highest) & (score > -INFINITY));
+        const vec score = load(scores + j), all = exponential(score - highest);
+        const vec e = (vec)((ivec)all & (score > -INFINITY));
         sum += e;
         write_row(weights, row, j, e);
     }
@@ -101,13 +111,14 @@ int64_t prefill_attention_bytes(int64_t num_keys, int64_t head_dim) {
     return 2 * panels + 2 * BLOCK * (row_bytes(num_keys) + row_bytes(head_dim));
 }
 
-void prefill_attention(const Rows *out, const Rows *query, const Cache *c, const Step *step, int64_t i, int64_t head,
-                       int kind, char *memory) {
+void prefill_attention(const Rows *out, const Rows *query, const Cache *c, const Step *step, int64_t i,
+                       int64_t head, int kind, char *memory) {
     const int64_t begin = step->query_start_loc[i], num_queries = step->query_start_loc[i + 1] - begin;
     const int64_t num_keys = step->seq_lens[i], position = num_keys - num_queries; /* of the first query */
     const int64_t *table = step->block_tables + i * step->table_width;
     const int64_t dim = round_up(c->head_dim, PANEL), panels = 4 * round_up(num_keys, PANEL) * dim;
-    const int64_t wide = row_bytes(num_keys), narrow = row_bytes(dim);
+    const int64_t key_panel = panel_bytes(kind, c->head_dim), value_panel = panel_bytes(kind, num_keys);
+    const int64_t wide = row_bytes(num_keys), narrow = row_bytes(dim), column = head * c->head_dim;
     char *key_panels = memory, *value_panels = memory + panels;
     float *scores = (float *)(memory + 2 * panels);
     const Rows weights = {(char *)scores + BLOCK * wide, wide, 0, rows_format(kind)};
@@ -121,21 +132,23 @@ void prefill_attention(const Rows *out, const Rows *query, const Cache *c, const
     if (c->format == BFLOAT16) { PACK(BFLOAT16) }
     if (c->format == FLOAT16) { PACK(FLOAT16) }
     for (int64_t first = 0; first < num_queries; first += BLOCK) {
-        const int64_t count = num_queries - first < BLOCK ? num_queries - first : BLOCK;
+        const int64_t count = num_queries - first < BLOCK ? num_queries - first : BLOCK, row = begin + first;
         const int64_t padded = round_up(position + first + count, PANEL);
         float sums[BLOCK];
         for (int64_t r = 0; r < count; r++)
             for (int64_t d = 0; d < dim; d += LANES)
-                write_row(&q, r, d, scale * read_row(query, begin + first + r, head * c->head_dim + d, c->head_dim - d));
+                write_row(&q, r, d, scale * read_row(query, row + r, column + d, c->head_dim - d));
         for (int64_t p = 0; p < padded / PANEL; p++)
-            multiply(kind, &q, count, key_panels + p * panel_bytes(kind, c->head_dim), dim, scores + p * PANEL, wide / 4);
+            multiply(kind, &q, count, key_panels + p * key_panel, dim, scores + p * PANEL, wide / 4);
         for (int64_t r = 0; r < count; r++)
             sums[r] = softmax(scores + r * wide / 4, position + first + r + 1, padded, &weights, r);
         for (int64_t p = 0; p < dim / PANEL; p++)
-            multiply(kind, &weights, count, value_panels + p * panel_bytes(kind, num_keys), padded, y + p * PANEL, narrow / 4);
+            multiply(kind, &weights, count, value_panels + p * value_panel, padded, y + p * PANEL,
+                     narrow / 4);
         for (int64_t r = 0; r < count; r++)
-            for (int64_t d = 0; d < c->head_dim; d += LANES)
-                write_some(out, begin + first + r, head * c->head_dim + d, load(y + r * narrow / 4 + d) * (1 / sums[r]),
-                           c->head_dim - d);
+            for (int64_t d = 0; d < c->head_dim; d += LANES) {
+                const vec result = load(y + r * narrow / 4 + d) * (1 / sums[r]);
+                write_some(out, row + r, column + d, result, c->head_dim - d);
+            }
     }
 }

@@ -1,16 +1,18 @@
 /* The threads that compute a step together.
  *
- * OpenMP starts them, once for a whole step; how they share its work and wait for each other is here. Between two layers all
- * have to meet, some hundred times a step, and OpenMP's threads would spin while they wait: the fastest way as long as each
- * has a core to itself. But if another program has one of the cores, the thread that is waited for may not be running, and
- * for some milliseconds the others would spin in vain, each time. So here
+ * OpenMP starts them, once for a whole step; how they share its work and wait for each other is here. Between
+ * two layers all have to meet, some hundred times a step, and OpenMP's threads would spin while they wait:
+ * the fastest way as long as each has a core to itself. But if another program has one of the cores, the
+ * thread that is waited for may not be running, and for some milliseconds the others would spin in vain, each
+ * time. So here
  *
- * - nobody has a fixed share: a thread takes its own run of the work piece by piece, and then what is left of others' runs;
- * - who waits spins for SPIN nanoseconds, as long as a wait is when all threads run, and then sleeps: its core is free, and
- *   the system moves the thread that is waited for to it.
+ * - nobody has a fixed share: a thread takes its own run of the work piece by piece, and then what is left of
+ *   others' runs;
+ * - who waits spins for SPIN nanoseconds, as long as a wait is when all threads run, and then sleeps: its
+ *   core is free, and the system moves the thread that is waited for to it.
  *
- * Source: the first is work stealing (Blumofe and Leiserson 1999), the second "spin then block" (Karlin et al. 1991,
- * "Empirical Studies of Competitive Spinning for a Shared-Memory Multiprocessor").
+ * Source: the first is work stealing (Blumofe and Leiserson 1999), the second "spin then block" (Karlin et
+ * al. 1991, "Empirical Studies of Competitive Spinning for a Shared-Memory Multiprocessor").
  */
 #ifndef TEAM_H
 #define TEAM_H
@@ -57,7 +59,7 @@ typedef struct {
     for (int run_##i = 0; run_##i < (team)->all; run_##i++) \
         for (int64_t i = take(team, run_##i, n); i >= 0; i = take(team, run_##i, n))
 
-/* For each i below n, in one of the threads, in this order: for pieces of unequal sizes, the large ones first. */
+/* For each i below n, in one of the threads, in this order: for unequal pieces, the large ones first. */
 #define IN_ORDER(i, n, team) \
     for (int64_t i = count_up(team); i < (n); i = count_up(team))
 
@@ -79,7 +81,8 @@ static inline int64_t run_of(const Team *team, int v, int64_t n) { return n * v 
 /* The next piece of the run that is `further` behind the thread's own one; -1 if none is left. */
 static inline int64_t take(const Team *team, int further, int64_t n) {
     const int v = (team->me + further) % team->all;
-    const int64_t i = run_of(team, v, n) + __atomic_fetch_add(&team->shared->taken[v].value, 1, __ATOMIC_RELAXED);
+    const int64_t taken = __atomic_fetch_add(&team->shared->taken[v].value, 1, __ATOMIC_RELAXED);
+    const int64_t i = run_of(team, v, n) + taken;
     return i < run_of(team, v + 1, n) ? i : -1;
 }
 

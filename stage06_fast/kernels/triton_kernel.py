@@ -1,7 +1,7 @@
 """Attention over a paged KV cache in Triton: for CUDA, and for the CPU in Triton's interpreter (TRITON_INTERPRET=1).
 
 A program takes a tile of up to ROWS queries of one request, one head, and a part of the keys (a split), and walks along
-that part with the online softmax (see paged_attention.c). Few queries and many keys, as in a decode of a long sequence,
+that part with the online softmax (see the C kernel). Few queries and many keys, as in a decode of a long sequence,
 would leave most of a GPU idle, so the keys are split over programs and a second kernel puts the parts together: the
 softmax of parts with maxima m_i, sums l_i and weighted sums a_i is sum(e^(m_i - m) a_i) / sum(e^(m_i - m) l_i).
 

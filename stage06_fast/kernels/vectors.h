@@ -1,6 +1,6 @@
 /* Vectors as wide as the CPU's registers, and the formats of numbers.
  *
- * The vectors are the compiler's (GCC's and Clang's) own types: the same text becomes AVX-512, AVX2, SSE or NEON.
+ * Their types are the compiler's (GCC's and Clang's) own: the same text becomes AVX-512, AVX2, SSE or NEON.
  */
 #ifndef VECTORS_H
 #define VECTORS_H
@@ -59,8 +59,8 @@ INLINE float sum_of(vec x) {
 INLINE vec fetch(const void *from, int format) {
     if (format == FLOAT32) return *(const vec *)from;
     const ivec bits = __builtin_convertvector(*(const hvec *)from, ivec);
-    if (format == BFLOAT16) return (vec)(bits << 16);                       /* the upper half of a float32 */
-    const vec magnitude = (vec)((bits & 0x7fff) << 13) * 0x1p112f;          /* another bias; infinity becomes 65536 */
+    if (format == BFLOAT16) return (vec)(bits << 16);              /* the upper half of a float32 */
+    const vec magnitude = (vec)((bits & 0x7fff) << 13) * 0x1p112f; /* another bias; infinity becomes 65536 */
     return (vec)((ivec)magnitude | (bits & 0x8000) << 16);
 }
 
@@ -95,18 +95,20 @@ INLINE vec reciprocal(vec x) {
 #endif
 }
 
-/* e^x for x <= 0, to 3e-7: 2^n 2^r with |r| <= 1/2, and 2^r by the polynomial of degree 5 that is closest to it there. */
+/* e^x for x <= 0, to 3e-7: 2^n 2^r with |r| <= 1/2, and 2^r by the polynomial of degree 5 that is closest to
+ * it there. */
 INLINE vec exponential(vec x) {
-    const vec rounded = larger(x, splat(-87.0f)) * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: no bits behind the point left */
+    /* Adding 1.5 * 2^23 leaves no bits behind the point. */
+    const vec rounded = larger(x, splat(-87.0f)) * 1.44269504f + 12582912.0f;
     const vec r = larger(x, splat(-87.0f)) * 1.44269504f - (rounded - 12582912.0f);
     vec p = r * 1.32764715e-3f + 9.67554159e-3f;
     p = (((p * r + 5.55071328e-2f) * r + 2.40221197e-1f) * r + 6.93146967e-1f) * r + 1.0f;
     return (vec)((ivec)p + ((ivec)rounded << 23)); /* n is in the lowest bits, and is added to the exponent */
 }
 
-/* A matrix of activations, row behind row. What products read has room for a whole number of vectors and 32s in each row,
- * and zeros behind its last number (rows() in fast_model.py); other rows are read and written by read_row and write_some. The
- * second halves of a SPLIT lie `plane` bytes on. */
+/* A matrix of activations, row behind row. What products read has room for a whole number of vectors and 32s
+ * in each row, and zeros behind its last number (rows() in fast_model.py); other rows are read and written by
+ * read_row and write_some. The second halves of a SPLIT lie `plane` bytes on. */
 typedef struct {
     char *data;
     int64_t stride, plane; /* bytes */
