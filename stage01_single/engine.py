@@ -41,7 +41,7 @@ class Engine:
     def run(self, requests: list[Request]) -> Iterator[list[Request]]:
         """Step until all requests are finished; yields, after each step, those that got a token."""
         waiting = requests[::-1]
-        del requests  # or this function would keep every result, and they may be larger than memory
+        del requests  # what is done is its receiver's to keep: results may be larger than memory
         while waiting:
             request = waiting.pop()
             while not request.finished:
@@ -57,7 +57,7 @@ class Engine:
             return self.commit(request, token)
 
     def commit(self, request: Request, token: tuple) -> list[Request]:
-        """The token to its request, which may end with it."""
-        request.add_token(*token)
+        """Give the token to its request, which may end with it."""
+        request.progress.add(*token)
         self.recorder.add_token(request)
         return [request]

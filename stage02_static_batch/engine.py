@@ -1,4 +1,4 @@
-"""The engine: the loop that turns prompts into completions, a token at a time for each of a batch."""
+"""The engine: the loop that turns prompts into completions, one token at a time for every row of a batch."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from .weights import find_model, read_config, tokenizer_directory
 
 
 class Engine:
-    """Completes requests, a batch after the other.
+    """Completes requests, one batch after another.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -41,14 +41,14 @@ class Engine:
     def run(self, requests: list[Request]) -> Iterator[list[Request]]:
         """Step until all requests are finished; yields, after each step, those that got a token."""
         batches = self.batches(requests)[::-1]
-        del requests  # or this function would keep every result, and they may be larger than memory
+        del requests  # what is done is its receiver's to keep: results may be larger than memory
         while batches:
             rows = batches.pop()
             while not all(request.finished for request in rows):
                 yield self.step(rows)
 
     def batches(self, requests: list[Request]) -> list[list[Request]]:
-        """The requests in groups of `max_num_seqs`, the longest prompts first if sorted."""
+        """The requests in batches of `max_num_seqs`, the longest prompts first if sorted."""
         size = self.config.max_num_seqs
         if self.config.sort_by_length:
             requests = sorted(requests, key=lambda request: len(request.prompt_token_ids), reverse=True)
@@ -65,8 +65,8 @@ class Engine:
             return self.commit(live, tokens)
 
     def commit(self, requests: list[Request], tokens: list[tuple]) -> list[Request]:
-        """The tokens to their requests, which may end with them."""
+        """Give the tokens to their requests, which may end with them."""
         for request, token in zip(requests, tokens, strict=True):
-            request.add_token(*token)
+            request.progress.add(*token)
             self.recorder.add_token(request)
         return requests

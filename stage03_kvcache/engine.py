@@ -1,4 +1,4 @@
-"""The engine: the loop that turns prompts into completions, a token at a time for each of a batch."""
+"""The engine: the loop that turns prompts into completions. A batch keeps its keys and values from step to step."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from .weights import find_model, read_config, tokenizer_directory
 
 
 class Engine:
-    """Completes requests, a batch after the other.
+    """Completes requests, one batch after another.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -48,15 +48,16 @@ class Engine:
     def run(self, requests: list[Request]) -> Iterator[list[Request]]:
         """Step until all requests are finished; yields, after each step, those that got a token."""
         batches = self.batches(requests)[::-1]
-        del requests  # or this function would keep every result, and they may be larger than memory
+        del requests  # what is done is its receiver's to keep: results may be larger than memory
         while batches:
             rows = batches.pop()
             cache = self.runner.new_cache(len(rows), self.cache_len(rows))
             while not all(request.finished for request in rows):
                 yield self.step(rows, cache)
+            del cache  # before the next one is made
 
     def batches(self, requests: list[Request]) -> list[list[Request]]:
-        """The requests in groups of `max_num_seqs` whose KV cache fits, the longest prompts first if sorted."""
+        """The requests in batches of `max_num_seqs` whose KV cache fits, the longest prompts first if sorted."""
         if self.config.sort_by_length:
             requests = sorted(requests, key=lambda request: len(request.prompt_token_ids), reverse=True)
         room = self.runner.kv_cache_bytes // self.runner.bytes_per_token  # in tokens
@@ -80,14 +81,14 @@ class Engine:
         """One forward pass over what is new in the batch, and one token more for each row that is not finished."""
         batch = Batch.of(rows, cache, self.runner.device)
         with self.recorder.step(batch), self.runner.thread_limit:
-            logits = self.runner.forward(batch)  # [n_rows, n_new] -> [n_live, vocab_size]
+            logits = self.runner.forward(batch)  # [n_rows, n_new] -> [n_live, vocab_size]; the cache is n_new longer
             live = [rows[i] for i in batch.live]
             tokens = sample(logits, live)
             return self.commit(live, tokens)
 
     def commit(self, requests: list[Request], tokens: list[tuple]) -> list[Request]:
-        """The tokens to their requests, which may end with them."""
+        """Give the tokens to their requests, which may end with them."""
         for request, token in zip(requests, tokens, strict=True):
-            request.add_token(*token)
+            request.progress.add(*token)
             self.recorder.add_token(request)
         return requests

@@ -73,7 +73,7 @@ class Recorder:
         self.stats.num_output_tokens += 1
         if request.finished:
             self.stats.num_requests += 1
-            self.stats.ttft_seconds += request.first_token_time - request.arrival_time
+            self.stats.ttft_seconds += request.progress.token_times[0] - request.arrival_time
 
 
 def closing_line(stats: Stats, seconds: float) -> str:

@@ -23,15 +23,16 @@ class RowRecord:
 class Batch:
     """The tokens of all requests of a step one behind the other, without padding.
 
-    Rows with a single token (all decodes) come first; the others (prefills, or pieces of one) are runs of tokens.
+    Rows with a single token (nearly all are decodes) come first; the others (prompts or pieces of one, or a sequence
+    that is computed again) are runs of tokens.
 
     Attributes:
         ready: the requests that are up to date with this step: each gets a token.
         token_ids, positions, slots: [num_tokens], each token with its position in its sequence and its request's slot.
         last: [n_ready], which of the tokens are those whose successor is asked for.
         num_single: how many rows have a single token.
-        num_slots, n_seq: what has to be read of the cache for those: so many slots, so many tokens of each.
-        runs: of each other row (first token in the step, last + 1, slot, n_seq).
+        num_slots, n_seq: what has to be read of the cache for those: its first slots, so many tokens of each.
+        runs: of each other row (its first token in the step, the end of its tokens there, slot, n_seq).
     """
 
     rows: list[Row]

@@ -1,12 +1,10 @@
-"""The engine: the loop that turns prompts into completions; requests join and leave it at every step."""
-
-import logging
+"""The engine: the loop that turns prompts into completions. Requests join and leave it at every step."""
 
 import torch
-from torch import Tensor
 
 from .batch import Batch
 from .config import EngineConfig, pick_max_model_len
+from .drafts import Drafts, sample_each
 from .request import Request
 from .runner import Runner
 from .sampler import sample
@@ -19,13 +17,13 @@ from .weights import find_model, read_config, tokenizer_directory
 class Engine:
     """Completes requests, each from when it was added until it ends or is aborted.
 
-    What may be cut short in the middle (by an error, or by a Ctrl-C between any two lines), and who is told what, is
-    the router's business.
+    There is no `run` any more: the router (router.py) adds and aborts requests, calls `step` again and again, tells
+    everybody what is new, and has the engine `start_over` if a change was cut short, by an error or a Ctrl-C.
 
     Attributes:
-        unfinished: the requests that wait or run, in the order in which they came.
-        committed: what the last step has given to whom, until all are told.
-        aborted: who is being aborted, until all are told.
+        unfinished: the requests that wait or run, in the order in which they came (a set that keeps an order).
+        committed: what the last step has given to whom; the router empties it when all are told.
+        aborted: who is being aborted; the same.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -48,7 +46,7 @@ class Engine:
         )
         self.recorder = Recorder(keep=config.trace)
         self.unfinished: dict[Request, None] = {}
-        self.committed: list[tuple[Request, dict]] = []
+        self.committed: Drafts = []
         self.aborted: list[Request] = []
 
     def fits(self, request: Request) -> None:
@@ -72,44 +70,47 @@ class Engine:
         """End a request as it is; its slot is free for the next step."""
         self.scheduler.remove(request)
         if not request.finished:
-            request.abort()
+            request.progress.finish("abort")
         self.unfinished.pop(request, None)
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """One forward pass, and one token more for each request that is up to date. Returns those that have news."""
+        """One forward pass over the rows that the scheduler picks. A request gets a token if this computes the last of
+        its sequence (it is ready). Returns those that got one, or were aborted."""
         rows = self.scheduler.schedule()
         if not rows:
             return []
         batch = Batch.of(rows, self.runner.device)
         with self.recorder.step(batch, self.kv_use(rows)), self.runner.thread_limit:
             logits = self.runner.forward(batch)  # [num_tokens] -> [n_ready, vocab_size]
-            drafts, failed = sample_each(logits, batch.ready)
-            return self.commit(rows, drafts, failed)
+            drafts, errors = sample_each(logits, batch.ready, sample)
+            return self.commit(rows, drafts, errors)
 
-    def commit(self, rows: list[Row], drafts: list[tuple[Request, dict]], failed: list[Request]) -> list[Request]:
-        """The drafts become their requests, which are a token longer; who ended leaves.
+    def commit(self, rows: list[Row], drafts: Drafts, errors: dict[Request, Exception]) -> list[Request]:
+        """Each draft becomes its request's progress, which is a token longer; finished requests leave.
 
-        Until here no request has a token more: whatever failed before, the step can be taken again. With the first line
-        the step has happened, whatever interrupts what follows: `start_over` completes it.
+        Until `committed` is set no request has a token more: what failed before that can be computed again, after
+        `start_over`. Once it is set the step has happened, and `start_over` completes it.
         """
-        self.committed, self.aborted = drafts, failed
+        if errors and not drafts:
+            raise next(iter(errors.values()))  # nobody's sampling succeeds: the engine fails, not a request
+        self.committed, self.aborted = drafts, list(errors)
         for request, num_tokens, _ in rows:
             request.num_computed_tokens += num_tokens
         for request, draft in drafts:
-            request.become(draft)
+            request.progress = draft
         for request in [request for request, _ in drafts if request.finished]:
             self._finish(request)
-        for request in failed:
+        for request in errors:
             self.abort(request)
         self.recorder.stats.num_output_tokens += len(drafts)
-        return [request for request, _ in drafts] + failed
+        return [request for request, _ in drafts] + self.aborted
 
     def start_over(self) -> list[Request]:
         """After a change that was cut short: complete a commit or an abort that had begun, and go on from what is
         certain, the requests and their tokens: all wait again, to be computed anew. Returns those with news."""
         for request, draft in self.committed:
-            request.become(draft)
+            request.progress = draft
         self.scheduler.start_over(self.unfinished)
         for request in self.aborted:
             self.abort(request)
@@ -118,7 +119,7 @@ class Engine:
         return [request for request, _ in self.committed] + self.aborted
 
     def kv_use(self, rows: list[Row]) -> tuple[int, int]:
-        """In tokens, what of the KV cache is reserved, and what live requests use of it after a step."""
+        """In tokens, what of the KV cache is reserved, and what running requests will use of it after this step."""
         running = self.scheduler.running
         used = sum([request.num_computed_tokens for request in running]) + sum([row.num_tokens for row in rows])
         return len(running) * self.max_model_len, used
@@ -128,24 +129,3 @@ class Engine:
         self.scheduler.remove(request)
         self.unfinished.pop(request, None)
         self.recorder.finished(request)
-
-
-def sample_each(logits: Tensor, requests: list[Request]) -> tuple[list[tuple[Request, dict]], list[Request]]:
-    """What each request will be with one token more (`Request.after`), and the errors of those for which it fails: the
-    others go on. Raises the first error if it fails for all of them."""
-    drafts, errors = [], {}
-    try:
-        results = sample(logits, requests)
-    except Exception:
-        results = [None] * len(requests)  # each by itself
-    for i, (request, result) in enumerate(zip(requests, results, strict=True)):
-        try:
-            if result is None:
-                (result,) = sample(logits[i : i + 1], [request])
-            drafts.append((request, request.after(*result)))
-        except Exception as error:
-            errors[request] = error
-            logging.getLogger(__name__).warning("request %s is aborted: %s", request.request_id, error)
-    if errors and not drafts:
-        raise next(iter(errors.values()))
-    return drafts, list(errors)

@@ -1,6 +1,4 @@
-"""The engine: the loop that turns prompts into completions; requests join and leave it at every step."""
-
-import logging
+"""The engine: the loop that turns prompts into completions. The sequences are in blocks; a request may have several."""
 
 import torch
 from torch import Tensor
@@ -8,6 +6,7 @@ from torch import Tensor
 from .batch import Batch
 from .block_manager import BlockManager
 from .config import EngineConfig, pick_max_model_len
+from .drafts import Drafts, sample_each
 from .request import Request, RequestState, finished_groups
 from .runner import Runner
 from .sampler import sample
@@ -20,13 +19,13 @@ from .weights import find_model, read_config, tokenizer_directory
 class Engine:
     """Completes requests, each from when it was added until it ends or is aborted.
 
-    What may be cut short in the middle (by an error, or by a Ctrl-C between any two lines), and who is told what, is
-    the router's business.
+    There is no `run` any more: the router (router.py) adds and aborts requests, calls `step` again and again, tells
+    everybody what is new, and has the engine `start_over` if a change was cut short, by an error or a Ctrl-C.
 
     Attributes:
-        unfinished: the requests that wait or run, in the order in which they came.
-        committed: what the last step has given to whom, until all are told.
-        aborted: who is being aborted, until all are told.
+        unfinished: the requests that wait or run, in the order in which they came (a set that keeps an order).
+        committed: what the last step has given to whom; the router empties it when all are told.
+        aborted: who is being aborted; the same.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -56,7 +55,7 @@ class Engine:
         )
         self.recorder = Recorder(keep=config.trace)
         self.unfinished: dict[Request, None] = {}
-        self.committed: list[tuple[Request, dict]] = []
+        self.committed: Drafts = []
         self.aborted: list[Request] = []
 
     def fits(self, request: Request) -> None:
@@ -67,7 +66,7 @@ class Engine:
                 f"{num_tokens} tokens leave no room for an output within max_model_len {self.max_model_len}"
             )
         total = num_tokens + request.max_tokens
-        needed = self.block_manager.num_needed(total - 1)  # the last token is never computed
+        needed = self.block_manager.num_needed(total - 1)  # the last token never goes through the model
         if needed > self.runner.num_blocks:
             raise ValueError(
                 f"{total} tokens of prompt and output need {needed} blocks of the KV cache, there are "
@@ -88,59 +87,60 @@ class Engine:
         for completion in request.group:
             self.scheduler.remove(completion)
             if not completion.finished:
-                completion.abort()
+                completion.progress.finish("abort")
         self.unfinished.pop(request, None)
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """One forward pass, and one token more for each request that is up to date. Returns those that have news."""
-        rows = self.scheduler.schedule()
+        """One forward pass over the rows that the scheduler picks. A request gets a token if this computes the last of
+        its sequence (it is ready). Returns those that got one, or were aborted."""
+        rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the newest wait again without any
         if not rows:
             return []
         batch = Batch.of(rows, self.block_manager)
         with self.recorder.step(batch, self.block_manager, self.kv_use(rows)), self.runner.thread_limit:
             logits = self.runner.forward(batch)  # [num_tokens] -> [n_ready, vocab_size]
-            drafts, failed = self.sample(logits, batch.ready)
-            return self.commit(rows, drafts, failed)
+            drafts, errors = self.sample(logits, batch.ready)
+            return self.commit(rows, drafts, errors)
 
-    def sample(self, logits: Tensor, ready: list[Request]) -> tuple[list[tuple[Request, dict]], list[Request]]:
+    def sample(self, logits: Tensor, ready: list[Request]) -> tuple[Drafts, dict[Request, Exception]]:
         """As `sample_each`. The first logits of a request with n > 1 are the first of all its completions, which may be
         many: they are sampled in parts, so that the sampler's memory is bounded."""
         rows = []  # of logits: (which, for whom)
         for i, request in enumerate(ready):
             rows += [(i, completion) for completion in request.beginning]
-        drafts, failed = [], {}
+        drafts, errors = [], {}
         for start in range(0, len(rows), self.config.max_num_seqs):
             numbers = [i for i, _ in rows[start : start + self.config.max_num_seqs]]
             requests = [completion for _, completion in rows[start : start + self.config.max_num_seqs]]
             part = logits if numbers == [*range(len(logits))] else logits[numbers]  # [n_part, vocab_size]
-            some, errors = sample_each(part, requests)
-            drafts, failed = drafts + some, failed | errors
-        if failed and not drafts:
-            raise next(iter(failed.values()))
-        return drafts, list(failed)
+            some, failed = sample_each(part, requests, sample)
+            drafts, errors = drafts + some, errors | failed
+        return drafts, errors
 
-    def commit(self, rows: list[Row], drafts: list[tuple[Request, dict]], failed: list[Request]) -> list[Request]:
-        """The drafts become their requests, which are a token longer; who ended leaves.
+    def commit(self, rows: list[Row], drafts: Drafts, errors: dict[Request, Exception]) -> list[Request]:
+        """Each draft becomes its request's progress, which is a token longer; finished requests leave.
 
-        Until here no request has a token more: whatever failed before, the step can be taken again. With the second
-        line the step has happened, whatever interrupts what follows: `start_over` completes it.
+        Until `committed` is set no request has a token more: what failed before that can be computed again, after
+        `start_over`. Once it is set the step has happened, and `start_over` completes it.
         """
-        aborted = [c for request in failed for c in request.group[0].group if not c.finished]
-        self.committed, self.aborted = drafts, aborted
+        if errors and not drafts:
+            raise next(iter(errors.values()))  # nobody's sampling succeeds: the engine fails, not a request
+        failed = dict.fromkeys(c for request in errors for c in request.group if not c.finished)
+        self.committed, self.aborted = drafts, [*failed]
         for request, num_tokens, _ in rows:
             request.num_computed_tokens += num_tokens
         for request, draft in drafts:
-            request.become(draft)
+            request.progress = draft
         ended = [request for request, _ in drafts if request.finished]
-        # Completions that begin with this token share the blocks of the first, which it therefore still has to hold.
-        for completion in [request for request, _ in drafts if request.state is RequestState.WAITING]:
-            self.scheduler.fork(completion.group[0], completion)
+        # Siblings with their first token still wait. They share the blocks of the first: before it lets go of them.
+        for request in [r for r, _ in drafts if r.state is RequestState.WAITING and not r.finished]:
+            self.scheduler.fork(request.group[0], request)
         for request in ended:
             self.scheduler.remove(request)
         for request in finished_groups(ended):
             self._finish(request)
-        for request in dict.fromkeys(completion.group[0] for completion in failed):
+        for request in dict.fromkeys(completion.group[0] for completion in errors):
             self.abort(request)
         self.recorder.stats.num_output_tokens += len(drafts)
         self.recorder.stats.num_preemptions += self.scheduler.take_preemptions()
@@ -150,7 +150,7 @@ class Engine:
         """After a change that was cut short: complete a commit or an abort that had begun, and go on from what is
         certain, the requests and their tokens: all wait again, to be computed anew. Returns those with news."""
         for request, draft in self.committed:
-            request.become(draft)
+            request.progress = draft
         self.block_manager.start_over()
         self.scheduler.start_over(self.unfinished)
         for request in dict.fromkeys(completion.group[0] for completion in self.aborted):
@@ -160,7 +160,7 @@ class Engine:
         return [request for request, _ in self.committed] + self.aborted
 
     def kv_use(self, rows: list[Row]) -> tuple[int, int]:
-        """In tokens, what of the KV cache is reserved, and what live requests use of it after a step."""
+        """In tokens, what of the KV cache is reserved, and what running requests will use of it after this step."""
         manager = self.block_manager
         filled = sum([r.num_computed_tokens for r in manager.holders]) + sum([row.num_tokens for row in rows])
         # Room that is not filled is only behind a sequence's last token, in blocks that nobody shares.
@@ -174,22 +174,3 @@ class Engine:
             self.scheduler.remove(completion)
         self.unfinished.pop(request, None)
         self.recorder.finished(request)
-
-
-def sample_each(logits: Tensor, requests: list[Request]) -> tuple[list[tuple[Request, dict]], dict[Request, Exception]]:
-    """What each request will be with one token more (`Request.after`), and the errors of those for which it fails: the
-    others go on."""
-    drafts, errors = [], {}
-    try:
-        results = sample(logits, requests)
-    except Exception:
-        results = [None] * len(requests)  # each by itself
-    for i, (request, result) in enumerate(zip(requests, results, strict=True)):
-        try:
-            if result is None:
-                (result,) = sample(logits[i : i + 1], [request])
-            drafts.append((request, request.after(*result)))
-        except Exception as error:
-            errors[request] = error
-            logging.getLogger(__name__).warning("request %s is aborted: %s", request.request_id, error)
-    return drafts, errors

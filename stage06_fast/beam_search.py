@@ -69,7 +69,7 @@ class BeamSearch:
                     self.finished.append((self.score(logprob, length), logprob, [*parent.output_token_ids, token_id]))
             elif len(children) < self.beam_width:
                 children.append((parent, parent.fork(0), logprob))
-                children[-1][1].output_token_ids.append(token_id)
+                children[-1][1].progress.token_ids.append(token_id)
         self.finished.sort(key=lambda hypothesis: -hypothesis[0])  # stable: of two that are as good the earlier one
         del self.finished[self.beam_width :]
         full = len(self.finished) == self.beam_width
@@ -88,7 +88,7 @@ class BeamSearch:
         for completion, (_, _, token_ids) in zip(root.group, self.finished, strict=True):
             completion.group = root.group
             for token_id in token_ids:
-                completion.add_token(token_id)
+                completion.progress.add(token_id)
         output = root.output()
         metrics = replace(output.metrics, first_token_time=None, inter_token_latencies=())  # beams come all at once
         logprobs = [logprob for _, logprob, _ in self.finished]

@@ -10,6 +10,8 @@ step wrote only to slots behind the last token of requests that own them, and wh
 them, in the order of the device, before reading them.
 """
 
+import logging
+
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +19,8 @@ from .batch import Batch, rectangle
 from .kv_cache import KVCache
 from .request import Request
 from .scheduler import Row, Scheduler
+
+logger = logging.getLogger(__name__)
 
 
 class RunAhead:
@@ -62,16 +66,24 @@ class RunAhead:
     def read(self, rows: list[Row], token_ids: Tensor) -> list[int]:
         """The chosen tokens on the host; meanwhile the step that follows `rows` is launched with them."""
         if token_ids.device.type == "cpu":
-            self.launch(rows, token_ids)
+            self.try_launch(rows, token_ids)
             return token_ids.tolist()
         with torch.cuda.device_of(token_ids):  # which need not be the current one
             host = torch.empty(len(token_ids), dtype=token_ids.dtype, pin_memory=True)
             host.copy_(token_ids, non_blocking=True)
             copied = torch.cuda.Event()
             copied.record()
-            self.launch(rows, token_ids)
+            self.try_launch(rows, token_ids)
             copied.synchronize()  # waits for the tokens, not for what was launched behind them
         return host.tolist()
+
+    def try_launch(self, rows: list[Row], token_ids: Tensor) -> None:
+        """An error here is not one of the step whose tokens these are. If it stays, the next step will raise it."""
+        try:
+            self.launch(rows, token_ids)
+        except Exception as error:
+            self.clear()
+            logger.warning("the next step was not begun ahead: %s", error)
 
     def launch(self, rows: list[Row], token_ids: Tensor) -> None:
         """Begin the step with these tokens, [n_rows], of the requests of `rows`; -1, where there is none, will end

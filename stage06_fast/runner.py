@@ -61,7 +61,8 @@ class Runner:
         elif self.attention_backend == "c":
             self.model = pick_model(self.model, on, config.max_num_seqs)
         self.argmax = c_kernel.argmax if "argmax" in on and self.attention_backend == "c" else None
-        # The kernels' threads bear company (kernels/team.h) if OpenMP's do; torch's own operations don't.
+        # The kernels' threads can share their cores with other programs (kernels/team.h) if OpenMP's wait briefly;
+        # torch's own operations can't.
         self.waits_briefly = WAITS_BRIEFLY and isinstance(self.model, FastGPT2)
         self.ahead: RunAhead | None = None
 
@@ -82,8 +83,7 @@ class Runner:
             return self.model(batch.to(self.device), self.cache)
 
     def sample(self, batch: Batch, logits: Tensor, requests: list[Request]) -> list[tuple | Exception]:
-        """As the function of this name. On CUDA the next step begins meanwhile, if it can be foretold: then nobody has
-        asked for log-probabilities."""
+        """As `sampler.sample`. On CUDA the next step begins meanwhile, if nothing speaks against it (`can_predict`)."""
         with self.thread_limit:
             if self.ahead is None or len(requests) < len(batch.rows) or not self.ahead.can_predict(batch.rows):
                 return sample(logits, requests, self.argmax)

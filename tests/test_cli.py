@@ -14,6 +14,8 @@ from tests.adapter import BATCHED, ROOT, STAGES, TINYTALES, random_prompts
 
 FILES = ("cli.py", "console.py")  # what this is about, see conftest.py
 
+# What takes a process of its own is tested on the first engine and on one that has nearly all options.
+in_a_process = pytest.mark.parametrize("stage", [STAGES[0], STAGES[4]], ids=lambda stage: stage.directory)
 GREEDY = ["--temperature", "0", "--max-tokens", "12"]
 
 
@@ -22,6 +24,7 @@ def expected_text(stage, prompt, max_tokens=12):
     return stage.engine().generate([prompt], params)[0].outputs[0].text
 
 
+@in_a_process
 def test_one_prompt(stage):
     status, stdout, stderr = stage.run("--prompts", "A fox", *GREEDY)
     assert status == 0, stderr
@@ -208,6 +211,7 @@ def test_more_memory_than_there_is(stage, value):
             assert "KV cache" in stderr
 
 
+@in_a_process
 def test_bad_input_in_a_process(stage):
     status, stdout, stderr = stage.run("--prompts", "a", "--temperature", "-1")
     assert (status, stdout) == (2, "")
@@ -222,6 +226,7 @@ def test_prompts_file_that_is_no_text(stage, tmp_path):
     assert "byte 5" in stderr
 
 
+@in_a_process
 def test_control_c_keeps_what_is_finished(stage, tmp_path):
     """The first prompt leaves room for a few tokens, the second for hundreds: the first result is there."""
     prompts = ["word " * 390, "endless"]
@@ -318,6 +323,7 @@ def test_stdout_on_a_full_disk(stage):
     assert result.stderr == f"python -m {stage.directory}: error: [Errno 28] No space left on device\n"
 
 
+@in_a_process
 def test_a_reader_that_leaves(stage):
     """`python -m stage01 … | head -1` ends without a traceback."""
     process = stage.start("--prompts", *["A fox"] * 100, "--max-tokens", "8", "--quiet")
@@ -328,6 +334,7 @@ def test_a_reader_that_leaves(stage):
     process.stderr.close()
 
 
+@in_a_process
 @pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are POSIX")
 def test_one_prompt_on_a_terminal_streams(stage):
     import pty

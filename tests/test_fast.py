@@ -255,7 +255,11 @@ def switches():
 
 @pytest.mark.parametrize(
     "off",
-    [[], *([name] for name in switches()), ["fusion", "one_call"], switches()],
+    [
+        [],
+        switches(),
+        *(pytest.param(off, marks=pytest.mark.soak) for off in ([*map(list, zip(switches())), ["fusion", "one_call"]])),
+    ],
     ids=lambda off: "+".join(off[:3]),
 )
 def test_every_optimisation_can_be_turned_off(stage, checkpoint, off):
@@ -407,6 +411,7 @@ def test_an_unknown_optimisation(stage):
 # --- The commands that measure it -----------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_ablation(stage, tmp_path, monkeypatch, capsys):
     """Each optimisation is left out of some steps or runs; a gain is the ratio to those with all; what is measured is
     kept."""
@@ -447,6 +452,7 @@ def test_contest(stage):
     assert [len(seconds) for seconds in contest.seconds.values()] == [9, 9]
 
 
+@pytest.mark.soak
 def test_accuracy(tmp_path, capsys):
     """Of the bundled model's sizes: within the bound in float32; in bfloat16 the kernels are no worse than torch."""
     assert accuracy.main(["--model", "tinytales", "--json", str(tmp_path / "x.json")]) == 0
@@ -629,6 +635,24 @@ def test_running_ahead_changes_nothing(stage, checkpoint, seed):
         assert llm.engine.block_manager.num_free == 60
     assert results[0] == results[1]
     assert llm.engine.runner.ahead.num_taken > 10
+
+
+def test_a_step_that_can_not_be_begun_ahead(stage, checkpoint, monkeypatch, caplog):
+    """It fails when it has written over the logits already: the tokens that were chosen from them stand."""
+    params = stage.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    prompts = random_prompts(211, [3, 9])
+    expected = [o.outputs[0].token_ids for o in stage.LLM(str(checkpoint), device="cpu").generate(prompts, params)]
+    run_ahead, launch = stage.part("run_ahead").RunAhead, stage.part("run_ahead").RunAhead.launch
+
+    def fail(self, rows, token_ids):
+        launch(self, rows, token_ids)
+        raise MemoryError("no room ahead")
+
+    monkeypatch.setattr(run_ahead, "launch", fail)
+    llm = with_run_ahead(stage, checkpoint)
+    assert [o.outputs[0].token_ids for o in llm.generate(prompts, params)] == expected
+    assert "not begun ahead: no room ahead" in caplog.text
+    assert llm.engine.runner.ahead.num_taken == 0
 
 
 def test_running_ahead_takes_every_decode_of_a_single_request(stage, checkpoint):

@@ -172,14 +172,14 @@ def test_a_token_is_added_whole_or_not_at_all(serving, small_checkpoint):
     requests = [llm._intake.request([1, 2, 3], serving.SamplingParams(stop=["xyz"], max_tokens=9)) for _ in range(200)]
     grown = requests.pop()
     with Interrupter(directory) as counter:
-        grown.become(grown.after(7))
+        grown.progress = grown.progress.after(7)
     assert len(counter.lines) < len(requests)
     for at, request in zip(range(len(counter.lines)), requests, strict=False):
         with Interrupter(directory, at), pytest.raises(KeyboardInterrupt):
-            request.become(request.after(7))
-        assert (request.output_token_ids, request.text, request.finished) == ([], "", False)
-        request.become(request.after(7))
-        assert (request.output_token_ids, request.text) == ([7], grown.text)
+            request.progress = request.progress.after(7)
+        assert (request.output_token_ids, request.progress.text, request.finished) == ([], "", False)
+        request.progress = request.progress.after(7)
+        assert (request.output_token_ids, request.progress.text) == ([7], grown.progress.text)
 
 
 def test_one_request_that_fails_in_a_step_leaves_the_others(serving, small_checkpoint, monkeypatch, caplog):
@@ -310,14 +310,13 @@ def test_numpy_values_for_the_engine(small_checkpoint):
 
 
 def test_logits_that_are_no_numbers_are_told(stage, small_checkpoint):
-    for temperature in (0, 1.0):
-        for dtype in ("float32", "bfloat16", "float16"):
-            llm = stage.LLM(small_checkpoint, device="cpu", dtype=dtype)
-            params = stage.SamplingParams(temperature=temperature, top_k=3, max_tokens=3, logprobs=1)
-            assert llm.generate([[1, 2]], params)
-            damage(llm)
-            with pytest.raises(ValueError, match="the model's logits are no numbers"):
-                llm.generate([[1, 2]], params)
+    for temperature, dtype in ((0, "float32"), (1.0, "bfloat16"), (0, "float16"), (1.0, "float32")):
+        llm = stage.LLM(small_checkpoint, device="cpu", dtype=dtype)
+        params = stage.SamplingParams(temperature=temperature, top_k=3, max_tokens=3, logprobs=1)
+        assert llm.generate([[1, 2]], params)
+        damage(llm)
+        with pytest.raises(ValueError, match="the model's logits are no numbers"):
+            llm.generate([[1, 2]], params)
 
 
 def damage(llm) -> None:

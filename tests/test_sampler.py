@@ -132,7 +132,7 @@ def test_frequencies_follow_the_distribution(stage, by):
     for i in range(draws):
         seed, position = (i, 0) if by == "seed" else (42, i)
         request = stage.make_request(params, seed=seed)
-        request.output_token_ids = range(position)  # only its length is read
+        request.progress.token_ids = range(position)  # only its length is read
         requests.append(request)
     counts = np.bincount([token for token, _ in stage.sample(logits.repeat(draws, 1), requests)], minlength=len(logits))
     probs = stage.filtered(logits[None], requests[:1]).softmax(-1)[0].double().numpy()

@@ -50,16 +50,25 @@ def test_a_stage_names_no_later_stage(stage):
             )
 
 
-def test_a_stage_runs_from_a_copy_elsewhere(stage, tmp_path):
-    """Under another name, in another place, without the repository: with --model it still works."""
-    shutil.copytree(ROOT / stage.directory, tmp_path / "engine", ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "engine", "--model", TINYTALES, "--prompts", "A fox", "--max-tokens", "4"]
+FROM_COPIES = """
+import importlib, sys
+for directory in sys.argv[2:]:
+    main = importlib.import_module(directory + ".cli").main
+    for model in (["--model", sys.argv[1]], []):
+        print(directory, main([*model, "--prompts", "A fox", "--max-tokens", "4", "--quiet"]), flush=True)
+"""
+
+
+def test_stages_run_from_a_copy_elsewhere(tmp_path):
+    """Under another name, in another place, without the repository: with --model they still work, and only with it."""
+    copies = [f"copy{stage.number}" for stage in STAGES]
+    for stage, copy in zip(STAGES, copies, strict=True):
+        shutil.copytree(ROOT / stage.directory, tmp_path / copy, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-c", FROM_COPIES, TINYTALES, *copies]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("A fox")
-    without_model = subprocess.run(command[:3] + command[5:], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert without_model.returncode == 2
-    assert "tinytales" in without_model.stderr
+    ends = [line.split()[-1] for line in result.stdout.splitlines() if line.startswith("copy")]
+    assert ends == ["0", "2"] * len(STAGES), result.stderr
+    assert result.stdout.count("A fox") == result.stderr.count("model 'tinytales'") == len(STAGES), result.stderr
 
 
 @pytest.fixture

@@ -324,6 +324,7 @@ def test_the_benchmark(babble, requests_file, tmp_path, capsys, no_probe, monkey
     assert files["--plot"].read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.soak
 def test_requests_that_arrive(babble, tmp_path, capsys, no_probe):
     """At 20 a second the last of six comes after 0.2 s or so: the run can't be shorter, and nobody waits so long."""
     result_file = tmp_path / "result.json"
@@ -608,6 +609,7 @@ def test_company_that_leaves_early_is_an_error():
         measure()
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL")
 @pytest.mark.parametrize("victim", ["benchmark", "engine"])
 def test_nothing_survives_a_kill(stand_in, victim):
