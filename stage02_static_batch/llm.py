@@ -71,7 +71,7 @@ class LLM:
         requests = self._intake.requests(prompts, sampling_params)
         index = {request: i for i, request in enumerate(requests)}
         steps = self.engine.run(requests)
-        return (StreamEvent(index[r], *r.take_new(), r.finish_reason) for advanced in steps for r in advanced)
+        return (r.take_event(index[r]) for advanced in steps for r in advanced)
 
     def validate(self, prompt: str | list[int], sampling_params: SamplingParams) -> None:
         """Raise the ValueError that `generate` would raise for this prompt."""

@@ -194,7 +194,7 @@ class EngineLoop:
         """Hand what is new of each request to its waiter, who waits no more if that was all."""
         with self.router.lock:  # what a step adds comes whole
             requests = self.router.take(self._news)
-            events = [StreamEvent(0, *r.take_new(), r.finish_reason) for r in requests]
+            events = [r.take_event(0) for r in requests]
             finished = [request for request in requests if request.finished]
         for request, event in zip(requests, events, strict=True):
             with self._changed:

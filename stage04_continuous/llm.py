@@ -87,7 +87,7 @@ class LLM:
         index = {request: i for i, request in enumerate(requests)}
 
         def events(news: list[Request]) -> list[StreamEvent]:
-            return [StreamEvent(index[request], *request.take_new(), request.finish_reason) for request in news]
+            return [request.take_event(index[request]) for request in news]
 
         return (event for some in self._router.run(requests, events) for event in some)
 

@@ -87,10 +87,15 @@ class StreamEvent:
     """News of a stream: what one step added to the completion of prompt `index`.
 
     `text` may be empty (half a character, or a possible beginning of a stop text, is held back). `finish_reason` is
-    None until the last event of the index.
+    None until the last event of the index; `stop_reason` then says which stop text or token it was. `logprobs` are
+    those of `token_ids`, if asked for. The counts of tokens are so far.
     """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str | None
+    stop_reason: str | int | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0

@@ -4,7 +4,7 @@ import enum
 import itertools
 import time
 
-from .outputs import RequestMetrics, RequestOutput
+from .outputs import RequestMetrics, RequestOutput, StreamEvent
 from .progress import Progress
 from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
@@ -66,10 +66,6 @@ class Request:
         return self.progress.token_ids
 
     @property
-    def finish_reason(self) -> str | None:
-        return self.progress.finish_reason
-
-    @property
     def finished(self) -> bool:
         return self.progress.finish_reason is not None
 
@@ -102,13 +98,21 @@ class Request:
             return ()
         return self.params.stop_token_ids + (() if self.params.ignore_eos else self.eos_token_ids)
 
-    def take_new(self) -> tuple[str, list[int]]:
-        """The text and tokens that came since the last call; text that may be part of a stop text is held back."""
-        end = self.progress.num_certain_characters
-        new_text, self._streamed_characters = self.progress.text[self._streamed_characters : end], end
-        new_token_ids = self.progress.token_ids[self._streamed_tokens :]
-        self._streamed_tokens = len(self.progress.token_ids)
-        return new_text, new_token_ids
+    def take_event(self, index: int) -> StreamEvent:
+        """What is new since the last call, of prompt `index`. Text that may be part of a stop text is held back."""
+        progress, begin, start = self.progress, self._streamed_tokens, self._streamed_characters
+        end = progress.num_certain_characters
+        self._streamed_tokens, self._streamed_characters = len(progress.token_ids), end
+        return StreamEvent(
+            index,
+            progress.text[start:end],
+            progress.token_ids[begin:],
+            progress.finish_reason,
+            stop_reason=progress.stop_reason,
+            logprobs=progress.logprobs[begin:] if self.params.logprobs is not None else None,
+            num_prompt_tokens=len(self.prompt_token_ids),
+            num_output_tokens=len(progress.token_ids),
+        )
 
     def output(self) -> RequestOutput:
         """The result so far; `finished` says if it is the whole one."""

@@ -3,7 +3,7 @@ change that is cut short is mended.
 
 Whoever waits for requests gives them an inbox, a list: `generate` and `stream` have one each, `LLM.step` has one, and
 the thread of `AsyncLLM` has one. After a step each request that has news is put into its inbox, whoever ran the step.
-What is new its owner then asks of the request (`take_new`, `output`), so news can't be lost, only come late.
+What is new its owner then asks of the request (`take_event`, `output`), so news can't be lost, only come late.
 """
 
 import threading

@@ -196,7 +196,7 @@ class EngineLoop:
         """Hand what is new of each completion to the waiter of its request, who waits no more if that was all."""
         with self.router.lock:  # what a step adds comes whole
             completions = self.router.take(self._news)
-            events = [StreamEvent(0, *c.take_new(), c.finish_reason, c.index) for c in completions]
+            events = [c.take_event(0) for c in completions]
             finished = finished_groups(completions)
         for completion, event in zip(completions, events, strict=True):
             request = completion.group[0]

@@ -88,7 +88,7 @@ class LLM:
         index = {request: i for i, request in enumerate(requests)}
 
         def events(news: list[Request]) -> list[StreamEvent]:
-            return [StreamEvent(index[c.group[0]], *c.take_new(), c.finish_reason, c.index) for c in news]
+            return [c.take_event(index[c.group[0]]) for c in news]
 
         return (event for some in self._router.run(requests, events) for event in some)
 

@@ -89,7 +89,8 @@ class StreamEvent:
     """News of a stream: what one step added to a completion (`completion_index`, with n > 1) of prompt `index`.
 
     `text` may be empty (half a character, or a possible beginning of a stop text, is held back). `finish_reason` is
-    None until the last event of the completion.
+    None until the last event of the completion; `stop_reason` then says which stop text or token it was. `logprobs` are
+    those of `token_ids`, if asked for. The counts of tokens are so far.
     """
 
     index: int
@@ -97,3 +98,8 @@ class StreamEvent:
     token_ids: list[int]
     finish_reason: str | None
     completion_index: int = 0
+    stop_reason: str | int | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0

@@ -34,6 +34,30 @@ def test_stream_equals_generate(stage, babble):
     assert any("\ufffd" in text for text in texts.values())  # the model does babble
 
 
+def test_events_carry_logprobs_counts_and_the_stop(stage):
+    """Joined, they are what generate returns."""
+    params = [
+        stage.SamplingParams(temperature=0, max_tokens=9, logprobs=2, stop="park"),
+        stage.SamplingParams(temperature=0, max_tokens=30, stop=[" time", "a"]),
+    ]
+    llm = stage.engine()
+    logprobs, last = [], {}
+    for event in llm.stream(["Once upon a time", [464, 2068]], params):
+        logprobs += event.logprobs or []
+        last[event.index] = event
+    outputs = llm.generate(["Once upon a time", [464, 2068]], params)
+    assert logprobs == outputs[0].outputs[0].logprobs
+    assert last[1].logprobs is None
+    for i, output in enumerate(outputs):
+        completion = output.outputs[0]
+        assert (last[i].num_prompt_tokens, last[i].num_output_tokens) == (
+            len(output.prompt_token_ids),
+            len(completion.token_ids),
+        )
+        assert (last[i].finish_reason, last[i].stop_reason) == (completion.finish_reason, completion.stop_reason)
+    assert last[1].stop_reason
+
+
 def test_a_token_per_event_as_it_is_made(stage):
     """The first event comes after one forward pass, not after all."""
     llm = stage.engine()
