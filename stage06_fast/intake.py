@@ -83,8 +83,9 @@ class Intake:
         for kind, ids in (("token", token_ids), ("stop_token_ids", params.stop_token_ids)):
             if bad := [t for t in ids if not 0 <= t < vocab_size]:
                 raise ValueError(f"{kind} {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
-        if params.logprobs is not None and params.logprobs > vocab_size:
-            raise ValueError(f"logprobs {params.logprobs} is over the model's vocabulary of {vocab_size} tokens")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (number := getattr(params, name)) is not None and number > vocab_size:
+                raise ValueError(f"{name} {number} is over the model's vocabulary of {vocab_size} tokens")
         ending = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         if params.min_tokens and len(ending) == vocab_size:
             raise ValueError("min_tokens leaves nothing to choose: every token of the vocabulary is a stop token")
