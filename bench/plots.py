@@ -412,6 +412,26 @@ def gain(points: Sequence[tuple[float, Sequence, Sequence]]) -> Picture:
 KINDS = {"slots": slots, "padding": padding, "kv": kv_memory, "blocks": block_map, "tokens": time_per_token}
 
 
+@styled
+def latency_against_throughput(runs: Sequence[dict]) -> Picture:
+    """Of each server the waits over the tokens per second that it held, at every rate (bench/serving.py)."""
+    figure = Picture(figsize=(8, 3.2))
+    engines = list(dict.fromkeys(run["engine"] for run in runs))
+    looks = dict(zip(engines, zip((SKY, GREEN, BLUE, ORANGE), "s^oD", strict=True), strict=False))
+    for ax, name, title in zip(
+        figure.subplots(1, 2), ("ttft", "itl"), ("Time to first token", "Between tokens"), strict=True
+    ):
+        for engine, (colour, marker) in looks.items():
+            points = [run for run in runs if run["engine"] == engine]
+            label = "vLLM" if engine == "vllm" else f"stage {engine}"
+            for p, look in (("p50", {}), ("p99", {"linestyle": ":", "fillstyle": "none"})):
+                x, y = [run["output_throughput"] for run in points], [run[f"{p}_{name}_ms"] for run in points]
+                ax.plot(x, y, color=colour, marker=marker, label=f"{label}, {p}", **look)
+        ax.set(title=title, xlabel="output tokens per second", ylabel="ms", yscale="log")
+    figure.axes[0].legend(fontsize=7)
+    return figure
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=KINDS)

@@ -1,0 +1,197 @@
+"""Servers under load: `vllm bench serve`, vLLM's own load generator, against the stages' servers and vLLM's.
+
+    python -m bench.peers vllm                                     # once: the load generator and vLLM's server
+    python -m bench.serving --rates 0.5,1,2,4 --json FILE --plot FILE.png
+    python -m bench.serving --engines 4,6 --rates inf --requests 50
+
+All servers have one checkpoint with GPT-2's sizes and random weights, float32, the same number of requests at once,
+and get the same requests at the same times: random tokens, as many in as out, arriving at random (Poisson). Engines
+take turns at each rate. A request counts towards goodput if its first token came within --ttft ms, and each further
+one, on average, within --tpot ms. The client shares the cores with the server, as on the machine of a user.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench import plots
+from bench.machine import describe
+from bench.peers import PEERS
+from bench.report import check_outputs
+from bench.throughput import write_model
+from serving.clients.server import server as stage_server
+
+ENGINES = ("4", "5", "6", "vllm")
+NAME = "served"
+PATIENCE = 600  # seconds for a server to start
+
+
+@contextlib.contextmanager
+def vllm_server(model: Path, max_num_seqs: int) -> Iterator[str]:
+    """vLLM's own server, as its command starts it: its URL."""
+    command = [PEERS["vllm"].python.with_name("vllm"), "serve", model, "--served-model-name", NAME, "--port", "8765"]
+    command += ["--dtype", "float32", "--max-num-seqs", str(max_num_seqs), "--disable-log-stats"]
+    threads = os.cpu_count() or 1
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}"}
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command, env=os.environ | environment, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            url = "http://127.0.0.1:8765"
+            for _ in range(PATIENCE):
+                with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                    urllib.request.urlopen(f"{url}/health", timeout=5).close()
+                    break
+                if process.poll() is not None:
+                    log.seek(0)
+                    raise RuntimeError(f"vLLM's server ended: {log.read()[-2000:]}")
+                time.sleep(1)
+            yield url
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextlib.contextmanager
+def started(engine: str, model: Path, max_num_seqs: int) -> Iterator[str]:
+    """A server of this engine: its URL."""
+    if engine == "vllm":
+        with vllm_server(model, max_num_seqs) as url:
+            yield url
+    else:
+        options = ["--model", model, "--served-model-name", NAME, "--max-num-seqs", max_num_seqs, "--quiet"]
+        with stage_server("--stage", engine, "--dtype", "float32", *options) as (url, _):
+            yield url
+
+
+def load(url: str, model: Path, rate: str, args: argparse.Namespace, folder: Path) -> dict:
+    """One run of the load generator: what it wrote down."""
+    result = folder / "result.json"
+    result.unlink(missing_ok=True)
+    command = [PEERS["vllm"].python.with_name("vllm"), "bench", "serve", "--backend", "openai", "--base-url", url]
+    command += ["--endpoint", "/v1/completions", "--model", NAME, "--tokenizer", model, "--dataset-name", "random"]
+    command += ["--random-input-len", args.tokens, "--random-output-len", args.tokens, "--ignore-eos", "--seed", 0]
+    command += ["--num-prompts", args.requests, "--request-rate", rate, "--percentile-metrics", "ttft,itl,tpot"]
+    command += ["--metric-percentiles", "50,99", "--goodput", f"ttft:{args.ttft}", f"tpot:{args.tpot}"]
+    command += ["--save-result", "--result-dir", folder, "--result-filename", result.name, "--disable-tqdm"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    if done.returncode or not result.exists():
+        raise RuntimeError(f"vllm bench serve failed: {(done.stderr or done.stdout)[-1000:]}")
+    kept = ("completed", "failed", "duration", "request_throughput", "request_goodput", "output_throughput")
+    latencies = [f"{p}_{name}_ms" for name in ("ttft", "itl") for p in ("p50", "p99")]
+    numbers = json.loads(result.read_text())
+    return {name: numbers[name] for name in (*kept, *latencies) if name in numbers}
+
+
+def counted(url: str) -> float:
+    """How many tokens the server says that it has made."""
+    with urllib.request.urlopen(f"{url}/metrics") as response:
+        lines = response.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
+
+
+def measure(args: argparse.Namespace, model: Path, folder: Path) -> list[dict]:
+    """Every engine at every rate; the servers of all engines run, and all but one of them wait."""
+    runs = []
+    with contextlib.ExitStack() as stack:
+        urls = {}
+        for engine in args.engines:
+            urls[engine] = stack.enter_context(started(engine, model, args.max_num_seqs))
+            load(urls[engine], model, "inf", argparse.Namespace(**{**vars(args), "requests": 4}), folder)  # to warm up
+        for rate in args.rates:
+            for engine in args.engines:
+                before = counted(urls[engine])
+                run = load(urls[engine], model, rate, args, folder)
+                run |= {"engine": engine, "rate": rate, "counted": counted(urls[engine]) - before}
+                runs.append(run)
+                print(line(run), flush=True)
+    return runs
+
+
+def name_of(engine: str) -> str:
+    return "vLLM's server" if engine == "vllm" else f"stage {engine}"
+
+
+HEADER = (
+    "| requests/s | server | held, requests/s | goodput | TTFT p50 | p99 | ITL p50 | p99 | failed |\n"
+    "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+)
+
+
+def line(run: dict) -> str:
+    """A row of the table."""
+    cells = [run["rate"], name_of(run["engine"]), f"{run['request_throughput']:.2f}"]
+    cells.append(f"{run.get('request_goodput') or 0:.2f}")
+    cells += [f"{run[f'{p}_{name}_ms']:,.0f} ms" for name in ("ttft", "itl") for p in ("p50", "p99")]
+    return f"| {' | '.join([*cells, str(run.get('failed', 0))])} |"
+
+
+def table(result: dict) -> str:
+    """The table of a result, and what it was measured on."""
+    rows, at = "\n".join(line(run) for run in result["runs"]), result["machine"]
+    return (
+        f"{HEADER}\n{rows}\n\n{result['requests']} requests of {result['tokens']} tokens in and out at each rate, at "
+        f"most {result['max_num_seqs']} at once; GPT-2's sizes with random weights, float32; {at['device']}, "
+        f"{at['cores']} cores, which the client shares. Goodput: first token within {result['ttft']} ms, "
+        f"{result['tpot']} ms a token. `{result['command']}`"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engines", type=lambda text: text.split(","), default=list(ENGINES))
+    parser.add_argument("--rates", type=lambda text: text.split(","), default=["0.5", "1", "2", "inf"])
+    parser.add_argument("--requests", type=int, default=40, help="at each rate (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=64, help="in and out, each (default: %(default)s)")
+    parser.add_argument("--max-num-seqs", type=int, default=16, help="requests at once (default: %(default)s)")
+    parser.add_argument("--ttft", type=int, default=1000, metavar="MS")
+    parser.add_argument("--tpot", type=int, default=200, metavar="MS")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    args = parser.parse_args(argv)
+    try:
+        if wrong := set(args.engines) - set(ENGINES):
+            raise ValueError(f"--engines are some of {','.join(ENGINES)}, got {wrong.pop()}")
+        check_outputs({"--json": args.json, "--plot": args.plot}, {})
+        if not PEERS["vllm"].python.exists():
+            raise ValueError("vLLM is not there: python -m bench.peers vllm")
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "model").mkdir()
+            from tests.adapter import STAGES
+
+            write_model(folder / "model", STAGES[-1].part("model").ModelConfig())
+            runs = measure(args, folder / "model", folder)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"python -m bench.serving: error: {error}", file=sys.stderr)
+        return 2
+    command = f"python -m bench.serving --engines {','.join(args.engines)} --rates {','.join(args.rates)}"
+    told = {name: getattr(args, name) for name in ("requests", "tokens", "max_num_seqs", "ttft", "tpot")}
+    result = {"runs": runs, "machine": describe(torch.device("cpu")), **told, "command": command}
+    print(f"\n{table(result)}")
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if args.plot:
+        plots.latency_against_throughput(runs).savefig(args.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
