@@ -76,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--stop-token-ids", nargs="+", type=int, action="extend", default=[], metavar="ID")
     add("--ignore-eos", action="store_true", help="go on past the end token")
     add("--logprobs", type=int, metavar="K", help="with --json: log-probabilities of each token and the K best")
+    add("--prompt-logprobs", type=int, metavar="K", help="the same of the prompt's tokens; --max-tokens may be 0 then")
     return parser
 
 

@@ -8,7 +8,8 @@ from .drafts import Drafts, sample_each
 from .request import Request
 from .runner import Runner
 from .sampler import sample
-from .scheduler import Row, Scheduler
+from .scheduler import MAX_SCORED, Row, Scheduler
+from .scoring import score_prompts
 from .stats import Recorder
 from .tokenizer import Tokenizer
 from .weights import find_model, read_config, tokenizer_directory
@@ -52,10 +53,11 @@ class Engine:
     def fits(self, request: Request) -> None:
         """Raise ValueError if a request can't be completed here: for want of room, or because of its priority."""
         num_tokens = len(request.prompt_token_ids)
-        if num_tokens >= self.max_model_len:
-            raise ValueError(
-                f"{num_tokens} tokens leave no room for an output within max_model_len {self.max_model_len}"
-            )
+        if num_tokens + min(1, request.params.max_tokens) > self.max_model_len:
+            what = "leave no room for an output within" if request.params.max_tokens else "are more than"
+            raise ValueError(f"{num_tokens} tokens {what} max_model_len {self.max_model_len}")
+        if not self.config.enable_chunked_prefill and len(request.to_score(num_tokens)) > MAX_SCORED:
+            raise ValueError(f"log-probabilities of more than {MAX_SCORED} prompt tokens need chunked prefill")
         if request.priority and self.config.policy != "priority":
             raise ValueError(
                 f"priority {request.priority} needs the policy 'priority', this engine's is {self.config.policy!r}"
@@ -82,8 +84,9 @@ class Engine:
             return []
         batch = Batch.of(rows, self.runner.device)
         with self.recorder.step(batch, self.kv_use(rows)), self.runner.thread_limit:
-            logits = self.runner.forward(batch)  # [num_tokens] -> [n_ready, vocab_size]
-            drafts, errors = sample_each(logits, batch.ready, sample)
+            logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
+            score_prompts(logits, batch.scored)
+            drafts, errors = sample_each(logits[batch.sampled] if batch.scored else logits, batch.ready, sample)
             return self.commit(rows, drafts, errors)
 
     def commit(self, rows: list[Row], drafts: Drafts, errors: dict[Request, Exception]) -> list[Request]:
@@ -103,7 +106,7 @@ class Engine:
             self._finish(request)
         for request in errors:
             self.abort(request)
-        self.recorder.stats.num_output_tokens += len(drafts)
+        self.recorder.stats.num_output_tokens += sum(request.max_tokens > 0 for request, _ in drafts)
         return [request for request, _ in drafts] + self.aborted
 
     def start_over(self) -> list[Request]:

@@ -30,6 +30,7 @@ class Request:
         tokenizer: turns tokens into text.
         eos_token_ids: the model's end tokens.
         priority: lower is admitted earlier, under the policy "priority".
+        score_from: with params.prompt_logprobs, the first token of the prompt that gets one.
 
     Attributes:
         state: changed by the scheduler.
@@ -37,6 +38,7 @@ class Request:
         place: its place in the queue, given by the scheduler.
         slot: where in the cache, while it runs; given and taken by the scheduler.
         progress: its output so far; the only thing that a token changes.
+        prompt_logprobs: of the prompt's tokens so far; None unless they were asked for.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Request:
         tokenizer: Tokenizer,
         eos_token_ids: tuple[int, ...],
         priority: int = 0,
+        score_from: int = 1,
     ):
         self.request_id, self.prompt, self.prompt_token_ids = request_id, prompt, prompt_token_ids
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
@@ -58,6 +61,7 @@ class Request:
         self.num_computed_tokens, self.slot, self.place = 0, None, None
         self.inbox: list[Request] | None = None  # of whoever waits for it, see router.py
         self.arrival_time, self.first_scheduled_time = time.perf_counter(), None
+        self.prompt_logprobs = None if params.prompt_logprobs is None else [None] * score_from
         self.progress = Progress(params, self.max_tokens, tokenizer, eos_token_ids)
         self._streamed_tokens = self._streamed_characters = 0
 
@@ -91,6 +95,14 @@ class Request:
             return self.progress.token_ids[start : start + num_tokens]
         return self.token_ids[self.num_computed_tokens : self.num_computed_tokens + num_tokens]
 
+    def to_score(self, num_tokens: int) -> range:
+        """Of the next tokens, given by their positions, those that tell a log-probability of the prompt: the one of the
+        token behind them. They are the last ones of the prompt among the next tokens, one behind the other."""
+        if self.prompt_logprobs is None:
+            return range(0)
+        start = max(self.num_computed_tokens, len(self.prompt_logprobs) - 1)
+        return range(start, min(self.num_computed_tokens + num_tokens, len(self.prompt_token_ids) - 1))
+
     @property
     def banned_token_ids(self) -> tuple[int, ...]:
         """The tokens that may not be chosen now: those that would end the output before `min_tokens`."""
@@ -112,6 +124,7 @@ class Request:
             logprobs=progress.logprobs[begin:] if self.params.logprobs is not None else None,
             num_prompt_tokens=len(self.prompt_token_ids),
             num_output_tokens=len(progress.token_ids),
+            prompt_logprobs=self.prompt_logprobs if not begin else None,
         )
 
     def output(self) -> RequestOutput:
@@ -125,4 +138,12 @@ class Request:
             tuple(after - before for before, after in itertools.pairwise(times)),
         )
         completion = self.progress.completion(index=0)
-        return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, [completion], self.finished, metrics)
+        return RequestOutput(
+            self.request_id,
+            self.prompt,
+            self.prompt_token_ids,
+            [completion],
+            self.finished,
+            metrics,
+            prompt_logprobs=self.prompt_logprobs,
+        )

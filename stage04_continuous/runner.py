@@ -46,5 +46,5 @@ class Runner:
         )
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logits of the token that follows each request that is up to date: [n_ready, vocab_size] float32."""
+        """The logits of the tokens whose predecessors are `batch.last`: [n_asked, vocab_size] float32."""
         return self.model(batch, self.cache)

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from .request import Request, RequestState
 
 POLICIES = ("fcfs", "priority", "shortest")
+# The most logits that a step makes for log-probabilities of prompts: with GPT-2's vocabulary they take 50 MB.
+MAX_SCORED = 256
 # "shortest": how many prompt tokens a step of waiting is worth. See `Scheduler._key` for the bound that follows.
 AGING = 16
 
@@ -23,6 +25,13 @@ class Row(NamedTuple):
     request: Request
     num_tokens: int
     ready: bool
+
+
+def piece(request: Request, num_tokens: int, num_scores: int) -> int:
+    """How many of a request's next tokens a step takes in which there is room for so many, and so many logits of its
+    prompt."""
+    to_score = request.to_score(num_tokens)
+    return num_tokens if len(to_score) <= num_scores else to_score.start + num_scores - request.num_computed_tokens
 
 
 class Scheduler:
@@ -75,21 +84,23 @@ class Scheduler:
         every step.
         """
         self.num_steps += 1
-        budget, rows = self.max_num_batched_tokens, []
+        budget, scores, rows = self.max_num_batched_tokens, MAX_SCORED, []
         new = [(request, request.num_new_tokens) for request in self.running]
         for request, num_new in [pair for pair in new if pair[1] == 1] + [pair for pair in new if pair[1] > 1]:
-            num_tokens = min(num_new, budget)
+            num_tokens = piece(request, min(num_new, budget), scores)
             if num_tokens:
+                scores -= len(request.to_score(num_tokens))
                 rows.append(Row(request, num_tokens, ready=num_tokens == num_new))
                 budget -= num_tokens
-        while self._has_waiting() and self.free_slots and budget:
+        while self._has_waiting() and self.free_slots and budget and scores:
             request = self.waiting[0][-1]
             if request.num_new_tokens > budget and not self.enable_chunked_prefill:
                 break
             heapq.heappop(self.waiting)
             self._admit(request)
             num_new = request.num_new_tokens
-            num_tokens = min(num_new, budget)
+            num_tokens = piece(request, min(num_new, budget), scores)
+            scores -= len(request.to_score(num_tokens))
             rows.append(Row(request, num_tokens, ready=num_tokens == num_new))
             budget -= num_tokens
         return rows

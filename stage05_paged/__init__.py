@@ -4,6 +4,7 @@ from .async_llm import AsyncLLM, QueueFullError
 from .llm import LLM
 from .outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
 from .sampling_params import SamplingParams
+from .scoring import Score
 
 __all__ = [
     "LLM",
@@ -13,5 +14,6 @@ __all__ = [
     "QueueFullError",
     "RequestOutput",
     "SamplingParams",
+    "Score",
     "StreamEvent",
 ]

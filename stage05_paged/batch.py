@@ -32,9 +32,11 @@ class Batch:
         token_ids, positions, slot_mapping: [num_tokens], each token with its position in its sequence and its place in
             the KV cache.
         block_tables, query_start_loc, seq_lens: whose tokens these are and where their keys lie, see attention.py.
-        last: [n_ready], which of the tokens are those whose successor is asked for.
+        last: [n_asked], which of the tokens are those whose successor is asked for.
         rows: whose tokens these are.
         ready: the requests that are up to date with this step: each gets a token.
+        sampled, scored: which of the logits that follow are for the sampler, one for each of `ready`, and which are for
+            log-probabilities of whose prompt.
         tables: the blocks of each row.
         copies: blocks of the KV cache that have to be copied before, (from, to).
     """
@@ -48,14 +50,20 @@ class Batch:
     last: Tensor
     rows: Sequence[Row] = ()
     ready: Sequence[Request] = ()
+    sampled: Sequence[int] = ()
+    scored: Sequence[tuple[Request, slice]] = ()
     tables: Sequence[list[int]] = ()
     copies: Sequence[tuple[int, int]] = ()
 
     @classmethod
     def of(cls, rows: list[Row], manager: BlockManager) -> "Batch":
         token_ids, positions, slots, query_start_loc, seq_lens, last, ready = [], [], [], [0], [], [], []
+        sampled, scored = [], []
         for request, num_tokens, is_ready in rows:
             start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+            if to_score := request.to_score(num_tokens):
+                scored.append((request, slice(len(last), len(last) + len(to_score))))
+                last += [len(token_ids) + position - start for position in to_score]
             token_ids += request.new_token_ids(num_tokens)
             positions += range(start, end)
             slots += manager.slot_mapping(request, start, end)
@@ -63,6 +71,7 @@ class Batch:
             seq_lens.append(end)
             if is_ready:
                 ready.append(request)
+                sampled.append(len(last))
                 last.append(len(token_ids) - 1)
         tables = [manager.block_table(row.request) for row in rows]
         return cls(
@@ -75,6 +84,8 @@ class Batch:
             last=torch.tensor(last, dtype=torch.int64),
             rows=rows,
             ready=ready,
+            sampled=sampled,
+            scored=scored,
             tables=tables,
             copies=manager.take_copies(),
         )

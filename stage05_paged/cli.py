@@ -77,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--ignore-eos", action="store_true", help="go on past the end token")
     add("--n", type=int, default=defaults.n, metavar="N", help="completions of each prompt (default: %(default)s)")
     add("--logprobs", type=int, metavar="K", help="with --json: log-probabilities of each token and the K best")
+    add("--prompt-logprobs", type=int, metavar="K", help="the same of the prompt's tokens; --max-tokens may be 0 then")
     return parser
 
 

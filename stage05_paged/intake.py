@@ -8,9 +8,18 @@ from .engine import Engine
 from .request import Request
 from .sampler import derive_seed
 from .sampling_params import SamplingParams, whole_number
+from .scoring import Pair, encode_pair
 
-Prompts = str | Sequence[str | list[int]]  # texts or lists of token ids; a single text is one prompt
+Prompt = str | list[int] | Pair
+Prompts = str | Sequence[Prompt]  # texts or lists of token ids; a single text is one prompt
 Params = SamplingParams | Sequence[SamplingParams]  # one for all prompts, or one per prompt
+
+
+def text_of(prompt: Prompt) -> str | None:
+    """None if it was given as token ids."""
+    if isinstance(prompt, Pair):
+        return "".join(prompt) if isinstance(prompt.prompt, str) else None
+    return prompt if isinstance(prompt, str) else None
 
 
 class Intake:
@@ -42,18 +51,17 @@ class Intake:
                 raise ValueError(f"prompt {i}: {error}") from None
         return requests
 
-    def request(
-        self, prompt: str | list[int], params: SamplingParams, priority: int = 0, number: int | None = None
-    ) -> Request:
+    def request(self, prompt: Prompt, params: SamplingParams, priority: int = 0, number: int | None = None) -> Request:
         """A checked request. Its number, None takes the next one, is its id, and seeds its draws if it has no seed."""
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
-        token_ids = self._token_ids(prompt)
+        context, continuation = encode_pair(prompt, self.engine.tokenizer) if isinstance(prompt, Pair) else (prompt, [])
+        token_ids = self._token_ids(context) + (self._token_ids(continuation) if continuation else [])
         self._check(token_ids, params)
         number = next(self._numbers) if number is None else number
         request = Request(
             request_id=str(number),
-            prompt=prompt if isinstance(prompt, str) else None,
+            prompt=text_of(prompt),
             prompt_token_ids=token_ids,
             params=params,
             seed=derive_seed(self.engine.config.seed, number) if params.seed is None else params.seed,
@@ -61,6 +69,7 @@ class Intake:
             tokenizer=self.engine.tokenizer,
             eos_token_ids=self.engine.model_config.eos_token_ids,
             priority=whole_number("priority", priority, -(2**63), 2**63 - 1),
+            score_from=len(token_ids) - len(continuation) if continuation else 1,
         )
         self.engine.fits(request)
         request.group += [request.fork(index) for index in range(1, params.n)]
@@ -83,8 +92,9 @@ class Intake:
         for kind, ids in (("token", token_ids), ("stop_token_ids", params.stop_token_ids)):
             if bad := [t for t in ids if not 0 <= t < vocab_size]:
                 raise ValueError(f"{kind} {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
-        if params.logprobs is not None and params.logprobs > vocab_size:
-            raise ValueError(f"logprobs {params.logprobs} is over the model's vocabulary of {vocab_size} tokens")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (number := getattr(params, name)) is not None and number > vocab_size:
+                raise ValueError(f"{name} {number} is over the model's vocabulary of {vocab_size} tokens")
         ending = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         if params.min_tokens and len(ending) == vocab_size:
             raise ValueError("min_tokens leaves nothing to choose: every token of the vocabulary is a stop token")

@@ -57,7 +57,10 @@ class Progress:
     def after(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> "Progress":
         """What it will be with one token more, in an object of its own."""
         draft = self.copy()
-        draft.add(token_id, logprobs)
+        if self.max_tokens:
+            draft.add(token_id, logprobs)
+        else:
+            draft.finish("length")  # only its prompt's log-probabilities were asked for
         return draft
 
     def copy(self) -> "Progress":

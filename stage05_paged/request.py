@@ -34,6 +34,7 @@ class Request:
         tokenizer: turns tokens into text.
         eos_token_ids: the model's end tokens.
         priority: lower is admitted earlier, under the policy "priority".
+        score_from: with params.prompt_logprobs, the first token of the prompt that gets one.
 
     Attributes:
         state: changed by the scheduler.
@@ -42,6 +43,7 @@ class Request:
         place: its place in the queue, given by the scheduler; running requests with a later one are preempted first.
         index: which completion of its group it is.
         progress: its output so far; the only thing that a token changes.
+        prompt_logprobs: of the prompt's tokens so far; None unless they were asked for.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Request:
         tokenizer: Tokenizer,
         eos_token_ids: tuple[int, ...],
         priority: int = 0,
+        score_from: int = 1,
     ):
         self.request_id, self.prompt, self.prompt_token_ids = request_id, prompt, prompt_token_ids
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
@@ -64,6 +67,7 @@ class Request:
         self.index, self.group = 0, [self]
         self.inbox: list[Request] | None = None  # of whoever waits for it, see router.py
         self.arrival_time, self.first_scheduled_time = time.perf_counter(), None
+        self.prompt_logprobs = None if params.prompt_logprobs is None else [None] * score_from
         self.progress = Progress(params, self.max_tokens, tokenizer, eos_token_ids)
         self._streamed_tokens = self._streamed_characters = 0
 
@@ -113,6 +117,22 @@ class Request:
         return self.token_ids[self.num_computed_tokens : self.num_computed_tokens + num_tokens]
 
     @property
+    def num_cacheable(self) -> int:
+        """How many of its first tokens need not be computed if their keys and values are in the cache: all but the
+        last, unless log-probabilities are wanted of what follows earlier ones."""
+        if self.prompt_logprobs is None or len(self.prompt_logprobs) == len(self.prompt_token_ids):
+            return self.num_tokens - 1
+        return len(self.prompt_logprobs) - 1
+
+    def to_score(self, num_tokens: int) -> range:
+        """Of the next tokens, given by their positions, those that tell a log-probability of the prompt: the one of the
+        token behind them. They are the last ones of the prompt among the next tokens, one behind the other."""
+        if self.prompt_logprobs is None:
+            return range(0)
+        start = max(self.num_computed_tokens, len(self.prompt_logprobs) - 1)
+        return range(start, min(self.num_computed_tokens + num_tokens, len(self.prompt_token_ids) - 1))
+
+    @property
     def banned_token_ids(self) -> tuple[int, ...]:
         """The tokens that may not be chosen now: those that would end the output before `min_tokens`."""
         if len(self.progress.token_ids) >= self.params.min_tokens:
@@ -133,6 +153,7 @@ class Request:
             logprobs=progress.logprobs[begin:] if self.params.logprobs is not None else None,
             num_prompt_tokens=len(self.prompt_token_ids),
             num_output_tokens=len(progress.token_ids),
+            prompt_logprobs=self.prompt_logprobs if not begin and not self.index else None,
             completion_index=self.index,
             num_cached_tokens=self.group[0].num_cached_tokens,
         )
@@ -149,9 +170,15 @@ class Request:
             tuple(after - before for tokens in times for before, after in itertools.pairwise(tokens)),
         )
         outputs = [completion.progress.completion(completion.index) for completion in group]
-        cached = group[0].num_cached_tokens
         return RequestOutput(
-            self.request_id, self.prompt, self.prompt_token_ids, outputs, self.group_finished, metrics, cached
+            self.request_id,
+            self.prompt,
+            self.prompt_token_ids,
+            outputs,
+            self.group_finished,
+            metrics,
+            group[0].num_cached_tokens,
+            prompt_logprobs=group[0].prompt_logprobs,
         )
 
 

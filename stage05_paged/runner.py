@@ -11,6 +11,7 @@ from .batch import Batch
 from .config import EngineConfig, pick_device, pick_dtype
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
+from .scheduler import MAX_SCORED
 from .threads import ThreadLimit
 from .weights import load_weights
 
@@ -42,7 +43,7 @@ class Runner:
         self.cache = KVCache(model_config.n_layer, self.num_blocks, *sizes)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logits of the token that follows each request that is up to date: [n_ready, vocab_size] float32."""
+        """The logits of the tokens whose predecessors are `batch.last`: [n_asked, vocab_size] float32."""
         self.cache.copy_blocks(batch.copies)
         return self.model(batch.to(self.device), self.cache)
 
@@ -65,7 +66,7 @@ class Runner:
         tokens = torch.zeros(config.max_num_batched_tokens, dtype=torch.int64, device=self.device)
         ends = torch.tensor([0, len(tokens)], device=self.device)
         table = torch.zeros(1, -(-len(tokens) // cache.block_size), dtype=torch.int64, device=self.device)
-        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], last=tokens[: config.max_num_seqs])
+        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], last=tokens[: config.max_num_seqs + MAX_SCORED])
         logits = self.model(batch, cache)
         logits.sort(dim=-1)
         logits.double().softmax(dim=-1).cumsum(dim=-1)  # with the sort, what takes the most in the sampler

@@ -109,20 +109,33 @@ def raw_logprobs(logits: Tensor, token_ids: Tensor, requests: list[Request]) -> 
     """The chosen token and the most likely ones, by the model's raw logits, before penalties and temperature."""
     result: list[dict[int, Logprob] | None] = [None] * len(requests)
     rows = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
-    if not rows:
-        return result
-    logprobs = logits[rows].log_softmax(dim=-1)  # [n, vocab_size]
-    chosen = logprobs.gather(-1, token_ids[rows, None])  # [n, 1]
-    best = logprobs.topk(max(requests[i].params.logprobs for i in rows), dim=-1)  # 2 x [n, most], descending
-    ids = torch.cat([token_ids[rows, None], best.indices], dim=-1)  # [n, 1 + most]: the chosen one first
+    if rows:
+        counts = [requests[i].params.logprobs for i in rows]
+        entries = logprob_entries(logits[rows], token_ids[rows], counts, requests[0].tokenizer.token_text)
+        for i, entry in zip(rows, entries, strict=True):
+            result[i] = entry
+    return result
+
+
+def logprob_entries(
+    logits: Tensor, token_ids: Tensor, counts: list[int], text: Callable[[int], str]
+) -> list[dict[int, Logprob]]:
+    """Of each row the log-probability of a token, and those of the `counts[i]` most likely ones.
+
+    logits: [n, vocab_size]; token_ids: [n]
+    """
+    logprobs = logits.log_softmax(dim=-1)  # [n, vocab_size]
+    chosen = logprobs.gather(-1, token_ids[:, None])  # [n, 1]
+    best = logprobs.topk(max(counts), dim=-1)  # 2 x [n, most], descending
+    ids = torch.cat([token_ids[:, None], best.indices], dim=-1)  # [n, 1 + most]: the chosen one first
     values = torch.cat([chosen, best.values], dim=-1)  # [n, 1 + most]
     better = [(logprobs > chosen).sum(dim=-1, keepdim=True), torch.searchsorted(-best.values, -best.values)]
     ranks = torch.cat(better, dim=-1) + 1  # [n, 1 + most]
-    for i, *columns in zip(rows, ids.tolist(), values.tolist(), ranks.tolist(), strict=True):
-        text, entries = requests[i].tokenizer.token_text, zip(*columns, strict=True)
-        asked = list(entries)[: 1 + requests[i].params.logprobs]
-        result[i] = {token_id: Logprob(value, rank, text(token_id)) for token_id, value, rank in asked}
-    return result
+    columns = zip(counts, ids.tolist(), values.tolist(), ranks.tolist(), strict=True)
+    return [
+        {i: Logprob(value, rank, text(i)) for i, value, rank in [*zip(*row, strict=True)][: 1 + count]}
+        for count, *row in columns
+    ]
 
 
 # --- The steps: each takes and gives scores [..., vocab_size]; a dropped token is at -inf. Parameters are [..., 1]. --

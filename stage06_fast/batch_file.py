@@ -6,6 +6,10 @@ any other fields, a reference answer say, which are carried through. A result li
 `token_ids`, `finish_reason`, `stop_reason`, with `cumulative_logprob` and `logprobs` if asked for; with n > 1 a list of
 n such objects in `outputs`; or, for a line that is wrong, `error`.
 
+A line with `"score": true` is scored instead: how likely is its `continuation`, or each of its `choices`, behind the
+prompt? Without either, how likely is the prompt as a text? Its result has `scores`, a list of objects with `logprob`,
+`num_tokens`, `is_greedy` and, for texts, `num_bytes`; and, of choices, the likeliest one's number, `choice`.
+
 Lines are written in the order in which they are done. A line's answer depends on the line, its number and the settings
 alone, so a run that was killed and resumed ends with the same lines as one that was not. The settings are not in the
 file: resume with those of the first run.
@@ -16,8 +20,9 @@ import contextlib
 import json
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from io import FileIO
 from pathlib import Path
 
@@ -31,8 +36,10 @@ except ModuleNotFoundError:  # Windows
 from tqdm import tqdm
 
 from .llm import LLM
+from .outputs import RequestOutput
 from .sampler import derive_seed
 from .sampling_params import SamplingParams
+from .scoring import SCORING, Pair, score_of
 
 SYNC_SECONDS = 5  # how much work a machine that fails may lose; a process that is killed loses none
 RESULT_FIELDS = (
@@ -44,6 +51,8 @@ RESULT_FIELDS = (
     "logprobs",
     "error",
     "outputs",
+    "scores",
+    "choice",
 )
 
 
@@ -53,7 +62,7 @@ class Line:
 
     id: str | int | None
     fields: dict
-    prompt: str | list[int] | None = None
+    prompts: list[str | list[int] | Pair] = field(default_factory=list)
     params: SamplingParams | None = None
     priority: int = 0
     error: str | None = None
@@ -134,10 +143,8 @@ def run_batch_file(
                     write(line, {"error": line.error})
                     num_errors += 1
             todo = [line for line in todo if not line.error]
-            columns = [line.prompt for line in todo], [line.params for line in todo], [line.priority for line in todo]
-            for index, output in llm.as_completed(*columns):
-                results = [select(completion) for completion in output.to_dict()["outputs"]]
-                write(todo[index], results[0] if len(results) == 1 else {"outputs": results})
+            for line, outputs in completed(llm, todo):
+                write(line, result_of(line, outputs))
         finally:
             sync(file)
     return num_lines, num_errors
@@ -164,6 +171,32 @@ def naming(file: FileIO) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(file.name)) from None
+
+
+def completed(llm: LLM, lines: list[Line]) -> Iterator[tuple[Line, list[RequestOutput]]]:
+    """Each line with the results of its prompts, as soon as they are all there."""
+    owners = [(number, i) for number, line in enumerate(lines) for i in range(len(line.prompts))]
+    prompts = [prompt for line in lines for prompt in line.prompts]
+    columns = [lines[number].params for number, _ in owners], [lines[number].priority for number, _ in owners]
+    there: dict[int, dict[int, RequestOutput]] = defaultdict(dict)
+    for index, output in llm.as_completed(prompts, *columns):
+        number, i = owners[index]
+        there[number][i] = output
+        if len(there[number]) == len(lines[number].prompts):
+            yield lines[number], [output for _, output in sorted(there.pop(number).items())]
+
+
+def result_of(line: Line, outputs: list[RequestOutput]) -> dict:
+    """What a result line has beside the input's fields."""
+    if isinstance(line.prompts[0], Pair):
+        scores = [asdict(score_of(output)) for output in outputs]
+        for score, pair in zip(scores, line.prompts, strict=True):
+            if isinstance(pair.continuation, str):
+                score["num_bytes"] = len(pair.continuation.encode())
+        best = max(range(len(scores)), key=lambda i: scores[i]["logprob"])
+        return {"scores": scores, "choice": best} if "choices" in line.fields else {"scores": scores}
+    results = [select(completion) for completion in outputs[0].to_dict()["outputs"]]
+    return results[0] if len(results) == 1 else {"outputs": results}
 
 
 def select(completion: dict) -> dict:
@@ -213,22 +246,39 @@ def read_line(llm: LLM, raw: bytes, number: int, defaults: SamplingParams) -> Li
         line.id = values.get("id")
         if taken := [name for name in RESULT_FIELDS if name in values]:
             raise ValueError(f"the field {taken[0]!r} is the result's: rename it")
-        if ("prompt" in values) == ("prompt_token_ids" in values):
-            raise ValueError("give either prompt or prompt_token_ids")
-        line.prompt = values["prompt"] if "prompt" in values else values["prompt_token_ids"]
-        if not isinstance(line.prompt, str if "prompt" in values else list):
-            raise ValueError("prompt must be a text, prompt_token_ids a list of token ids")
-        line.params = read_params(values.get("sampling", {}), defaults)
-        if (
-            line.params.seed is None
-        ):  # by the line, not by the engine's count of requests, which a resumed run starts anew
+        line.prompts, line.params = read_job(values, defaults)
+        # By the line, not by the engine's count of requests, which a resumed run starts anew.
+        if line.params.seed is None:
             line.params = replace(line.params, seed=derive_seed(llm.engine.config.seed, number))
         if llm.engine.config.policy == "priority":
             line.priority = values.get("priority", 0)
-        llm.validate(line.prompt, line.params, line.priority)
+        for prompt in line.prompts:
+            llm.validate(prompt, line.params, line.priority)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         line.error = f"line {number}: {error}"
     return line
+
+
+def read_job(values: dict, defaults: SamplingParams) -> tuple[list[str | list[int] | Pair], SamplingParams]:
+    """What a line asks for. Raises ValueError if that is not clear."""
+    if ("prompt" in values) == ("prompt_token_ids" in values):
+        raise ValueError("give either prompt or prompt_token_ids")
+    prompt = values["prompt"] if "prompt" in values else values["prompt_token_ids"]
+    if not isinstance(prompt, str if "prompt" in values else list):
+        raise ValueError("prompt must be a text, prompt_token_ids a list of token ids")
+    if values.get("score") is not True:
+        return [prompt], read_params(values.get("sampling", {}), defaults)
+    if "sampling" in values:
+        raise ValueError("a line that is scored has no sampling: nothing is generated")
+    if "choices" in values and "continuation" in values:
+        raise ValueError("give either continuation or choices")
+    if "choices" in values:
+        if not isinstance(values["choices"], list) or not values["choices"]:
+            raise ValueError(f"choices must be a list that is not empty, got {values['choices']!r:.80}")
+        return [Pair(prompt, choice) for choice in values["choices"]], SCORING
+    if "continuation" in values:
+        return [Pair(prompt, values["continuation"])], SCORING
+    return [Pair("", prompt) if isinstance(prompt, str) else Pair(prompt[:1], prompt[1:])], SCORING
 
 
 def read_params(sampling: dict, defaults: SamplingParams) -> SamplingParams:
@@ -281,8 +331,8 @@ def read_result(raw: bytes, lines: dict[str | int, Line]) -> tuple[Line, dict]:
         raise ValueError(f"it lacks the field {missing[0]!r:.80} of the input's line")
     if json.dumps(carried) != json.dumps({name: result[name] for name in carried}):
         raise ValueError("the input's line of this id has other fields")
-    if not {"text", "outputs", "error"} & result.keys():
-        raise ValueError("it has neither text nor outputs nor error")
+    if not {"text", "outputs", "scores", "error"} & result.keys():
+        raise ValueError("it has neither text nor outputs nor scores nor error")
     return line, result
 
 

@@ -22,6 +22,7 @@ class Sequence(Protocol):
 
     token_ids: list[int]
     num_tokens: int  # so many, without putting the list together
+    num_cacheable: int  # of these, the first so many need not be computed if they are found
 
 
 class Key(NamedTuple):
@@ -105,7 +106,7 @@ class BlockManager:
 
     def can_allocate(self, sequence: Sequence, *, reserve: bool = True) -> bool:
         """Whether there are blocks for all of a sequence's tokens; with the reserve left untouched, if asked for."""
-        found = self._find(sequence.token_ids)
+        found = self._find(sequence)
         num_new = self.num_needed(len(sequence.token_ids)) - len(found)
         num_revived = sum(self.ref_counts[block] == 0 for block, _ in found)
         return num_new + num_revived + (self.num_reserve if reserve else 0) <= self.num_free
@@ -117,7 +118,7 @@ class BlockManager:
             how many of its first tokens are in the cache already. Always fewer than there are: at least the last one
             has to be computed.
         """
-        found, table = self._find(sequence.token_ids), _Table()
+        found, table = self._find(sequence), _Table()
         for block, node in found:
             self._hold(block)
             table.blocks.append(block)
@@ -207,10 +208,10 @@ class BlockManager:
                 self._next_node += 1
             table.nodes.append(self._entries[key][1])
 
-    def _find(self, token_ids: list[int]) -> list[tuple[int, int]]:
-        """The (block, node) of each full block at the beginning that is there, without the last token."""
-        found, nodes = [], []
-        while self.enable_prefix_caching and (len(nodes) + 1) * self.block_size < len(token_ids):
+    def _find(self, sequence: Sequence) -> list[tuple[int, int]]:
+        """The (block, node) of each full block at the beginning that is there and need not be computed."""
+        token_ids, found, nodes = sequence.token_ids, [], []
+        while self.enable_prefix_caching and (len(nodes) + 1) * self.block_size <= sequence.num_cacheable:
             entry = self._entries.get(self._key(nodes, token_ids))
             if entry is None:
                 break

@@ -13,7 +13,8 @@ from .drafts import Drafts, sample_each
 from .fast_model import enabled
 from .request import Request, RequestState, finished_groups
 from .runner import Runner
-from .scheduler import Row, Scheduler
+from .scheduler import MAX_SCORED, Row, Scheduler
+from .scoring import score_prompts
 from .stats import Recorder
 from .tokenizer import Tokenizer
 from .weights import find_model, read_config, tokenizer_directory
@@ -68,12 +69,13 @@ class Engine:
     def fits(self, request: Request) -> None:
         """Raise ValueError if a request can't be completed here: for want of room, or because of its priority."""
         num_tokens = len(request.prompt_token_ids)
-        if num_tokens >= self.max_model_len:
-            raise ValueError(
-                f"{num_tokens} tokens leave no room for an output within max_model_len {self.max_model_len}"
-            )
+        if num_tokens + min(1, request.params.max_tokens) > self.max_model_len:
+            what = "leave no room for an output within" if request.params.max_tokens else "are more than"
+            raise ValueError(f"{num_tokens} tokens {what} max_model_len {self.max_model_len}")
+        if not self.config.enable_chunked_prefill and len(request.to_score(num_tokens)) > MAX_SCORED:
+            raise ValueError(f"log-probabilities of more than {MAX_SCORED} prompt tokens need chunked prefill")
         total = num_tokens + request.max_tokens
-        needed = self.block_manager.num_needed(total - 1)  # the last token never goes through the model
+        needed = self.block_manager.num_needed(max(total - 1, num_tokens))  # the last output token is never computed
         if needed > self.runner.num_blocks:
             raise ValueError(
                 f"{total} tokens of prompt and output need {needed} blocks of the KV cache, there are "
@@ -106,7 +108,8 @@ class Engine:
             return []
         batch = Batch.of(rows, self.block_manager)
         with self.recorder.step(batch, self.block_manager, self.kv_use(rows)):
-            logits = self.runner.forward(batch)  # [num_tokens] -> [n_ready, vocab_size]
+            logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
+            score_prompts(logits, batch.scored)
             drafts, errors = self.sample(logits, batch)
             return self.commit(rows, drafts, errors)
 
@@ -114,7 +117,7 @@ class Engine:
         """As `sample_each`. The first logits of a request with n > 1 are the first of all its completions, which may be
         many: they are sampled in parts, so that the sampler's memory is bounded."""
         rows = []  # of logits: (which, for whom)
-        for i, request in enumerate(batch.ready):
+        for i, request in zip(batch.sampled, batch.ready, strict=True):
             rows += [(i, completion) for completion in request.beginning]
         drafts, errors = [], {}
         for start in range(0, len(rows), self.config.max_num_seqs):
@@ -149,7 +152,7 @@ class Engine:
             self._finish(request)
         for request in dict.fromkeys(completion.group[0] for completion in errors):
             self.abort(request)
-        self.recorder.stats.num_output_tokens += len(drafts)
+        self.recorder.stats.num_output_tokens += sum(request.max_tokens > 0 for request, _ in drafts)
         self.recorder.stats.num_preemptions += self.scheduler.take_preemptions()
         return [request for request, _ in drafts] + self.aborted
 

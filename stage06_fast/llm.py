@@ -7,11 +7,12 @@ from tqdm import tqdm
 from .beam_search import make_searches, run_searches
 from .config import EngineConfig
 from .engine import Engine
-from .intake import Intake, Params, Prompts
+from .intake import Intake, Params, Prompt, Prompts
 from .outputs import RequestOutput, StreamEvent
 from .request import Request, finished_groups
 from .router import Router
 from .sampling_params import SamplingParams
+from .scoring import SCORING, Pair, Score, score_of
 from .stats import Stats, StepRecord
 
 
@@ -113,6 +114,24 @@ class LLM:
         self._router.change(run_searches, self.engine, searches)
         return [search.output() for search in searches]
 
+    def score(
+        self, prompts: Sequence[str | list[int]], continuations: Sequence[str | list[int]], *, use_tqdm: bool = False
+    ) -> list[Score]:
+        """How likely each continuation is behind its prompt.
+
+        Args:
+            prompts: texts, or lists of token ids; the empty text is the beginning of a text.
+            continuations: one per prompt, of the same kind. For a multiple choice give the prompt once per choice.
+            use_tqdm: show a progress bar on stderr.
+
+        Raises:
+            ValueError: as `generate`; or a continuation is empty.
+        """
+        if len(prompts) != len(continuations):
+            raise ValueError(f"got {len(prompts)} prompts but {len(continuations)} continuations; give one per prompt")
+        pairs = [Pair(*pair) for pair in zip(prompts, continuations, strict=True)]
+        return [score_of(output) for output in self.generate(pairs, SCORING, use_tqdm=use_tqdm)]
+
     def add_request(
         self,
         request_id: str,
@@ -169,7 +188,7 @@ class LLM:
     def has_unfinished_requests(self) -> bool:
         return bool(self.engine.unfinished or self._inbox)
 
-    def validate(self, prompt: str | list[int], sampling_params: SamplingParams, priority: int = 0) -> None:
+    def validate(self, prompt: Prompt, sampling_params: SamplingParams, priority: int = 0) -> None:
         """Raise the ValueError that `generate` would raise for this prompt."""
         self._intake.request(prompt, sampling_params, priority, number=0)
 

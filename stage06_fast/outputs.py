@@ -67,7 +67,11 @@ class CompletionOutput:
 @dataclass(frozen=True)
 class RequestOutput:
     """The result of one request. `prompt` is None if the prompt was given as token ids; `num_cached_tokens` of its
-    tokens were found in the prefix cache and not computed."""
+    tokens were found in the prefix cache and not computed.
+
+    `prompt_logprobs`, if asked for: for each token of the prompt what `logprobs` of a completion has for its tokens;
+    None for the first, which nothing stands before.
+    """
 
     request_id: str
     prompt: str | None
@@ -76,6 +80,7 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     def to_dict(self) -> dict:
         """The result as plain values, ready for JSON."""
@@ -90,7 +95,8 @@ class StreamEvent:
 
     `text` may be empty (half a character, or a possible beginning of a stop text, is held back). `finish_reason` is
     None until the last event of the completion; `stop_reason` then says which stop text or token it was. `logprobs` are
-    those of `token_ids`, if asked for. The counts of tokens are so far.
+    those of `token_ids`, if asked for. The counts of tokens are so far. The first event of a request has its
+    `prompt_logprobs`, if asked for.
     """
 
     index: int
@@ -103,3 +109,4 @@ class StreamEvent:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

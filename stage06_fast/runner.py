@@ -19,7 +19,7 @@ from .openmp import WAITS_BRIEFLY
 from .request import Request
 from .run_ahead import RunAhead
 from .sampler import NOT_FINITE, choose, sample
-from .scheduler import Scheduler
+from .scheduler import MAX_SCORED, Scheduler
 from .threads import ThreadLimit
 from .weights import load_weights
 
@@ -71,7 +71,7 @@ class Runner:
         self.ahead = RunAhead(self.model, self.cache, scheduler)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logits of the token that follows each request that is up to date: [n_ready, vocab_size] float32."""
+        """The logits of the tokens whose predecessors are `batch.last`: [n_asked, vocab_size] float32."""
         logits = self.ahead.take(batch.rows) if self.ahead is not None else None
         if logits is not None and not batch.copies:
             return logits
@@ -109,7 +109,7 @@ class Runner:
         tokens = torch.zeros(config.max_num_batched_tokens, dtype=torch.int64, device=self.device)
         ends = torch.tensor([0, len(tokens)], device=self.device)
         table = torch.zeros(1, -(-len(tokens) // cache.block_size), dtype=torch.int64, device=self.device)
-        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], last=tokens[: config.max_num_seqs])
+        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], last=tokens[: config.max_num_seqs + MAX_SCORED])
         logits = self.model(batch, cache)
         logits.sort(dim=-1)
         logits.double().softmax(dim=-1).cumsum(dim=-1)  # with the sort, what takes the most in the sampler

@@ -31,6 +31,7 @@ class SamplingParams:
         ignore_eos: go on past the model's end token.
         logprobs: return the log-probabilities of the chosen token and of this many most likely ones, from the model's
             raw logits; None returns none.
+        prompt_logprobs: the same for the tokens of the prompt. With it max_tokens may be 0.
         n: how many completions of the prompt. The first is the one that n=1 gives.
 
     Raises:
@@ -51,6 +52,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int = 1
 
     def __post_init__(self):
@@ -67,7 +69,9 @@ class SamplingParams:
         self._check_number("frequency_penalty", -100, 100)
         if self.seed is not None:
             self._check_integer("seed", 0, 2**64 - 1)
-        self._check_integer("max_tokens", 1)
+        if self.prompt_logprobs is not None:
+            self._check_integer("prompt_logprobs", 0)
+        self._check_integer("max_tokens", 1 if self.prompt_logprobs is None else 0)
         self._check_integer("min_tokens", 0, self.max_tokens)
         if self.logprobs is not None:
             self._check_integer("logprobs", 0)

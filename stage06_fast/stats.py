@@ -22,10 +22,10 @@ class Latencies:
         self.ttft, self.itl, self.e2e, self.queue_time = (deque(maxlen=100_000) for _ in range(4))
 
     def add(self, metrics: RequestMetrics) -> None:
-        self.ttft.append(metrics.ttft)
         self.itl.extend(metrics.inter_token_latencies)
-        self.e2e.append(metrics.e2e)
-        self.queue_time.append(metrics.queue_time)
+        for kind in ("ttft", "e2e", "queue_time"):
+            if (seconds := getattr(metrics, kind)) is not None:  # with max_tokens 0 there is no token
+                getattr(self, kind).append(seconds)
 
     def percentiles(self) -> dict[str, dict[str, float]]:
         """For each kind that has values: its 50th, 95th and 99th percentile."""

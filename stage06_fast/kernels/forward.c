@@ -23,16 +23,15 @@ typedef struct {
     Rows normed, qkv, attended, inner; /* what the layer norms, c_attn, attention and GELU give */
 } Workspace;
 
-/* What is left of a step in the last layer, once its keys and values are written: nobody asks for what comes
- * behind tokens that are not the last ones of their requests. Each request has one query then, its last, or
- * none.
+/* What is left of a step in the last layer, once its keys and values are written: the tokens that nobody asks
+ * what comes behind are not needed any more. Each request has its last queries then, mostly one, or none.
  *
  * starts: memory for its num_seqs + 1 query_start_loc. */
 static Step last_of(const Step *step, int64_t *starts) {
     int64_t count = 0;
     for (int64_t i = 0; i < step->num_seqs; i++) {
         starts[i] = count;
-        count += count < step->num_last && step->last[count] + 1 == step->query_start_loc[i + 1];
+        while (count < step->num_last && step->last[count] < step->query_start_loc[i + 1]) count++;
     }
     starts[step->num_seqs] = count;
     Step kept = *step;
