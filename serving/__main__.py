@@ -36,7 +36,6 @@ def build_parser(stage: Stage, prog: str, description: str) -> argparse.Argument
         metavar="FILE",
         help="a Jinja template that makes a prompt of messages, for /v1/chat/completions",
     )
-    add("--quiet", action="store_true", help="nothing on stderr but errors")
     stage.part("config").add_flags(parser.add_argument_group("engine").add_argument)
     return parser
 
@@ -55,7 +54,8 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long running requests may go on after SIGTERM or Ctrl-C (default: %(default)s)",
     )
-    add("--log-prompts", action="store_true", help="put prompts into the log")
+    add("--log-prompts", action="store_true", help="put prompts into the log of requests, on stderr")
+    add("--quiet", action="store_true", help="no log of requests")
 
 
 def check(stage: Stage, args: argparse.Namespace) -> None:
@@ -89,11 +89,10 @@ def main(argv: list[str] | None = None) -> int:
         check(stage, args)
         with listen(args.host, args.port) as listener:  # before the model is loaded, which takes longer
             service = make_service(stage, args, args.max_queue_size)
-            log = None if args.quiet else console.tell
             limits = {"api_key": args.api_key, "max_body_bytes": args.max_body_bytes}
+            log = None if args.quiet else console.tell
             app = App(service, log=log, log_prompts=args.log_prompts, **limits)
-            if log:
-                log(f"Serving {service.model_name} (stage {stage.number}) on {url(listener)}")
+            console.tell(f"Serving {service.model_name} (stage {stage.number}) on {url(listener)}")
             with service.engine:
                 Server(app, args.grace).run(sockets=[listener])
     console.flush_streams()

@@ -155,7 +155,7 @@ class App:
         return Response(status_code=503 if self.service.failed or self.draining else 200)
 
     async def version(self, request: Request) -> Response:
-        return JSON({"version": metadata.version("stagewise"), "stage": self.service.stage.number})
+        return JSON({"version": version(), "stage": self.service.stage.number})
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
@@ -188,6 +188,13 @@ class App:
         except ClientDisconnect:
             raise APIError(CLIENT_GONE, "the client has gone") from None
         return parse_json(bytes(body))
+
+
+def version() -> str:
+    try:
+        return metadata.version("stagewise")
+    except metadata.PackageNotFoundError:  # run from a checkout
+        return "unknown"
 
 
 async def no_route(request: Request, error: HTTPException) -> Response:

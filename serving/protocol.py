@@ -75,10 +75,11 @@ def no_constant(name: str) -> None:
 
 
 def no_duplicates(pairs: list[tuple[str, Any]]) -> dict:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r:.80} stands twice")
+    fields: dict = {}
+    for name, value in pairs:
+        if name in fields:
+            raise ValueError(f"the key {name!r:.80} stands twice")
+        fields[name] = value
     return fields
 
 
@@ -87,7 +88,8 @@ class Fields:
 
     def __init__(self, body: dict, known: set[str], prefix: str = ""):
         if unknown := sorted(body.keys() - known):
-            raise bad_request(f"the field {prefix}{unknown[0]!s:.80} is not known here", param=prefix + unknown[0])
+            name = prefix + unknown[0][:80]
+            raise bad_request(f"the field {name} is not known here", param=name)
         self.prefix, self.values = prefix, {name: value for name, value in body.items() if value is not None}
 
     def get(self, name: str, kinds: type | tuple[type, ...], what: str, default: Any = None) -> Any:
