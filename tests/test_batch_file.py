@@ -1,6 +1,7 @@
 """Batch files: every line answered once, bad lines told, killed at any byte and resumed without loss."""
 
 import json
+import math
 import os
 import random
 import signal
@@ -547,7 +548,35 @@ def test_score(tmp_path):
     assert "line 1: it has no text; of a run with n > 1" in result.stderr
 
 
+def test_score_of_choices_and_texts(tmp_path, capsys):
+    """Accuracy by the sum and by the byte, an error counts as wrong; perplexity over all texts as one."""
+
+    def choices(answer, *logprobs):
+        scores = [{"logprob": p, "num_tokens": 1, "num_bytes": n, "is_greedy": False} for p, n in logprobs]
+        return {"score": True, "choices": ["short", "much longer"][: len(scores)], "answer": answer, "scores": scores}
+
+    lines = [
+        choices(0, (-1.0, 5), (-2.0, 11)),  # the sum says 0, the byte says 1
+        choices("much longer", (-1.0, 5), (-2.0, 11)),
+        choices(1, (-3.0, 5), (-2.0, 11)),
+        {"score": True, "choices": ["a"], "answer": 0, "error": "line 4: no"},
+        {"score": True, "scores": [{"logprob": -6.0, "num_tokens": 3, "num_bytes": 10, "is_greedy": True}]},
+        {"score": True, "scores": [{"logprob": -4.0, "num_tokens": 2, "num_bytes": 10, "is_greedy": True}]},
+    ]
+    results = tmp_path / "r.jsonl"
+    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert score.main([str(results), "--reference", "answer"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "lines": 6, "errors": 1, "accuracy": 2 / 4, "accuracy_norm": 2 / 4,
+        "perplexity": pytest.approx(math.exp(2)), "byte_perplexity": pytest.approx(math.exp(0.5)),
+    }  # fmt: skip
+
+
 SCORE_ERRORS = {
+    '{"id": 1, "scores": []}': "scores must be a list that is not empty, got []",
+    '{"id": 1, "scores": [5]}': "a score's logprob must be a number from -1e+300 to 0, got None",
+    '{"id": 1, "scores": [{"logprob": -1, "num_tokens": 0}]}': "num_tokens must be a number from 1 to 1e+09, got 0",
+    '{"id": 1, "scores": [{"logprob": -1, "num_tokens": 1}, {"logprob": -1, "num_tokens": 1}]}': "has no choices",
     '{"id": 1, "text": "a", "cumulative_logprob": -1.0}': "line 1: cumulative_logprob needs token_ids",
     '{"id": 1, "text": "a", "cumulative_logprob": -1.0, "token_ids": []}': "a list that is not empty, got []",
     '{"id": 1, "text": "a", "cumulative_logprob": -1.0, "token_ids": 5}': "a list that is not empty, got 5",

@@ -34,6 +34,10 @@ class Sequence:
     def num_tokens(self):
         return len(self.token_ids)
 
+    @property
+    def num_cacheable(self):
+        return len(self.token_ids) - 1
+
 
 class Memory(RuleBasedStateMachine):
     """Sequences come, grow, fork and go, and the model plays the KV cache: each row of a block holds the whole prefix

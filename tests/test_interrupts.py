@@ -69,19 +69,23 @@ def small_engine(stage, checkpoint):
 
 
 def jobs(stage):
-    """Prompts of unequal lengths: greedy, drawn, with a stop text that never comes, n where a stage has it."""
+    """Prompts of unequal lengths: greedy, drawn, with a stop text that never comes, scored, n where a stage has it."""
     prompts = random_prompts(211, [3, 9, 2])
     several = {"n": 2} if stage.number >= 5 else {}
     params = [
         stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True),
-        stage.SamplingParams(seed=1, max_tokens=4, stop=["never this"], logprobs=1, ignore_eos=True),
+        stage.SamplingParams(seed=1, max_tokens=4, stop=["never this"], logprobs=1, prompt_logprobs=1, ignore_eos=True),
         stage.SamplingParams(seed=3, max_tokens=2, ignore_eos=True, **several),
     ]
     return prompts, params
 
 
 def tokens_of(outputs) -> list:
-    return [[completion.token_ids for completion in output.outputs] for output in outputs]
+    """The tokens of each completion; and, where its prompt was scored, how many of its tokens were."""
+    outputs = list(outputs)
+    scored = [getattr(output, "prompt_logprobs", None) for output in outputs]
+    tokens = [[completion.token_ids for completion in output.outputs] for output in outputs]
+    return tokens + [len(entries) for entries in scored if entries]
 
 
 def drive(llm, results: dict) -> None:

@@ -10,18 +10,30 @@ A line's `text` is compared with its reference field, a text or a list of texts 
     f1            harmonic mean of the precision and recall of the words they share
     mean_logprob  mean log-probability of the generated tokens, where the run had --logprobs
 
-The first and third are those of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250). Lines that are errors score 0, because
+Of a line with `choices` (`"score": true`, see batch_file.py) the reference field names the right one, by its text or by
+its number from 0:
+
+    accuracy       1 if its log-probability is the highest
+    accuracy_norm  1 if its log-probability per byte is the highest: else short choices win
+
+Of the other scored texts the summary has the perplexity: exp of minus the mean log-probability per token, and per byte,
+which compares models whatever their tokens are.
+
+exact_match and f1 are those of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250); the others are lm-evaluation-harness's
+(acc, acc_norm, byte_perplexity). Lines that are errors score 0, because
 leaving them out would make a run that fails look better; the summary counts them.
 """
 
 import argparse
 import codecs
 import json
+import math
 import os
 import re
 import string
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 
@@ -46,8 +58,13 @@ def score_line(result: dict, reference_field: str | None) -> dict:
         raise ValueError(f"a result is a JSON object, got {type(result).__name__}")
     scores = {"id": result.get("id")}
     if "error" in result:  # it may not even have a reference, if the input line could not be read
-        zeros = {} if reference_field is None else {"exact_match": 0, "contains": 0, "f1": 0.0}
+        names = ("exact_match", "contains", "f1")
+        if result.get("score") is True:
+            names = ("accuracy", "accuracy_norm") if "choices" in result else ()
+        zeros = {} if reference_field is None else dict.fromkeys(names, 0)
         return {**scores, **zeros, "error": result["error"]}
+    if "scores" in result:
+        return {**scores, **score_choices(result, reference_field), **likelihood(result)}
     if "text" not in result:
         raise ValueError("it has no text; of a run with n > 1 choose one of the outputs first")
     if not isinstance(result["text"], str):
@@ -72,14 +89,70 @@ def score_line(result: dict, reference_field: str | None) -> dict:
     return scores
 
 
+def read_likelihoods(result: dict) -> list[dict]:
+    """The field `scores`, checked. Raises ValueError if it is not as a batch run writes it."""
+    scores = result["scores"]
+    if not isinstance(scores, list) or not scores:
+        raise ValueError(f"scores must be a list that is not empty, got {scores!r:.80}")
+    for score in scores:
+        for name, low, high in (("logprob", -1e300, 0), ("num_tokens", 1, 1e9), ("num_bytes", 1, 1e12)):
+            value = score.get(name, 1 if name == "num_bytes" else None) if isinstance(score, dict) else None
+            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+                raise ValueError(f"a score's {name} must be a number from {low:g} to {high:g}, got {value!r:.80}")
+    return scores
+
+
+def score_choices(result: dict, reference_field: str | None) -> dict:
+    """Whether the right one of several choices is the likeliest."""
+    scores, choices = read_likelihoods(result), result.get("choices")
+    if reference_field is None or choices is None:
+        return {}
+    if not isinstance(choices, list) or len(choices) != len(scores):
+        raise ValueError(f"choices must be a list of {len(scores)}, as many as scores, got {choices!r:.80}")
+    answer = result.get(reference_field)
+    if isinstance(answer, str) and answer in choices:
+        answer = choices.index(answer)
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
+        raise ValueError(f"field {reference_field!r} must be a choice or its number from 0, got {answer!r:.80}")
+
+    def right(value: Callable[[dict], float]) -> int:
+        return int(max(range(len(scores)), key=lambda i: value(scores[i])) == answer)
+
+    correct = {"accuracy": right(lambda score: score["logprob"])}
+    if all("num_bytes" in score for score in scores):
+        correct["accuracy_norm"] = right(lambda score: score["logprob"] / score["num_bytes"])
+    return correct
+
+
+def likelihood(result: dict) -> dict:
+    """How likely the text of a line without choices is."""
+    if "choices" in result:
+        return {}
+    score, *more = read_likelihoods(result)
+    if more:
+        raise ValueError(f"scores has {1 + len(more)} entries, but the line has no choices")
+    return {name: score[name] for name in ("logprob", "num_tokens", "num_bytes") if name in score}
+
+
+def perplexities(lines: list[dict]) -> dict:
+    """Of all texts together, as one: long ones count more."""
+    result = {}
+    for name, length in (("perplexity", "num_tokens"), ("byte_perplexity", "num_bytes")):
+        texts = [line for line in lines if length in line]
+        if texts:
+            mean_loss = -sum(line["logprob"] for line in texts) / sum(line[length] for line in texts)
+            result[name] = math.exp(min(mean_loss, 700))  # e^710 is no float any more
+    return result
+
+
 def summarize(scores: list[dict]) -> dict:
-    """How many lines, how many errors, and the mean of every score over the lines that have it."""
+    """How many lines, how many errors, the mean of every score over the lines that have it, and perplexities."""
     summary = {"lines": len(scores), "errors": sum("error" in line for line in scores)}
-    for name in ("exact_match", "contains", "f1", "mean_logprob"):
+    for name in ("exact_match", "contains", "f1", "mean_logprob", "accuracy", "accuracy_norm"):
         values = [line[name] for line in scores if name in line]
         if values:
             summary[name] = mean(values)
-    return summary
+    return {**summary, **perplexities(scores)}
 
 
 def read_scores(path: Path, reference_field: str | None) -> list[dict]:

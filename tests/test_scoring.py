@@ -1,0 +1,237 @@
+"""How likely a text is: prompt log-probabilities, and continuations behind prompts; in every engine, however the prompt
+is cut up, what Hugging Face's model says."""
+
+import asyncio
+import math
+
+import pytest
+import torch
+
+from tests.adapter import STAGES, TINYTALES, random_prompts
+
+SERVING = [stage for stage in STAGES if stage.number >= 4]
+LENGTHS = [1, 2, 17, 40, 5]
+PROMPTS = random_prompts(211, LENGTHS)
+
+
+@pytest.fixture(params=SERVING, ids=lambda stage: stage.directory)
+def stage(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def reference(small_checkpoint):
+    """token ids -> log-probabilities of what follows each, [n_seq, vocab_size]"""
+    from transformers import GPT2LMHeadModel
+
+    model = GPT2LMHeadModel.from_pretrained(small_checkpoint).eval()
+
+    @torch.no_grad()
+    def logprobs(token_ids):
+        return model(torch.tensor([token_ids])).logits[0].log_softmax(-1)
+
+    return logprobs
+
+
+def check(output, reference, count):
+    """One entry per token: the token's own log-probability and rank, and those of the best `count`."""
+    expected, entries = reference(output.prompt_token_ids), output.prompt_logprobs
+    assert len(entries) == len(output.prompt_token_ids)
+    assert entries[0] is None
+    for row, token_id, entry in zip(expected, output.prompt_token_ids[1:], entries[1:], strict=False):
+        assert next(iter(entry)) == token_id
+        assert set(entry) == {token_id, *row.topk(count).indices.tolist()}
+        for i, one in entry.items():
+            assert one.logprob == pytest.approx(row[i].item(), abs=1e-4)
+        assert abs(entry[token_id].rank - int((row > row[token_id]).sum()) - 1) <= 1  # near-ties
+
+
+CUTS = [
+    dict(max_num_batched_tokens=512),
+    dict(max_num_batched_tokens=3, max_num_seqs=2),
+    dict(max_num_batched_tokens=1),
+]
+
+
+@pytest.mark.parametrize("options", CUTS, ids=str)
+def test_prompt_logprobs_equal_the_reference(stage, small_checkpoint, reference, options):
+    """Beside requests that ask for none, whole or in pieces; the completions are what they are without."""
+    llm = stage.LLM(small_checkpoint, device="cpu", **options)
+    counts = [3, None, 0, 1, 2]
+    params = [
+        stage.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, prompt_logprobs=count) for count in counts
+    ]
+    plain = stage.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    for output, other, count in zip(llm.generate(PROMPTS, params), llm.generate(PROMPTS, plain), counts, strict=True):
+        assert output.outputs[0].token_ids == other.outputs[0].token_ids
+        assert other.prompt_logprobs is None
+        if count is None:
+            assert output.prompt_logprobs is None
+        else:
+            check(output, reference, count)
+    llm.engine.scheduler.check_integrity()
+
+
+def test_it_equals_stage_1(stage, small_checkpoint):
+    """Stage 1's own logits, position by position, as its sampler gets them."""
+    first = STAGES[0]
+    (output,) = stage.LLM(small_checkpoint, device="cpu").generate(
+        [PROMPTS[2]], stage.SamplingParams(max_tokens=0, prompt_logprobs=0)
+    )
+    llm = first.engine(small_checkpoint)
+    for n in range(1, len(PROMPTS[2])):
+        with first.recorded_logits() as logits:
+            llm.generate([PROMPTS[2][:n]], first.SamplingParams(temperature=0, max_tokens=1))
+        (row,) = logits.values()
+        token_id = PROMPTS[2][n]
+        expected = row.log_softmax(-1)[token_id].item()
+        assert output.prompt_logprobs[n][token_id].logprob == pytest.approx(expected, abs=1e-4)
+
+
+def test_nothing_is_generated_with_max_tokens_0(stage, small_checkpoint, reference):
+    """Also a prompt that fills the whole context, and beside one that generates."""
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=16)
+    (full,) = random_prompts(211, [48])  # n_positions
+    scored = stage.SamplingParams(max_tokens=0, prompt_logprobs=1)
+    generating = stage.SamplingParams(max_tokens=5, ignore_eos=True)
+    outputs = llm.generate([full, [7], PROMPTS[3]], [scored, generating, scored])
+    for output in (outputs[0], outputs[2]):
+        check(output, reference, 1)
+        (completion,) = output.outputs
+        assert (completion.token_ids, completion.text, completion.finish_reason) == ([], "", "length")
+    assert len(outputs[1].outputs[0].token_ids) == llm.stats.num_output_tokens == 5
+    assert llm.stats.num_requests == 3
+    assert llm.stats.latencies.percentiles()["ttft"]
+
+
+def test_what_is_refused(stage, small_checkpoint):
+    Params = stage.SamplingParams
+    with pytest.raises(ValueError, match="max_tokens must be a whole number of at least 1, got 0"):
+        Params(max_tokens=0)
+    with pytest.raises(ValueError, match="prompt_logprobs must be a whole number of at least 0, got -1"):
+        Params(prompt_logprobs=-1)
+    llm = stage.LLM(small_checkpoint, device="cpu")
+    with pytest.raises(ValueError, match="prompt 0: prompt_logprobs 212 is over the model's vocabulary of 211"):
+        llm.generate([[1]], Params(prompt_logprobs=212))
+    with pytest.raises(ValueError, match="prompt 1: 49 tokens are more than max_model_len 48"):
+        llm.generate([[1], [1] * 49], Params(max_tokens=0, prompt_logprobs=0))
+    with pytest.raises(ValueError, match="48 tokens leave no room for an output within max_model_len 48"):
+        llm.generate([[1] * 48], Params(max_tokens=1, prompt_logprobs=0))
+    for prompts, continuations, says in (
+        (["a"], [""], "prompt 0: an empty continuation"),
+        ([[1]], [[]], "prompt 0: an empty continuation"),
+        (["a"], [[1]], "two texts, or two lists of token ids"),
+        ([None], [None], "two texts, or two lists of token ids"),
+        ([[]], [[1]], "an empty list of token ids"),
+        ([[1], [2]], [[1]], "got 2 prompts but 1 continuations"),
+        ([[1]], [[500]], "token 500 is outside the model's vocabulary"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            llm.score(prompts, continuations)
+    assert llm.stats.num_forwards == 0
+
+
+@pytest.mark.parametrize("stage", SERVING[1:], ids=lambda stage: stage.directory)
+def test_in_a_pool_that_is_too_small(stage, small_checkpoint, reference):
+    """Preempted in the middle of a prompt, and again; several completions of a prompt that is scored."""
+    llm = stage.LLM(small_checkpoint, device="cpu", num_blocks=26, block_size=2, max_num_batched_tokens=5)
+    params = [stage.SamplingParams(max_tokens=7, ignore_eos=True, prompt_logprobs=1, n=n) for n in (1, 3, 1, 1, 2)]
+    for output in llm.generate(PROMPTS, params):
+        check(output, reference, 1)
+    assert llm.stats.num_preemptions > 0
+    llm.engine.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("stage", SERVING[1:], ids=lambda stage: stage.directory)
+def test_it_fills_the_prefix_cache_but_does_not_read_it(stage, small_checkpoint, reference):
+    llm = stage.LLM(small_checkpoint, device="cpu", block_size=4)
+    scored = stage.SamplingParams(max_tokens=1, prompt_logprobs=0)
+    for _ in range(2):
+        (output,) = llm.generate([PROMPTS[3]], scored)
+        check(output, reference, 0)
+        assert output.num_cached_tokens == 0
+    (output,) = llm.generate([PROMPTS[3]], stage.SamplingParams(max_tokens=1))
+    assert output.num_cached_tokens == 36  # 40, but for the block with the last token
+    before = llm.stats.num_tokens_computed
+    context, choices = PROMPTS[3], [[5], [6, 7], [8]]
+    scores = llm.score([context] * 3, choices)  # the context need not be computed again, but for its last token
+    assert llm.stats.num_tokens_computed - before == 3 * 4 + 4
+    for choice, score in zip(choices, scores, strict=True):
+        expected = reference(context + choice)
+        rows = expected[len(context) - 1 : -1]
+        assert score.logprob == pytest.approx(sum(rows[i, t].item() for i, t in enumerate(choice)), abs=1e-4)
+        assert score.num_tokens == len(choice)
+        assert score.is_greedy == (rows.argmax(-1).tolist() == choice)
+
+
+def test_logits_are_made_in_parts(stage, small_checkpoint, monkeypatch):
+    """However much is to be scored at once."""
+    most = 6
+    for part in ("scheduler", "engine"):
+        monkeypatch.setattr(stage.part(part), "MAX_SCORED", most)
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=64, max_num_seqs=4)
+    forward, sizes = llm.engine.runner.forward, []
+
+    def spy(batch):
+        logits = forward(batch)
+        sizes.append(len(logits))
+        return logits
+
+    llm.engine.runner.forward = spy
+    (expected,) = stage.LLM(small_checkpoint, device="cpu").score([PROMPTS[3][:1]], [PROMPTS[3][1:]])
+    outputs = llm.generate(PROMPTS * 2, stage.SamplingParams(max_tokens=0, prompt_logprobs=0))
+    logprob = sum(e[t].logprob for e, t in zip(outputs[3].prompt_logprobs[1:], PROMPTS[3][1:], strict=True))
+    assert logprob == pytest.approx(expected.logprob, abs=1e-4)
+    assert most < max(sizes) <= most + 4
+    whole = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=64, enable_chunked_prefill=False)
+    with pytest.raises(ValueError, match=f"log-probabilities of more than {most} prompt tokens need chunked prefill"):
+        whole.generate([PROMPTS[3]], stage.SamplingParams(prompt_logprobs=0))
+    assert whole.generate([PROMPTS[4]], stage.SamplingParams(prompt_logprobs=0))
+
+
+def test_the_first_event_of_a_stream_has_them(stage, small_checkpoint, reference):
+    params = stage.SamplingParams(max_tokens=3, ignore_eos=True, prompt_logprobs=1)
+    only = stage.SamplingParams(max_tokens=0, prompt_logprobs=1)
+    (output,) = stage.LLM(small_checkpoint, device="cpu").generate([PROMPTS[2]], params)
+    check(output, reference, 1)
+
+    async def collect(engine, params):
+        return [event async for event in engine.generate(PROMPTS[2], params)]
+
+    with stage.part("async_llm").AsyncLLM(model=small_checkpoint, device="cpu") as engine:
+        first, *rest = asyncio.run(collect(engine, params))
+        (last,) = asyncio.run(collect(engine, only))
+        assert engine.complete(PROMPTS[2], params).prompt_logprobs == first.prompt_logprobs
+    assert [len(entry) for entry in first.prompt_logprobs[1:]] == [len(entry) for entry in output.prompt_logprobs[1:]]
+    assert all(event.prompt_logprobs is None for event in rest)
+    assert (last.token_ids, last.finish_reason, len(last.prompt_logprobs)) == ([], "length", len(PROMPTS[2]))
+
+
+def test_score_of_texts(stage):
+    """The words of a text are scored as the text has them, wherever it is cut; from nothing it begins behind the end
+    token, so that all of it counts."""
+    llm = stage.engine()
+    text = "Once upon a time, there was a young girl"
+    (whole,) = llm.score([""], [text])
+    token_ids = llm.engine.tokenizer.encode(text)
+    assert whole.num_tokens == len(token_ids)
+    assert llm.score([[50256]], [token_ids]) == [whole]
+    spaces = llm.score(["Once upon", "Once upon ", "Once "], [" a time", "a time", "upon a time"])
+    assert spaces[0] == spaces[1]
+    parts = llm.score([[50256], [50256, *token_ids[:5]]], [token_ids[:5], token_ids[5:]])
+    assert sum(part.logprob for part in parts) == pytest.approx(whole.logprob, abs=1e-3)
+    (merged,) = llm.score(["Once up"], ["on"])  # "upon" is one token: each by itself
+    assert (merged.num_tokens, math.isfinite(merged.logprob)) == (1, True)
+    (likely, unlikely) = llm.score(["Once upon a"] * 2, [" time", " fox"])
+    assert likely.is_greedy
+    assert not unlikely.is_greedy
+
+
+def test_the_command_line(stage, tmp_path):
+    arguments = ["--model", TINYTALES, "--prompts", "Once upon a time", "--json", "--quiet"]
+    status, stdout, stderr = stage.main(*arguments, "--prompt-logprobs", 1, "--max-tokens", 0)
+    assert (status, stderr) == (0, "")
+    assert '"prompt_logprobs": [null, {' in stdout
+    status, _, stderr = stage.main(*arguments, "--max-tokens", 0)
+    assert status == 2
+    assert "max_tokens must be" in stderr
