@@ -27,7 +27,9 @@ from serving.stages import PACKAGES, Stage
 from tests.adapter import ROOT
 
 SERVING = sorted(PACKAGES)
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}bot:{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}bot:{% endif %}"
+)
 
 
 @contextlib.contextmanager
@@ -249,8 +251,9 @@ def test_echo_and_logprobs_as_lm_eval_reads_them(small):
         greedy = [output.prompt_logprobs[i][ids[i]].rank == 1 for i in range(1, len(ids))]
         pairs = zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
         assert [value == max(top.values()) for value, top in list(pairs)[1:-1]] == greedy
-    assert complete(small, **{**body, "max_tokens": 0})["choices"][0]["logprobs"]["tokens"] == (
-        choices[0]["logprobs"]["tokens"][:-1]
+    assert (
+        complete(small, **{**body, "max_tokens": 0})["choices"][0]["logprobs"]["tokens"]
+        == (choices[0]["logprobs"]["tokens"][:-1])
     )
     assert join(stream(small, **body), 2) == choices
 
@@ -496,7 +499,7 @@ def test_templates_are_checked_and_kept_in_a_sandbox(tmp_path):
     with pytest.raises(ValueError, match="line 1"):
         ChatTemplate(path)
     path.write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
-    with pytest.raises(Exception, match="the chat template can't take these messages.*unsafe"):
+    with pytest.raises(Exception, match=r"the chat template can't take these messages.*unsafe"):
         ChatTemplate(path).prompt(HELLO)
     path.write_text("{{ raise_exception('only users speak') }}")
     with pytest.raises(Exception, match="only users speak"):
@@ -509,7 +512,12 @@ def test_templates_are_checked_and_kept_in_a_sandbox(tmp_path):
 def test_models_tokens_versions_and_health(tales):
     (model,) = ask(tales, "/v1/models").json()["data"]
     assert model == ask(tales, "/v1/models/tales").json()
-    assert (model["id"], model["object"], model["root"], model["max_model_len"]) == ("tales", "model", "tinytales", 1024)
+    assert (model["id"], model["object"], model["root"], model["max_model_len"]) == (
+        "tales",
+        "model",
+        "tinytales",
+        1024,
+    )
     text = "Once upon a time — <|endoftext|>"
     tokens = ask(tales, "/tokenize", {"model": "tales", "prompt": text}).json()
     assert tokens == {"count": len(tokens["tokens"]), "max_model_len": 1024, "tokens": tokens["tokens"]}
@@ -528,7 +536,11 @@ def read_metrics(app):
     text = ask(app, "/metrics").text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     assert all(sample.labels["model_name"] == "tales" for sample in samples)
-    return {(s.name.removeprefix("vllm:"), s.labels.get("finished_reason")): s.value for s in samples if "le" not in s.labels}
+    return {
+        (s.name.removeprefix("vllm:"), s.labels.get("finished_reason")): s.value
+        for s in samples
+        if "le" not in s.labels
+    }
 
 
 @pytest.mark.parametrize("stage", SERVING)
@@ -804,7 +816,8 @@ LONG = {"max_tokens": 900, "seed": 1}
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGTERM is POSIX's")
 def test_a_signal_lets_requests_finish_and_a_second_one_does_not():
-    with Process("--stage", "6", "--max-num-seqs", "4") as server, Process("--stage", "5") as other:
+    both = Process("--stage", "6", "--max-num-seqs", "4"), Process("--stage", "5")  # which start at the same time
+    with both[0] as server, both[1] as other:
         response = server.post(**LONG, stream=True)
         assert response.headers["content-type"].startswith("text/event-stream")
         begin = response.readline()
@@ -899,7 +912,9 @@ def test_a_batch_file_is_answered_line_by_line(tmp_path, capsys, tales):
     answered = {line["custom_id"]: line["response"] for line in lines if line["response"]}
     assert answered.keys() == {*(json.loads(line)["custom_id"] for line in good), *refused}
     expected = [choice["text"] for choice in complete(tales, prompt=["Once", "A fox"], **fields)["choices"]]
-    assert all(r["status_code"] == (200 if "good" in i or i == "chat" else r["status_code"]) for i, r in answered.items())
+    assert all(
+        r["status_code"] == (200 if "good" in i or i == "chat" else r["status_code"]) for i, r in answered.items()
+    )
     for i in range(70):
         assert [choice["text"] for choice in answered[f"good {i}"]["body"]["choices"]] == expected
     assert answered["chat"]["body"]["object"] == "chat.completion"
@@ -910,6 +925,14 @@ def test_a_batch_file_is_answered_line_by_line(tmp_path, capsys, tales):
     assert batch.main(flags) == 2  # nothing is overwritten
     assert "exists" in capsys.readouterr().err
     assert batch.main([str(tmp_path / "none"), "-o", str(output)]) == 2
+
+
+def test_the_example_of_a_batch_file(tmp_path):
+    assert (
+        batch.main([str(ROOT / "examples" / "requests.jsonl"), "-o", str(tmp_path / "out.jsonl"), "--stage", "5"]) == 0
+    )
+    lines = (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
+    assert {json.loads(line)["response"]["status_code"] for line in lines} == {200}
 
 
 # --- The chapter ------------------------------------------------------------------------------------------------------
