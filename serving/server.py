@@ -45,8 +45,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: App, grace: float):
         unused = {"log_config": None, "access_log": False, "proxy_headers": False, "lifespan": "off", "ws": "none"}
-        waits = {"timeout_graceful_shutdown": 1}  # all that is left at the end is clients that do not read
-        super().__init__(uvicorn.Config(app, **unused, **waits))
+        super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=1, **unused))
         self.app, self.grace = app, grace
 
     def handle_exit(self, sig: int, frame: object) -> None:
@@ -64,6 +63,10 @@ class Server(uvicorn.Server):
         await self._until_idle(self.grace)
         await asyncio.to_thread(self.app.service.engine.close, abort=True)
         await self._until_idle(TOLD_SECONDS)
+        if self.app.num_active:  # clients that do not read, or never send the rest of their request
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+            await self._until_idle(TOLD_SECONDS)
 
     async def _until_idle(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
