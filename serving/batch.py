@@ -46,7 +46,9 @@ class BatchFile:
                 if raw.strip():
                     await self._places.acquire()
                     tasks = {task for task in tasks if not task.done() or task.result()}
-                    tasks.add(asyncio.create_task(self._answer(raw, number)))
+                    task = asyncio.create_task(self._answer(raw, number))
+                    task.add_done_callback(lambda _: self._places.release())
+                    tasks.add(task)
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
@@ -67,7 +69,6 @@ class BatchFile:
         self.num_lines += 1
         self.output.write(to_json(result) + b"\n")
         self.output.flush()
-        self._places.release()
 
     def _read(self, raw: bytes, number: int, result: dict) -> dict:
         """A line's fields; its custom_id is put into the result as soon as it is known. Raises APIError."""

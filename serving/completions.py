@@ -143,8 +143,8 @@ class Run:
 
     Attributes:
         id, created: of the answer.
-        usage: so far.
-        finish_reasons: of the choices that have ended, in the order in which they did.
+        usage: what was told so far.
+        finish_reasons: of the choices of which it was told, in the order in which they ended.
     """
 
     def __init__(self, service: "Service", job: Job):
@@ -181,7 +181,9 @@ class Run:
     async def _follow(self, i: int) -> None:
         job = self.job
         async for event in self.service.engine.generate(job.token_ids[i], job.params, priority=job.priority):
-            self._news.put_nowait((i, event))
+            index = i * job.n + getattr(event, "completion_index", 0)
+            self._meter.count(i, index, event)  # here, where a slow reader makes no difference
+            self._news.put_nowait((i, index, event))
 
     def _check(self, task: asyncio.Task) -> None:
         """Raise the error of a task that has ended, as clients get it."""
@@ -209,19 +211,14 @@ class Run:
                 self._check(news)
                 unfinished -= 1
                 continue
-            i, event = news
-            index = i * job.n + getattr(event, "completion_index", 0)
+            i, index, event = news
             prompt_logprobs.setdefault(i, event.prompt_logprobs)
             if index not in wordings:
                 wordings[index] = Wording(self.service, job, i, index)
-            self._count(i, index, event)
+            self.usage.count(i, index, event)
+            if event.finish_reason is not None:
+                self.finish_reasons.append(event.finish_reason)
             yield wordings[index].piece(event, prompt_logprobs[i])
-
-    def _count(self, i: int, index: int, event: Any) -> None:
-        self._meter.count(i, index, event)
-        self.usage.count(i, index, event)
-        if event.finish_reason is not None:
-            self.finish_reasons.append(event.finish_reason)
 
 
 class Service:

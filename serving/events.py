@@ -17,8 +17,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 def to_json(content: Any) -> bytes:
-    """JSON on one line. Half a surrogate pair, which UTF-8 can't carry, is written as JSON's escape for it."""
-    return json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
+    """JSON on one line, whoever says what a line is: in ASCII, for some readers end one at U+2028 or U+0085 too."""
+    return json.dumps(content, allow_nan=False).encode()
 
 
 def event(content: dict) -> bytes:

@@ -100,6 +100,7 @@ def read_events(raw):
     """The events of a stream, which is checked byte by byte."""
     assert b"\r" not in raw
     assert raw.endswith(b"\n\n")
+    assert raw.isascii()  # some clients end a line at U+2028 too
     events = raw.decode().split("\n\n")[:-1]
     assert all(event.startswith("data: ") and "\n" not in event for event in events)
     assert events[-1] == "data: [DONE]"
@@ -693,6 +694,7 @@ def test_a_slow_reader_holds_up_nobody(tales):
         await until(lambda: tales.service.engine.llm.engine.scheduler.running)
         await until(lambda: not tales.service.engine.llm.has_unfinished_requests())
         assert slow.sent == []
+        await until(lambda: tales.service.metrics.num_unfinished == 0)  # whatever the reader has seen of it
         quick = await ask_async(tales, "/v1/completions", {"model": "tales", "prompt": "A fox", "max_tokens": 3})
         assert quick.status_code == 200
         slow.reading.set()
