@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 
 from . import __doc__ as description
-from .app import MAX_BODY_BYTES, App
-from .chat import ChatTemplate
-from .completions import Service
-from .server import Server, listen, url
+
+try:
+    from .app import MAX_BODY_BYTES, App
+    from .chat import ChatTemplate
+    from .completions import Service
+    from .server import Server, listen, url
+except ModuleNotFoundError as error:
+    sys.exit(f'python -m serving: error: {error}; install what it needs: pip install -e ".[serve]"')
 from .stages import NEWEST, PACKAGES, Stage
 
 
@@ -100,4 +104,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # while torch is being loaded, which takes a second
+        sys.exit(130)

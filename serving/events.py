@@ -57,11 +57,10 @@ async def unless_gone(receive: Receive, work: Coroutine) -> None:
 
 
 class Answer:
-    """The response to a job, as ASGI: whole, or as a stream. If the client goes, or is never there to read it, the
-    request is aborted.
+    """The response to a job, as ASGI: whole, or as a stream. If the client goes, the request is aborted.
 
-    A client that reads slowly holds up nobody: its tokens wait for it here, and there are no more of them than it has
-    asked for, while `send` waits until the connection takes the next one.
+    A client that reads slowly holds up nobody: while `send` waits until the connection takes more, its tokens wait in
+    the `Run`, and there are no more of them than it has asked for.
     """
 
     def __init__(self, service: Service, job: Job):

@@ -146,8 +146,11 @@ def stream_fields(fields: Fields) -> dict:
     if options is not None and not stream:
         raise bad_request("stream_options needs stream to be true", param="stream_options")
     options = Fields(options or {}, {"include_usage", "continuous_usage_stats"}, "stream_options.")
-    usage = options.flag("include_usage")
-    return {"stream": stream, "usage": usage, "usage_in_chunks": usage and options.flag("continuous_usage_stats")}
+    usage, usage_in_chunks = options.flag("include_usage"), options.flag("continuous_usage_stats")
+    if usage_in_chunks and not usage:
+        name = "stream_options.continuous_usage_stats"
+        raise bad_request(f"{name} needs stream_options.include_usage", param=name)
+    return {"stream": stream, "usage": usage, "usage_in_chunks": usage_in_chunks}
 
 
 def sampling_params(stage: Stage, fields: Fields, **more: Any) -> Any:

@@ -19,10 +19,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving import batch
-from serving.__main__ import main
+from serving.__main__ import add_server_flags, build_parser, check, main
 from serving.app import App
 from serving.chat import ChatTemplate
 from serving.completions import Service
+from serving.protocol import SAMPLING
 from serving.stages import PACKAGES, Stage
 from tests.adapter import ROOT
 
@@ -204,6 +205,18 @@ def test_the_fields_have_openais_defaults_and_null_is_left_out(tales):
     assert complete(tales, prompt="Once", seed=1, ignore_eos=True, **more)["choices"] == whole["choices"]
 
 
+def test_every_sampling_field_reaches_the_engine(small_checkpoint):
+    fields = {"n": 2, "temperature": 0.5, "top_p": 0.9, "presence_penalty": 0.1, "frequency_penalty": 0.2, "seed": 3}
+    fields |= {"stop": ("a", "b"), "max_tokens": 7, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
+    fields |= {"ignore_eos": True, "min_tokens": 2, "stop_token_ids": (4, 5)}
+    assert fields.keys() == set(SAMPLING)
+    with serving(6, small_checkpoint, policy="priority") as app:
+        body = json.loads(json.dumps({"model": "tales", "prompt": [1], "priority": -3, "logprobs": 4, **fields}))
+        job = app.service._job(body, chat=False)
+        assert (job.params, job.priority) == (params(app, logprobs=4, **fields), -3)
+        complete(app, prompt=[1], priority=-3)
+
+
 def test_many_at_once_get_what_each_gets_alone(tales):
     bodies = [{"model": "tales", "prompt": "A fox", "seed": i, "max_tokens": 3 + i % 9} for i in range(24)]
 
@@ -328,6 +341,11 @@ REFUSED = [
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream_options needs stream"),
     ({"stream": True, "stream_options": {"foo": 1}}, "stream_options.foo", "stream_options.foo is not known"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "must be true or false"),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+        "needs stream_options.include_usage",
+    ),
     ({"model": None}, "model", "model is missing; this server has 'tales'"),
     ({"model": 3}, "model", "model must be a text"),
 ]
@@ -860,6 +878,30 @@ def test_after_the_grace_requests_are_aborted_and_told_so():
         assert set(reasons.values()) == {choice["finish_reason"] for choice in whole["choices"]} == {"abort"}
         assert len(reasons) == 4
         assert server.wait() == 0
+
+
+def test_the_key_may_come_from_the_environment(monkeypatch):
+    parser = build_parser(Stage(5), "serving", "")
+    add_server_flags(parser)
+    for value, flags, key in (("k", [], "k"), ("k", ["--api-key", "other"], "other"), (None, [], None)):
+        monkeypatch.delenv("STAGEWISE_API_KEY", raising=False)
+        if value:
+            monkeypatch.setenv("STAGEWISE_API_KEY", value)
+        args = parser.parse_args(flags)
+        check(Stage(5), args)
+        assert args.api_key == key
+
+
+def test_what_is_not_installed_is_told():
+    """The extra is an extra: who starts the server without it is told how to get it."""
+    hide = "import sys, runpy; sys.modules['starlette'] = None; runpy.run_module(sys.argv[1], run_name='__main__')"
+    for module in ("serving", "serving.batch"):
+        result = subprocess.run(
+            [sys.executable, "-c", hide, module], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 1
+        assert len(result.stderr.splitlines()) == 1
+        assert 'pip install -e ".[serve]"' in result.stderr
 
 
 def test_flags_that_are_wrong_are_told_in_one_line(capsys, tmp_path):
