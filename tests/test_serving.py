@@ -36,11 +36,10 @@ TEMPLATE = (
 @contextlib.contextmanager
 def serving(stage, model, max_queue_size=1024, chat=None, log=None, **options):
     """An App with an engine of its own, which must be idle at the end."""
-    limits = {name: options.pop(name) for name in ("api_key", "max_body_bytes", "log_prompts") if name in options}
     stage = Stage(stage)
     options = {"max_num_seqs": 4, "device": "cpu", **options}
     with stage.AsyncLLM(model=str(model), max_queue_size=max_queue_size, **options) as engine:
-        app = App(Service(stage, engine, "tales", max_queue_size, chat), log=log, **limits)
+        app = App(Service(stage, engine, "tales", max_queue_size, chat), log=log)
         yield app
         if not app.service.failed:
             wait_until(lambda: not engine.llm.has_unfinished_requests())
@@ -404,7 +403,7 @@ def test_paths_methods_and_models_that_are_not_there(tales):
     assert error_of(ask(tales, "/v1/models/gpt-4"), 404)["code"] == "model_not_found"
 
 
-def test_bodies_that_are_too_long(small_checkpoint):
+def test_bodies_that_are_too_long(tales):
     async def parts():
         for _ in range(100):
             yield b" " * 64
@@ -413,27 +412,27 @@ def test_bodies_that_are_too_long(small_checkpoint):
         raise AssertionError("the body was read")
         yield b""
 
-    with serving(5, small_checkpoint, max_body_bytes=1000) as app:
-        body = json.dumps({"model": "tales", "prompt": [1], "max_tokens": 1}).encode()
-        assert ask(app, "/v1/completions", body.ljust(1000)).status_code == 200
-        error = error_of(ask(app, "/v1/completions", body.ljust(1001)), 413)
-        assert "1,000 bytes" in error["message"]
-        error_of(ask(app, "/v1/completions", method="POST", content=parts()), 413)  # which says no length
-        headers = {"content-length": "1001"}
-        error_of(ask(app, "/v1/completions", method="POST", content=unread(), headers=headers), 413)
+    app = App(tales.service, max_body_bytes=1000)
+    body = json.dumps({"model": "tales", "prompt": [1], "max_tokens": 1}).encode()
+    assert ask(app, "/v1/completions", body.ljust(1000)).status_code == 200
+    error = error_of(ask(app, "/v1/completions", body.ljust(1001)), 413)
+    assert "1,000 bytes" in error["message"]
+    error_of(ask(app, "/v1/completions", method="POST", content=parts()), 413)  # which says no length
+    headers = {"content-length": "1001"}
+    error_of(ask(app, "/v1/completions", method="POST", content=unread(), headers=headers), 413)
 
 
-def test_an_api_key_guards_v1(small_checkpoint):
-    with serving(5, small_checkpoint, api_key="sésame") as app:
-        for key in (None, "Bearer no", "sésame", "Bearer sésame "):
-            headers = {} if key is None else {"Authorization": key.encode()}
-            response = ask(app, "/v1/models", headers=headers)
-            assert error_of(response, 401)["code"] == "invalid_api_key"
-            assert response.headers["www-authenticate"] == "Bearer"
-        headers = {"Authorization": "Bearer sésame".encode()}
-        assert ask(app, "/v1/models", headers=headers).status_code == 200
-        error_of(ask(app, "/v1/nothing"), 401)
-        assert ask(app, "/health").status_code == 200
+def test_an_api_key_guards_v1(tales):
+    app = App(tales.service, api_key="sésame")
+    for key in (None, "Bearer no", "sésame", "Bearer sésame "):
+        headers = {} if key is None else {"Authorization": key.encode()}
+        response = ask(app, "/v1/models", headers=headers)
+        assert error_of(response, 401)["code"] == "invalid_api_key"
+        assert response.headers["www-authenticate"] == "Bearer"
+    headers = {"Authorization": "Bearer sésame".encode()}
+    assert ask(app, "/v1/models", headers=headers).status_code == 200
+    error_of(ask(app, "/v1/nothing"), 401)
+    assert ask(app, "/health").status_code == 200
 
 
 # --- Chats ------------------------------------------------------------------------------------------------------------
@@ -448,10 +447,10 @@ def chat(app, **fields):
     return response.json()
 
 
-def test_without_a_template_there_is_no_chat(small_checkpoint):
-    with serving(5, small_checkpoint) as app:
-        body = {"model": "tales", "messages": HELLO}
-        assert "GPT-2 has no chat template" in error_of(ask(app, "/v1/chat/completions", body), 400)["message"]
+def test_without_a_template_there_is_no_chat(tales):
+    app = App(Service(tales.service.stage, tales.service.engine, "tales", 1))
+    body = {"model": "tales", "messages": HELLO}
+    assert "GPT-2 has no chat template" in error_of(ask(app, "/v1/chat/completions", body), 400)["message"]
 
 
 def test_a_chat_is_a_completion_of_what_the_template_makes(tales):
@@ -584,12 +583,12 @@ def test_metrics_add_up_to_the_requests(stage, small_checkpoint):
             assert metrics["num_preemptions_total", None] == 0
 
 
-def test_the_log_has_a_line_for_each_request_and_no_prompts(small_checkpoint):
+def test_the_log_has_a_line_for_each_request_and_no_prompts(tales):
     for log_prompts in (False, True):
         lines = []
-        with serving(5, small_checkpoint, log=lines.append, log_prompts=log_prompts) as app:
-            complete(app, prompt=[[7, 77], [8]], max_tokens=2, ignore_eos=True)
-            ask(app, "/v1/no%0Apath")
+        app = App(tales.service, log=lines.append, log_prompts=log_prompts)
+        complete(app, prompt=[[7, 77], [8]], max_tokens=2, ignore_eos=True)
+        ask(app, "/v1/no%0Apath")
         first, second = lines
         prompts = r", \[\[7, 77\], \[8\]\]" if log_prompts else ""
         assert re.fullmatch(r"POST /v1/completions 200 \d+ ms, 3 \+ 4 tokens, length" + prompts, first)
@@ -768,24 +767,23 @@ def test_an_engine_that_fails_is_told_in_the_stream_and_to_all_after_it(small_ch
         assert ask(app, "/health").status_code == ask(app, "/ready").status_code == 503
 
 
-def test_a_mistake_of_the_server_is_a_500_of_openais_shape(small_checkpoint, monkeypatch):
+def test_a_mistake_of_the_server_is_a_500_of_openais_shape(tales, monkeypatch):
     def fail(*_, **__):
         raise ZeroDivisionError("a secret")
 
-    with serving(5, small_checkpoint) as app:
-        monkeypatch.setattr(app.service, "_job", fail)
-        response = ask(app, "/v1/completions", {"model": "tales"})
-        assert error_of(response, 500)["type"] == "server_error"
-        assert "secret" not in response.text
+    monkeypatch.setattr(tales.service, "_job", fail)
+    response = ask(tales, "/v1/completions", {"model": "tales"})
+    assert error_of(response, 500)["type"] == "server_error"
+    assert "secret" not in response.text
 
 
-def test_a_server_that_ends_takes_no_more(small_checkpoint):
-    with serving(5, small_checkpoint) as app:
-        app.draining = True
-        error = error_of(ask(app, "/v1/completions", {"model": "tales", "prompt": [1]}), 503)
-        assert error["code"] == "shutting_down"
-        assert ask(app, "/ready").status_code == 503
-        assert ask(app, "/health").status_code == ask(app, "/metrics").status_code == 200
+def test_a_server_that_ends_takes_no_more(tales):
+    app = App(tales.service)
+    app.draining = True
+    error = error_of(ask(app, "/v1/completions", {"model": "tales", "prompt": [1]}), 503)
+    assert error["code"] == "shutting_down"
+    assert ask(app, "/ready").status_code == 503
+    assert ask(app, "/health").status_code == ask(app, "/metrics").status_code == 200
 
 
 # --- A process of its own ---------------------------------------------------------------------------------------------
@@ -831,7 +829,7 @@ class Process:
         return self.process.wait(timeout=60)
 
 
-LONG = {"max_tokens": 900, "seed": 1}
+LONG = {"max_tokens": 500, "seed": 1}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGTERM is POSIX's")
@@ -844,10 +842,10 @@ def test_a_signal_lets_requests_finish_and_a_second_one_does_not():
         server.signal()
         wait_until(lambda: server.post(max_tokens=1).status == 503)
         events = read_events(begin + response.read())
-        assert len(events) == 900
+        assert len(events) == 500
         assert events[-1]["choices"][0]["finish_reason"] == "length"
         assert server.wait() == 0
-        assert any("200" in line and "1 + 900 tokens, length" in line for line in server.lines)
+        assert any("200" in line and "1 + 500 tokens, length" in line for line in server.lines)
         assert not any("Traceback" in line for line in server.lines)
 
         response = other.post(**LONG, n=8, stream=True)
