@@ -1,0 +1,1 @@
+"""An HTTP server with OpenAI's interface on top of a stage's `AsyncLLM`."""

@@ -1,0 +1,110 @@
+"""The command line: `python -m serving --stage 6 --model tinytales --port 8000`.
+
+Exit status: 0 ended by a signal when all was done, 2 bad input, 130 or 143 ended at once by a second signal.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from . import __doc__ as description
+
+try:
+    from .app import MAX_BODY_BYTES, App
+    from .chat import ChatTemplate
+    from .completions import Service
+    from .server import Server, listen, url
+except ModuleNotFoundError as error:
+    sys.exit(f'python -m serving: error: {error}; install what it needs: pip install -e ".[serve]"')
+from .stages import NEWEST, PACKAGES, Stage
+
+
+def pick_stage(argv: list[str] | None) -> Stage:
+    """The stage that --stage names: the other flags depend on it."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--stage", default=NEWEST)
+    number = str(parser.parse_known_args(argv)[0].stage)
+    return Stage(int(number) if number.isdecimal() and int(number) in PACKAGES else NEWEST)
+
+
+def build_parser(stage: Stage, prog: str, description: str) -> argparse.ArgumentParser:
+    """A parser with the flags that the server and batch files share."""
+    parser = stage.part("cli").Parser(prog=prog, description=description, allow_abbrev=False)
+    add = parser.add_argument_group("serving").add_argument
+    add("--stage", type=int, choices=list(PACKAGES), default=NEWEST, help="whose engine (default: %(default)s)")
+    add("--served-model-name", metavar="NAME", help="what requests call the model (default: as --model)")
+    add(
+        "--chat-template",
+        type=Path,
+        metavar="FILE",
+        help="a Jinja template that makes a prompt of messages, for /v1/chat/completions",
+    )
+    stage.part("config").add_flags(parser.add_argument_group("engine").add_argument)
+    return parser
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("server").add_argument
+    add("--host", default="127.0.0.1", help="where to listen (default: %(default)s, this machine alone)")
+    add("--port", type=int, default=8000, metavar="N", help="0: one that is free (default: %(default)s)")
+    add("--api-key", metavar="KEY", help="what clients of /v1/ must show; or in the environment, STAGEWISE_API_KEY")
+    add("--max-queue-size", type=int, default=1024, metavar="N", help="requests that may wait (default: %(default)s)")
+    add("--max-body-bytes", type=int, default=MAX_BODY_BYTES, metavar="N", help="the longest body of a request")
+    add(
+        "--grace",
+        type=float,
+        default=30,
+        metavar="SECONDS",
+        help="how long running requests may go on after SIGTERM or Ctrl-C (default: %(default)s)",
+    )
+    add("--log-prompts", action="store_true", help="put prompts into the log of requests, on stderr")
+    add("--quiet", action="store_true", help="no log of requests")
+
+
+def check(stage: Stage, args: argparse.Namespace) -> None:
+    """Raise ValueError for a flag of the server that is wrong."""
+    part = stage.part("sampling_params")
+    part.whole_number("--port", args.port, 0, 65535)
+    part.whole_number("--max-body-bytes", args.max_body_bytes, 1)
+    part.number("--grace", args.grace, 0, 86400)
+    args.api_key = args.api_key if args.api_key is not None else os.environ.get("STAGEWISE_API_KEY")
+    if args.api_key == "":
+        raise ValueError("--api-key is empty: give a key, or leave it out")
+
+
+def make_service(stage: Stage, args: argparse.Namespace, max_queue_size: int) -> Service:
+    """The engine that the flags ask for, and what answers with it."""
+    template = ChatTemplate(args.chat_template) if args.chat_template else None
+    options = stage.part("config").engine_options(args)
+    engine = stage.AsyncLLM(max_queue_size=max_queue_size, **options)
+    return Service(stage, engine, args.served_model_name or args.model, max_queue_size, template)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the server; returns the exit status."""
+    stage = pick_stage(argv)
+    console = stage.part("console")
+    console.prepare_streams()
+    parser = build_parser(stage, "python -m serving", description)
+    add_server_flags(parser)
+    args, outcome = parser.parse_args(argv), console.Outcome(parser.prog)
+    with outcome:
+        check(stage, args)
+        with listen(args.host, args.port) as listener:  # before the model is loaded, which takes longer
+            service = make_service(stage, args, args.max_queue_size)
+            limits = {"api_key": args.api_key, "max_body_bytes": args.max_body_bytes}
+            log = None if args.quiet else console.tell
+            app = App(service, log=log, log_prompts=args.log_prompts, **limits)
+            console.tell(f"Serving {service.model_name} (stage {stage.number}) on {url(listener)}")
+            with service.engine:
+                Server(app, args.grace).run(sockets=[listener])
+    console.flush_streams()
+    return outcome.status
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # while torch is being loaded, which takes a second
+        sys.exit(130)

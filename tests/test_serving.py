@@ -1,0 +1,990 @@
+"""The HTTP server: OpenAI's interface on every stage that has an AsyncLLM, its errors, its streams and its end."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving import batch
+from serving.__main__ import add_server_flags, build_parser, check, main
+from serving.app import App
+from serving.chat import ChatTemplate
+from serving.completions import Service
+from serving.protocol import SAMPLING
+from serving.stages import PACKAGES, Stage
+from tests.adapter import ROOT
+
+SERVING = sorted(PACKAGES)
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}bot:{% endif %}"
+)
+
+
+@contextlib.contextmanager
+def serving(stage, model, max_queue_size=1024, chat=None, log=None, **options):
+    """An App with an engine of its own, which must be idle at the end."""
+    stage = Stage(stage)
+    options = {"max_num_seqs": 4, "device": "cpu", **options}
+    with stage.AsyncLLM(model=str(model), max_queue_size=max_queue_size, **options) as engine:
+        app = App(Service(stage, engine, "tales", max_queue_size, chat), log=log)
+        yield app
+        if not app.service.failed:
+            wait_until(lambda: not engine.llm.has_unfinished_requests())
+            engine.llm.engine.scheduler.check_integrity()
+            assert engine._loop._waiters == {}
+            assert app.service.metrics.num_unfinished == app.num_active == 0
+
+
+@pytest.fixture(scope="module")
+def tales(tmp_path_factory):
+    """The bundled model on the newest stage, with a chat template."""
+    path = tmp_path_factory.mktemp("chat") / "template.jinja"
+    path.write_text(TEMPLATE)
+    with serving(6, "tinytales", chat=ChatTemplate(path)) as app:
+        yield app
+
+
+@pytest.fixture(scope="module", params=SERVING)
+def small(request, small_checkpoint):
+    """Every stage that serves, with a random model."""
+    with serving(request.param, small_checkpoint) as app:
+        yield app
+
+
+@pytest.fixture(scope="module", params=SERVING)
+def babbling(request, babble):
+    with serving(request.param, babble) as app:
+        yield app
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.002)
+
+
+async def ask_async(app, path, body=None, method=None, **more):
+    """A request, in this process."""
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        given = {"content": body} if isinstance(body, bytes) else {} if body is None else {"json": body}
+        return await client.request(method or ("GET" if body is None else "POST"), path, **given, **more)
+
+
+def ask(app, path, body=None, method=None, **more):
+    return asyncio.run(ask_async(app, path, body, method, **more))
+
+
+def complete(app, **fields):
+    """A completion that must succeed."""
+    response = ask(app, "/v1/completions", {"model": "tales", **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def read_events(raw):
+    """The events of a stream, which is checked byte by byte."""
+    assert b"\r" not in raw
+    assert raw.endswith(b"\n\n")
+    assert raw.isascii()  # some clients end a line at U+2028 too
+    events = raw.decode().split("\n\n")[:-1]
+    assert all(event.startswith("data: ") and "\n" not in event for event in events)
+    assert events[-1] == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+
+
+def stream(app, path="/v1/completions", **fields):
+    response = ask(app, path, {"model": "tales", "stream": True, **fields})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return read_events(response.content)
+
+
+def join(events, num_choices=1):
+    """The choices that chunks of a completion make, with logprobs put together."""
+    choices = [{} for _ in range(num_choices)]
+    for new in (choice for event in events for choice in event["choices"]):
+        old = choices[new["index"]]
+        new = {**new, "text": old.get("text", "") + new["text"]}
+        if new["logprobs"] and old:
+            new["logprobs"] = {name: old["logprobs"][name] + value for name, value in new["logprobs"].items()}
+        choices[new["index"]] = new
+    return choices
+
+
+def params(app, **fields):
+    return app.service.stage.SamplingParams(**fields)
+
+
+def generate(app, prompts, **fields):
+    """What the engine gives without a server."""
+    return app.service.engine.llm.generate(prompts, params(app, **fields))
+
+
+def error_of(response, status):
+    """The error of a response, which must have OpenAI's shape."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert response.json().keys() == {"error"}
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+# --- Completions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0}, {"seed": 7, "stop": ["e", "th"], "top_p": 0.9}, {"seed": 3}])
+def test_a_stream_is_the_whole_and_what_the_engine_gives(babbling, fields):
+    """On a model that babbles in every script, with broken characters."""
+    more = {"prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True, "logprobs": 2, **fields}
+    whole = complete(babbling, **more)
+    (choice,) = whole["choices"]
+    events = stream(babbling, stream_options={"include_usage": True}, **more)
+    assert join(events) == [choice]
+    fields = {name: value for name, value in more.items() if name != "prompt"}
+    (expected,) = generate(babbling, ["Once upon a time"], **fields)[0].outputs
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (
+        expected.text,
+        expected.finish_reason,
+        expected.stop_reason,
+    )
+    likely = [logprobs[token].logprob for token, logprobs in zip(expected.token_ids, expected.logprobs, strict=True)]
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(likely, abs=1e-4)
+    assert len(events) == len(expected.token_ids) + 1  # a chunk for each token, also those without text
+    assert whole["usage"]["completion_tokens"] == events[-1]["usage"]["completion_tokens"] == len(expected.token_ids)
+
+
+def test_several_prompts_and_n(tales):
+    prompts = ["Once upon a time", "A fox", "One day"]
+    fields = {"max_tokens": 6, "n": 2, "seed": 5}
+    expected = [c.text for output in generate(tales, prompts, **fields) for c in output.outputs]
+    whole = complete(tales, prompt=prompts, **fields)
+    assert [choice["index"] for choice in whole["choices"]] == list(range(6))
+    assert [choice["text"] for choice in whole["choices"]] == expected
+    assert whole["usage"]["prompt_tokens"] == sum(len(output.prompt_token_ids) for output in generate(tales, prompts))
+    assert whole["usage"]["completion_tokens"] == whole["usage"]["total_tokens"] - whole["usage"]["prompt_tokens"] == 36
+    assert [c["text"] for c in join(stream(tales, prompt=prompts, **fields), 6)] == expected
+
+
+def test_prompts_as_text_and_as_ids(tales):
+    fields = {"temperature": 0, "max_tokens": 5}
+    ids = ask(tales, "/tokenize", {"prompt": "Once upon a time"}).json()["tokens"]
+    (choice,) = complete(tales, prompt="Once upon a time", **fields)["choices"]
+    for prompt in (["Once upon a time"], ids, [ids]):
+        assert complete(tales, prompt=prompt, **fields)["choices"] == [choice]
+    assert len(complete(tales, prompt=[ids, ids], **fields)["choices"]) == 2
+    default = complete(tales, **fields)
+    assert default["choices"] == complete(tales, prompt="<|endoftext|>", **fields)["choices"]
+    assert default["usage"]["prompt_tokens"] == 1
+
+
+def test_the_fields_have_openais_defaults_and_null_is_left_out(tales):
+    whole = complete(tales, prompt="Once", seed=1, ignore_eos=True)
+    assert whole["usage"]["completion_tokens"] == 16
+    names = ["n", "best_of", "echo", "logprobs", "stop", "stream", "stream_options", "temperature", "top_p", "suffix"]
+    names += ["max_tokens", "logit_bias", "user", "top_k", "min_p", "priority", "presence_penalty", "stop_token_ids"]
+    again = complete(tales, prompt="Once", seed=1, ignore_eos=True, **dict.fromkeys(names))
+    assert again["choices"] == whole["choices"]
+    more = {"user": "me", "best_of": 1, "logit_bias": {}, "top_k": -1, "suffix": ""}  # -1 is vLLM's "all"
+    assert complete(tales, prompt="Once", seed=1, ignore_eos=True, **more)["choices"] == whole["choices"]
+
+
+def test_every_sampling_field_reaches_the_engine(small_checkpoint):
+    fields = {"n": 2, "temperature": 0.5, "top_p": 0.9, "presence_penalty": 0.1, "frequency_penalty": 0.2, "seed": 3}
+    fields |= {"stop": ("a", "b"), "max_tokens": 7, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
+    fields |= {"ignore_eos": True, "min_tokens": 2, "stop_token_ids": (4, 5)}
+    assert fields.keys() == set(SAMPLING)
+    with serving(6, small_checkpoint, policy="priority") as app:
+        body = json.loads(json.dumps({"model": "tales", "prompt": [1], "priority": -3, "logprobs": 4, **fields}))
+        job = app.service._job(body, chat=False)
+        assert (job.params, job.priority) == (params(app, logprobs=4, **fields), -3)
+        complete(app, prompt=[1], priority=-3)
+
+
+def test_many_at_once_get_what_each_gets_alone(tales):
+    bodies = [{"model": "tales", "prompt": "A fox", "seed": i, "max_tokens": 3 + i % 9} for i in range(24)]
+
+    async def all_of_them():  # half of them stream
+        more = [{**body, "stream": bool(body["seed"] % 2)} for body in bodies]
+        return await asyncio.gather(*(ask_async(tales, "/v1/completions", body) for body in more))
+
+    for body, response in zip(bodies, asyncio.run(all_of_them()), strict=True):
+        expected = complete(tales, **{name: value for name, value in body.items() if name != "model"})["choices"]
+        got = join(read_events(response.content)) if body["seed"] % 2 else response.json()["choices"]
+        assert got == expected
+
+
+def test_usage_in_chunks(tales):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = stream(tales, prompt=["Once", "A fox"], max_tokens=3, ignore_eos=True, stream_options=options)
+    assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 4, 5, 6, 6]
+    assert events[-1]["choices"] == []
+    assert all(event["usage"] is None for event in stream(tales, stream_options={"include_usage": True})[:-1])
+    assert all("usage" not in event for event in stream(tales))
+
+
+def test_stage_4_makes_one_completion(small_checkpoint):
+    with serving(4, small_checkpoint) as app:
+        error = error_of(ask(app, "/v1/completions", {"model": "tales", "prompt": [1], "n": 2}), 400)
+        assert error["param"] == "n"
+        assert "stage 4" in error["message"]
+        assert len(complete(app, prompt=[1], n=1, max_tokens=2)["choices"]) == 1
+
+
+# --- Log-probabilities ------------------------------------------------------------------------------------------------
+
+
+def test_echo_and_logprobs_as_lm_eval_reads_them(small):
+    """Ids in, prompt and one token out; what stands between is the continuation's log-probability."""
+    prompts = [[5, 6, 7, 8, 9], [1, 2, 3]]
+    body = {"prompt": prompts, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+    choices = complete(small, **body)["choices"]
+    outputs = generate(small, prompts, temperature=0, max_tokens=1, logprobs=1, prompt_logprobs=1)
+    for ids, choice, output in zip(prompts, choices, outputs, strict=True):
+        logprobs = choice["logprobs"]
+        assert {len(column) for column in logprobs.values()} == {len(ids) + 1}
+        assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+        expected = [output.prompt_logprobs[i][ids[i]].logprob for i in range(1, len(ids))]
+        assert logprobs["token_logprobs"][1:-1] == pytest.approx(expected, abs=1e-4)
+        greedy = [output.prompt_logprobs[i][ids[i]].rank == 1 for i in range(1, len(ids))]
+        pairs = zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+        assert [value == max(top.values()) for value, top in list(pairs)[1:-1]] == greedy
+    assert (
+        complete(small, **{**body, "max_tokens": 0})["choices"][0]["logprobs"]["tokens"]
+        == (choices[0]["logprobs"]["tokens"][:-1])
+    )
+    assert join(stream(small, **body), 2) == choices
+
+
+def test_echo_is_the_prompt_and_offsets_point_into_the_text(tales):
+    for prompt, start in (("Snow — très froid", "Snow — très froid"), ("", ""), ([50256, 7454], "<|endoftext|>Once")):
+        for n in (1, 2):
+            choices = complete(tales, prompt=prompt, echo=True, logprobs=0, n=n, max_tokens=4)["choices"]
+            for choice in choices:
+                logprobs = choice["logprobs"]
+                assert choice["text"].startswith(start)
+                assert [len(top) for top in logprobs["top_logprobs"][1:]] == [1] * (len(logprobs["tokens"]) - 1)
+                for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+                    if prompt and not token.startswith("bytes:"):
+                        assert choice["text"][offset:].startswith(token)
+    for prompt in ("Once", [7454]):
+        whole = complete(tales, prompt=prompt, echo=True, max_tokens=0)
+        assert (whole["choices"][0]["text"], whole["usage"]["completion_tokens"]) == ("Once", 0)
+    assert complete(tales, prompt="Once", max_tokens=0)["choices"][0]["text"] == ""
+
+
+def test_tokens_that_are_parts_of_characters_have_names_of_their_own(babbling):
+    fields = {"prompt": "x", "seed": 2, "max_tokens": 60, "ignore_eos": True, "logprobs": 20}
+    logprobs = complete(babbling, **fields)["choices"][0]["logprobs"]
+    assert any(token.startswith("bytes:\\x") for top in logprobs["top_logprobs"] for token in top)
+    pairs = zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+    for token, value, top in pairs:
+        assert top[token] == value
+        assert len(top) in (20, 21)  # nobody's name hides another's
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+REFUSED = [
+    ({"foo": 1}, "foo", "foo is not known"),
+    ({"functions": None}, "functions", "functions is not known"),
+    ({"logit_bias": {"50256": -100}}, "logit_bias", "logit_bias is not supported"),
+    ({"suffix": "the end"}, "suffix", "suffix is not supported"),
+    ({"best_of": 3, "n": 2}, "best_of", "best_of must be n, which is 2"),
+    ({"prompt": []}, "prompt", "prompt must be a text"),
+    ({"prompt": ["a", 1]}, "prompt", "prompt must be a text"),
+    ({"prompt": [True]}, "prompt", "prompt must be a text"),
+    ({"prompt": {"a": 1}}, "prompt", "prompt must be a text"),
+    ({"prompt": [[]]}, "prompt", "empty list of token ids"),
+    ({"prompt": [[1], [50257]]}, "prompt", "prompt 1: token 50257 is outside the model's vocabulary"),
+    ({"prompt": [-1]}, "prompt", "token -1 is outside"),
+    ({"prompt": "half \ud800"}, "prompt", "prompt 0: the text is not valid Unicode"),
+    ({"max_tokens": -1}, "max_tokens", "max_tokens must be a whole number from 0"),
+    ({"max_tokens": 1.5}, "max_tokens", "max_tokens must be a whole number"),
+    ({"max_tokens": True}, "max_tokens", "max_tokens must be a whole number"),
+    ({"temperature": -1}, "temperature", "temperature must be a number from 0"),
+    ({"temperature": "hot"}, "temperature", "temperature must be a number"),
+    ({"top_p": 0}, "top_p", "top_p must be over 0"),
+    ({"top_k": -2}, "top_k", "top_k must be a whole number"),
+    ({"n": 0}, "n", "n must be a whole number from 1 to 1024"),
+    ({"n": 1025}, "n", "n must be a whole number from 1 to 1024"),
+    ({"n": 600, "prompt": ["a", "b"]}, "n", "2 prompts and n 600 are more than 1024 choices"),
+    ({"logprobs": 21}, "logprobs", "logprobs must be a whole number from 0 to 20"),
+    ({"logprobs": True}, "logprobs", "logprobs must be a whole number"),
+    ({"stop": ""}, "stop", "stop must be texts that are not empty"),
+    ({"stop": [1]}, "stop", "stop must be texts"),
+    ({"stop_token_ids": [60000]}, "stop_token_ids", "stop_token_ids 60000 is outside"),
+    ({"min_tokens": 20}, "min_tokens", "min_tokens must be a whole number from 0 to 16"),
+    ({"ignore_eos": 1}, "ignore_eos", "ignore_eos must be True or False"),
+    ({"seed": -1}, "seed", "seed must be a whole number"),
+    ({"priority": 3}, "priority", "priority 3 needs the policy"),
+    ({"priority": "high"}, "priority", "priority must be a whole number"),
+    ({"user": 7}, "user", "user must be a text"),
+    ({"echo": "yes"}, "echo", "echo must be true or false"),
+    ({"stream": 1}, "stream", "stream must be true or false"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "stream_options needs stream"),
+    ({"stream": True, "stream_options": {"foo": 1}}, "stream_options.foo", "stream_options.foo is not known"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "must be true or false"),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+        "needs stream_options.include_usage",
+    ),
+    ({"model": None}, "model", "model is missing; this server has 'tales'"),
+    ({"model": 3}, "model", "model must be a text"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_is_refused_is_named(tales, fields, param, message):
+    body = {"model": "tales", "prompt": "Once", **fields}
+    error = error_of(ask(tales, "/v1/completions", json.dumps(body).encode()), 400)
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert message in error["message"]
+
+
+def test_what_is_too_long_for_the_context(tales):
+    error = error_of(ask(tales, "/v1/completions", {"model": "tales", "prompt": [1] * 1024}), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert "max_model_len 1024" in error["message"]
+    whole = complete(tales, prompt=[1] * 1020, max_tokens=1000, ignore_eos=True)
+    assert (whole["usage"]["completion_tokens"], whole["choices"][0]["finish_reason"]) == (4, "length")
+    assert complete(tales, prompt=[1] * 1024, max_tokens=0)["usage"]["prompt_tokens"] == 1024
+
+
+BODIES = {
+    "nothing": b"",
+    "no JSON": b'{"model": ',
+    "no object": b"[1, 2]",
+    "NaN": b'{"model": "tales", "temperature": NaN}',
+    "Infinity": b'{"model": "tales", "temperature": -Infinity}',
+    "a key twice": b'{"model": "tales", "n": 1, "n": 2}',
+    "many keys, one of them twice": b"{" + b"".join(b'"%d": 1,' % i for i in range(200_000)) + b'"199999": 1}',
+    "a key twice, inside": b'{"model": "tales", "stream_options": {"a": 1, "a": 1}}',
+    "not UTF-8": b'{"model": "tales", "prompt": "\xff\xfe"}',
+    "too deep": b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "too deep and open": b"[" * 100_000,
+    "an infinite number": b'{"model": "tales", "messages": [], "temperature": 1e999, "max_tokens": 1}',
+    "a huge number": b'{"max_tokens": 1' + b"0" * 10_000 + b"}",
+    "surrogates": b'{"model": "\\ud800", "\\udfff": "\\ud800"}',
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_that_are_no_requests(tales, name):
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        error_of(ask(tales, path, BODIES[name]), 400)
+
+
+def test_paths_methods_and_models_that_are_not_there(tales):
+    assert "no /v1/nothing" in error_of(ask(tales, "/v1/nothing"), 404)["message"]
+    error_of(ask(tales, "/v1/models/"), 404)
+    response = ask(tales, "/v1/completions", method="GET")
+    assert "takes POST, not GET" in error_of(response, 405)["message"]
+    assert response.headers["allow"] == "POST"
+    error_of(ask(tales, "/v1/models", {}), 405)
+    error = error_of(ask(tales, "/v1/completions", {"model": "gpt-4", "prompt": "x"}), 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert error_of(ask(tales, "/v1/models/gpt-4"), 404)["code"] == "model_not_found"
+
+
+def test_bodies_that_are_too_long(tales):
+    async def parts():
+        for _ in range(100):
+            yield b" " * 64
+
+    async def unread():
+        raise AssertionError("the body was read")
+        yield b""
+
+    app = App(tales.service, max_body_bytes=1000)
+    body = json.dumps({"model": "tales", "prompt": [1], "max_tokens": 1}).encode()
+    assert ask(app, "/v1/completions", body.ljust(1000)).status_code == 200
+    error = error_of(ask(app, "/v1/completions", body.ljust(1001)), 413)
+    assert "1,000 bytes" in error["message"]
+    error_of(ask(app, "/v1/completions", method="POST", content=parts()), 413)  # which says no length
+    headers = {"content-length": "1001"}
+    error_of(ask(app, "/v1/completions", method="POST", content=unread(), headers=headers), 413)
+
+
+def test_an_api_key_guards_v1(tales):
+    app = App(tales.service, api_key="sésame")
+    for key in (None, "Bearer no", "sésame", "Bearer sésame "):
+        headers = {} if key is None else {"Authorization": key.encode()}
+        response = ask(app, "/v1/models", headers=headers)
+        assert error_of(response, 401)["code"] == "invalid_api_key"
+        assert response.headers["www-authenticate"] == "Bearer"
+    headers = {"Authorization": "Bearer sésame".encode()}
+    assert ask(app, "/v1/models", headers=headers).status_code == 200
+    error_of(ask(app, "/v1/nothing"), 401)
+    assert ask(app, "/health").status_code == 200
+
+
+# --- Chats ------------------------------------------------------------------------------------------------------------
+
+HELLO = [{"role": "system", "content": "You tell tales."}, {"role": "user", "content": "Hello"}]
+HELLO_TEXT = "system: You tell tales.\nuser: Hello\nbot:"
+
+
+def chat(app, **fields):
+    response = ask(app, "/v1/chat/completions", {"model": "tales", "messages": HELLO, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_without_a_template_there_is_no_chat(tales):
+    app = App(Service(tales.service.stage, tales.service.engine, "tales", 1))
+    body = {"model": "tales", "messages": HELLO}
+    assert "GPT-2 has no chat template" in error_of(ask(app, "/v1/chat/completions", body), 400)["message"]
+
+
+def test_a_chat_is_a_completion_of_what_the_template_makes(tales):
+    fields = {"temperature": 0, "max_tokens": 12}
+    expected = complete(tales, prompt=HELLO_TEXT, **fields)
+    whole = chat(tales, **fields)
+    assert whole["object"] == "chat.completion"
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": expected["choices"][0]["text"]}
+    assert whole["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
+    parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in HELLO]
+    fields = {"temperature": 0, "max_completion_tokens": 12}
+    assert chat(tales, messages=parts, **fields)["choices"] == whole["choices"]
+    events = stream(tales, "/v1/chat/completions", messages=HELLO, **fields)
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta["content"] for delta in deltas) == expected["choices"][0]["text"]
+    assert all(event["object"] == "chat.completion.chunk" for event in events)
+    assert [event["choices"][0]["finish_reason"] for event in events[-2:]] == [None, "length"]
+    assert len(chat(tales, n=3, max_tokens=1)["choices"]) == 3
+
+
+def test_logprobs_of_a_chat(tales):
+    fields = {"temperature": 0, "max_tokens": 4, "logprobs": True, "top_logprobs": 2}
+    content = chat(tales, **fields)["choices"][0]["logprobs"]["content"]
+    assert len(content) == 4
+    for token in content:
+        assert bytes(token["bytes"]).decode() == token["token"]
+        assert len(token["top_logprobs"]) == 2
+        assert token["top_logprobs"][0] == {name: token[name] for name in ("token", "logprob", "bytes")}
+    events = stream(tales, "/v1/chat/completions", messages=HELLO, **fields)
+    assert [one for e in events[1:] for one in e["choices"][0]["logprobs"]["content"]] == content
+    assert chat(tales, logprobs=True, max_tokens=1)["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+
+
+CHATS_REFUSED = [
+    ({"messages": []}, "messages", "at least one message"),
+    ({"messages": None}, "messages", "at least one message"),
+    ({"messages": "Hello"}, "messages", "messages must be a list"),
+    ({"messages": ["Hello"]}, "messages[0]", "messages[0] must be an object"),
+    ({"messages": [{"content": "Hello"}]}, "messages[0].role", "messages[0].role is missing"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "messages[0].content is missing"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", '"type": "text"'),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0].tool_calls", "is not known"),
+    ({"tools": []}, "tools", "tools is not known"),
+    ({"prompt": "x"}, "prompt", "prompt is not known"),
+    ({"logprobs": 3}, "logprobs", "logprobs must be true or false"),
+    ({"top_logprobs": 3}, "top_logprobs", "top_logprobs needs logprobs"),
+    ({"max_tokens": 0}, "max_tokens", "max_tokens must be a whole number from 1"),
+    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "one limit"),
+    ({"messages": [{"role": "user", "content": "word " * 1100}]}, "messages", "leave no room"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), CHATS_REFUSED, ids=lambda value: str(value)[:40])
+def test_chats_that_are_refused(tales, fields, param, message):
+    error = error_of(ask(tales, "/v1/chat/completions", {"model": "tales", "messages": HELLO, **fields}), 400)
+    assert error["param"] == param
+    assert message in error["message"]
+
+
+def test_templates_are_checked_and_kept_in_a_sandbox(tmp_path):
+    path = tmp_path / "template.jinja"
+    path.write_text("{% for %}")
+    with pytest.raises(ValueError, match="line 1"):
+        ChatTemplate(path)
+    path.write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(Exception, match=r"the chat template can't take these messages.*unsafe"):
+        ChatTemplate(path).prompt(HELLO)
+    path.write_text("{{ raise_exception('only users speak') }}")
+    with pytest.raises(Exception, match="only users speak"):
+        ChatTemplate(path).prompt(HELLO)
+
+
+# --- What else it tells -----------------------------------------------------------------------------------------------
+
+
+def test_models_tokens_versions_and_health(tales):
+    (model,) = ask(tales, "/v1/models").json()["data"]
+    assert model == ask(tales, "/v1/models/tales").json()
+    assert (model["id"], model["object"], model["root"], model["max_model_len"]) == (
+        "tales",
+        "model",
+        "tinytales",
+        1024,
+    )
+    text = "Once upon a time — <|endoftext|>"
+    tokens = ask(tales, "/tokenize", {"model": "tales", "prompt": text}).json()
+    assert tokens == {"count": len(tokens["tokens"]), "max_model_len": 1024, "tokens": tokens["tokens"]}
+    assert ask(tales, "/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": text}
+    assert ask(tales, "/version").json()["stage"] == 6
+    assert ask(tales, "/health").status_code == ask(tales, "/ready").status_code == 200
+    for body in ({"tokens": [50257]}, {"tokens": [-1]}, {"tokens": ["a"]}, {"tokens": "a"}, {}):
+        error_of(ask(tales, "/detokenize", body), 400)
+    for body in ({"prompt": 1}, {}, {"prompt": "x", "foo": 1}, {"prompt": "\ud800"}):
+        error_of(ask(tales, "/tokenize", json.dumps(body).encode()), 400)
+    error_of(ask(tales, "/tokenize", {"prompt": "x", "model": "gpt-4"}), 404)
+
+
+def read_metrics(app):
+    """Every sample: its name and finished_reason -> its value."""
+    text = ask(app, "/metrics").text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    assert all(sample.labels["model_name"] == "tales" for sample in samples)
+    return {
+        (s.name.removeprefix("vllm:"), s.labels.get("finished_reason")): s.value
+        for s in samples
+        if "le" not in s.labels
+    }
+
+
+@pytest.mark.parametrize("stage", SERVING)
+def test_metrics_add_up_to_the_requests(stage, small_checkpoint):
+    with serving(stage, small_checkpoint) as app:
+        usages = [complete(app, prompt=[[1, 2, 3], list(range(1, 36))], max_tokens=i, ignore_eos=True) for i in (2, 5)]
+        stream(app, prompt=[4, 5], max_tokens=3, ignore_eos=True)
+        complete(app, prompt=[9], max_tokens=9, stop_token_ids=list(range(211)))
+        metrics = read_metrics(app)
+        assert metrics["prompt_tokens_total", None] == 38 * 2 + 2 + 1
+        assert metrics["generation_tokens_total", None] == 14 + 3 + 1
+        assert (metrics["request_success_total", "length"], metrics["request_success_total", "stop"]) == (5, 1)
+        assert metrics["time_to_first_token_seconds_count", None] == 6
+        assert metrics["inter_token_latency_seconds_count", None] == 18 - 6
+        assert metrics["e2e_request_latency_seconds_count", None] == 6
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+            assert metrics[name, None] == 0
+        if stage >= 5:
+            cached = sum(usage["usage"]["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+            assert metrics["prefix_cache_queries_total", None] == 79
+            assert metrics["prefix_cache_hits_total", None] == cached == 32
+            assert metrics["num_preemptions_total", None] == 0
+
+
+def test_the_log_has_a_line_for_each_request_and_no_prompts(tales):
+    for log_prompts in (False, True):
+        lines = []
+        app = App(tales.service, log=lines.append, log_prompts=log_prompts)
+        complete(app, prompt=[[7, 77], [8]], max_tokens=2, ignore_eos=True)
+        ask(app, "/v1/no%0Apath")
+        first, second = lines
+        prompts = r", \[\[7, 77\], \[8\]\]" if log_prompts else ""
+        assert re.fullmatch(r"POST /v1/completions 200 \d+ ms, 3 \+ 4 tokens, length" + prompts, first)
+        assert re.fullmatch(r"GET /v1/no%0Apath 404 \d+ ms", second)
+
+
+# --- Clients that go, wait, or come in crowds -------------------------------------------------------------------------
+
+
+class Client:
+    """A client whose every move the test makes: it may leave, or not read."""
+
+    def __init__(self, app, **fields):
+        self.app, self.sent, self.reading, self.gone = app, [], asyncio.Event(), asyncio.Event()
+        self.body = [json.dumps({"model": "tales", **fields}).encode()]
+        self.reading.set()
+
+    async def run(self):
+        headers = [(b"host", b"here")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
+        await self.app({**scope, "root_path": "", "http_version": "1.1"}, self.receive, self.send)
+
+    async def receive(self):
+        if self.body:
+            return {"type": "http.request", "body": self.body.pop()}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message):
+        await self.reading.wait()
+        self.sent.append(message)
+
+    @property
+    def text(self):
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+
+async def until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        await asyncio.sleep(0.002)
+
+
+@contextlib.contextmanager
+def slow_steps(app, seconds=0.02):
+    """Steps that take so long that a client can come in between."""
+    router = app.service.engine.llm._router
+    advance = router.advance
+
+    def slow():
+        time.sleep(seconds)
+        advance()
+
+    router.advance = slow
+    try:
+        yield
+    finally:
+        router.advance = advance
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_goes_frees_its_place(small, streams):
+    engine = small.service.engine.llm.engine
+    before = engine.recorder.stats.num_requests
+
+    async def go():
+        fields = {"max_tokens": 40, "ignore_eos": True, "stream": streams}
+        client = Client(small, prompt=[[1, 2], [3], [4, 5, 6]], **fields)
+        task = asyncio.create_task(client.run())
+        await until(lambda: len(engine.scheduler.running) == 3 and (client.sent or not streams))
+        metrics = small.service.metrics.text().decode()
+        assert 'vllm:num_requests_running{model_name="tales"} 3.0' in metrics
+        assert 'vllm:kv_cache_usage_perc{model_name="tales"} 0.0' not in metrics
+        client.gone.set()
+        await task
+        step = engine.scheduler.num_steps
+        await until(lambda: not engine.scheduler.running)
+        assert engine.scheduler.num_steps <= step + 2  # the one that runs, and one that begins before it is told
+
+    with slow_steps(small):
+        asyncio.run(go())
+    engine.scheduler.check_integrity()
+    assert engine.recorder.stats.num_requests == before  # none of them has finished
+    if small.service.stage.number >= 5:
+        assert engine.block_manager.num_free == engine.block_manager.num_blocks
+    assert small.service.metrics.num_unfinished == 0
+
+
+def test_a_client_that_goes_while_it_waits_or_sends(small_checkpoint):
+    lines = []
+
+    async def go(app):
+        first = Client(app, prompt=[1], max_tokens=40, ignore_eos=True)
+        waiting = Client(app, prompt=[2], max_tokens=40, ignore_eos=True)
+        tasks = [asyncio.create_task(client.run()) for client in (first, waiting)]
+        await until(lambda: app.service.metrics.num_unfinished == 2)
+        waiting.gone.set()
+        await tasks[1]
+        assert app.service.metrics.num_unfinished == 1
+        await tasks[0]
+        assert json.loads(first.text)["choices"][0]["finish_reason"] == "length"
+        sending = Client(app)
+        sending.body = []
+        sending.gone.set()
+        await sending.run()
+
+    with serving(6, small_checkpoint, max_num_seqs=1, log=lines.append) as app, slow_steps(app, 0.005):
+        asyncio.run(go(app))
+    assert [line.split(" ms")[0].split()[2] for line in lines] == ["499", "200", "499"]
+
+
+def test_a_slow_reader_holds_up_nobody(tales):
+    """It gets all of its tokens in the end; meanwhile the engine is free for others."""
+
+    async def go():
+        slow = Client(tales, prompt="Once", max_tokens=200, ignore_eos=True, seed=1, stream=True)
+        slow.reading.clear()
+        task = asyncio.create_task(slow.run())
+        await until(lambda: tales.service.engine.llm.engine.scheduler.running)
+        await until(lambda: not tales.service.engine.llm.has_unfinished_requests())
+        assert slow.sent == []
+        await until(lambda: tales.service.metrics.num_unfinished == 0)  # whatever the reader has seen of it
+        quick = await ask_async(tales, "/v1/completions", {"model": "tales", "prompt": "A fox", "max_tokens": 3})
+        assert quick.status_code == 200
+        slow.reading.set()
+        await task
+        return join(read_events(slow.text))
+
+    assert asyncio.run(go()) == complete(tales, prompt="Once", max_tokens=200, ignore_eos=True, seed=1)["choices"]
+
+
+@pytest.mark.parametrize("stage", SERVING)
+def test_a_full_queue_answers_429_and_takes_all_prompts_or_none(stage, small_checkpoint):
+    async def go(app):
+        fields = {"max_tokens": 40, "ignore_eos": True, "seed": 1}
+        clients = [Client(app, prompt=[[1], [2]], **fields, stream=True) for _ in range(1)]
+        tasks = [asyncio.create_task(client.run()) for client in clients]
+        await until(lambda: app.service.engine.llm.engine.scheduler.running)
+        for streams in (False, True):  # one of these two would have a place
+            body = {"model": "tales", "prompt": [[3], [4]], "stream": streams}
+            response = await ask_async(app, "/v1/completions", body)
+            assert error_of(response, 429)["code"] == "queue_full"
+            assert int(response.headers["retry-after"]) >= 1
+        response = await ask_async(app, "/v1/completions", {"model": "tales", "prompt": [5], "max_tokens": 2})
+        assert response.status_code == 200  # what was submitted of the refused is gone
+        await asyncio.gather(*tasks)
+        assert len(read_events(clients[0].text)) == 80
+        too_many = {"model": "tales", "prompt": [[1]] * 4}
+        assert "no more than 3 may wait" in error_of(await ask_async(app, "/v1/completions", too_many), 400)["message"]
+
+    with serving(stage, small_checkpoint, max_num_seqs=2, max_queue_size=1) as app, slow_steps(app, 0.005):
+        asyncio.run(go(app))
+
+
+def test_an_engine_that_fails_is_told_in_the_stream_and_to_all_after_it(small_checkpoint, monkeypatch):
+    async def go(app):
+        client = Client(app, prompt=[1], max_tokens=40, ignore_eos=True, stream=True)
+        task = asyncio.create_task(client.run())
+        await until(lambda: len(client.sent) > 3)
+
+        def fail(*_):
+            raise MemoryError("no memory left")
+
+        monkeypatch.setattr(app.service.engine.llm._router, "advance", fail)
+        await task
+        return read_events(client.text)
+
+    with serving(5, small_checkpoint) as app:
+        with slow_steps(app):
+            events = asyncio.run(go(app))
+        assert events[0]["choices"]
+        assert events[-1]["error"]["message"] == "the engine has failed: no memory left"
+        error = error_of(ask(app, "/v1/completions", {"model": "tales", "prompt": [1]}), 500)
+        assert (error["type"], error["code"]) == ("server_error", "engine_failed")
+        assert ask(app, "/health").status_code == ask(app, "/ready").status_code == 503
+
+
+def test_a_mistake_of_the_server_is_a_500_of_openais_shape(tales, monkeypatch):
+    def fail(*_, **__):
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr(tales.service, "_job", fail)
+    response = ask(tales, "/v1/completions", {"model": "tales"})
+    assert error_of(response, 500)["type"] == "server_error"
+    assert "secret" not in response.text
+
+
+def test_a_server_that_ends_takes_no_more(tales):
+    app = App(tales.service)
+    app.draining = True
+    error = error_of(ask(app, "/v1/completions", {"model": "tales", "prompt": [1]}), 503)
+    assert error["code"] == "shutting_down"
+    assert ask(app, "/ready").status_code == 503
+    assert ask(app, "/health").status_code == ask(app, "/metrics").status_code == 200
+
+
+# --- A process of its own ---------------------------------------------------------------------------------------------
+
+
+class Process:
+    """A server as users start it."""
+
+    def __init__(self, *flags):
+        command = [sys.executable, "-m", "serving", "--port", "0", *flags]
+        self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        self.lines = []
+        threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True).start()
+        threading.Thread(target=self.process.wait, daemon=True).start()
+
+    def __enter__(self):
+        wait_until(lambda: self.lines or self.process.poll() is not None)
+        found = re.fullmatch(r"Serving (\S+) \(stage (\d)\) on http://127.0.0.1:(\d+)\n", self.lines[0])
+        assert found, self.lines
+        self.port = int(found[3])
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+    def post(self, **fields):
+        """Send a completion; the response is to be read."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        body = json.dumps({"model": "tinytales", "prompt": "Once", "ignore_eos": True, **fields})
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        return connection.getresponse()
+
+    def metrics(self):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read()
+
+    def signal(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+
+    def wait(self):
+        return self.process.wait(timeout=60)
+
+
+LONG = {"max_tokens": 500, "seed": 1}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGTERM is POSIX's")
+def test_a_signal_lets_requests_finish_and_a_second_one_does_not():
+    both = Process("--stage", "6", "--max-num-seqs", "4"), Process("--stage", "5")  # which start at the same time
+    with both[0] as server, both[1] as other:
+        response = server.post(**LONG, stream=True)
+        assert response.headers["content-type"].startswith("text/event-stream")
+        begin = response.readline()
+        server.signal()
+        wait_until(lambda: server.post(max_tokens=1).status == 503)
+        events = read_events(begin + response.read())
+        assert len(events) == 500
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        assert server.wait() == 0
+        assert any("200" in line and "1 + 500 tokens, length" in line for line in server.lines)
+        assert not any("Traceback" in line for line in server.lines)
+
+        response = other.post(**LONG, n=8, stream=True)
+        response.readline()
+        other.signal(signal.SIGINT)
+        wait_until(lambda: other.post(max_tokens=1).status == 503)
+        other.signal(signal.SIGINT)
+        assert other.wait() == 128 + signal.SIGINT
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGTERM is POSIX's")
+def test_after_the_grace_requests_are_aborted_and_told_so():
+    with Process("--grace", "0.2", "--max-num-seqs", "2") as server:
+        gone = server.post(**LONG, n=2, stream=True)
+        gone.readline()
+        gone.close()  # a client on a real socket that leaves
+        wait_until(lambda: any("abort" in line for line in server.lines))
+        streaming = server.post(**LONG, n=4, stream=True)
+        begin = streaming.readline()
+        whole = {}
+        thread = threading.Thread(target=lambda: whole.update(json.loads(server.post(**LONG, n=4).read())))
+        thread.start()
+        wait_until(lambda: b'waiting{model_name="tinytales"} 6.0' in server.metrics())
+        server.signal()
+        events = read_events(begin + streaming.read())
+        thread.join(timeout=60)
+        reasons = {event["choices"][0]["index"]: event["choices"][0]["finish_reason"] for event in events}
+        assert set(reasons.values()) == {choice["finish_reason"] for choice in whole["choices"]} == {"abort"}
+        assert len(reasons) == 4
+        assert server.wait() == 0
+
+
+def test_the_key_may_come_from_the_environment(monkeypatch):
+    parser = build_parser(Stage(5), "serving", "")
+    add_server_flags(parser)
+    for value, flags, key in (("k", [], "k"), ("k", ["--api-key", "other"], "other"), (None, [], None)):
+        monkeypatch.delenv("STAGEWISE_API_KEY", raising=False)
+        if value:
+            monkeypatch.setenv("STAGEWISE_API_KEY", value)
+        args = parser.parse_args(flags)
+        check(Stage(5), args)
+        assert args.api_key == key
+
+
+def test_what_is_not_installed_is_told():
+    """The extra is an extra: who starts the server without it is told how to get it."""
+    hide = "import sys, runpy; sys.modules['starlette'] = None; runpy.run_module(sys.argv[1], run_name='__main__')"
+    for module in ("serving", "serving.batch"):
+        result = subprocess.run(
+            [sys.executable, "-c", hide, module], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 1
+        assert len(result.stderr.splitlines()) == 1
+        assert 'pip install -e ".[serve]"' in result.stderr
+
+
+def test_flags_that_are_wrong_are_told_in_one_line(capsys, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        cases = {
+            f"port {port} on 127.0.0.1 can't be had": ["--port", port],
+            "--port must be a whole number from 0 to 65535": ["--port", "70000"],
+            "--grace must be a number": ["--grace", "-1"],
+            "--api-key is empty": ["--api-key", ""],
+            "--max-body-bytes must be": ["--max-body-bytes", "0"],
+            "max_queue_size must be": ["--port", "0", "--max-queue-size", "0"],
+            "No such file": ["--port", "0", "--chat-template", str(tmp_path / "none")],
+            "dtype must be one of": ["--port", "0", "--dtype", "int4"],
+        }
+        for message, flags in cases.items():
+            assert main(flags) == 2
+            lines = capsys.readouterr().err.splitlines()
+            assert len(lines) == 1, lines
+            assert message in lines[0]
+        for flags in (["--stage", "3"], ["--block-size", "8", "--stage", "4"]):  # stage 4 has no blocks
+            with pytest.raises(SystemExit, match="2"):
+                main(flags)
+            assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+# --- Batch files ------------------------------------------------------------------------------------------------------
+
+
+def batch_line(custom_id, url="/v1/completions", method="POST", **body):
+    fields = {"custom_id": custom_id, "method": method, "url": url, "body": {"model": "tinytales", **body}}
+    return json.dumps(fields)
+
+
+def test_a_batch_file_is_answered_line_by_line(tmp_path, capsys, tales):
+    path, output, template = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "template"
+    template.write_text(TEMPLATE)
+    fields = {"temperature": 0, "max_tokens": 5}
+    good = [batch_line(f"good {i}", prompt=["Once", "A fox"], **fields) for i in range(70)]
+    good.append(batch_line("chat", "/v1/chat/completions", messages=HELLO, **fields))
+    refused = {"model": batch_line("model", model="gpt-4"), "stream": batch_line("stream", stream=True)}
+    refused |= {"field": batch_line("field", prompt="x", foo=1)}
+    wrong = ["nonsense", "[]", "{}", good[0], batch_line("url", "/v1/nothing"), batch_line("method", method="GET")]
+    wrong += ['{"custom_id": "c", "custom_id": "d"}', json.dumps({**json.loads(good[0]), "custom_id": 7})]
+    wrong += [json.dumps({**json.loads(good[0]), "custom_id": "body", "body": []})]
+    path.write_text("\n".join([*good, "", *refused.values(), *wrong]) + "\n", encoding="utf-8")
+    flags = [str(path), "-o", str(output), "--chat-template", str(template)]
+    assert batch.main(flags) == 1
+    assert f"{3 + len(wrong)} of {71 + 3 + len(wrong)} lines are errors" in capsys.readouterr().err
+    lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert all(line.keys() == {"id", "custom_id", "response", "error"} for line in lines)
+    answered = {line["custom_id"]: line["response"] for line in lines if line["response"]}
+    assert answered.keys() == {*(json.loads(line)["custom_id"] for line in good), *refused}
+    expected = [choice["text"] for choice in complete(tales, prompt=["Once", "A fox"], **fields)["choices"]]
+    assert all(
+        r["status_code"] == (200 if "good" in i or i == "chat" else r["status_code"]) for i, r in answered.items()
+    )
+    for i in range(70):
+        assert [choice["text"] for choice in answered[f"good {i}"]["body"]["choices"]] == expected
+    assert answered["chat"]["body"]["object"] == "chat.completion"
+    assert [answered[name]["status_code"] for name in ("model", "stream", "field")] == [404, 400, 400]
+    assert answered["field"]["body"]["error"]["param"] == "foo"
+    assert sum(line["error"] is not None for line in lines) == len(wrong)
+    assert all(re.match(r"line \d+: ", line["error"]["message"]) for line in lines if line["error"])
+    assert batch.main(flags) == 2  # nothing is overwritten
+    assert "exists" in capsys.readouterr().err
+    assert batch.main([str(tmp_path / "none"), "-o", str(output)]) == 2
+
+
+def test_the_example_of_a_batch_file(tmp_path):
+    assert (
+        batch.main([str(ROOT / "examples" / "requests.jsonl"), "-o", str(tmp_path / "out.jsonl"), "--stage", "5"]) == 0
+    )
+    lines = (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
+    assert {json.loads(line)["response"]["status_code"] for line in lines} == {200}
+
+
+# --- The chapter ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("readme", ["README.md", "serving/README.md"])
+def test_the_readmes_curl_works(tales, readme):
+    text = Path(ROOT / readme).read_text(encoding="utf-8")
+    bodies = re.findall(r"curl \S*?(/v1/\S+) .*?-d '(.*?)'", text, re.DOTALL)
+    assert bodies
+    for path, body in bodies:
+        response = ask(tales, path, {**json.loads(body), "model": "tales"})
+        assert response.status_code == 200, response.text
