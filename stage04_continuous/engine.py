@@ -85,9 +85,9 @@ class Engine:
         batch = Batch.of(rows, self.runner.device)
         with self.recorder.step(batch, self.kv_use(rows)), self.runner.thread_limit:
             logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
-            score_prompts(logits, batch.scored)
-            drafts, errors = sample_each(logits[batch.sampled] if batch.scored else logits, batch.ready, sample)
-            return self.commit(rows, drafts, errors)
+            errors = score_prompts(logits, batch.scored)
+            drafts, failed = sample_each(logits[batch.sampled] if batch.scored else logits, batch.ready, sample)
+            return self.commit(rows, drafts, errors | failed)
 
     def commit(self, rows: list[Row], drafts: Drafts, errors: dict[Request, Exception]) -> list[Request]:
         """Each draft becomes its request's progress, which is a token longer; finished requests leave.
@@ -95,6 +95,7 @@ class Engine:
         Until `committed` is set no request has a token more: what failed before that can be computed again, after
         `start_over`. Once it is set the step has happened, and `start_over` completes it.
         """
+        drafts = [(request, draft) for request, draft in drafts if request not in errors]
         if errors and not drafts:
             raise next(iter(errors.values()))  # nobody's sampling succeeds: the engine fails, not a request
         self.committed, self.aborted = drafts, list(errors)

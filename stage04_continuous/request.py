@@ -124,7 +124,7 @@ class Request:
             logprobs=progress.logprobs[begin:] if self.params.logprobs is not None else None,
             num_prompt_tokens=len(self.prompt_token_ids),
             num_output_tokens=len(progress.token_ids),
-            prompt_logprobs=self.prompt_logprobs if not begin else None,
+            prompt_logprobs=self.prompt_logprobs and list(self.prompt_logprobs) if not begin else None,
         )
 
     def output(self) -> RequestOutput:
@@ -145,5 +145,5 @@ class Request:
             [completion],
             self.finished,
             metrics,
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=self.prompt_logprobs and list(self.prompt_logprobs),
         )

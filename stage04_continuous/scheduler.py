@@ -92,9 +92,12 @@ class Scheduler:
                 scores -= len(request.to_score(num_tokens))
                 rows.append(Row(request, num_tokens, ready=num_tokens == num_new))
                 budget -= num_tokens
-        while self._has_waiting() and self.free_slots and budget and scores:
+        while self._has_waiting() and self.free_slots and budget:
             request = self.waiting[0][-1]
-            if request.num_new_tokens > budget and not self.enable_chunked_prefill:
+            num_scored = len(request.to_score(request.num_new_tokens))
+            if num_scored and not scores:
+                break
+            if not self.enable_chunked_prefill and (request.num_new_tokens > budget or num_scored > scores):
                 break
             heapq.heappop(self.waiting)
             self._admit(request)

@@ -1,5 +1,7 @@
 """How likely a text is: log-probabilities of the tokens of a prompt, and of a continuation behind a prompt."""
 
+import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,12 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .outputs import RequestOutput
+from .outputs import Logprob, RequestOutput
 from .request import Request
-from .sampler import logprob_entries
+from .sampler import NOT_FINITE, logprob_entries
 from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
 SCORING = SamplingParams(max_tokens=0, prompt_logprobs=0)  # nothing is generated
 
 
@@ -35,8 +38,9 @@ class Score:
 
 
 def encode_pair(pair: Pair, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The tokens of both. Spaces at the end of a prompt become the continuation's, whose first word they belong to, and
-    the tokens are those of the whole text: the rules of EleutherAI's lm-evaluation-harness (`_encode_pair`)."""
+    """The tokens of both, by the rules of EleutherAI's lm-evaluation-harness (`_encode_pair`): spaces at the end of a
+    prompt become the continuation's, whose first word they belong to, and the continuation is what the whole text has
+    behind as many tokens as the prompt has."""
     prompt, continuation = pair
     kinds = [isinstance(part, str) or (isinstance(part, list | tuple) and "ids") for part in pair]
     if kinds[0] != kinds[1] or not kinds[0]:
@@ -50,28 +54,41 @@ def encode_pair(pair: Pair, tokenizer: Tokenizer) -> tuple[list[int], list[int]]
     begin, whole = tokenizer.encode(prompt.rstrip()), tokenizer.encode(prompt + continuation)
     if len(whole) <= len(begin):  # "walk" and "ing" are one token together: each by itself
         return begin, tokenizer.encode(prompt[len(prompt.rstrip()) :] + continuation)
-    return whole[: len(begin)], whole[len(begin) :]
+    return begin, whole[len(begin) :]
 
 
-def score_prompts(logits: Tensor, scored: Sequence[tuple[Request, slice]]) -> None:
+def score_prompts(logits: Tensor, scored: Sequence[tuple[Request, slice]]) -> dict[Request, Exception]:
     """Give requests the log-probabilities of the next tokens of their prompts. These are the same however often they
-    are computed, so it does not matter whether the step then happens.
+    are computed, so it does not matter whether the step then happens. Returns the errors of those for which it fails.
 
     logits: [n_asked, vocab_size]; scored: whose of these rows are behind tokens of a prompt.
     """
+    errors = {}
     for request, rows in scored:
-        start, params = len(request.prompt_logprobs), request.params
-        token_ids = request.prompt_token_ids[start : start + rows.stop - rows.start]
-        request.prompt_logprobs += logprob_entries(
-            logits[rows],  # [n, vocab_size]
-            torch.tensor(token_ids, device=logits.device),  # [n]
-            [params.prompt_logprobs] * len(token_ids),
-            request.tokenizer.token_text,
-        )
+        try:
+            request.prompt_logprobs += score_rows(logits[rows], request)
+        except Exception as error:
+            errors[request] = error
+            logger.warning("request %s fails: %s", request.request_id, error)
+    return errors
+
+
+def score_rows(logits: Tensor, request: Request) -> list[dict[int, Logprob]]:
+    """[n, vocab_size] -> the entries of the next n tokens of the prompt."""
+    start, n = len(request.prompt_logprobs), len(logits)
+    token_ids = request.prompt_token_ids[start : start + n]
+    chosen = torch.tensor(token_ids, device=logits.device)  # [n]
+    counts = [request.params.prompt_logprobs] * n
+    entries = logprob_entries(logits, chosen, counts, request.tokenizer.token_text)
+    if any(math.isnan(entry[i].logprob) for i, entry in zip(token_ids, entries, strict=True)):
+        raise ValueError(NOT_FINITE)
+    return entries
 
 
 def score_of(output: RequestOutput) -> Score:
-    """Of the result of a Pair."""
+    """Of the result of a Pair. Raises RuntimeError if it was aborted."""
+    if output.outputs[0].finish_reason == "abort":
+        raise RuntimeError(f"request {output.request_id} was aborted before it was scored; the log may say why")
     columns = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
     chosen = [entries[token_id] for token_id, entries in columns if entries is not None]
     return Score(sum(c.logprob for c in chosen), len(chosen), all(c.rank == 1 for c in chosen))

@@ -3,8 +3,8 @@
 An input line has `prompt` (a text) or `prompt_token_ids`, maybe an `id` (a text or whole number; default: "line-7"),
 maybe `sampling` (fields of SamplingParams, over those of the command line), maybe `priority` (under that policy), and
 any other fields, a reference answer say, which are carried through. A result line is the input's fields and `text`,
-`token_ids`, `finish_reason`, `stop_reason`, with `cumulative_logprob` and `logprobs` if asked for; with n > 1 a list of
-n such objects in `outputs`; or, for a line that is wrong, `error`.
+`token_ids`, `finish_reason`, `stop_reason`, with `cumulative_logprob`, `logprobs` and `prompt_logprobs` if asked for;
+with n > 1 a list of n such objects in `outputs`; or, for a line that is wrong, `error`.
 
 A line with `"score": true` is scored instead: how likely is its `continuation`, or each of its `choices`, behind the
 prompt? Without either, how likely is the prompt as a text? Its result has `scores`, a list of objects with `logprob`,
@@ -42,6 +42,7 @@ from .sampling_params import SamplingParams
 from .scoring import SCORING, Pair, score_of
 
 SYNC_SECONDS = 5  # how much work a machine that fails may lose; a process that is killed loses none
+SCORE_FIELDS = ("scores", "choice")  # of lines that are scored
 RESULT_FIELDS = (
     "text",
     "token_ids",
@@ -53,6 +54,7 @@ RESULT_FIELDS = (
     "outputs",
     "scores",
     "choice",
+    "prompt_logprobs",
 )
 
 
@@ -144,7 +146,9 @@ def run_batch_file(
                     num_errors += 1
             todo = [line for line in todo if not line.error]
             for line, outputs in completed(llm, todo):
-                write(line, result_of(line, outputs))
+                result = result_of(line, outputs)
+                write(line, result)
+                num_errors += "error" in result
         finally:
             sync(file)
     return num_lines, num_errors
@@ -189,14 +193,19 @@ def completed(llm: LLM, lines: list[Line]) -> Iterator[tuple[Line, list[RequestO
 def result_of(line: Line, outputs: list[RequestOutput]) -> dict:
     """What a result line has beside the input's fields."""
     if isinstance(line.prompts[0], Pair):
-        scores = [asdict(score_of(output)) for output in outputs]
+        try:
+            scores = [asdict(score_of(output)) for output in outputs]
+        except RuntimeError as error:
+            return {"error": str(error)}
         for score, pair in zip(scores, line.prompts, strict=True):
             if isinstance(pair.continuation, str):
                 score["num_bytes"] = len(pair.continuation.encode())
         best = max(range(len(scores)), key=lambda i: scores[i]["logprob"])
         return {"scores": scores, "choice": best} if "choices" in line.fields else {"scores": scores}
-    results = [select(completion) for completion in outputs[0].to_dict()["outputs"]]
-    return results[0] if len(results) == 1 else {"outputs": results}
+    output = outputs[0].to_dict()
+    results = [select(completion) for completion in output["outputs"]]
+    scored = {"prompt_logprobs": output["prompt_logprobs"]} if output["prompt_logprobs"] else {}
+    return (results[0] if len(results) == 1 else {"outputs": results}) | scored
 
 
 def select(completion: dict) -> dict:
@@ -244,7 +253,8 @@ def read_line(llm: LLM, raw: bytes, number: int, defaults: SamplingParams) -> Li
         if isinstance(values.get("id", ""), bool) or not isinstance(values.get("id", ""), str | int):
             raise ValueError(f"id must be a text or a whole number, got {values['id']!r:.80}")
         line.id = values.get("id")
-        if taken := [name for name in RESULT_FIELDS if name in values]:
+        others = () if values.get("score") is True else SCORE_FIELDS
+        if taken := [name for name in RESULT_FIELDS if name in values and name not in others]:
             raise ValueError(f"the field {taken[0]!r} is the result's: rename it")
         line.prompts, line.params = read_job(values, defaults)
         # By the line, not by the engine's count of requests, which a resumed run starts anew.

@@ -102,9 +102,9 @@ class Engine:
         batch = Batch.of(rows, self.block_manager)
         with self.recorder.step(batch, self.block_manager, self.kv_use(rows)), self.runner.thread_limit:
             logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
-            score_prompts(logits, batch.scored)
-            drafts, errors = self.sample(logits, batch)
-            return self.commit(rows, drafts, errors)
+            errors = score_prompts(logits, batch.scored)
+            drafts, failed = self.sample(logits, batch)
+            return self.commit(rows, drafts, errors | failed)
 
     def sample(self, logits: Tensor, batch: Batch) -> tuple[Drafts, dict[Request, Exception]]:
         """As `sample_each`. The first logits of a request with n > 1 are the first of all its completions, which may be
@@ -127,6 +127,7 @@ class Engine:
         Until `committed` is set no request has a token more: what failed before that can be computed again, after
         `start_over`. Once it is set the step has happened, and `start_over` completes it.
         """
+        drafts = [(request, draft) for request, draft in drafts if request not in errors]
         if errors and not drafts:
             raise next(iter(errors.values()))  # nobody's sampling succeeds: the engine fails, not a request
         failed = dict.fromkeys(c for request in errors for c in request.group if not c.finished)

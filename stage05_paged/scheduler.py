@@ -105,11 +105,14 @@ class Scheduler:
                 scores -= len(request.to_score(num_tokens))
                 rows.append(self._row(request, num_tokens, num_new))
                 budget -= num_tokens
-        while self._has_waiting() and len(self.running) < self.max_num_seqs and budget and scores:
+        while self._has_waiting() and len(self.running) < self.max_num_seqs and budget:
             if short_of_memory:
                 break
             request = self.waiting[0][-1]
-            if request.num_new_tokens > budget and not self.enable_chunked_prefill:
+            num_scored = len(request.to_score(request.num_new_tokens))
+            if num_scored and not scores:
+                break
+            if not self.enable_chunked_prefill and (request.num_new_tokens > budget or num_scored > scores):
                 break
             if not self.block_manager.can_allocate(request, reserve=bool(self.running)):
                 break

@@ -33,7 +33,7 @@ class Intake:
         self, prompts: Prompts, sampling_params: Params | None, priority: Sequence[int] | None = None
     ) -> list[Request]:
         """One request per prompt, all of them checked; an error names the prompt's index."""
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        prompts = [prompts] if isinstance(prompts, str | Pair) else list(prompts)
         params = SamplingParams() if sampling_params is None else sampling_params
         params = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(params) != len(prompts):

@@ -126,7 +126,9 @@ class LLM:
 
         Raises:
             ValueError: as `generate`; or a continuation is empty.
+            RuntimeError: somebody has aborted one.
         """
+        prompts, continuations = ([x] if isinstance(x, str) else x for x in (prompts, continuations))
         if len(prompts) != len(continuations):
             raise ValueError(f"got {len(prompts)} prompts but {len(continuations)} continuations; give one per prompt")
         pairs = [Pair(*pair) for pair in zip(prompts, continuations, strict=True)]

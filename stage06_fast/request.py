@@ -153,7 +153,9 @@ class Request:
             logprobs=progress.logprobs[begin:] if self.params.logprobs is not None else None,
             num_prompt_tokens=len(self.prompt_token_ids),
             num_output_tokens=len(progress.token_ids),
-            prompt_logprobs=self.prompt_logprobs if not begin and not self.index else None,
+            prompt_logprobs=self.prompt_logprobs and list(self.prompt_logprobs)
+            if not begin and not self.index
+            else None,
             completion_index=self.index,
             num_cached_tokens=self.group[0].num_cached_tokens,
         )
@@ -178,7 +180,7 @@ class Request:
             self.group_finished,
             metrics,
             group[0].num_cached_tokens,
-            prompt_logprobs=group[0].prompt_logprobs,
+            prompt_logprobs=self.prompt_logprobs and list(group[0].prompt_logprobs),
         )
 
 

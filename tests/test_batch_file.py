@@ -548,6 +548,41 @@ def test_score(tmp_path):
     assert "line 1: it has no text; of a run with n > 1" in result.stderr
 
 
+def test_scored_lines(tmp_path):
+    """From stage 4 on: choices, continuations, whole texts; wrong lines are told; a resumed run has the same."""
+    lines = [
+        {"id": "a", "prompt": "Once upon a", "score": True, "choices": [" time", " fox"], "answer": 0},
+        {"id": "b", "prompt": "Once upon a", "score": True, "continuation": " time"},
+        {"id": "c", "prompt": "Once upon a time", "score": True},
+        {"id": "d", "prompt_token_ids": [7454, 2402, 257], "score": True, "continuation": [640]},
+        {"id": "e", "prompt": "Once", "score": 0.5, "choice": 7, "sampling": {"max_tokens": 1, "prompt_logprobs": 0}},
+        {"id": "f", "prompt": "Once", "score": True, "choices": []},
+        {"id": "g", "prompt": "Once", "score": True, "choices": ["a"], "continuation": "b"},
+        {"id": "h", "prompt": "Once", "score": True, "sampling": {}},
+        {"id": "i", "prompt": "Once", "score": True, "choice": 1},
+    ]
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for stage in STAGES[3:]:
+        output.unlink(missing_ok=True)
+        command = ["--input", source, "--output", output, "--quiet"]
+        assert stage.main(*command)[0] == 1
+        results = {result["id"]: result for result in read_results(output)}
+        expected = stage.engine().score(["Once upon a"] * 2, [" time", " fox"])
+        logprobs = [[score["logprob"] for score in results[i]["scores"]] for i in "abd"]
+        assert logprobs == [[pytest.approx(e.logprob, abs=1e-3) for e in expected[:n]] for n in (2, 1, 1)]
+        assert (results["a"]["choice"], results["a"]["answer"]) == (0, 0)
+        assert results["b"]["scores"][0]["num_bytes"] == 5
+        assert results["c"]["scores"][0]["num_tokens"] == 4
+        assert (results["e"]["choice"], len(results["e"]["prompt_logprobs"])) == (7, 1)
+        says = {"f": "choices must be a list", "g": "either continuation or choices", "h": "no sampling", "i": "rename"}
+        assert all(words in results[i]["error"] for i, words in says.items())
+        whole = output.read_bytes()
+        output.write_bytes(whole[: len(whole) // 2])
+        assert stage.main(*command, "--resume")[0] == 1
+        assert sorted(result["id"] for result in read_results(output)) == sorted(results)
+
+
 def test_score_of_choices_and_texts(tmp_path, capsys):
     """Accuracy by the sum and by the byte, an error counts as wrong; perplexity over all texts as one."""
 

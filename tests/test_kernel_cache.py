@@ -200,7 +200,7 @@ def test_what_belongs_to_someone_else(kernel, monkeypatch):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("home", ["missing", "a file"])
+@pytest.mark.parametrize("home", ["a file"])
 def test_without_a_cache_directory(stage, tmp_path, home):
     path = tmp_path / "home"
     if home == "a file":

@@ -220,11 +220,62 @@ def test_score_of_texts(stage):
     assert spaces[0] == spaces[1]
     parts = llm.score([[50256], [50256, *token_ids[:5]]], [token_ids[:5], token_ids[5:]])
     assert sum(part.logprob for part in parts) == pytest.approx(whole.logprob, abs=1e-3)
+    cut = llm.score(["The answer is wal"], ["king is here"])  # the harness's rule: behind as many tokens as it has
+    token_ids = llm.engine.tokenizer.encode("The answer is walking is here")
+    context = llm.engine.tokenizer.encode("The answer is wal")
+    assert cut == llm.score([context], [token_ids[len(context) :]])
+    assert llm.score("Once upon a", " time") == llm.score(["Once upon a"], [" time"])
     (merged,) = llm.score(["Once up"], ["on"])  # "upon" is one token: each by itself
     assert (merged.num_tokens, math.isfinite(merged.logprob)) == (1, True)
     (likely, unlikely) = llm.score(["Once upon a"] * 2, [" time", " fox"])
     assert likely.is_greedy
     assert not unlikely.is_greedy
+
+
+def test_one_that_can_not_be_scored_leaves_the_others(stage, small_checkpoint, monkeypatch, caplog):
+    """Logits that are no numbers in the middle of one prompt: that request is aborted, and nobody else."""
+    llm = stage.LLM(small_checkpoint, device="cpu")
+    scoring = stage.part("scoring")
+    entries, bad = scoring.logprob_entries, PROMPTS[2][9]
+
+    def damaged(logits, token_ids, *more):
+        return entries(torch.where((token_ids == bad)[:, None], torch.nan, logits), token_ids, *more)
+
+    monkeypatch.setattr(scoring, "logprob_entries", damaged)
+    good = [PROMPTS[4], [t for t in PROMPTS[3] if t != bad]]
+    params = [stage.SamplingParams(max_tokens=n, prompt_logprobs=0, ignore_eos=True) for n in (0, 3, 0)]
+    outputs = llm.generate([PROMPTS[2], *good], params)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["abort", "length", "length"]
+    assert [len(output.prompt_logprobs) for output in outputs[1:]] == [len(prompt) for prompt in good]
+    assert "the model's logits are no numbers" in caplog.text
+    llm.engine.scheduler.check_integrity()
+    with pytest.raises(ValueError, match="no numbers"):  # alone, it is the engine's error
+        llm.score([PROMPTS[2][:5]], [PROMPTS[2][5:]])
+    assert not llm.has_unfinished_requests()
+
+
+def test_results_are_the_users_own(stage, small_checkpoint):
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=4)
+    llm.add_request("a", PROMPTS[4], stage.SamplingParams(max_tokens=3, prompt_logprobs=0, ignore_eos=True))
+    outputs = []
+    while llm.has_unfinished_requests():
+        for output in llm.step():
+            outputs.append(len(output.prompt_logprobs))
+            output.prompt_logprobs.clear()
+    assert outputs == [len(PROMPTS[4])] * 3
+
+
+def test_who_has_nothing_to_score_does_not_wait(stage, small_checkpoint, monkeypatch):
+    """The step's scores are used up, its slots and tokens are not."""
+    for part in ("scheduler", "engine"):
+        monkeypatch.setattr(stage.part(part), "MAX_SCORED", 5)
+    llm = stage.LLM(small_checkpoint, device="cpu", trace=True)
+    scored = stage.SamplingParams(max_tokens=0, prompt_logprobs=0)
+    plain = stage.SamplingParams(max_tokens=2, ignore_eos=True)
+    llm.generate([PROMPTS[3], PROMPTS[1], PROMPTS[2]], [scored, plain, scored])
+    assert [(row.request_id, row.num_tokens) for row in llm.trace[0].rows] == [("1", 2), ("0", 5)] or [
+        (row.request_id, row.num_tokens) for row in llm.trace[0].rows
+    ] == [("0", 5), ("1", 2)]
 
 
 def test_the_command_line(stage, tmp_path):

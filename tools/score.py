@@ -17,7 +17,7 @@ its number from 0:
     accuracy_norm  1 if its log-probability per byte is the highest: else short choices win
 
 Of the other scored texts the summary has the perplexity: exp of minus the mean log-probability per token, and per byte,
-which compares models whatever their tokens are.
+which compares models whatever their tokens are. Lines that are errors have none.
 
 exact_match and f1 are those of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250); the others are lm-evaluation-harness's
 (acc, acc_norm, byte_perplexity). Lines that are errors score 0, because
@@ -150,6 +150,8 @@ def summarize(scores: list[dict]) -> dict:
     summary = {"lines": len(scores), "errors": sum("error" in line for line in scores)}
     for name in ("exact_match", "contains", "f1", "mean_logprob", "accuracy", "accuracy_norm"):
         values = [line[name] for line in scores if name in line]
+        if values and name.startswith("accuracy"):  # of a line that could not be read nobody knows that it had choices
+            values += [0 for line in scores if "error" in line and name not in line]
         if values:
             summary[name] = mean(values)
     return {**summary, **perplexities(scores)}
