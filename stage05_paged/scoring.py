@@ -42,8 +42,7 @@ def encode_pair(pair: Pair, tokenizer: Tokenizer) -> tuple[list[int], list[int]]
     prompt become the continuation's, whose first word they belong to, and the continuation is what the whole text has
     behind as many tokens as the prompt has."""
     prompt, continuation = pair
-    kinds = [isinstance(part, str) or (isinstance(part, list | tuple) and "ids") for part in pair]
-    if kinds[0] != kinds[1] or not kinds[0]:
+    if not any(all(isinstance(part, kind) for part in pair) for kind in (str, list | tuple)):
         raise ValueError("a prompt and its continuation are two texts, or two lists of token ids")
     if not continuation:
         raise ValueError("an empty continuation: there is nothing to score")

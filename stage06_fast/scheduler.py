@@ -33,11 +33,13 @@ class Row(NamedTuple):
     ready: bool
 
 
-def piece(request: Request, num_tokens: int, num_scores: int) -> int:
-    """How many of a request's next tokens a step takes in which there is room for so many, and so many logits of its
-    prompt."""
+def piece(request: Request, num_tokens: int, num_scores: int) -> tuple[int, int]:
+    """How many of a request's next tokens a step takes that has room for so many, and for so many logits of its prompt;
+    and how many of these it makes."""
     to_score = request.to_score(num_tokens)
-    return num_tokens if len(to_score) <= num_scores else to_score.start + num_scores - request.num_computed_tokens
+    if len(to_score) <= num_scores:
+        return num_tokens, len(to_score)
+    return to_score.start + num_scores - request.num_computed_tokens, num_scores
 
 
 class Scheduler:
@@ -100,9 +102,9 @@ class Scheduler:
         budget, scores, rows = self.max_num_batched_tokens, MAX_SCORED, []
         new = [(request, request.num_new_tokens) for request in self.running]
         for request, num_new in [pair for pair in new if pair[1] == 1] + [pair for pair in new if pair[1] > 1]:
-            num_tokens = piece(request, min(num_new, budget), scores)
+            num_tokens, num_scored = piece(request, min(num_new, budget), scores)
             if num_tokens:
-                scores -= len(request.to_score(num_tokens))
+                scores -= num_scored
                 rows.append(self._row(request, num_tokens, num_new))
                 budget -= num_tokens
         while self._has_waiting() and len(self.running) < self.max_num_seqs and budget:
@@ -119,8 +121,8 @@ class Scheduler:
             heapq.heappop(self.waiting)
             self._admit(request)
             num_new = request.num_new_tokens
-            num_tokens = piece(request, min(num_new, budget), scores)
-            scores -= len(request.to_score(num_tokens))
+            num_tokens, num_scored = piece(request, min(num_new, budget), scores)
+            scores -= num_scored
             rows.append(self._row(request, num_tokens, num_new))
             budget -= num_tokens
         return rows

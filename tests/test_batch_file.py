@@ -607,6 +607,13 @@ def test_score_of_choices_and_texts(tmp_path, capsys):
     }  # fmt: skip
 
 
+def test_a_field_of_the_input_is_no_score(tmp_path, capsys):
+    """A data set may have a field of that name; the line was generated."""
+    (tmp_path / "r.jsonl").write_text('{"id": 1, "text": "fox", "scores": "high", "choice": 3, "answer": "fox"}\n')
+    assert score.main([str(tmp_path / "r.jsonl"), "--reference", "answer"]) == 0
+    assert json.loads(capsys.readouterr().out)["exact_match"] == 1
+
+
 SCORE_ERRORS = {
     '{"id": 1, "scores": []}': "scores must be a list that is not empty, got []",
     '{"id": 1, "scores": [5]}': "a score's logprob must be a number from -1e+300 to 0, got None",

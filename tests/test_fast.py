@@ -258,7 +258,8 @@ def switches():
     [
         [],
         switches(),
-        *(pytest.param(off, marks=pytest.mark.soak) for off in ([*map(list, zip(switches())), ["fusion", "one_call"]])),
+        *(pytest.param([name], marks=pytest.mark.soak) for name in switches()),
+        pytest.param(["fusion", "one_call"], marks=pytest.mark.soak),
     ],
     ids=lambda off: "+".join(off[:3]),
 )

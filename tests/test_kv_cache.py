@@ -1,5 +1,7 @@
 """Stage 3's KV cache: what is computed, what is reserved, and memory that is planned before anything runs."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -127,3 +129,19 @@ def test_rows_that_ended_are_carried_past_the_last_position(small_checkpoint):
         prompts, stage.SamplingParams(temperature=0, max_tokens=46, ignore_eos=True)
     )
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 46]
+
+
+def test_one_cache_at_a_time(small_checkpoint, monkeypatch):
+    """A batch's cache is let go before the next one's is made: two would be more memory than was planned for."""
+    llm, caches = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2), []
+    new_cache = llm.engine.runner.new_cache
+
+    def spy(*sizes):
+        assert all(cache() is None for cache in caches)
+        made = new_cache(*sizes)
+        caches.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(llm.engine.runner, "new_cache", spy)
+    llm.generate(random_prompts(211, LENGTHS), stage.SamplingParams(max_tokens=3, ignore_eos=True))
+    assert len(caches) == 3

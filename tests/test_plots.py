@@ -109,6 +109,27 @@ def test_command_line_draws_files_of_trace(tmp_path, kind):
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_servers_under_load():
+    """Every server's median and 99th percentile of both waits, at what it held."""
+    runs = [
+        {
+            "engine": engine,
+            "output_throughput": held,
+            "p50_ttft_ms": 1,
+            "p99_ttft_ms": 2,
+            "p50_itl_ms": 3,
+            "p99_itl_ms": 4,
+        }
+        for engine in ("6", "vllm")
+        for held in (10, 20)
+    ]
+    figure = plots.latency_against_throughput(runs)
+    drawn = [{line.get_label(): line.get_xydata().tolist() for line in axes.lines} for axes in figure.axes]
+    assert drawn[0]["stage 6, p99"] == [[10, 2], [20, 2]]
+    assert drawn[1]["vLLM, p50"] == [[10, 3], [20, 3]]
+    assert [len(lines) for lines in drawn] == [4, 4]
+
+
 def test_command_line_names_what_is_wrong(tmp_path, capsys):
     (tmp_path / "bad").write_text('{"prompt": "no trace"}\n')
     assert plots.main(["slots", str(tmp_path / "bad"), "--output", "x.png"]) == 2

@@ -63,7 +63,7 @@ def score_line(result: dict, reference_field: str | None) -> dict:
             names = ("accuracy", "accuracy_norm") if "choices" in result else ()
         zeros = {} if reference_field is None else dict.fromkeys(names, 0)
         return {**scores, **zeros, "error": result["error"]}
-    if "scores" in result:
+    if "scores" in result and "text" not in result:  # else it is a field that the input had
         return {**scores, **score_choices(result, reference_field), **likelihood(result)}
     if "text" not in result:
         raise ValueError("it has no text; of a run with n > 1 choose one of the outputs first")

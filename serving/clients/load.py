@@ -22,6 +22,7 @@ import httpx
 import psutil
 
 from serving.clients.server import server
+from serving.stages import PACKAGES
 
 PROMPTS = ["Once upon a time", "There was once a shy bear", "In the days when the winters were long,", "Far away,"]
 SEEDS = range(25)  # 100 different requests, again and again
@@ -43,8 +44,7 @@ def request(i: int) -> dict:
 
 def offline(stage: int) -> list[str]:
     """The text of each request, without a server."""
-    directory = next(name for name in ("stage04_continuous", "stage05_paged", "stage06_fast") if str(stage) in name)
-    engine = importlib.import_module(directory)
+    engine = importlib.import_module(PACKAGES[stage])
     requests = [request(i) for i in range(len(PROMPTS) * len(SEEDS))]
     prompts = [r.pop("prompt") for r in requests]
     outputs = engine.LLM("tinytales").generate(prompts, [engine.SamplingParams(**r) for r in requests])
@@ -126,7 +126,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--stage", type=int, default=6, choices=(4, 5, 6))
+    parser.add_argument("--stage", type=int, default=6, choices=PACKAGES)
     args = parser.parse_args()
     texts = offline(args.stage)
     with server("--stage", args.stage, "--model", "tinytales") as (url, process):
