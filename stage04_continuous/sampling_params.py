@@ -8,6 +8,7 @@ from numbers import Integral, Real
 import numpy as np
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e5  # within these, logits / temperature stays finite in float32
+MAX_PROMPT_LOGPROBS = 20  # vLLM's limit; with 50,000 for each token of a prompt, one request would stop all others
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class SamplingParams:
         ignore_eos: go on past the model's end token.
         logprobs: return the log-probabilities of the chosen token and of this many most likely ones, from the model's
             raw logits; None returns none.
-        prompt_logprobs: the same for the tokens of the prompt. With it max_tokens may be 0.
+        prompt_logprobs: the same for each token of the prompt; at most 20. With it max_tokens may be 0.
 
     Raises:
         ValueError: names the field and its value.
@@ -68,7 +69,7 @@ class SamplingParams:
         if self.seed is not None:
             self._check_integer("seed", 0, 2**64 - 1)
         if self.prompt_logprobs is not None:
-            self._check_integer("prompt_logprobs", 0)
+            self._check_integer("prompt_logprobs", 0, MAX_PROMPT_LOGPROBS)
         self._check_integer("max_tokens", 1 if self.prompt_logprobs is None else 0)
         self._check_integer("min_tokens", 0, self.max_tokens)
         if self.logprobs is not None:

@@ -10,6 +10,8 @@ A line with `"score": true` is scored instead: how likely is its `continuation`,
 prompt? Without either, how likely is the prompt as a text? Its result has `scores`, a list of objects with `logprob`,
 `num_tokens`, `is_greedy` and, for texts, `num_bytes`; and, of choices, the likeliest one's number, `choice`.
 
+OpenAI's batch lines are taken too, and answered as OpenAI does (see openai_lines.py).
+
 Lines are written in the order in which they are done. A line's answer depends on the line, its number and the settings
 alone, so a run that was killed and resumed ends with the same lines as one that was not. The settings are not in the
 file: resume with those of the first run.
@@ -36,6 +38,7 @@ except ModuleNotFoundError:  # Windows
 from tqdm import tqdm
 
 from .llm import LLM
+from .openai_lines import answer, answer_id, is_request, refusal, to_line
 from .outputs import RequestOutput
 from .sampler import derive_seed
 from .sampling_params import SamplingParams
@@ -60,7 +63,8 @@ RESULT_FIELDS = (
 
 @dataclass
 class Line:
-    """An input line: its id, its fields as they were, and what to run, or what is wrong with it."""
+    """An input line: its id, its fields as they were, and what to run, or what is wrong with it. `is_openai`: it is a
+    request of OpenAI's batch interface."""
 
     id: str | int | None
     fields: dict
@@ -68,6 +72,20 @@ class Line:
     params: SamplingParams | None = None
     priority: int = 0
     error: str | None = None
+    is_openai: bool = False
+
+    def refusal(self) -> dict:
+        """What is written of a line that is wrong."""
+        if self.is_openai:
+            return refusal(self.fields, self.error)
+        return {**self.fields, "id": self.id, "error": self.error}
+
+    def begin(self) -> str:
+        """What its result begins with, as JSON."""
+        if self.error:
+            return to_json(self.refusal())
+        carried = {"id": answer_id(self.fields)} if self.is_openai else {**self.fields, "id": self.id}
+        return to_json(carried).removesuffix("}")
 
 
 def open_output(input_path: Path, output_path: Path, resume: bool) -> FileIO:
@@ -131,9 +149,9 @@ def run_batch_file(
     todo = [line for line in lines if line.id not in finished]
     with tqdm(total=num_lines, initial=len(finished), unit="line", disable=quiet) as bar:
 
-        def write(line: Line, result: dict) -> None:
+        def write(result: dict) -> None:
             nonlocal synced
-            append(file, {**line.fields, "id": line.id, **result})
+            append(file, result)
             if time.monotonic() > synced + SYNC_SECONDS:
                 sync(file)
                 synced = time.monotonic()
@@ -142,13 +160,13 @@ def run_batch_file(
         try:
             for line in todo:
                 if line.error:
-                    write(line, {"error": line.error})
+                    write(line.refusal())
                     num_errors += 1
             todo = [line for line in todo if not line.error]
             for line, outputs in completed(llm, todo):
                 result = result_of(line, outputs)
-                write(line, result)
-                num_errors += "error" in result
+                write(result)
+                num_errors += is_error(result)
         finally:
             sync(file)
     return num_lines, num_errors
@@ -191,6 +209,17 @@ def completed(llm: LLM, lines: list[Line]) -> Iterator[tuple[Line, list[RequestO
 
 
 def result_of(line: Line, outputs: list[RequestOutput]) -> dict:
+    """The result line of an input line."""
+    if line.is_openai:
+        return answer(line.fields, outputs[0])
+    return {**line.fields, "id": line.id, **own_fields(line, outputs)}
+
+
+def is_error(result: dict) -> bool:
+    return result.get("error") is not None
+
+
+def own_fields(line: Line, outputs: list[RequestOutput]) -> dict:
     """What a result line has beside the input's fields."""
     if isinstance(line.prompts[0], Pair):
         try:
@@ -234,6 +263,7 @@ def read_lines(llm: LLM, path: Path, defaults: SamplingParams) -> list[Line]:
     for number, line in lines:
         if line.id in taken:
             line.error, line.id = f"line {number}: the id {line.id!r:.80} stands on an earlier line too", None
+            line.is_openai = False  # a custom_id that is not its own names no answer
         if line.id is None:  # named by its number, and told apart from ids that only look like it
             line.id = f"line-{number}"
             while line.id in given:
@@ -250,6 +280,11 @@ def read_line(llm: LLM, raw: bytes, number: int, defaults: SamplingParams) -> Li
             raise ValueError(f"a line is a JSON object, got {type(values).__name__}")
         to_json(values)  # what is nested too deeply to be written again is an error too
         line.fields = values
+        if is_request(values):
+            if not isinstance(values["custom_id"], str):
+                raise ValueError(f"custom_id must be a text, got {values['custom_id']!r:.80}")
+            line.id, line.is_openai = values["custom_id"], True
+            values = to_line(values, llm.engine.config.model) | {"id": line.id}
         if isinstance(values.get("id", ""), bool) or not isinstance(values.get("id", ""), str | int):
             raise ValueError(f"id must be a text or a whole number, got {values['id']!r:.80}")
         line.id = values.get("id")
@@ -277,6 +312,8 @@ def read_job(values: dict, defaults: SamplingParams) -> tuple[list[str | list[in
     if not isinstance(prompt, str if "prompt" in values else list):
         raise ValueError("prompt must be a text, prompt_token_ids a list of token ids")
     if values.get("score") is not True:
+        if {"choices", "continuation"} & values.keys() and not isinstance(values.get("score", False), bool):
+            raise ValueError(f"score must be true or false, got {values['score']!r:.80}")
         return [prompt], read_params(values.get("sampling", {}), defaults)
     if "sampling" in values:
         raise ValueError("a line that is scored has no sampling: nothing is generated")
@@ -327,7 +364,7 @@ def read_finished(file: FileIO, lines: dict[str | int, Line]) -> dict[str | int,
                 raise ValueError(
                     f"--resume: {file.name}, line {number} is no result of this input ({reason})"
                 ) from None
-            finished[line.id] = "error" in result
+            finished[line.id] = is_error(result)
             size += len(raw)
     return finished
 
@@ -335,7 +372,11 @@ def read_finished(file: FileIO, lines: dict[str | int, Line]) -> dict[str | int,
 def read_result(raw: bytes, lines: dict[str | int, Line]) -> tuple[Line, dict]:
     """A line of the output, behind the input's line that it answers. Raises an error if it answers none."""
     result = json.loads(raw.decode("utf-8"))
-    line = lines[result["id"]]
+    line = lines.get(result["id"]) or lines[result.get("custom_id", result["id"])]
+    if line.is_openai:
+        if result["id"] != answer_id(line.fields):
+            raise ValueError("the input's request of this custom_id is another")
+        return line, result
     carried = {name: value for name, value in line.fields.items() if name not in ("id", *RESULT_FIELDS)}
     if missing := [name for name in carried if name not in result]:
         raise ValueError(f"it lacks the field {missing[0]!r:.80} of the input's line")
@@ -348,8 +389,5 @@ def read_result(raw: bytes, lines: dict[str | int, Line]) -> tuple[Line, dict]:
 
 def begins(line: Line, torn: bytes) -> bool:
     """Whether these bytes can be the beginning of a line's result."""
-    if line.error:
-        start = to_json({**line.fields, "id": line.id, "error": line.error}).encode()
-    else:
-        start = to_json({**line.fields, "id": line.id}).removesuffix("}").encode()
+    start = line.begin().encode()
     return torn.startswith(start) or start.startswith(torn)

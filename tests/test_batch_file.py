@@ -583,6 +583,124 @@ def test_scored_lines(tmp_path):
         assert sorted(result["id"] for result in read_results(output)) == sorted(results)
 
 
+def openai_request(custom_id, **body):
+    body = {"model": "tinytales", "prompt": "Once upon a time", "max_tokens": 5, "temperature": 0} | body
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
+
+
+def test_openai_lines(tmp_path):
+    """From stage 4 on: requests as for OpenAI's batches are answered as there, beside lines of our own."""
+    lines = [
+        openai_request("text", stop=None, echo=False, best_of=1, user="me"),
+        openai_request("ids", prompt=[7454, 2402, 257], stop=["."], max_tokens=30),
+        {"id": "own", "prompt": "Once", "body": "of mine", "custom_id": "text", "response": 1},
+        openai_request("echo", echo=True),
+        openai_request("many", prompt=["a", "b"]),
+        openai_request("hot", temperature=-1),
+        openai_request("other", model="gpt2"),
+        openai_request("chat") | {"url": "/v1/chat/completions"},
+        openai_request("text", prompt="again"),
+        openai_request(7),
+        {"custom_id": "none", "method": "POST", "url": "/v1/completions", "body": 1},
+    ]
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["--input", source, "--output", output, "--quiet", "--max-tokens", 3]
+    for stage in STAGES[3:]:
+        output.unlink(missing_ok=True)
+        assert stage.main(*command)[0] == 1
+        results = read_results(output)
+        assert len(results) == len(lines)
+        good = {r["custom_id"]: r["response"]["body"] for r in results if isinstance(r.get("response"), dict)}
+        expected = stage.engine().generate(
+            ["Once upon a time", [7454, 2402, 257]],
+            [stage.SamplingParams(temperature=0, max_tokens=n, stop=stop) for n, stop in ((5, ()), (30, "."))],
+        )
+        for name, one in zip(("text", "ids"), expected, strict=True):
+            completion = one.outputs[0]
+            assert good.pop(name)["choices"] == [
+                {"index": 0, "text": completion.text, "logprobs": None, "finish_reason": completion.finish_reason}
+            ]
+        assert not good
+        own = [r for r in results if r["id"] == "own"]
+        assert [(r["body"], r["custom_id"], r["response"]) for r in own] == [("of mine", "text", 1)]
+        errors = {r["custom_id"]: r["error"]["message"] for r in results if "response" in r and r["response"] is None}
+        says = {
+            "echo": "line 4: body.echo is not answered here",
+            "many": "body.prompt must be one text, or a list of token ids",
+            "hot": "temperature must be",
+            "other": "body.model must be 'tinytales'",
+            "chat": "url '/v1/completions'",
+            "none": "body must be a JSON object",
+        }
+        assert errors.keys() == says.keys()
+        assert all(words in errors[name] for name, words in says.items())
+        assert [r["error"] for r in results if r["id"] in ("line-9", "line-10")] == [
+            "line 9: the id 'text' stands on an earlier line too",
+            "line 10: custom_id must be a text, got 7",
+        ]
+
+
+def test_openai_lines_resume(tmp_path):
+    """Cut anywhere, a run goes on; the answer to a request that was changed since is none of this input."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [openai_request(str(i), max_tokens=2 + i, temperature=1) for i in range(6)] + [openai_request("x", n=0)]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def answers():
+        results = {r["custom_id"]: r for r in read_results(output)}
+        for result in results.values():
+            if result["response"]:
+                del result["response"]["body"]["created"]
+        return results
+
+    stage = STAGES[4]
+    command = ["--input", source, "--output", output, "--quiet"]
+    assert stage.main(*command)[0] == 1
+    whole, expected = output.read_bytes(), answers()
+    assert len(expected) == 7
+    for cut in (0, 10, len(whole) // 3, len(whole) // 2, len(whole) - 1, len(whole)):
+        output.write_bytes(whole[:cut])
+        assert stage.main(*command, "--resume")[0] == 1
+        assert answers() == expected
+    lines[2]["body"]["prompt"] = "Once"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status, _, stderr = stage.main(*command, "--resume")
+    assert status == 2
+    assert "the input's request of this custom_id is another" in stderr
+
+
+@pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)
+def test_openai_lines_are_answered_as_by_the_server(stage, tmp_path):
+    source, output, served = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "served.jsonl"))
+    lines = [
+        openai_request("a", n=2, temperature=1, seed=3, max_tokens=20),
+        openai_request("b", stop="."),
+        openai_request("c", stop_token_ids=[640], min_tokens=2),
+    ]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert stage.main("--input", source, "--output", output, "--quiet")[0] == 0
+    number = str(STAGES.index(stage) + 1)
+    subprocess.run(
+        [sys.executable, "-m", "serving.batch", source, "-o", served, "--stage", number, "--model", "tinytales"],
+        cwd=ROOT, check=True, capture_output=True,
+    )  # fmt: skip
+
+    def answers(path):
+        return {r["custom_id"]: r["response"]["body"] for r in read_results(path)}
+
+    ours, theirs = answers(output), answers(served)
+    assert ours.keys() == theirs.keys() == {"a", "b", "c"}
+    for custom_id, body in ours.items():
+        other = theirs[custom_id]
+        assert body.keys() <= other.keys()
+        assert all(c.keys() <= o.keys() for c, o in zip(body["choices"], other["choices"], strict=True))
+        assert [c["text"] for c in body["choices"]] == [c["text"] for c in other["choices"]]
+        assert [c["finish_reason"] for c in body["choices"]] == [c["finish_reason"] for c in other["choices"]]
+        assert body["usage"].items() <= other["usage"].items()
+        assert (body["object"], body["model"]) == (other["object"], other["model"])
+
+
 def test_score_of_choices_and_texts(tmp_path, capsys):
     """Accuracy by the sum and by the byte, an error counts as wrong; perplexity over all texts as one."""
 

@@ -1,0 +1,82 @@
+"""Lines of OpenAI's batch files, which `--input` takes beside its own: requests to /v1/completions, and their answers.
+
+A request is {"custom_id": …, "method": "POST", "url": "/v1/completions", "body": {"model": …, "prompt": …}}. The body
+may have the fields of SamplingParams and `priority`; what it leaves out is as on the command line. Its answer is
+{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}. Of a request that is wrong `response`
+is null, and `error` says what is wrong.
+
+What only a server does (chats, `echo`, log-probabilities in OpenAI's form) is refused by name.
+`python -m serving.batch` does that too, but can't go on after a kill.
+"""
+
+import hashlib
+import json
+import time
+from dataclasses import fields
+from pathlib import Path
+
+from .outputs import RequestOutput
+from .sampling_params import SamplingParams
+
+URL = "/v1/completions"
+SAMPLING = {field.name for field in fields(SamplingParams)} - {"logprobs", "prompt_logprobs"}
+NOTHING = (None, False, "", [], {})  # a field that says this asks for nothing
+
+
+def is_request(values: dict) -> bool:
+    """Whether a line is such a request, and none of our own that carries fields of these names."""
+    return {"custom_id", "body"} <= values.keys() and not {"prompt", "prompt_token_ids"} & values.keys()
+
+
+def to_line(request: dict, model: str) -> dict:
+    """The same request in our own words. Raises ValueError for what is not answered here.
+
+    model: the one that runs, as `--model` names it.
+    """
+    if unknown := sorted(request.keys() - {"custom_id", "method", "url", "body"}):
+        raise ValueError(f"a request has no field {unknown[0]!r:.80}")
+    if (request.get("method"), request.get("url")) != ("POST", URL):
+        raise ValueError(f"method must be 'POST', and url {URL!r}")
+    if not isinstance(request["body"], dict):
+        raise ValueError(f"body must be a JSON object, got {request['body']!r:.80}")
+    body = {name: value for name, value in request["body"].items() if value is not None}
+    asked, prompt = body.pop("model", None), body.pop("prompt", None)
+    if asked not in (model, Path(model).name):
+        raise ValueError(f"body.model must be {model!r}, which runs here, got {asked!r:.80}")
+    if not isinstance(prompt, str) and (not isinstance(prompt, list) or any(isinstance(i, str | list) for i in prompt)):
+        raise ValueError(f"body.prompt must be one text, or a list of token ids, got {prompt!r:.80}")
+    body.pop("user", None)  # it is for OpenAI's abuse detection; nothing is done with it here
+    line = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "sampling": {}}
+    for name, value in body.items():
+        if name in SAMPLING:
+            line["sampling"][name] = value
+        elif name == "priority":
+            line["priority"] = value
+        elif value not in NOTHING and (name, value) not in (("n", 1), ("best_of", body.get("n", 1))):
+            raise ValueError(f"body.{name:.80} is not answered here; maybe by python -m serving.batch")
+    return line
+
+
+def answer_id(request: dict) -> str:
+    """Names the answer to a request by all that the request says, so that a run that goes on knows what is answered."""
+    return f"batch_req_{hashlib.sha256(json.dumps(request).encode()).hexdigest()[:32]}"
+
+
+def answer(request: dict, output: RequestOutput) -> dict:
+    """What OpenAI's batch interface answers."""
+    name = answer_id(request).removeprefix("batch_req_")
+    choices = [
+        {"index": c.index, "text": c.text, "logprobs": None, "finish_reason": c.finish_reason} for c in output.outputs
+    ]
+    num_prompt, num_output = len(output.prompt_token_ids), sum(len(c.token_ids) for c in output.outputs)
+    usage = {"prompt_tokens": num_prompt, "completion_tokens": num_output, "total_tokens": num_prompt + num_output}
+    body = {"id": f"cmpl-{name}", "object": "text_completion", "created": int(time.time())}
+    body |= {"model": request["body"]["model"], "choices": choices, "usage": usage}
+    response = {"status_code": 200, "request_id": f"req_{name}", "body": body}
+    return {"id": answer_id(request), "custom_id": request["custom_id"], "response": response, "error": None}
+
+
+def refusal(request: dict, message: str) -> dict:
+    """The answer to a request that is wrong."""
+    error = {"code": "invalid_request", "message": message}
+    return {"id": answer_id(request), "custom_id": request["custom_id"], "response": None, "error": error}
