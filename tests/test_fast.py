@@ -495,8 +495,8 @@ def test_other_instruction_sets(stage, tmp_path, cpu, needs):
     if needs not in cpu_flags():
         pytest.skip(f"this CPU has no {needs}")
     chosen = (
-        "test_linear and (768 or 131) or layer_norm or argmax or written or turned_off and not linear or as_close "
-        f"or {stage.directory} and (dense_attention or random_steps) and not triton"
+        "test_linear and (768 or 131) or layer_norm or argmax_is or written or turned_off and (tiles or one_call) "
+        f"or as_close or {stage.directory} and (dense_attention or random_steps) and not triton"
     )
     environment = {**os.environ, "STAGEWISE_MARCH": cpu, "XDG_CACHE_HOME": str(tmp_path)}
     files = ["tests/test_fast.py", "tests/test_attention.py"]
