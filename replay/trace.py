@@ -66,3 +66,160 @@ Event: {"kind": …, "request_id": …, "index": …, …}
     finished        reason: "stop", "length" or "abort" (or "beams": the search is done)
     restarted       a step was cut short: everybody waits again, all memory is free and nothing can be found in it
 """
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+VERSION = 2
+STAGES = (
+    "stage01_single",
+    "stage02_static_batch",
+    "stage03_kvcache",
+    "stage04_continuous",
+    "stage05_paged",
+    "stage06_fast",
+)
+PHASES = ("prefill", "decode")
+PARTS = ("schedule", "build", "forward", "sample", "commit")
+REASONS = ("running", "budget", "whole", "scores", "blocks", "preempted")  # of "refused"
+
+# The fields by name, and what each may be.
+NULL, TIME = type(None), (int, float)
+HEADER = dict(trace=int, stage=str, model=str, options=dict, max_model_len=int)
+HEADER_OF_SOME = dict(num_blocks=(int, NULL), bytes_per_token=(int, NULL))
+STEP = dict(
+    step=int,
+    start=TIME,
+    seconds=TIME,
+    parts=dict,
+    before=list,
+    rows=list,
+    after=list,
+    texts=dict,
+    kv_tokens_reserved=(int, NULL),
+    kv_tokens_used=(int, NULL),
+    num_blocks_shared=(int, NULL),
+    num_blocks_saved=(int, NULL),
+    free=(list, NULL),
+    findable=(list, NULL),
+)
+ROW = dict(
+    request_id=str,
+    index=int,
+    phase=str,
+    start=int,
+    num_tokens=int,
+    num_padding=int,
+    slot=(int, NULL),
+    blocks=(list, NULL),
+)
+WHOSE = dict(request_id=str, index=int)  # of every event but those of the engine as a whole
+EVENTS = dict(
+    queued=dict(prompt_token_ids=list, output_token_ids=list, max_tokens=int, n=int, place=(list, NULL)),
+    admitted={},
+    refused=dict(reason=str),
+    preempted={},
+    copied=dict(source=int, target=int),
+    evicted=dict(block=int),
+    token=dict(token_id=int),
+    forked=dict(parent=int, running=bool),
+    beams=dict(parents=list, token_ids=list),
+    finished=dict(reason=str),
+    restarted={},
+)
+EVENTS_OF_SOME = dict(
+    evicted=WHOSE,
+    restarted=WHOSE,
+    admitted=dict(slot=(int, NULL), num_cached_tokens=(int, NULL)),
+    refused=dict(needed=int, left=int, free=int, reserve=int),
+)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a file holds. `torn`: its last line was cut short, as in a run that was killed, and is left out."""
+
+    name: str
+    header: dict
+    steps: list[dict]
+    torn: bool = False
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace in a file. Raises ValueError, which names file and line, if it is something else."""
+    *lines, last = path.read_bytes().split(b"\n")  # `last` is empty, unless it was cut short
+    torn = bool(last) and not is_json(last)
+    if last and not torn:
+        lines.append(last)
+    if not lines:
+        raise ValueError(f"{path} is no trace: it {'has no whole line' if torn else 'is empty'}")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(json.loads(line))
+            check_header(records[0]) if number == 1 else check_step(records[-1], number - 2)
+        except ValueError as error:
+            what = f"is no JSON: {error}" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else error
+            raise ValueError(f"{path}, line {number}: {what}") from None
+    header, *steps = records
+    if not steps:
+        raise ValueError(f"{path} has a header and no steps: nothing ran")
+    return Trace(path.name, header, steps, torn)
+
+
+def is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def check_header(record: object) -> None:
+    if isinstance(record, dict) and "trace" not in record and "rows" in record:
+        raise ValueError("a trace of version 1, which has no header: make it anew")
+    if not isinstance(record, dict) or "trace" not in record:
+        raise ValueError("no trace: the first line is no header, see replay/trace.py")
+    if record["trace"] != VERSION:
+        raise ValueError(f"a trace of version {record['trace']!r}, this program reads {VERSION}: make it anew")
+    check("the header", record, HEADER, HEADER_OF_SOME)
+    one_of("stage", record["stage"], STAGES)
+
+
+def check_step(record: object, number: int) -> None:
+    check("the step", record, STEP)
+    if record["step"] != number:
+        raise ValueError(f"step {record['step']} stands where step {number} is due")
+    for part in record["parts"]:
+        one_of("part", part, PARTS)
+    for row in record["rows"]:
+        check("a row", row, ROW)
+        one_of("phase", row["phase"], PHASES)
+    for event in record["before"] + record["after"]:
+        kind = event.get("kind") if isinstance(event, dict) else None
+        one_of("event", kind, EVENTS)
+        whose = {} if kind in ("evicted", "restarted") else WHOSE
+        check(f"the event {kind!r}", event, dict(kind=str) | whose | EVENTS[kind], EVENTS_OF_SOME.get(kind, {}))
+        if kind == "refused":
+            one_of("reason", event["reason"], REASONS)
+
+
+def check(what: str, record: object, fields: dict, optional: dict | None = None) -> None:
+    """Raise ValueError unless a record has these fields, and no others but optional ones, each of its type."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{what} is no JSON object")
+    known = fields | (optional or {})
+    for name in fields:
+        if name not in record:
+            raise ValueError(f"{what} lacks {name!r}")
+    for name, value in record.items():
+        if name not in known:
+            raise ValueError(f"{what} has an unknown field, {name!r}")
+        if not isinstance(value, known[name]) or (isinstance(value, bool) and known[name] is not bool):
+            raise ValueError(f"{what}: {name} can't be {json.dumps(value)[:40]}")
+
+
+def one_of(what: str, name: object, known: tuple | dict) -> None:
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}")
