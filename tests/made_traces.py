@@ -160,7 +160,7 @@ def paged(
     """Stages 5 and 6: blocks, a prefix cache, forks that share blocks, preemption."""
     options = dict(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, block_size=size)
     engine = Engine(stage, seed, num_requests, max_tokens, n, **options)
-    engine.header |= dict(num_blocks=num_blocks, num_reserve=reserve)
+    engine.header["num_blocks"] = num_blocks
     held, free, found = {}, list(range(num_blocks)), {}  # found: tokens of a whole prefix -> block
     for i, request in enumerate(engine.requests):
         request["place"] = [0, i]

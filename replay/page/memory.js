@@ -1,0 +1,160 @@
+"use strict";
+// The KV memory of a step: a pool of blocks (stages 5 and 6) on a canvas, or slots (stages 3 and 4).
+
+const CELL_MIN = 5, CELL_MAX = 46;
+
+/** The pool. The mouse and, when it has the focus, the arrow keys pick a block; `onPick` is told. */
+class Pool {
+  constructor(canvas, onPick) {
+    Object.assign(this, { canvas, onPick, picked: null, columns: 1, cell: CELL_MAX, number: 0 });
+    canvas.addEventListener("pointermove", (event) => this.pick(this.blockAt(event)));
+    canvas.addEventListener("pointerdown", (event) => this.pick(this.blockAt(event)));
+    canvas.addEventListener("pointerleave", () => document.activeElement === canvas || this.pick(null));
+    canvas.addEventListener("focus", () => this.pick(this.picked ?? 0));
+    canvas.addEventListener("blur", () => this.pick(null));
+    canvas.addEventListener("keydown", (event) => {
+      const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.columns, ArrowDown: this.columns };
+      const to = (this.picked ?? 0) + (moves[event.key] ?? 0);
+      if (event.key in moves) {
+        event.preventDefault();
+        event.stopPropagation();
+        if (to >= 0 && to < this.number) this.pick(to);
+      }
+    });
+  }
+
+  blockAt(event) {
+    const column = Math.floor(event.offsetX / this.cell), row = Math.floor(event.offsetY / this.cell);
+    const block = row * this.columns + column;
+    return column < this.columns && block >= 0 && block < this.number ? block : null;
+  }
+
+  pick(block) {
+    if (block === this.picked) return;
+    this.picked = block;
+    this.onPick(block);
+  }
+
+  /** blocks: what is to be known of each, see `blocksOf`; emphasis: a set of blocks, or null. */
+  draw(ink, blocks, size, emphasis, order) {
+    const width = this.canvas.clientWidth, room = Math.max(200, Math.min(420, width * 0.8));
+    this.number = blocks.length;
+    this.cell = Math.max(CELL_MIN, Math.min(CELL_MAX, Math.floor(Math.sqrt((width * room) / blocks.length))));
+    this.columns = Math.max(1, Math.floor(width / this.cell));
+    if (this.columns >= 8 && this.cell > 16) this.columns -= this.columns % 4; // blocks are easier to find
+    this.columns = Math.min(this.columns, blocks.length);
+    this.cell = Math.min(CELL_MAX, Math.floor(width / this.columns));
+    const rows = Math.ceil(blocks.length / this.columns), context = prepare(this.canvas, width, rows * this.cell + 2);
+    blocks.forEach((block, i) => {
+      const x = (i % this.columns) * this.cell, y = Math.floor(i / this.columns) * this.cell;
+      context.globalAlpha = emphasis && !emphasis.has(i) ? 0.25 : 1;
+      this.drawBlock(ink, context, block, x + 1.5, y + 1.5, this.cell - 3, size, order?.get(i));
+      context.globalAlpha = 1;
+      if (i === this.picked) {
+        context.strokeStyle = ink.focus;
+        context.lineWidth = 3;
+        context.strokeRect(x + 1.5, y + 1.5, this.cell - 2, this.cell - 2);
+      }
+    });
+  }
+
+  drawBlock(ink, context, block, x, y, side, size, order) {
+    const filled = Math.max(0, Math.min(1, block.numTokens / size)) * side;
+    if (block.holders.length) {
+      ink.fillWaste(context, x, y, side, side);
+      if (filled) {
+        const share = side / block.holders.length; // who shares a block has a part of it
+        block.holders.forEach((holder, i) => ink.fill(context, holder.number, x, y + i * share, filled, share));
+      }
+    } else if (block.findable) {
+      context.fillStyle = ink.own[block.owner % NUM_COLOURS];
+      const alpha = context.globalAlpha;
+      context.globalAlpha = alpha * 0.28;
+      context.fillRect(x, y, side, side);
+      context.globalAlpha = alpha;
+    }
+    context.lineWidth = block.written ? 2.5 : 1;
+    context.strokeStyle = block.written ? ink.ink : block.holders.length ? ink.soft : ink.line;
+    context.setLineDash(block.findable ? [3, 3] : []);
+    if (block.findable) context.strokeStyle = ink.soft;
+    context.strokeRect(x, y, side, side);
+    context.setLineDash([]);
+    if (side < 11) return;
+    const names = block.holders.length ? block.holders.map(({ name }) => name) : block.findable ? [block.ownerName] : [];
+    const text = names.length > 2 ? `${names.length}×` : names.join(" ");
+    const font = Math.min(17, side * (text.length > 2 ? 0.36 : 0.5));
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    context.font = `${block.holders.length ? 700 : 400} ${font}px ${ink.font}`;
+    if (block.holders.length) {
+      const plate = context.measureText(text).width + 6;
+      context.fillStyle = ink.own[block.holders[0].number % NUM_COLOURS];
+      context.fillRect(x + side / 2 - plate / 2, y + side / 2 - font * 0.6, plate, font * 1.2);
+    }
+    context.fillStyle = block.holders.length ? ink["on-own"] : ink.ink;
+    context.fillText(text, x + side / 2, y + side / 2 + 1);
+    if (side >= 24 && order !== undefined) {
+      context.font = `600 ${side * 0.26}px ${ink.font}`;
+      context.textAlign = "left";
+      context.fillStyle = ink["on-own"];
+      context.fillText(String(order + 1), x + 2.5, y + side * 0.19);
+    }
+    context.textAlign = "start";
+  }
+}
+
+/** Of each block: who holds it, how many tokens are in it, whether it is written in this step, and whether it is free
+ * but can still be found. */
+function blocksOf(replay, state, step) {
+  const size = state.blockSize, number = replay.header.num_blocks ?? 0;
+  const blocks = Array.from({ length: number }, () => ({ holders: [], numTokens: 0, written: false, findable: false, places: [] }));
+  for (const key of state.running) {
+    const completion = state.completions.get(key), row = state.rows.get(key);
+    completion.blocks.forEach((block, i) => {
+      const own = blocks[block];
+      if (!own) return;
+      own.holders.push({ key, number: replay.names.get(completion.id) ?? 0, name: replay.name(completion.id, completion.index), place: i });
+      own.numTokens = Math.max(own.numTokens, Math.min(size, completion.numComputed - i * size));
+      if (row && (i + 1) * size > row.start && i * size < row.start + row.num_tokens) own.written = true;
+    });
+  }
+  for (const block of step.findable ?? []) {
+    const content = state.contents[block], id = content && content.key.slice(0, content.key.lastIndexOf("/"));
+    Object.assign(blocks[block] ?? {}, {
+      findable: true, numTokens: size, owner: content ? replay.names.get(id) ?? 0 : 0, ownerName: content ? replay.name(id) : "·",
+    });
+  }
+  return blocks;
+}
+
+/** A block in words. */
+function blockInWords(replay, state, blocks, number) {
+  const block = blocks[number], content = state.contents[number];
+  const tokens = content ? content.tokens.map((id) => visible(replay.texts.get(id) ?? "?")).join("") : "";
+  const quoted = tokens ? `: “${tokens.trim()}”` : "";
+  if (block.holders.length) {
+    const holders = block.holders.map(({ name, place }) => `${name} (its ${ordinal(place + 1)})`);
+    const shared = block.holders.length > 1 ? ", shared" : "";
+    return `Block ${number} is held by ${list(holders)}${shared}, ${block.numTokens} of ${state.blockSize} places filled${quoted}`;
+  }
+  if (block.findable) return `Block ${number} is free, and the prefix cache can still find what ${block.ownerName} left in it${quoted}`;
+  return `Block ${number} is free, and nothing in it can be found.`;
+}
+
+function ordinal(number) {
+  const ends = { 1: "st", 2: "nd", 3: "rd" };
+  return `${number}${Math.floor(number / 10) % 10 === 1 ? "th" : ends[number % 10] ?? "th"}`;
+}
+
+/** The slots of a step (stages 3 and 4): {slot, key, padding, filled, length}, in tokens. */
+function slotsOf(replay, state, step) {
+  const continuous = replay.stage === 4, rows = [...state.rows.values()];
+  const number = continuous ? replay.header.options.max_num_seqs ?? rows.length : rows.length;
+  const length = continuous ? replay.header.max_model_len : step.kv_tokens_reserved / Math.max(1, rows.length);
+  const slots = Array.from({ length: number }, (_, slot) => ({ slot, key: null, padding: 0, filled: 0, length }));
+  for (const key of state.shown()) {
+    const { slot, padding, numComputed, status } = state.completions.get(key);
+    if (slots[slot]) Object.assign(slots[slot], { key, padding: status === "running" ? padding : 0, filled: numComputed, done: status !== "running" });
+  }
+  return slots;
+}

@@ -1,0 +1,107 @@
+"use strict";
+// Colours and patterns of requests, in the document and on canvases. Neighbours differ in both, and each has its letter.
+
+const NUM_COLOURS = 7, NUM_PATTERNS = 4;
+
+/** Classes for whatever belongs to the request of this number. */
+const look = (number) => `own c${number % NUM_COLOURS} p${number % NUM_PATTERNS}`;
+
+/** The colours of the page as they are now, for canvases; read anew when it turns dark or light. */
+class Ink {
+  constructor() {
+    const style = getComputedStyle(document.documentElement), value = (name) => style.getPropertyValue(name).trim();
+    this.own = Array.from({ length: NUM_COLOURS }, (_, i) => value(`--c${i}`));
+    for (const name of ["paper", "card", "ink", "soft", "line", "waste", "waste-line", "on-own", "focus"]) this[name] = value(`--${name}`);
+    this.patterns = [null, ...[stripes, dots, lines].map((draw) => tile(draw, "rgba(255,255,255,.5)"))];
+    this.wasted = tile(stripes, this["waste-line"]);
+    this.font = style.fontFamily;
+  }
+
+  /** Fill a rectangle with the look of a request. */
+  fill(context, number, x, y, width, height) {
+    context.fillStyle = this.own[number % NUM_COLOURS];
+    context.fillRect(x, y, width, height);
+    this.overlay(context, this.patterns[number % NUM_PATTERNS], x, y, width, height);
+  }
+
+  /** Fill a rectangle with the look of what is wasted. */
+  fillWaste(context, x, y, width, height) {
+    context.fillStyle = this.waste;
+    context.fillRect(x, y, width, height);
+    this.overlay(context, this.wasted, x, y, width, height);
+  }
+
+  overlay(context, tileCanvas, x, y, width, height) {
+    if (!tileCanvas) return;
+    context.fillStyle = context.createPattern(tileCanvas, "repeat");
+    context.fillRect(x, y, width, height);
+  }
+}
+
+function tile(draw, colour) {
+  const canvas = document.createElement("canvas"), context = canvas.getContext("2d");
+  canvas.width = canvas.height = 8;
+  context.strokeStyle = context.fillStyle = colour;
+  context.lineWidth = 2;
+  draw(context);
+  return canvas;
+}
+
+function stripes(context) {
+  context.beginPath();
+  for (const x of [-8, 0, 8]) {
+    context.moveTo(x - 1, 9);
+    context.lineTo(x + 9, -1);
+  }
+  context.stroke();
+}
+
+function dots(context) {
+  for (const [x, y] of [[2, 2], [6, 6]]) {
+    context.beginPath();
+    context.arc(x, y, 1.4, 0, 7);
+    context.fill();
+  }
+}
+
+function lines(context) {
+  context.fillRect(0, 1, 8, 1.5);
+  context.fillRect(0, 5, 8, 1.5);
+}
+
+/** Give a canvas a size in CSS pixels; returns its context, in these. */
+function prepare(canvas, width, height) {
+  const scale = devicePixelRatio || 1;
+  const size = [Math.round(width * scale), Math.round(height * scale)];
+  if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
+  canvas.style.height = `${height}px`;
+  const context = canvas.getContext("2d");
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return context;
+}
+
+/** A new element: its tag, classes, text, attributes. Text is only ever text. */
+function element(tag, className = "", text = "", attributes = {}) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== "") made.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+/** Set what differs. */
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function setClass(node, className) {
+  if (node.className !== className) node.className = className;
+}
+
+/** Let a parent's children be as many as there are items: those that are there are used again. */
+function fill(parent, items, make, update) {
+  while (parent.childElementCount > items.length) parent.lastElementChild.remove();
+  while (parent.childElementCount < items.length) parent.append(make());
+  items.forEach((item, i) => update(parent.children[i], item, i));
+}

@@ -1,0 +1,426 @@
+"use strict";
+// A trace on the page: everything below the slider. `show` puts a step there; it only changes what differs.
+
+const MOST_ROWS = 24, MOST_TOKENS = 56, MOST_WAITING = 24, MOST_CHIPS = 40;
+const PART_NAMES = ["schedule", "build", "forward", "sample", "commit"];
+
+class View {
+  /** chosen: the request that the fragment names, shared by all views; onChange: to be called when it changes. */
+  constructor(replay, chosen, onChange) {
+    Object.assign(this, { replay, chosen, onChange, ink: null, number: 0, allRows: false, hovered: null, moved: null });
+    this.root = document.getElementById("panel").content.firstElementChild.cloneNode(true);
+    this.parts = new Proxy({}, { get: (_, name) => this.root.querySelector(`.${name}`) });
+    const { header, stage } = replay, find = (name) => this.root.querySelector(`.${name}`);
+    this.nodes = Object.fromEntries(
+      ["words", "summary", "events", "spoken", "budget", "rows", "rows-note", "rows-more", "rows-legend", "memory-card", "memory-note",
+        "memory-title", "pool", "slots", "picked", "tables", "memory-legend", "queue-card", "queue", "queue-note", "numbers-note", "computed",
+        "counts", "time-note", "parts", "part-counts", "request-card", "request-title", "facts", "full", "close", "title"]
+        .map((name) => [name, find(name)]),
+    );
+    const { nodes } = this;
+    nodes.title.append(`Stage ${stage}: ${STAGE_IDEAS[stage - 1]}`, " ", element("small", "", header.model));
+    this.kind = replay.stage >= 5 ? "blocks" : replay.stage >= 3 ? "slots" : "nothing";
+    nodes.pool.hidden = nodes.tables.hidden = this.kind !== "blocks";
+    nodes.slots.hidden = this.kind !== "slots";
+    this.pool = new Pool(nodes.pool, (block) => this.hover(block === null ? null : { block }));
+    nodes["rows-more"].addEventListener("click", () => {
+      this.allRows = !this.allRows;
+      this.show(this.number);
+    });
+    nodes.close.addEventListener("click", () => this.choose(null));
+    this.root.addEventListener("click", (event) => {
+      const chip = event.target.closest(".chip[data-key]");
+      if (chip) this.choose(chip.dataset.key);
+    });
+    for (const type of ["pointerover", "focusin"]) this.root.addEventListener(type, (event) => this.over(event.target));
+    for (const type of ["pointerleave", "focusout"]) nodes.tables.addEventListener(type, () => this.hover(null));
+    nodes.tables.addEventListener("keydown", (event) => this.moveInTable(event));
+    this.legends();
+  }
+
+  legends() {
+    const entry = (className, text) => {
+      const item = element("span", "entry");
+      item.append(element("i", `swatch ${className}`), text);
+      return item;
+    };
+    const cached = this.replay.stage >= 3;
+    this.nodes["rows-legend"].append(
+      entry("computed", "computed in this step"),
+      entry("again", "computed again"),
+      ...(cached ? [entry("kept", "in the KV cache")] : []),
+      entry("fresh", "the token that came of it"),
+      entry("idle", "for nothing"),
+    );
+    if (this.kind === "blocks") {
+      this.nodes["memory-legend"].append(
+        entry("own c0 p0", "filled by A"), entry("idle", "reserved, not filled"), entry("written", "written now"),
+        entry("findable", "free, can be found"), entry("empty", "free"),
+      );
+    } else if (this.kind === "slots") {
+      this.nodes["memory-legend"].append(entry("own c0 p0", "filled"), entry("idle", "reserved, of no use"), entry("empty", "free slot"));
+    }
+  }
+
+  // --- What is chosen, and what the mouse or the focus is on -------------------------------------------------------
+
+  choose(key) {
+    const completion = key && this.replay.at(this.number).completions.get(key);
+    const same = completion && completion.id === this.chosen.id && completion.index === this.chosen.index;
+    this.chosen.id = same || !completion ? null : completion.id;
+    this.chosen.index = same || !completion ? 0 : completion.index;
+    this.onChange();
+  }
+
+  get chosenKey() {
+    return this.chosen.id === null ? null : `${this.chosen.id}/${this.chosen.index}`;
+  }
+
+  over(target) {
+    const block = target.closest?.("[data-block]"), key = target.closest?.("[data-key]");
+    if (block) this.hover({ block: Number(block.dataset.block) });
+    else if (key && this.root.contains(key)) this.hover({ key: key.dataset.key });
+    else if (!target.closest?.("canvas")) this.hover(null);
+  }
+
+  hover(what) {
+    if (JSON.stringify(what) === JSON.stringify(this.hovered)) return;
+    this.hovered = what;
+    if (this.kind !== "blocks" || !this.ink) return;
+    if (what?.block !== undefined) this.pool.picked = what.block;
+    else if (document.activeElement !== this.nodes.pool) this.pool.picked = null;
+    this.drawPool();
+  }
+
+  moveInTable(event) {
+    const move = { ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling" }[event.key];
+    const to = move && event.target[move];
+    if (!move) return;
+    event.preventDefault();
+    event.stopPropagation();
+    if (!to?.dataset.block) return;
+    event.target.tabIndex = -1;
+    to.tabIndex = 0;
+    to.focus();
+  }
+
+  // --- A step ---------------------------------------------------------------------------------------------------------
+
+  show(number, ink = this.ink) {
+    Object.assign(this, { number, ink });
+    this.step = this.replay.steps[number];
+    this.state = this.replay.at(number);
+    this.fresh = new Map(this.step.after.filter(({ kind }) => kind === "token").map((event) => [keyOf(event), event.token_id]));
+    this.showWords();
+    this.showBudget();
+    this.showRows();
+    this.showMemory();
+    this.showQueue();
+    this.showNumbers();
+    this.showRequest();
+  }
+
+  showWords() {
+    const { step, state, replay, nodes } = this;
+    setText(nodes.summary, passInWords(replay, state));
+    const events = [...step.before.map((event) => [event, ""]), ...step.after.map((event) => [event, "then"])];
+    const lines = [];
+    const queued = events.filter(([{ kind }]) => kind === "queued");
+    if (queued.length > 3) lines.push([`${queued.length} requests join the queue.`, "queued", ""]);
+    for (const [event, when] of events) {
+      if (event.kind === "queued" && queued.length > 3) continue;
+      const text = sentence(replay, state, event);
+      if (text) lines.push([text, event.kind, when]);
+    }
+    const shown = lines.length > 9 ? [...lines.slice(0, 8), [`and ${lines.length - 8} events more`, "", ""]] : lines;
+    fill(nodes.events, shown, () => element("li"), (item, [text, kind, when]) => {
+      setText(item, text);
+      setClass(item, `${kind} ${when}`);
+    });
+    setText(nodes.spoken, `Step ${step.step}. ${nodes.summary.textContent} ${lines.map(([text]) => text).join(" ")}`);
+  }
+
+  /** What went through the model, as a bar: of the step's budget where there is one, else of the rectangle. */
+  showBudget() {
+    const { step, state, replay, nodes } = this, budget = replay.stage >= 4 ? replay.header.options.max_num_batched_tokens : null;
+    const used = step.rows.reduce((sum, row) => sum + row.num_tokens, 0);
+    const idle = step.rows.reduce((sum, row) => sum + row.num_padding, 0), all = budget ?? used + idle;
+    const rows = state.shown().map((key) => state.rows.get(key)).filter((row) => row?.num_tokens);
+    const segments = rows.map((row) => [row, row.num_tokens]);
+    if (idle) segments.push([null, idle]);
+    fill(nodes.budget, segments, () => element("span"), (segment, [row, size]) => {
+      setClass(segment, row ? look(replay.names.get(row.request_id) ?? 0) : "idle");
+      segment.style.flexGrow = size;
+      setText(segment, row && size / all > 0.035 ? `${replay.name(row.request_id, row.index)}` : "");
+    });
+    nodes.budget.style.setProperty("--used", `${(100 * (used + idle)) / all}%`);
+    const words = budget
+      ? `${used} of ${budget} tokens that a step may compute`
+      : idle ? `${used} of the ${used + idle} positions are tokens, ${idle} are for nothing` : `${count(used, "token")}`;
+    setText(nodes["rows-note"], words);
+    nodes.budget.setAttribute("aria-label", words);
+  }
+
+  showRows() {
+    const { state, replay, nodes } = this, keys = state.shown();
+    const most = this.allRows ? keys.length : MOST_ROWS, longest = Math.max(1, ...keys.map((key) => {
+      const completion = state.completions.get(key), row = state.rows.get(key);
+      return Math.max(completion.prompt.length + completion.maxTokens, (row?.num_padding ?? 0) + lengthOf(completion));
+    }));
+    fill(nodes.rows, keys.slice(0, most), makeRow, (item, key) => this.updateRow(item, key, longest));
+    nodes["rows-more"].hidden = keys.length <= MOST_ROWS;
+    setText(nodes["rows-more"], this.allRows ? "Fewer rows" : `${keys.length - MOST_ROWS} rows more`);
+    if (!keys.length) setText(nodes["rows-note"], "nobody runs");
+  }
+
+  updateRow(item, key, longest) {
+    const { state, replay } = this, completion = state.completions.get(key), row = state.rows.get(key);
+    const { chip, what, tokens, bar } = item.parts, number = replay.names.get(completion.id) ?? 0;
+    const carried = row && row.num_tokens === 0, length = lengthOf(completion);
+    const chosen = key === this.chosenKey;
+    setClass(item, `row${carried ? " carried" : ""}${chosen ? " chosen" : ""}`);
+    item.dataset.key = key;
+    this.updateChip(chip, key);
+    const start = row?.start ?? completion.numComputed, end = row ? row.start + row.num_tokens : start;
+    const again = completion.recomputed, whole = replay.stage <= 2;
+    let label = "waits for room", detail = `in the step`;
+    if (carried) [label, detail] = ["finished", `carried along, ${count(row.num_padding, "position")} for nothing`];
+    else if (row) {
+      label = row.phase === "prefill" || (!whole && row.num_tokens > 1) ? "prefill" : "decode";
+      detail = count(row.num_tokens, "token");
+      if (again) detail += `, ${again === row.num_tokens ? "all" : again} again`;
+      if (row.num_padding) detail += `, ${row.num_padding} padding`;
+      if (end < length) detail += `, ${length - end} to go`;
+    }
+    setText(what.firstElementChild, label);
+    setText(what.lastElementChild, detail);
+    // The tokens, as many of the last ones as there is room for
+    const fresh = this.fresh.get(key), from = Math.max(0, Math.min(length, Math.max(end, 1)) - MOST_TOKENS + 8);
+    const until = Math.min(length, from + MOST_TOKENS), own = look(number), list = tokensOf(completion, from, until);
+    const cells = list.map((id, i) => {
+      const position = from + i, prompt = position < completion.prompt.length ? " prompt" : "";
+      const computed = position >= start && position < end;
+      if (carried) return [id, `token gone${prompt}`];
+      if (computed) return [id, position < start + again ? `token again${prompt}` : `token now ${own}${prompt}`];
+      return [id, `token${position >= end ? " todo" : ""}${prompt}`];
+    });
+    if (fresh !== undefined && until === length) cells.push([fresh, "token fresh"]);
+    const before = from ? [[`… ${from} before `, "gap"]] : [], after = until < length ? [[` … ${length - until} more`, "gap"]] : [];
+    fill(tokens, [...before, ...cells, ...after], () => element("span"), (span, [id, className]) => {
+      setClass(span, className);
+      setText(span, className === "gap" ? id : visible(replay.texts.get(id) ?? `‹${id}›`));
+    });
+    // The same as a bar, to one scale for all rows
+    const share = (tokens) => `${(100 * tokens) / longest}%`, room = completion.prompt.length + completion.maxTokens;
+    const pad = whole || row?.num_padding ? row?.num_padding ?? 0 : 0;
+    const segments = carried ? [["idle", pad]] : [
+      ["idle", pad], [this.replay.stage >= 3 ? "kept" : "", Math.min(start, length)], ["again", again], [`now ${own}`, end - start - again],
+      ["todo", Math.max(0, length - end)], ["room", Math.max(0, room - length)],
+    ];
+    fill(bar, segments.filter(([, size]) => size > 0), () => element("i"), (segment, [className, size]) => {
+      setClass(segment, className);
+      segment.style.width = share(size);
+    });
+  }
+
+  updateChip(chip, key) {
+    const completion = this.state.completions.get(key), { replay } = this;
+    setClass(chip, `chip ${look(replay.names.get(completion.id) ?? 0)}`);
+    setText(chip, replay.name(completion.id, completion.index));
+    chip.dataset.key = key;
+    const id = visible(completion.id), title = `${chip.textContent}: request ${id}`;
+    if (chip.title !== title) {
+      chip.title = title;
+      chip.setAttribute("aria-label", title);
+    }
+    const pressed = String(key === this.chosenKey);
+    if (chip.getAttribute("aria-pressed") !== pressed) chip.setAttribute("aria-pressed", pressed);
+  }
+
+  // --- Memory -----------------------------------------------------------------------------------------------------------
+
+  showMemory() {
+    const { state, step, replay, nodes } = this;
+    const reserved = step.kv_tokens_reserved, used = step.kv_tokens_used;
+    const unused = reserved ? `${(reserved - used).toLocaleString("en")} of ${reserved.toLocaleString("en")} reserved places are not filled` : "";
+    if (this.kind === "nothing") {
+      setText(nodes["memory-note"], "");
+      setText(nodes.picked, "This stage has no KV cache. It forgets keys and values after each step, and computes every sequence again.");
+      return;
+    }
+    if (this.kind === "slots") {
+      setText(nodes["memory-note"], unused);
+      this.showSlots();
+      return;
+    }
+    this.blocks = blocksOf(replay, state, step);
+    const free = this.blocks.filter(({ holders }) => !holders.length).length;
+    const shared = step.num_blocks_shared ? `, ${step.num_blocks_shared} shared (saves ${step.num_blocks_saved})` : "";
+    setText(nodes["memory-note"], `${this.blocks.length - free} of ${this.blocks.length} blocks held${shared}, ${free} free`);
+    const label = `${nodes["memory-note"].textContent}. ${unused}. Arrow keys move from block to block.`;
+    if (nodes.pool.getAttribute("aria-label") !== label) nodes.pool.setAttribute("aria-label", label);
+    this.unused = unused;
+    this.drawPool();
+    this.showTables();
+  }
+
+  drawPool() {
+    const { state, nodes, blocks, hovered } = this, key = hovered?.key ?? this.chosenKey;
+    const table = key && state.completions.get(key)?.blocks, emphasis = table?.length ? new Set(table) : null;
+    this.pool.draw(this.ink, blocks, state.blockSize, hovered?.block === undefined ? emphasis : null, table && new Map(table.map((b, i) => [b, i])));
+    const picked = this.pool.picked, canShow = picked !== null && picked < blocks.length;
+    setText(nodes.picked, canShow ? blockInWords(this.replay, state, blocks, picked) : `${this.unused}.`);
+    for (const chip of nodes.tables.querySelectorAll("[data-block]")) chip.classList.toggle("same", canShow && Number(chip.dataset.block) === picked);
+  }
+
+  showTables() {
+    const { state, nodes } = this, keys = state.shown().filter((key) => state.completions.get(key).blocks.length).slice(0, MOST_ROWS);
+    fill(nodes.tables, keys, makeTable, (item, key) => {
+      const { blocks } = state.completions.get(key), [chip, list] = item.children;
+      item.dataset.key = key;
+      this.updateChip(chip, key);
+      const hidden = Math.max(0, blocks.length - MOST_CHIPS), shown = blocks.slice(hidden);
+      fill(list, hidden ? [`+${hidden}`, ...shown] : shown, () => element("button", "block", "", { type: "button" }), (button, block, i) => {
+        setText(button, String(block));
+        const real = typeof block === "number";
+        if (real) button.dataset.block = block;
+        else delete button.dataset.block;
+        button.tabIndex = i === 0 ? 0 : -1;
+        button.classList.toggle("shared", real && this.blocks[block]?.holders.length > 1);
+        button.classList.toggle("written", real && this.blocks[block]?.written && i === shown.length - 1 + (hidden ? 1 : 0));
+        if (real) button.setAttribute("aria-label", `block ${block}`);
+      });
+    });
+  }
+
+  showSlots() {
+    const { state, step, replay, nodes } = this;
+    fill(nodes.slots, slotsOf(replay, state, step), makeSlot, (item, { slot, key, padding, filled, length, done }) => {
+      const [name, chip, bar, words] = item.children, share = (tokens) => `${(100 * tokens) / length}%`;
+      setText(name, String(slot));
+      chip.hidden = key === null;
+      setClass(bar, key === null ? "slot-bar empty" : "slot-bar idle");
+      const segments = key === null ? [] : [["idle", padding], [look(replay.names.get(state.completions.get(key).id) ?? 0), filled]];
+      fill(bar, segments, () => element("i"), (segment, [className, size]) => {
+        setClass(segment, className);
+        segment.style.width = share(size);
+      });
+      if (key !== null) this.updateChip(chip, key);
+      setText(words, key === null ? "free" : done ? `finished, ${length} for nothing` : `${filled} of ${length}`);
+    });
+  }
+
+  // --- Queue, numbers, the chosen request -----------------------------------------------------------------------------
+
+  showQueue() {
+    const { state, step, nodes } = this, keys = state.waiting();
+    const refused = new Set(step.before.filter(({ kind }) => kind === "refused").map(keyOf));
+    setText(nodes["queue-note"], keys.length ? `${keys.length.toLocaleString("en")} wait` : "nobody waits");
+    const shown = keys.slice(0, MOST_WAITING);
+    fill(nodes.queue, keys.length > MOST_WAITING ? [...shown, null] : shown, makeWaiting, (item, key) => {
+      const [chip, text] = item.children;
+      chip.hidden = key === null;
+      if (key === null) {
+        setClass(item, "rest");
+        setText(text, `and ${(keys.length - MOST_WAITING).toLocaleString("en")} more`);
+        return;
+      }
+      this.updateChip(chip, key);
+      const completion = state.completions.get(key), lost = completion.numPreemptions ? ", preempted" : "";
+      setText(text, `${count(lengthOf(completion), "token")}${lost}${refused.has(key) ? ", next" : ""}`);
+      setClass(item, refused.has(key) ? "refused" : "");
+    });
+  }
+
+  showNumbers() {
+    const { state, step, replay, nodes } = this, { output, useful, recomputed, padding, carried, preemptions } = state.counts;
+    const kinds = [["useful", "for the first time", useful], ["again", "again", recomputed], ["padding", "padding", padding], ["carried", "carried along", carried]];
+    const all = useful + recomputed + padding + carried;
+    const seconds = replay.ends(this.number), speed = output / seconds;
+    setText(nodes["numbers-note"], `${count(output, "output token")} in ${seconds.toFixed(2)} s: ${speed.toFixed(speed < 10 ? 1 : 0)} tokens/s`);
+    stack(nodes.computed, kinds.map(([name, , number]) => [name, number]));
+    nodes.computed.setAttribute("aria-label", `${all.toLocaleString("en")} positions went through the model`);
+    const share = (number) => `${Math.round((100 * number) / Math.max(1, all))}%`;
+    const lines = kinds.filter(([name, , number]) => number || name === "useful").map(([name, words, number]) => [name, `computed ${words}`.replace("computed padding", "padding").replace("computed carried along", "carried along"), number.toLocaleString("en"), share(number)]);
+    if (step.kv_tokens_reserved) lines.push(["reserved", "reserved now, not filled", (step.kv_tokens_reserved - step.kv_tokens_used).toLocaleString("en"), `${Math.round((100 * (step.kv_tokens_reserved - step.kv_tokens_used)) / step.kv_tokens_reserved)}%`]);
+    if (preemptions) lines.push(["", "preemptions", String(preemptions), ""]);
+    fill(nodes.counts, lines, makeCount, updateCount);
+    const parts = PART_NAMES.filter((name) => name in step.parts).map((name) => [name, step.parts[name]]);
+    const total = parts.reduce((sum, [, time]) => sum + time, 0);
+    setText(nodes["time-note"], `${(1e3 * total).toFixed(total < 0.01 ? 2 : 1)} ms`);
+    stack(nodes.parts, parts);
+    nodes.parts.setAttribute("aria-label", parts.map(([name, time]) => `${name} ${(1e3 * time).toFixed(2)} ms`).join(", "));
+    fill(nodes["part-counts"], parts.map(([name, time]) => [name, name, `${(1e3 * time).toFixed(2)} ms`, ""]), makeCount, updateCount);
+  }
+
+  showRequest() {
+    const { state, replay, nodes } = this, completion = this.chosenKey && state.completions.get(this.chosenKey);
+    nodes["request-card"].hidden = !completion;
+    if (!completion) return;
+    const { prompt, numOutput, maxTokens, numCached, numPreemptions, status, finishReason, blocks, slot } = completion;
+    setText(nodes["request-title"], `${replay.name(completion.id, completion.index)}: request ${visible(completion.id)}`);
+    const facts = [
+      finishReason ? `finished (${finishReason})` : status, `prompt ${prompt.length} tokens`, `output ${numOutput} of at most ${maxTokens}`,
+      ...(numCached ? [`${numCached} found in the prefix cache`] : []), ...(numPreemptions ? [`preempted ${numPreemptions} times`] : []),
+      ...(slot !== null ? [`slot ${slot}`] : []), ...(blocks.length ? [`blocks ${blocks.join(", ")}`] : []),
+    ];
+    setText(nodes.facts, facts.join(" · "));
+    const own = look(replay.names.get(completion.id) ?? 0);
+    const text = (ids) => ids.map((id) => visible(replay.texts.get(id) ?? `‹${id}›`)).join("");
+    const pieces = [[text(prompt), "prompt"], [text(tokensOf(completion, prompt.length)), ""]];
+    const fresh = this.fresh.get(this.chosenKey);
+    if (fresh !== undefined) pieces.push([text([fresh]), `token fresh ${own}`]);
+    fill(nodes.full, pieces, () => element("span"), (span, [words, className]) => {
+      setText(span, words);
+      setClass(span, className);
+    });
+  }
+}
+
+// --- Pieces of the document -----------------------------------------------------------------------------------------
+
+function makeRow() {
+  const item = element("li"), chip = element("button", "chip", "", { type: "button" });
+  const what = element("span", "what"), tokens = element("bdi", "tokens"), bar = element("span", "bar", "", { "aria-hidden": "true" });
+  what.append(element("b"), element("span"));
+  item.append(chip, what, tokens, bar);
+  item.parts = { chip, what, tokens, bar };
+  return item;
+}
+
+function makeTable() {
+  const item = element("li"), list = element("span", "blocks");
+  item.append(element("button", "chip", "", { type: "button" }), list);
+  return item;
+}
+
+function makeSlot() {
+  const item = element("div", "slot");
+  item.append(element("span", "slot-number"), element("button", "chip", "", { type: "button" }), element("span", "slot-bar"), element("span", "slot-words"));
+  return item;
+}
+
+function makeWaiting() {
+  const item = element("li");
+  item.append(element("button", "chip", "", { type: "button" }), element("span"));
+  return item;
+}
+
+function makeCount() {
+  const item = element("li");
+  item.append(element("i"), element("span"), element("b"), element("em"));
+  return item;
+}
+
+function updateCount(item, [kind, ...texts]) {
+  setClass(item.firstElementChild, kind ? `swatch ${kind}` : "swatch none");
+  texts.forEach((text, i) => setText(item.children[i + 1], text));
+}
+
+/** A bar in parts. */
+function stack(bar, parts) {
+  fill(bar, parts.filter(([, size]) => size > 0), () => element("i"), (segment, [kind, size]) => {
+    setClass(segment, kind);
+    segment.style.flexGrow = size;
+  });
+}
