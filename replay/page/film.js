@@ -5,32 +5,50 @@ const EDGE = 8; // half of a slider's thumb: the picture begins and ends where i
 const LANE_MIN = 5, LANE_MAX = 13, QUEUE = 16, MOST_LANES = 16;
 
 class Film {
-  /** clock: says where a step begins and ends, from 0 to 1. */
-  constructor(canvas, replay, clock, number) {
-    Object.assign(this, { canvas, replay, clock, number, base: document.createElement("canvas"), drawn: "" });
+  /** clock: says where a step begins and ends, from 0 to 1; onDrag is told where the mouse is, in the same measure. */
+  constructor(replay, clock, number, words, onDrag) {
+    Object.assign(this, { replay, clock, number, onDrag, drawn: "" });
+    this.root = element("div", "film");
+    this.canvas = element("canvas", "", "", { role: "img", "aria-label": words });
+    this.cursor = element("div", "cursor");
+    this.root.append(this.canvas, this.cursor);
+    this.root.addEventListener("pointerdown", (event) => this.drag(event));
   }
 
-  draw(ink, position) {
-    const { canvas, replay } = this, width = canvas.clientWidth, lanes = Math.min(MOST_LANES, replay.lanes.taken.length);
-    const lane = Math.max(LANE_MIN, Math.min(LANE_MAX, 78 / lanes)), height = lanes * lane + QUEUE + 4;
-    const context = prepare(canvas, width, height);
-    const what = [width, height, devicePixelRatio, replay.steps.length, this.clock.mode, ink.paper, ink.font].join();
+  /** To be called when the window has a new size. */
+  measure() {
+    this.width = this.root.clientWidth;
+  }
+
+  draw(ink, share) {
+    const lanes = Math.min(MOST_LANES, this.replay.lanes.taken.length), lane = Math.max(LANE_MIN, Math.min(LANE_MAX, 78 / lanes));
+    const what = [this.width, devicePixelRatio, this.replay.steps.length, this.clock.mode, ink.paper, ink.font].join();
     if (what !== this.drawn) {
-      this.drawBase(ink, width, height, lane, lanes);
+      this.drawRun(ink, this.width, lanes * lane + QUEUE + 4, lane, lanes);
       this.drawn = what;
     }
-    context.drawImage(this.base, 0, 0, width, height);
-    const x = this.x(position, width);
-    context.fillStyle = ink.ink;
-    context.fillRect(x - 1, 0, 2, height);
+    this.cursor.style.transform = `translateX(${this.x(share, this.width) - 1}px)`;
+  }
+
+  drag(event) {
+    const move = ({ clientX }) => {
+      const { left } = this.root.getBoundingClientRect();
+      this.onDrag(Math.max(0, Math.min(1, (clientX - left - EDGE) / (this.width - 2 * EDGE))));
+    };
+    this.root.setPointerCapture(event.pointerId);
+    this.root.addEventListener("pointermove", move);
+    this.root.addEventListener("pointerup", () => this.root.removeEventListener("pointermove", move), { once: true });
+    move(event);
   }
 
   x(share, width) {
     return EDGE + share * (width - 2 * EDGE);
   }
 
-  drawBase(ink, width, height, lane, lanes) {
-    const context = prepare(this.base, width, height), { replay, clock, number } = this;
+  drawRun(ink, width, height, lane, lanes) {
+    const context = prepare(this.canvas, width, height), { replay, clock, number } = this;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
     const left = (step) => this.x(clock.share(number, step), width), right = (step) => this.x(clock.share(number, step, true), width);
     for (const span of replay.lanes.spans) {
       if (span.lane >= lanes) continue;
@@ -45,21 +63,18 @@ class Film {
       ink.fill(context, own, x, y, w, h);
       if (span.prefilled >= span.from) {
         context.fillStyle = ink["on-own"];
-        context.fillRect(x, y, Math.max(1.5, Math.min(w, right(Math.min(span.prefilled, span.to)) - x) * 0.999), 2.5);
+        context.globalAlpha = 0.4;
+        context.fillRect(x, y, Math.min(w, right(span.prefilled) - x), h);
+        context.globalAlpha = 1;
       }
       if (span.carried !== null) {
         const from = left(span.carried);
         context.clearRect(from, y, end - from, h);
         ink.fillWaste(context, from, y, end - from - 1, h);
       }
-      if (w > 16 && lane >= 9) {
-        const text = replay.name(id, index);
-        context.font = `700 ${Math.round(lane - 2.5)}px ${ink.font}`;
-        context.textBaseline = "middle";
-        context.fillStyle = ink.own[own % NUM_COLOURS];
-        context.fillRect(x + 2, y + 1.5, context.measureText(text).width + 4, h - 2);
-        context.fillStyle = ink["on-own"];
-        context.fillText(text, x + 4, y + h / 2 + 0.75);
+      if (w > 22 && lane >= 9) {
+        const text = replay.name(id, index), size = Math.round(lane - 2.5);
+        ink.write(context, text, x + 6 + text.length * size * 0.35, y + h / 2 + 0.5, size, 700, ink["on-own"], ink.own[own % NUM_COLOURS]);
       }
     }
     const most = replay.lanes.queued.reduce((a, b) => Math.max(a, b), 1), bottom = height;

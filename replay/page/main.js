@@ -13,6 +13,11 @@ class Clock {
     return Math.max(...ends);
   }
 
+  /** How long the longest trace is. */
+  get seconds() {
+    return Math.max(...this.replays.map((replay) => replay.ends(replay.steps.length - 1)));
+  }
+
   /** The step of a trace at a position. */
   step(number, position) {
     const replay = this.replays[number], last = replay.steps.length - 1;
@@ -59,11 +64,16 @@ class Clock {
     return { trace: best, step: this.step(best, position) };
   }
 
-  /** Where a step begins, or ends, in a picture of the run: from 0 to 1. */
+  /** Where a position is in the picture of the run: from 0 to 1. */
+  cursor(position) {
+    return this.mode === "steps" ? (position + 0.5) / (this.end + 1) : position / this.seconds;
+  }
+
+  /** Where a step begins, or ends, in it. */
   share(number, step, end = false) {
     const replay = this.replays[number];
     if (this.mode === "steps") return (step + end) / (this.end + 1);
-    return (end ? replay.ends(step) : replay.begins(step)) / Math.max(...this.replays.map((r) => r.ends(r.steps.length - 1)));
+    return (end ? replay.ends(step) : replay.begins(step)) / this.seconds;
   }
 }
 
@@ -80,21 +90,28 @@ class Page {
     this.views = this.replays.map((replay) => new View(replay, this.chosen, () => this.render()));
     document.getElementById("panels").append(...this.views.map(({ root }) => root));
     document.getElementById("panels").classList.toggle("two", this.views.length > 1);
-    this.films = this.replays.map((replay, i) => {
-      const canvas = element("canvas", "film", "", { role: "img", "aria-label": filmInWords(replay) });
-      document.getElementById("films").append(canvas);
-      canvas.addEventListener("pointerdown", (event) => this.dragFilm(canvas, event));
-      return new Film(canvas, replay, this.clock, i);
-    });
+    this.films = this.replays.map((replay, i) => new Film(replay, this.clock, i, filmInWords(replay), (share) => this.dragTo(share)));
+    document.getElementById("films").append(...this.films.map(({ root }) => root));
+    if (this.views.length === 1) {
+      const { title } = this.views[0].nodes;
+      document.getElementById("heading").replaceChildren(...title.childNodes);
+      title.hidden = true;
+    }
     this.questions = questions(this.replays[0]);
     this.asked = null;
     this.playing = null;
     this.ink = new Ink();
     this.controls();
+    this.measure();
     this.readFragment();
     this.renderNow();
-    const resized = new ResizeObserver(() => this.render());
-    resized.observe(document.body);
+    new ResizeObserver(() => this.measure()).observe(document.body);
+  }
+
+  /** How wide things are is looked up when it may have changed, not at every step: it makes the browser lay out anew. */
+  measure() {
+    for (const part of [...this.films, ...this.views]) part.measure();
+    this.render();
   }
 
   // --- Drawing ------------------------------------------------------------------------------------------------------------
@@ -107,19 +124,18 @@ class Page {
   renderNow() {
     if (this.frame) cancelAnimationFrame(this.frame);
     this.frame = null;
-    const { clock, position, slider } = this, first = clock.step(0, position);
-    slider.max = clock.mode === "steps" ? clock.end : Math.ceil(1e6 * clock.end);
+    const { clock, position, slider } = this;
+    slider.max = clock.mode === "steps" ? clock.end : Math.ceil(1e6 * clock.seconds);
     slider.value = clock.mode === "steps" ? position : Math.round(1e6 * position);
-    const where = clock.mode === "steps" ? `Step ${position} of ${clock.end}` : `${position.toFixed(3)} s of ${clock.end.toFixed(3)} s`;
+    const where = clock.mode === "steps" ? `Step ${position} of ${clock.end}` : `${position.toFixed(3)} s of ${clock.seconds.toFixed(3)} s`;
     setText(this.where, where);
     slider.setAttribute("aria-valuetext", where);
-    this.films.forEach((film, i) => film.draw(this.ink, clock.share(i, clock.mode === "steps" ? position : clock.step(i, position)) + (clock.mode === "steps" ? 0.5 / (clock.end + 1) : 0)));
+    for (const film of this.films) film.draw(this.ink, clock.cursor(position));
     this.views.forEach((view, i) => view.show(clock.step(i, position), this.ink));
     for (const { nodes } of this.views) {
       const live = this.playing || this.views.length > 1 ? "off" : "polite";
       if (nodes.spoken.getAttribute("aria-live") !== live) nodes.spoken.setAttribute("aria-live", live);
     }
-    if (this.replays.length === 1 && first !== this.step) this.step = first;
     clearTimeout(this.later);
     this.later = setTimeout(() => this.writeFragment(), 250); // browsers do not like it at every frame
   }
@@ -143,9 +159,15 @@ class Page {
     return this.goTo(next);
   }
 
-  back(steps = 1) {
+  /** The same by hand: what plays stops. */
+  stepOn() {
     this.pause();
-    this.goTo(this.clock.move(this.position, -steps));
+    this.forward();
+  }
+
+  turnTo(position) {
+    this.pause();
+    this.goTo(position);
   }
 
   /** To the next or the previous step that has an event of the chosen kind. */
@@ -191,18 +213,10 @@ class Page {
     this.playButton.setAttribute("aria-label", this.playing ? "Pause" : "Play");
   }
 
-  dragFilm(canvas, event) {
-    const move = ({ clientX }) => {
-      const { left, width } = canvas.getBoundingClientRect(), { clock } = this;
-      const share = Math.max(0, Math.min(1, (clientX - left - EDGE) / (width - 2 * EDGE)));
-      if (clock.mode === "steps") this.goTo(Math.floor(share * (clock.end + 1)));
-      else this.goTo(share * Math.max(...this.replays.map((r) => r.ends(r.steps.length - 1))));
-    };
-    this.pause();
-    canvas.setPointerCapture(event.pointerId);
-    canvas.addEventListener("pointermove", move);
-    canvas.addEventListener("pointerup", () => canvas.removeEventListener("pointermove", move), { once: true });
-    move(event);
+  /** To a place in the picture of the run, from 0 to 1. */
+  dragTo(share) {
+    const { clock } = this;
+    this.turnTo(clock.mode === "steps" ? Math.floor(share * (clock.end + 1)) : share * clock.seconds);
   }
 
   // --- Questions ------------------------------------------------------------------------------------------------------------
@@ -234,7 +248,7 @@ class Page {
       this.goTo(next);
       return;
     }
-    setText(document.getElementById("verdict"), choice === right ? "Right. See below." : `It is otherwise: ${right[0].toLowerCase() === right[0] ? right : right}.`);
+    setText(document.getElementById("verdict"), choice === right ? "Right." : `Not so. ${right}.`);
     for (const button of document.getElementById("choices").children) {
       button.disabled = true;
       const own = button.textContent.slice(3);
@@ -243,7 +257,6 @@ class Page {
     }
     setText(document.getElementById("go-on"), "Go on");
     this.asked = null;
-    this.answered = true;
     this.position = next;
     this.render();
     document.getElementById("go-on").focus({ preventScroll: true });
@@ -312,10 +325,10 @@ class Page {
       const value = Number(this.slider.value);
       this.goTo(this.clock.mode === "steps" ? value : value / 1e6);
     });
-    on("first", () => this.pause(this.goTo(0)));
-    on("last", () => this.pause(this.goTo(this.clock.end)));
-    on("back", () => this.back());
-    on("forward", () => this.pause(this.forward()));
+    on("first", () => this.turnTo(0));
+    on("last", () => this.turnTo(this.clock.end));
+    on("back", () => this.turnTo(this.clock.move(this.position, -1)));
+    on("forward", () => this.stepOn());
     on("play", () => this.play());
     on("previous-event", () => this.jump(-1));
     on("next-event", () => this.jump(1));
@@ -361,12 +374,12 @@ class Page {
     const { target } = event, typing = target.matches("select, input:not([type=checkbox])");
     if (event.altKey || event.ctrlKey || event.metaKey || (typing && target !== this.slider)) return;
     const acts = {
-      ArrowRight: () => this.pause(this.forward()),
-      ArrowLeft: () => this.back(),
-      PageDown: () => this.pause(this.goTo(this.clock.move(this.position, 10))),
-      PageUp: () => this.back(10),
-      Home: () => this.pause(this.goTo(0)),
-      End: () => this.pause(this.goTo(this.clock.end)),
+      ArrowRight: () => this.stepOn(),
+      ArrowLeft: () => this.turnTo(this.clock.move(this.position, -1)),
+      PageDown: () => this.turnTo(this.clock.move(this.position, 10)),
+      PageUp: () => this.turnTo(this.clock.move(this.position, -10)),
+      Home: () => this.turnTo(0),
+      End: () => this.turnTo(this.clock.end),
       n: () => this.jump(1),
       p: () => this.jump(-1),
       "?": () => document.getElementById("help-button").click(),

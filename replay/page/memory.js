@@ -1,12 +1,12 @@
 "use strict";
 // The KV memory of a step: a pool of blocks (stages 5 and 6) on a canvas, or slots (stages 3 and 4).
 
-const CELL_MIN = 5, CELL_MAX = 46;
+const CELL_MIN = 5, CELL_MAX = 54;
 
 /** The pool. The mouse and, when it has the focus, the arrow keys pick a block; `onPick` is told. */
 class Pool {
   constructor(canvas, onPick) {
-    Object.assign(this, { canvas, onPick, picked: null, columns: 1, cell: CELL_MAX, number: 0 });
+    Object.assign(this, { canvas, onPick, picked: null, columns: 1, cell: CELL_MAX, number: 0, width: 0 });
     canvas.addEventListener("pointermove", (event) => this.pick(this.blockAt(event)));
     canvas.addEventListener("pointerdown", (event) => this.pick(this.blockAt(event)));
     canvas.addEventListener("pointerleave", () => document.activeElement === canvas || this.pick(null));
@@ -37,7 +37,7 @@ class Pool {
 
   /** blocks: what is to be known of each, see `blocksOf`; emphasis: a set of blocks, or null. */
   draw(ink, blocks, size, emphasis, order) {
-    const width = this.canvas.clientWidth, room = Math.max(200, Math.min(420, width * 0.8));
+    const { width } = this, room = Math.max(200, Math.min(420, width * 0.8));
     this.number = blocks.length;
     this.cell = Math.max(CELL_MIN, Math.min(CELL_MAX, Math.floor(Math.sqrt((width * room) / blocks.length))));
     this.columns = Math.max(1, Math.floor(width / this.cell));
@@ -45,6 +45,8 @@ class Pool {
     this.columns = Math.min(this.columns, blocks.length);
     this.cell = Math.min(CELL_MAX, Math.floor(width / this.columns));
     const rows = Math.ceil(blocks.length / this.columns), context = prepare(this.canvas, width, rows * this.cell + 2);
+    context.textAlign = "center";
+    context.textBaseline = "middle";
     blocks.forEach((block, i) => {
       const x = (i % this.columns) * this.cell, y = Math.floor(i / this.columns) * this.cell;
       context.globalAlpha = emphasis && !emphasis.has(i) ? 0.25 : 1;
@@ -75,31 +77,23 @@ class Pool {
     }
     context.lineWidth = block.written ? 2.5 : 1;
     context.strokeStyle = block.written ? ink.ink : block.holders.length ? ink.soft : ink.line;
-    context.setLineDash(block.findable ? [3, 3] : []);
-    if (block.findable) context.strokeStyle = ink.soft;
+    if (block.findable) {
+      context.strokeStyle = ink.soft;
+      context.setLineDash([3, 3]);
+    }
     context.strokeRect(x, y, side, side);
-    context.setLineDash([]);
+    if (block.findable) context.setLineDash([]);
     if (side < 11) return;
     const names = block.holders.length ? block.holders.map(({ name }) => name) : block.findable ? [block.ownerName] : [];
-    const text = names.length > 2 ? `${names.length}×` : names.join(" ");
-    const font = Math.min(17, side * (text.length > 2 ? 0.36 : 0.5));
-    context.textAlign = "center";
-    context.textBaseline = "middle";
-    context.font = `${block.holders.length ? 700 : 400} ${font}px ${ink.font}`;
-    if (block.holders.length) {
-      const plate = context.measureText(text).width + 6;
-      context.fillStyle = ink.own[block.holders[0].number % NUM_COLOURS];
-      context.fillRect(x + side / 2 - plate / 2, y + side / 2 - font * 0.6, plate, font * 1.2);
+    const text = names.length > 2 ? `${names.length}×` : names.join(" "), held = block.holders.length > 0;
+    if (text) {
+      const font = Math.round(Math.min(18, side * (text.length > 2 ? 0.36 : 0.5)));
+      const plate = held && ink.own[block.holders[0].number % NUM_COLOURS];
+      ink.write(context, text, x + side / 2, y + side / 2 + 1, font, held ? 700 : 400, held ? ink["on-own"] : ink.ink, plate);
     }
-    context.fillStyle = block.holders.length ? ink["on-own"] : ink.ink;
-    context.fillText(text, x + side / 2, y + side / 2 + 1);
-    if (side >= 24 && order !== undefined) {
-      context.font = `600 ${side * 0.26}px ${ink.font}`;
-      context.textAlign = "left";
-      context.fillStyle = ink["on-own"];
-      context.fillText(String(order + 1), x + 2.5, y + side * 0.19);
+    if (order !== undefined && side >= 24) {
+      ink.write(context, String(order + 1), x + side * 0.17, y + side * 0.2, Math.round(side * 0.26), 700, ink["on-own"]);
     }
-    context.textAlign = "start";
   }
 }
 

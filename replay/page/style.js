@@ -12,9 +12,25 @@ class Ink {
     const style = getComputedStyle(document.documentElement), value = (name) => style.getPropertyValue(name).trim();
     this.own = Array.from({ length: NUM_COLOURS }, (_, i) => value(`--c${i}`));
     for (const name of ["paper", "card", "ink", "soft", "line", "waste", "waste-line", "on-own", "focus"]) this[name] = value(`--${name}`);
-    this.patterns = [null, ...[stripes, dots, lines].map((draw) => tile(draw, "rgba(255,255,255,.5)"))];
-    this.wasted = tile(stripes, this["waste-line"]);
+    this.patterns = [null, ...[stripes, dots, lines].map((draw) => pattern(draw, "rgba(255,255,255,.5)"))];
+    this.wasted = pattern(stripes, this["waste-line"]);
     this.font = style.fontFamily;
+    this.widths = new Map();
+  }
+
+  /** Write a short text with its middle at a place; on a plate of a colour, if one is given. */
+  write(context, text, x, y, size, weight, colour, plate) {
+    const font = `${weight} ${size}px ${this.font}`;
+    if (context.ownFont !== font) context.font = context.ownFont = font; // to set it takes long
+    if (plate) {
+      const key = `${text} ${font}`;
+      if (!this.widths.has(key)) this.widths.set(key, context.measureText(text).width + 6);
+      const width = this.widths.get(key);
+      context.fillStyle = plate;
+      context.fillRect(x - width / 2, y - size * 0.65, width, size * 1.2);
+    }
+    context.fillStyle = colour;
+    context.fillText(text, x, y);
   }
 
   /** Fill a rectangle with the look of a request. */
@@ -31,20 +47,20 @@ class Ink {
     this.overlay(context, this.wasted, x, y, width, height);
   }
 
-  overlay(context, tileCanvas, x, y, width, height) {
-    if (!tileCanvas) return;
-    context.fillStyle = context.createPattern(tileCanvas, "repeat");
+  overlay(context, pattern, x, y, width, height) {
+    if (!pattern) return;
+    context.fillStyle = pattern;
     context.fillRect(x, y, width, height);
   }
 }
 
-function tile(draw, colour) {
+function pattern(draw, colour) {
   const canvas = document.createElement("canvas"), context = canvas.getContext("2d");
   canvas.width = canvas.height = 8;
   context.strokeStyle = context.fillStyle = colour;
   context.lineWidth = 2;
   draw(context);
-  return canvas;
+  return context.createPattern(canvas, "repeat");
 }
 
 function stripes(context) {
@@ -76,6 +92,7 @@ function prepare(canvas, width, height) {
   if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
   canvas.style.height = `${height}px`;
   const context = canvas.getContext("2d");
+  context.ownFont = null;
   context.setTransform(scale, 0, 0, scale, 0, 0);
   context.clearRect(0, 0, width, height);
   return context;

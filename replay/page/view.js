@@ -1,15 +1,15 @@
 "use strict";
 // A trace on the page: everything below the slider. `show` puts a step there; it only changes what differs.
 
-const MOST_ROWS = 24, MOST_TOKENS = 56, MOST_WAITING = 24, MOST_CHIPS = 40;
+const MOST_ROWS = 24, MOST_WAITING = 24, MOST_CHIPS = 40;
+const TOKEN_LINES = 3, CHARACTER = 0.57; // a row shows so many lines of tokens; a character is about so many rem wide
 const PART_NAMES = ["schedule", "build", "forward", "sample", "commit"];
 
 class View {
   /** chosen: the request that the fragment names, shared by all views; onChange: to be called when it changes. */
   constructor(replay, chosen, onChange) {
-    Object.assign(this, { replay, chosen, onChange, ink: null, number: 0, allRows: false, hovered: null, moved: null });
+    Object.assign(this, { replay, chosen, onChange, ink: null, number: 0, allRows: false, hovered: null });
     this.root = document.getElementById("panel").content.firstElementChild.cloneNode(true);
-    this.parts = new Proxy({}, { get: (_, name) => this.root.querySelector(`.${name}`) });
     const { header, stage } = replay, find = (name) => this.root.querySelector(`.${name}`);
     this.nodes = Object.fromEntries(
       ["words", "summary", "events", "spoken", "budget", "rows", "rows-note", "rows-more", "rows-legend", "memory-card", "memory-note",
@@ -20,6 +20,7 @@ class View {
     const { nodes } = this;
     nodes.title.append(`Stage ${stage}: ${STAGE_IDEAS[stage - 1]}`, " ", element("small", "", header.model));
     this.kind = replay.stage >= 5 ? "blocks" : replay.stage >= 3 ? "slots" : "nothing";
+    this.root.classList.toggle("cacheless", this.kind === "nothing");
     nodes.pool.hidden = nodes.tables.hidden = this.kind !== "blocks";
     nodes.slots.hidden = this.kind !== "slots";
     this.pool = new Pool(nodes.pool, (block) => this.hover(block === null ? null : { block }));
@@ -102,6 +103,13 @@ class View {
     event.target.tabIndex = -1;
     to.tabIndex = 0;
     to.focus();
+  }
+
+  /** To be called when the window has a new size. */
+  measure() {
+    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize), beside = innerWidth > 640 ? 13 * rem : 0;
+    this.characters = Math.floor((this.nodes.rows.clientWidth - beside) / (CHARACTER * rem));
+    this.pool.width = this.nodes.pool.clientWidth;
   }
 
   // --- A step ---------------------------------------------------------------------------------------------------------
@@ -195,20 +203,21 @@ class View {
     setText(what.firstElementChild, label);
     setText(what.lastElementChild, detail);
     // The tokens, as many of the last ones as there is room for
-    const fresh = this.fresh.get(key), from = Math.max(0, Math.min(length, Math.max(end, 1)) - MOST_TOKENS + 8);
-    const until = Math.min(length, from + MOST_TOKENS), own = look(number), list = tokensOf(completion, from, until);
-    const cells = list.map((id, i) => {
-      const position = from + i, prompt = position < completion.prompt.length ? " prompt" : "";
-      const computed = position >= start && position < end;
-      if (carried) return [id, `token gone${prompt}`];
-      if (computed) return [id, position < start + again ? `token again${prompt}` : `token now ${own}${prompt}`];
-      return [id, `token${position >= end ? " todo" : ""}${prompt}`];
+    const fresh = this.fresh.get(key), until = end > start && end < length ? end : length, own = look(number);
+    const from = this.firstShown(completion, until), list = tokensOf(completion, from, until);
+    const cells = from ? [["gap", `… ${from} before `]] : []; // [class, text]; what is not computed now is in one piece
+    list.forEach((id, i) => {
+      const position = from + i, prompt = position < completion.prompt.length ? " prompt" : "", text = this.text(id);
+      const computed = position >= start && position < end && !carried;
+      const className = computed ? (position < start + again ? "token again" : `token now ${own}`) : position >= end && !carried ? "todo" : `plain${prompt}`;
+      if (!computed && cells.length && cells.at(-1)[0] === className) cells.at(-1)[1] += text;
+      else cells.push([className, text]);
     });
-    if (fresh !== undefined && until === length) cells.push([fresh, "token fresh"]);
-    const before = from ? [[`… ${from} before `, "gap"]] : [], after = until < length ? [[` … ${length - until} more`, "gap"]] : [];
-    fill(tokens, [...before, ...cells, ...after], () => element("span"), (span, [id, className]) => {
+    if (until < length) cells.push(["gap", ` … ${length - until} more`]);
+    else if (fresh !== undefined) cells.push(["token fresh", this.text(fresh)]);
+    fill(tokens, cells, () => element("span"), (span, [className, text]) => {
       setClass(span, className);
-      setText(span, className === "gap" ? id : visible(replay.texts.get(id) ?? `‹${id}›`));
+      setText(span, text);
     });
     // The same as a bar, to one scale for all rows
     const share = (tokens) => `${(100 * tokens) / longest}%`, room = completion.prompt.length + completion.maxTokens;
@@ -221,6 +230,21 @@ class View {
       setClass(segment, className);
       segment.style.width = share(size);
     });
+  }
+
+  /** The first position whose token is shown, so that those up to `until` fit into the lines of a row. */
+  firstShown(completion, until) {
+    let room = Math.max(20, TOKEN_LINES * this.characters - 30), from = until; // 30: "… 120 before", and the next token
+    const ids = tokensOf(completion, Math.max(0, until - room), until);
+    while (ids.length && room > 0) {
+      room -= Math.max(1, this.text(ids.pop()).length);
+      if (room > 0) from -= 1;
+    }
+    return from;
+  }
+
+  text(id) {
+    return visible(this.replay.texts.get(id) ?? `‹${id}›`);
   }
 
   updateChip(chip, key) {
@@ -366,7 +390,7 @@ class View {
     ];
     setText(nodes.facts, facts.join(" · "));
     const own = look(replay.names.get(completion.id) ?? 0);
-    const text = (ids) => ids.map((id) => visible(replay.texts.get(id) ?? `‹${id}›`)).join("");
+    const text = (ids) => ids.map((id) => this.text(id)).join("");
     const pieces = [[text(prompt), "prompt"], [text(tokensOf(completion, prompt.length)), ""]];
     const fresh = this.fresh.get(this.chosenKey);
     if (fresh !== undefined) pieces.push([text([fresh]), `token fresh ${own}`]);
@@ -419,8 +443,9 @@ function updateCount(item, [kind, ...texts]) {
 
 /** A bar in parts. */
 function stack(bar, parts) {
+  const all = parts.reduce((sum, [, size]) => sum + size, 0);
   fill(bar, parts.filter(([, size]) => size > 0), () => element("i"), (segment, [kind, size]) => {
     setClass(segment, kind);
-    segment.style.flexGrow = size;
+    segment.style.width = `${(100 * size) / all}%`;
   });
 }

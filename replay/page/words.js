@@ -17,14 +17,11 @@ function visible(text) {
   return text
     .replace(/\n/g, "↵")
     .replace(/\t/g, "⇥")
-    .replace(/[\u0000-\u001f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)))
-    .replace(/\u007f/g, "␡")
-    .replace(/[\u0080-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g, codePoint)
-    .replace(/\p{Surrogate}/gu, codePoint);
+    .replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]|\p{Surrogate}/gu, codePoint);
 }
 
 function codePoint(c) {
-  return `‹${c.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}›`;
+  return `‹${c.codePointAt(0).toString(16).toUpperCase()}›`;
 }
 
 /** What an event means, in a sentence; null for tokens, which are shown where they belong. `state`: during its step. */
@@ -51,8 +48,9 @@ function sentence(replay, state, event) {
         whole: () => `its prompt needs ${count(event.needed, "token")} in one step, and ${event.left} are left`,
         scores: () => "the step makes no more logits of prompts",
         blocks: () => {
-          const reserve = event.reserve ? `, and ${event.reserve} of these ${event.reserve === 1 ? "is" : "are"} kept back` : "";
-          return `it needs ${count(event.needed, "block")}, ${event.free} ${event.free === 1 ? "is" : "are"} free${reserve}`;
+          const are = (number) => `${number} ${number === 1 ? "is" : "are"}`;
+          const reserve = event.reserve ? `, ${are(event.reserve)} kept back for those that run` : "";
+          return `it needs ${count(event.needed, "block")}, ${are(event.free)} free${reserve}`;
         },
         preempted: () => "a request has just lost its blocks, so memory is short",
       };
@@ -74,7 +72,7 @@ function sentence(replay, state, event) {
     }
     case "finished": {
       const why = {
-        stop: "it has reached its end", length: "it has all the tokens that it may have", abort: "it was aborted",
+        stop: "it has reached its end", length: "it has all the tokens it may have", abort: "it was aborted",
         beams: "its search has ended",
       };
       return `${event.reason === "beams" ? replay.name(event.request_id) : name} is finished: ${why[event.reason] ?? event.reason}.`;
@@ -93,16 +91,19 @@ function passInWords(replay, state) {
   const whole = replay.stage <= 2; // these compute all of every sequence
   const prefills = live.filter((row) => row.phase === "prefill" || (!whole && row.num_tokens > 1));
   const decodes = live.filter((row) => !prefills.includes(row));
-  if (prefills.length > 4) {
-    const tokens = prefills.reduce((sum, row) => sum + row.num_tokens, 0);
-    parts.push(`${prefills.length} requests compute ${count(tokens, "token")} of their prompts`);
-  } else {
-    for (const row of prefills) {
-      const completion = state.completions.get(keyOf(row)), length = lengthOf(completion), end = row.start + row.num_tokens;
-      const piece = row.start || end < length ? ` (${row.start + 1} to ${end} of ${length})` : "";
-      const again = completion.recomputed ? " again" : "";
-      parts.push(`${name(row)} computes ${row.phase === "prefill" ? "its prompt, " : ""}${count(row.num_tokens, "token")}${piece}${again}`);
-    }
+  const entire = prefills.filter((row) => row.phase === "prefill" && row.num_tokens === lengthOf(state.completions.get(keyOf(row))));
+  if (entire.length > 8) {
+    const tokens = entire.reduce((sum, row) => sum + row.num_tokens, 0);
+    parts.push(`${entire.length} requests compute their prompts, ${count(tokens, "token")}`);
+  } else if (entire.length) {
+    const lengths = list(entire.map((row) => String(row.num_tokens))), last = entire.at(-1).num_tokens === 1 ? "token" : "tokens";
+    parts.push(`${list(entire.map(name))} compute${entire.length > 1 ? " their prompts" : "s its prompt"}, ${lengths} ${last}`);
+  }
+  for (const row of prefills.filter((other) => !entire.includes(other))) {
+    const completion = state.completions.get(keyOf(row)), length = lengthOf(completion), end = row.start + row.num_tokens;
+    const whose = row.phase === "prefill" ? " of its prompt" : "", again = completion.recomputed ? " again" : "";
+    const piece = row.start || end < length ? ` (${row.start + 1} to ${end} of ${length})` : "";
+    parts.push(`${name(row)} computes ${count(row.num_tokens, "token")}${whose}${again}${piece}`);
   }
   const names = decodes.length > 8 ? `${decodes.length} requests` : list(decodes.map(name));
   if (decodes.length && whole) {
