@@ -1,7 +1,7 @@
 """Replay a run: make a page of the traces that the stages write with --trace.
 
-    python -m stage05 --prompts "Once upon a time" "There was once a shy bear" --trace trace.jsonl
-    python -m replay trace.jsonl -o run.html
+python -m stage05 --prompts "Once upon a time" "There was once a shy bear" --trace trace.jsonl
+python -m replay trace.jsonl -o run.html
 """
 
 import argparse
@@ -22,9 +22,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="python -m replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("traces", type=Path, nargs="+", metavar="TRACE", help="one trace, or two to be put side by side")
     add("-o", "--output", type=Path, metavar="FILE.html", help="the page; an earlier one is replaced, no other file is")
@@ -61,7 +59,9 @@ def run(args: argparse.Namespace) -> None:
     traces = [read_trace(path) for path in args.traces]
     for path, trace in zip(args.traces, traces, strict=True):
         if trace.torn:
-            print(f"{path}: its last line is cut short and left out; {len(trace.steps)} steps are there", file=sys.stderr)
+            print(
+                f"{path}: its last line is cut short and left out; {len(trace.steps)} steps are there", file=sys.stderr
+            )
     for path, make in made:
         path.write_text(make(traces), encoding="utf-8")
 

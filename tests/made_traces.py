@@ -6,13 +6,34 @@ import random
 from pathlib import Path
 
 WORDS = " the a bear fox mouse owl harbor winter lantern old brave shy Otto Mira sang walked found said . ,".split()
-HOSTILE = ["</script><b>x", "<!--", "\u2028", "\u202e", "\ud800", "\x00", "\x1b[31m", "\n", "\t", "&amp;", '"', "\\", "\x7f"]
-TEXTS = [f" {word}" for word in WORDS] + HOSTILE
+TEXTS = [f" {word}" for word in WORDS]
+HOSTILE = [
+    "</script><b>x",
+    "<!--",
+    "\u2028",
+    "\u202e",
+    "\ud800",
+    "\x00",
+    "\x1b[31m",
+    "\n",
+    "\t",
+    "&amp;",
+    '"',
+    "\\",
+    "\x7f",
+]
 
 
 def write(path: Path, header: dict, steps: list[dict]) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in [header, *steps]))
     return path
+
+
+def hostile(header: dict, steps: list[dict]) -> tuple[dict, list[dict]]:
+    """The same with texts that would like to be more than text."""
+    for step in steps:
+        step["texts"] = {token: HOSTILE[int(token) % len(HOSTILE)] for token in step["texts"]}
+    return header, steps
 
 
 class Engine:
@@ -25,8 +46,10 @@ class Engine:
         shared = self.tokens(40)
         self.requests = []
         for i in range(num_requests):
-            prompt = shared + self.tokens(self.random.randint(1, 30)) if i % 3 == 1 else self.tokens(
-                self.random.randint(3, 90)
+            prompt = (
+                shared + self.tokens(self.random.randint(1, 30))
+                if i % 3 == 1
+                else self.tokens(self.random.randint(3, 90))
             )
             self.requests.append(
                 dict(id=f"r{i}", index=0, prompt=prompt, output=[], most=self.random.randint(1, max_tokens), n=n)
