@@ -69,7 +69,7 @@ def read_trace(path: Path) -> list:
     """The steps in a file of `--trace`. Raises ValueError if it is something else."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        steps = [json.loads(line, object_hook=lambda fields: SimpleNamespace(**fields)) for line in lines]
+        steps = [json.loads(line, object_hook=lambda fields: SimpleNamespace(**fields)) for line in lines[1:]]
         if not steps or not all(hasattr(step, "rows") for step in steps):
             raise ValueError("no steps with rows")
     except ValueError as error:
@@ -443,10 +443,10 @@ def main(argv: list[str] | None = None) -> int:
         if args.kind == "blocks":
             if len(traces) > 1:
                 parser.error("a map of blocks is of one trace")
-            if not hasattr(next(iter(traces.values()))[0].rows[0], "blocks"):
+            if next(iter(traces.values()))[0].rows[0].blocks is None:
                 parser.error(f"{args.traces[0]} names no blocks; they come with stage 5")
             figure = block_map(*traces.values())
-        elif args.kind == "kv" and not all(hasattr(trace[0], "kv_tokens_reserved") for trace in traces.values()):
+        elif args.kind == "kv" and any(trace[0].kv_tokens_reserved is None for trace in traces.values()):
             parser.error("a trace without a KV cache; it comes with stage 3")
         else:
             figure = KINDS[args.kind](traces)

@@ -1,12 +1,14 @@
-"""Servers under load: `vllm bench serve`, vLLM's own load generator, against the stages' servers and vLLM's.
+"""Servers under load: two load generators, `vllm bench serve` and guidellm, against the stages' servers and vLLM's.
 
-    python -m bench.peers vllm                                     # once: the load generator and vLLM's server
+    python -m bench.peers vllm                                     # once: vLLM's server and its load generator
+    python -m serving.clients.environments guidellm                # once: the other one
     python -m bench.serving --rates 0.5,1,2,4 --json FILE --plot FILE.png
     python -m bench.serving --engines 4,6 --rates inf --requests 50
 
 All servers have one checkpoint with GPT-2's sizes and random weights, float32, the same number of requests at once,
 and get the same requests at the same times: random tokens, as many in as out, arriving at random (Poisson). Engines
-take turns at each rate. A request counts towards goodput if its first token came within --ttft ms, and each further
+take turns at each rate. guidellm writes texts of so many tokens instead, and takes the time between tokens per request,
+as a mean. A request counts towards goodput if its first token came within --ttft ms, and each further
 one, on average, within --tpot ms. The client shares the cores with the server, as on the machine of a user.
 """
 
@@ -32,6 +34,7 @@ from bench.machine import describe
 from bench.peers import PEERS, ROOT
 from bench.report import check_outputs
 from bench.throughput import write_model
+from serving.clients.environments import python_of
 from serving.clients.server import server as stage_server
 
 ENGINES = ("4", "5", "6", "vllm")
@@ -103,6 +106,32 @@ def load(url: str, model: Path, rate: str, args: argparse.Namespace, folder: Pat
     return {name: numbers[name] for name in (*kept, *latencies) if name in numbers}
 
 
+def guide(url: str, model: Path, rate: str, args: argparse.Namespace, folder: Path) -> dict:
+    """One run of guidellm, in the same words."""
+    result = folder / "guidellm.json"
+    result.unlink(missing_ok=True)
+    profile = "kind=throughput" if rate == "inf" else f"kind=poisson,rate={rate}"
+    command = [python_of("guidellm").parent / "guidellm", "run", "--disable-console", "--profile", profile]
+    command += ["--backend", f"kind=openai_http,target={url},model={NAME},request_format=/v1/completions"]
+    command += ["--data", f"kind=synthetic_text,prompt_tokens={args.tokens},output_tokens={args.tokens}"]
+    command += ["--constraint", f"kind=max_requests,count={args.requests}"]
+    command += ["--tokenizer", f"kind=huggingface_auto,model={model}", "--output", f"kind=json,path={result}"]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode or not result.exists():
+        raise RuntimeError(f"guidellm failed: {(done.stderr or done.stdout)[-1000:]}")
+    (benchmark,) = json.loads(result.read_text())["benchmarks"]
+    metrics, duration = benchmark["metrics"], benchmark["duration"]
+    totals, tokens = metrics["request_totals"], metrics["output_token_count"]["successful"]["total_sum"]
+    run = {"completed": totals["successful"], "failed": totals["errored"] + totals["incomplete"], "duration": duration}
+    run |= {"request_throughput": totals["successful"] / duration, "output_throughput": tokens / duration}
+    run["output_tokens"] = tokens
+    for name, long in {"ttft": "time_to_first_token_ms", "itl": "inter_token_latency_ms"}.items():
+        percentiles = metrics[long]["successful"]["percentiles"]
+        run |= {f"{p}_{name}_ms": percentiles[p] for p in ("p50", "p99")}
+    return run
+
+
 def counted(url: str) -> float:
     """How many tokens the server says that it has made."""
     with urllib.request.urlopen(f"{url}/metrics") as response:
@@ -118,10 +147,12 @@ def measure(args: argparse.Namespace, model: Path, folder: Path) -> list[dict]:
         for engine in args.engines:
             urls[engine] = stack.enter_context(started(engine, model, args.max_num_seqs))
             load(urls[engine], model, "inf", argparse.Namespace(**{**vars(args), "requests": 4}), folder)  # to warm up
-        for rate in args.rates:
+        jobs = [("vllm", load, rate) for rate in args.rates] + [("guidellm", guide, r) for r in args.guidellm_rates]
+        for generator, generate, rate in jobs:
             for engine in args.engines:
                 before = counted(urls[engine])
-                run = load(urls[engine], model, rate, args, folder) | {"engine": engine, "rate": rate}
+                run = generate(urls[engine], model, rate, args, folder)
+                run |= {"generator": generator, "engine": engine, "rate": rate}
                 if engine != "vllm":  # whose counters are off
                     run["counted"] = counted(urls[engine]) - before
                 runs.append(run)
@@ -168,16 +199,21 @@ HEADER = (
 def line(run: dict) -> str:
     """A row of the table."""
     cells = [run["rate"], name_of(run["engine"]), f"{run['request_throughput']:.2f}"]
-    cells.append(f"{run.get('request_goodput') or 0:.2f}")
+    cells.append(f"{run['request_goodput'] or 0:.2f}" if "request_goodput" in run else "")
     cells += [f"{run[f'{p}_{name}_ms']:,.0f} ms" for name in ("ttft", "itl") for p in ("p50", "p99")]
     return f"| {' | '.join([*cells, str(run.get('failed', 0))])} |"
 
 
 def table(result: dict) -> str:
     """The table of a result, and what it was measured on."""
-    rows, at, ways = "\n".join(line(run) for run in result["runs"]), result["machine"], result["overhead"]
+    tables = [
+        f"{title}\n\n{HEADER}\n" + "\n".join(line(run) for run in result["runs"] if run["generator"] == generator)
+        for generator, title in {"vllm": "By vLLM's load generator:", "guidellm": "By guidellm:"}.items()
+    ]
+    at, ways = result["machine"], result["overhead"]
     return (
-        f"{HEADER}\n{rows}\n\n{result['requests']} requests of {result['tokens']} tokens in and out at each rate, at "
+        "\n\n".join(tables)
+        + f"\n\n{result['requests']} requests of {result['tokens']} tokens in and out at each rate, at "
         f"most {result['max_num_seqs']} at once; GPT-2's sizes with random weights, float32; {at['device']}, "
         f"{at['cores']} cores, which the client shares. Goodput: first token within {result['ttft']} ms, "
         f"{result['tpot']} ms a token. `{result['command']}`\n\n"
@@ -193,6 +229,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", type=lambda text: text.split(","), default=list(ENGINES))
     parser.add_argument("--rates", type=lambda text: text.split(","), default=["0.5", "1", "2", "inf"])
+    parser.add_argument("--guidellm-rates", type=lambda text: text.split(",") if text else [], default=["1", "inf"])
     parser.add_argument("--requests", type=int, default=40, help="at each rate (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64, help="in and out, each (default: %(default)s)")
     parser.add_argument("--max-num-seqs", type=int, default=16, help="requests at once (default: %(default)s)")
@@ -207,6 +244,8 @@ def main(argv: list[str] | None = None) -> int:
         check_outputs({"--json": args.json, "--plot": args.plot}, {})
         if not PEERS["vllm"].python.exists():
             raise ValueError("vLLM is not there: python -m bench.peers vllm")
+        if args.guidellm_rates and not python_of("guidellm").exists():
+            raise ValueError("guidellm is not there: python -m serving.clients.environments guidellm")
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "model").mkdir()
@@ -220,7 +259,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"python -m bench.serving: error: {error}", file=sys.stderr)
         return 2
     command = f"python -m bench.serving --engines {','.join(args.engines)} --rates {','.join(args.rates)}"
-    command += f" --requests {args.requests}"
+    command += f" --guidellm-rates {','.join(args.guidellm_rates)} --requests {args.requests}"
     told = {name: getattr(args, name) for name in ("requests", "tokens", "max_num_seqs", "ttft", "tpot")}
     result = {"runs": runs, "machine": describe(torch.device("cpu")), **told, "command": command}
     result["overhead"] = ways
@@ -228,7 +267,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if args.plot:
-        plots.latency_against_throughput(runs).savefig(args.plot)
+        plots.latency_against_throughput([r for r in runs if r["generator"] == "vllm"]).savefig(args.plot)
     return 0
 
 

@@ -12,7 +12,6 @@ Header: {"trace": 2, …}
     options         the engine's options, by name: max_num_seqs, max_num_batched_tokens, block_size, policy …
     max_model_len   the longest sequence, in tokens
     num_blocks      of the KV cache (stages 5, 6)
-    num_reserve     blocks that stay free when a request is admitted while others run (stages 5, 6)
     bytes_per_token of the KV cache (from stage 3)
 
 Step:
@@ -59,8 +58,11 @@ Event: {"kind": …, "request_id": …, "index": …, …}
     preempted       it waits again, without its memory
     copied          copy-on-write: source and target, blocks
     evicted         block: one that could still be found was taken for something else
-    token           it got the token token_id
-    forked          it has the tokens of its sibling `parent` (an index), and runs; or, with running false, waits
+    token           it got the token token_id. An index that was not named before is another completion of its
+                    request, with the same prompt: where several are wanted, the step that computes the end of the
+                    prompt gives each its first token
+    forked          such a completion runs on, in the blocks of its sibling `parent` (an index); or, with running
+                    false, waits. It comes behind the token; one that has ended with it is not forked
     beams           beam search: the request's beams are replaced, beam i by parents[i] with token_ids[i] behind it.
                     Beams are known by their index; one that is no parent is dropped
     finished        reason: "stop", "length" or "abort" (or "beams": the search is done)

@@ -23,6 +23,7 @@ from .protocol import Fields, check_model, parse_json
 
 CLIENT_GONE = 499  # in the log, where nothing was sent: the status that nginx has for this
 MAX_BODY_BYTES = 8 * 2**20
+DROPPED = 16  # a body of up to so many times the limit is read before it is refused
 ALWAYS_OPEN = ("/health", "/ready", "/version", "/metrics")  # also while the server ends
 
 
@@ -171,22 +172,25 @@ class App:
         return value
 
     async def _body(self, request: Request) -> dict:
-        """The JSON of a request's body, which is read no further than it may be long."""
-        limit, body = self.max_body_bytes, bytearray()
-        # The rest of a body that is too long is on its way, and nobody will read it.
-        too_long = APIError(
-            413, f"the body is longer than {limit:,} bytes", code="body_too_large", headers={"Connection": "close"}
-        )
+        """The JSON of a request's body. Of one that is too long the rest is read too, up to a point, and dropped: a
+        simple client asks for the answer only when it has sent everything."""
+        limit, body, num_bytes = self.max_body_bytes, bytearray(), 0
+        headers = {"Connection": "close"}  # there may be more of it on its way
+        too_long = APIError(413, f"the body is longer than {limit:,} bytes", code="body_too_large", headers=headers)
         told = request.headers.get("content-length", "")
-        if told.isdecimal() and int(told) > limit:
+        if told.isdecimal() and int(told) > DROPPED * limit:
             raise too_long
         try:
             async for part in request.stream():
-                body += part
-                if len(body) > limit:
-                    raise too_long
+                num_bytes += len(part)
+                if num_bytes <= limit:
+                    body += part
+                elif num_bytes > DROPPED * limit:
+                    break
         except ClientDisconnect:
             raise APIError(CLIENT_GONE, "the client has gone") from None
+        if num_bytes > limit:
+            raise too_long
         return parse_json(bytes(body))
 
 

@@ -6,16 +6,7 @@ import torch
 from torch import Tensor
 
 from .request import Request
-
-
-@dataclass(frozen=True)
-class RowRecord:
-    """What one forward pass did for one request. `phase` is "prefill" until its first token, then "decode"."""
-
-    request_id: str
-    phase: str
-    num_tokens: int
-    num_padding: int
+from .trace import RowRecord
 
 
 @dataclass(frozen=True)
@@ -35,5 +26,4 @@ class Batch:
 
     def records(self) -> list[RowRecord]:
         """For the trace, before the step: what each row does in it."""
-        phase = "decode" if self.request.output_token_ids else "prefill"
-        return [RowRecord(self.request.request_id, phase, self.num_tokens, num_padding=0)]
+        return [RowRecord.of(self.request, 0, self.num_tokens)]

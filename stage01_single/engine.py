@@ -11,6 +11,7 @@ from .runner import Runner
 from .sampler import sample
 from .stats import Recorder
 from .tokenizer import Tokenizer
+from .trace import Tracer
 from .weights import find_model, read_config, tokenizer_directory
 
 
@@ -28,7 +29,8 @@ class Engine:
         self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
         self.tokenizer = Tokenizer(tokenizer_directory(directory))
         self.runner = Runner(config, self.model_config, directory)
-        self.recorder = Recorder(keep=config.trace)
+        self.tracer = Tracer(vars(config), self.tokenizer, max_model_len=self.max_model_len)
+        self.recorder = Recorder(self.tracer)
 
     def fits(self, request: Request) -> None:
         """Raise ValueError if a request can't be completed here, for want of room."""
@@ -40,20 +42,26 @@ class Engine:
 
     def run(self, requests: list[Request]) -> Iterator[list[Request]]:
         """Step until all requests are finished; yields, after each step, those that got a token."""
+        for request in requests:
+            self.tracer.queued(request)
         waiting = requests[::-1]
         del requests  # what is done is its receiver's to keep: results may be larger than memory
         while waiting:
             request = waiting.pop()
+            self.tracer.tell("admitted", request)
             while not request.finished:
                 yield self.step(request)
 
     @torch.inference_mode()
     def step(self, request: Request) -> list[Request]:
         """One forward pass over the request's whole sequence, and one token more."""
+        self.tracer.mark("build")
         batch = Batch.of(request, self.runner.device)
         with self.recorder.step(batch), self.runner.thread_limit:
             logits = self.runner.forward(batch)  # [n_seq] -> [vocab_size]
+            self.tracer.mark("sample")
             token = sample(logits, request)
+            self.tracer.mark("commit")
             return self.commit(request, token)
 
     def commit(self, request: Request, token: tuple) -> list[Request]:

@@ -9,7 +9,8 @@ from .engine import Engine
 from .intake import Intake, Params, Prompts
 from .outputs import RequestOutput, StreamEvent
 from .sampling_params import SamplingParams
-from .stats import Stats, StepRecord
+from .stats import Stats
+from .trace import StepRecord
 
 
 class LLM:
@@ -89,4 +90,4 @@ class LLM:
     @property
     def trace(self) -> list[StepRecord] | None:
         """A record of every forward pass, with `LLM(trace=True)`; else None."""
-        return self.engine.recorder.trace
+        return self.engine.tracer.records

@@ -6,16 +6,7 @@ import torch
 from torch import Tensor
 
 from .request import Request
-
-
-@dataclass(frozen=True)
-class RowRecord:
-    """What one forward pass did for one request. `phase` is "prefill" until its first token, then "decode"."""
-
-    request_id: str
-    phase: str
-    num_tokens: int
-    num_padding: int
+from .trace import RowRecord
 
 
 @dataclass(frozen=True)
@@ -58,7 +49,6 @@ class Batch:
 
     def records(self) -> list[RowRecord]:
         """For the trace, before the step: what each row does in it."""
-        phase = "decode" if self.requests[self.live[0]].output_token_ids else "prefill"
         n_seq, num_padding = self.token_ids.shape[1], self.num_padding.tolist()
         padding = [n_seq if request.finished else n for request, n in zip(self.requests, num_padding, strict=True)]
-        return [RowRecord(r.request_id, phase, n_seq - n, n) for r, n in zip(self.requests, padding, strict=True)]
+        return [RowRecord.of(r, 0, n_seq - n, num_padding=n) for r, n in zip(self.requests, padding, strict=True)]

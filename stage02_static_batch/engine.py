@@ -11,6 +11,7 @@ from .runner import Runner
 from .sampler import sample
 from .stats import Recorder
 from .tokenizer import Tokenizer
+from .trace import Tracer
 from .weights import find_model, read_config, tokenizer_directory
 
 
@@ -28,7 +29,8 @@ class Engine:
         self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
         self.tokenizer = Tokenizer(tokenizer_directory(directory))
         self.runner = Runner(config, self.model_config, directory)
-        self.recorder = Recorder(keep=config.trace)
+        self.tracer = Tracer(vars(config), self.tokenizer, max_model_len=self.max_model_len)
+        self.recorder = Recorder(self.tracer)
 
     def fits(self, request: Request) -> None:
         """Raise ValueError if a request can't be completed here, for want of room."""
@@ -40,10 +42,14 @@ class Engine:
 
     def run(self, requests: list[Request]) -> Iterator[list[Request]]:
         """Step until all requests are finished; yields, after each step, those that got a token."""
+        for request in requests:
+            self.tracer.queued(request)
         batches = self.batches(requests)[::-1]
         del requests  # what is done is its receiver's to keep: results may be larger than memory
         while batches:
             rows = batches.pop()
+            for request in rows:
+                self.tracer.tell("admitted", request)
             while not all(request.finished for request in rows):
                 yield self.step(rows)
 
@@ -57,11 +63,14 @@ class Engine:
     @torch.inference_mode()
     def step(self, rows: list[Request]) -> list[Request]:
         """One forward pass over all sequences of the batch, and one token more for each that is not finished."""
+        self.tracer.mark("build")
         batch = Batch.of(rows, self.runner.device)
         with self.recorder.step(batch), self.runner.thread_limit:
             logits = self.runner.forward(batch)  # [n_rows, n_seq] -> [n_live, vocab_size]
+            self.tracer.mark("sample")
             live = [rows[i] for i in batch.live]
             tokens = sample(logits, live)
+            self.tracer.mark("commit")
             return self.commit(live, tokens)
 
     def commit(self, requests: list[Request], tokens: list[tuple]) -> list[Request]:

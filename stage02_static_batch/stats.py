@@ -1,12 +1,13 @@
-"""What the engine did: counters that it always keeps, and, if asked for, a record of every forward pass (the trace)."""
+"""What the engine did: counters that it always keeps."""
 
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from .batch import Batch, RowRecord
+from .batch import Batch
 from .request import Request
+from .trace import Tracer
 
 
 @dataclass
@@ -22,40 +23,21 @@ class Stats:
     seconds: float = 0.0  # in steps, from the forward pass to the commit
 
 
-@dataclass(frozen=True)
-class StepRecord:
-    """One forward pass in the trace: its number, when it began and how long it took in seconds, and its rows."""
-
-    step: int
-    start: float
-    seconds: float
-    rows: list[RowRecord]
-
-    def to_dict(self) -> dict:
-        return asdict(self)
-
-
 class Recorder:
-    """Keeps the record of an engine. Owned by it.
+    """Counts what the engine does, step by step, and has the tracer write it down. Owned by the engine."""
 
-    Attributes:
-        stats: the counters.
-        trace: the records, None unless they are kept.
-    """
-
-    def __init__(self, keep: bool):
-        self.stats = Stats()
-        self.trace: list[StepRecord] | None = [] if keep else None
+    def __init__(self, tracer: Tracer):
+        self.stats, self.tracer = Stats(), tracer
 
     @contextlib.contextmanager
     def step(self, batch: Batch) -> Iterator[None]:
         """Record the step that happens in this block, unless it fails."""
         start = time.perf_counter()
-        rows = batch.records() if self.trace is not None else []
+        if self.tracer.listeners:
+            self.tracer.begin(batch.records())
         yield
         seconds = time.perf_counter() - start
-        if self.trace is not None:
-            self.trace.append(StepRecord(self.stats.num_forwards, start, seconds, rows))
+        self.tracer.end(self.stats.num_forwards, start, seconds)
         self.stats.num_forwards += 1
         self.stats.num_tokens_computed += batch.num_tokens
         self.stats.num_padding_tokens += batch.num_padding_tokens
@@ -63,6 +45,7 @@ class Recorder:
 
     def add_token(self, request: Request) -> None:
         """Count the token that a request got just now, and the request if that was its last."""
+        self.tracer.got_token(request)
         self.stats.num_output_tokens += 1
         if request.finished:
             self.stats.num_requests += 1

@@ -7,16 +7,7 @@ from torch import Tensor
 
 from .kv_cache import KVCache
 from .request import Request
-
-
-@dataclass(frozen=True)
-class RowRecord:
-    """What one forward pass did for one request. `phase` is "prefill" until its first token, then "decode"."""
-
-    request_id: str
-    phase: str
-    num_tokens: int
-    num_padding: int
+from .trace import RowRecord
 
 
 @dataclass(frozen=True)
@@ -69,10 +60,11 @@ class Batch:
 
     def records(self) -> list[RowRecord]:
         """For the trace, before the step: what each row does in it."""
-        n_new, num_padding = self.token_ids.shape[1], self.num_padding.tolist()
-        if self.cache.length == 0:
-            return [
-                RowRecord(r.request_id, "prefill", n_new - n, n)
-                for r, n in zip(self.requests, num_padding, strict=True)
-            ]
-        return [RowRecord(r.request_id, "decode", int(not r.finished), int(r.finished)) for r in self.requests]
+        n_new, num_padding, records = self.token_ids.shape[1], self.num_padding.tolist(), []
+        for slot, (request, num) in enumerate(zip(self.requests, num_padding, strict=True)):
+            if self.cache.length == 0:
+                records.append(RowRecord.of(request, 0, n_new - num, num_padding=num, slot=slot))
+            else:
+                live, start = not request.finished, len(request.token_ids) - 1
+                records.append(RowRecord.of(request, start, int(live), num_padding=int(not live), slot=slot))
+        return records

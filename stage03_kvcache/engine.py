@@ -12,6 +12,7 @@ from .runner import Runner
 from .sampler import sample
 from .stats import Recorder
 from .tokenizer import Tokenizer
+from .trace import Tracer
 from .weights import find_model, read_config, tokenizer_directory
 
 
@@ -29,7 +30,9 @@ class Engine:
         self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
         self.tokenizer = Tokenizer(tokenizer_directory(directory))
         self.runner = Runner(config, self.model_config, directory)
-        self.recorder = Recorder(keep=config.trace)
+        sizes = {"max_model_len": self.max_model_len, "bytes_per_token": self.runner.bytes_per_token}
+        self.tracer = Tracer(vars(config), self.tokenizer, **sizes)
+        self.recorder = Recorder(self.tracer)
 
     def fits(self, request: Request) -> None:
         """Raise ValueError if a request can't be completed here, for want of room."""
@@ -47,10 +50,14 @@ class Engine:
 
     def run(self, requests: list[Request]) -> Iterator[list[Request]]:
         """Step until all requests are finished; yields, after each step, those that got a token."""
+        for request in requests:
+            self.tracer.queued(request)
         batches = self.batches(requests)[::-1]
         del requests  # what is done is its receiver's to keep: results may be larger than memory
         while batches:
             rows = batches.pop()
+            for slot, request in enumerate(rows):
+                self.tracer.tell("admitted", request, slot=slot)
             cache = self.runner.new_cache(len(rows), self.cache_len(rows))
             while not all(request.finished for request in rows):
                 yield self.step(rows, cache)
@@ -79,11 +86,14 @@ class Engine:
     @torch.inference_mode()
     def step(self, rows: list[Request], cache: KVCache) -> list[Request]:
         """One forward pass over what is new in the batch, and one token more for each row that is not finished."""
+        self.tracer.mark("build")
         batch = Batch.of(rows, cache, self.runner.device)
         with self.recorder.step(batch), self.runner.thread_limit:
             logits = self.runner.forward(batch)  # [n_rows, n_new] -> [n_live, vocab_size]; the cache is n_new longer
+            self.tracer.mark("sample")
             live = [rows[i] for i in batch.live]
             tokens = sample(logits, live)
+            self.tracer.mark("commit")
             return self.commit(live, tokens)
 
     def commit(self, requests: list[Request], tokens: list[tuple]) -> list[Request]:

@@ -7,16 +7,7 @@ from torch import Tensor
 
 from .request import Request
 from .scheduler import Row
-
-
-@dataclass(frozen=True)
-class RowRecord:
-    """What one forward pass did for one request. `phase` is "prefill" until its first token, then "decode"."""
-
-    request_id: str
-    phase: str
-    num_tokens: int
-    num_padding: int
+from .trace import RowRecord
 
 
 @dataclass(frozen=True)
@@ -93,7 +84,4 @@ class Batch:
 
     def records(self) -> list[RowRecord]:
         """For the trace, before the step: what each row does in it."""
-        return [
-            RowRecord(r.request_id, "decode" if r.output_token_ids else "prefill", num_tokens, num_padding=0)
-            for r, num_tokens, _ in self.rows
-        ]
+        return [RowRecord.of(r, r.num_computed_tokens, n, slot=r.slot) for r, n, _ in self.rows]

@@ -25,9 +25,8 @@ from .interactive import converse
 from .llm import LLM
 from .outputs import RequestOutput
 from .sampling_params import SamplingParams
-from .stats import StepRecord, closing_line
-
-TRACE_BEGIN = b'{"step": 0, "start": '  # of every file of --trace
+from .stats import closing_line
+from .trace import BEGIN, write_trace
 
 
 class Parser(argparse.ArgumentParser):
@@ -110,14 +109,9 @@ def check_trace(path: Path, used: dict[str, Path | None]) -> None:
             if other is not None and os.path.samestat(os.fstat(file.fileno()), os.stat(other)):
                 raise ValueError(f"--trace {path} is {name} too")
         file.seek(0)
-        begin = file.read(len(TRACE_BEGIN))
-        if not TRACE_BEGIN.startswith(begin):
+        begin = file.read(len(BEGIN))
+        if not BEGIN.startswith(begin):
             raise ValueError(f"--trace {path} exists and is not a trace: remove it, or take another name")
-
-
-def write_trace(path: Path, trace: list[StepRecord]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record.to_dict()) + "\n" for record in trace)
 
 
 def format_result(index: int, output: RequestOutput, total: int, as_json: bool) -> str:
@@ -221,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             if llm is not None and args.trace:
                 with outcome:
-                    write_trace(args.trace, llm.trace)
+                    write_trace(args.trace, llm.engine.tracer)
     if llm is not None and not args.quiet and outcome.status != 2:
         tell(closing_line(llm.stats, time.perf_counter() - started, args.json))
     flush_streams()

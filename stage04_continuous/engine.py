@@ -12,6 +12,7 @@ from .scheduler import MAX_SCORED, Row, Scheduler
 from .scoring import score_prompts
 from .stats import Recorder
 from .tokenizer import Tokenizer
+from .trace import Tracer
 from .weights import find_model, read_config, tokenizer_directory
 
 
@@ -42,10 +43,16 @@ class Engine:
             )
         self.tokenizer = Tokenizer(tokenizer_directory(directory))
         self.runner = Runner(config, self.model_config, directory, self.max_model_len)
+        sizes = {"max_model_len": self.max_model_len, "bytes_per_token": self.runner.bytes_per_token}
+        self.tracer = Tracer(vars(config), self.tokenizer, **sizes)
         self.scheduler = Scheduler(
-            self.runner.num_slots, config.max_num_batched_tokens, config.policy, config.enable_chunked_prefill
+            self.runner.num_slots,
+            config.max_num_batched_tokens,
+            config.policy,
+            config.enable_chunked_prefill,
+            self.tracer.tell,
         )
-        self.recorder = Recorder(keep=config.trace)
+        self.recorder = Recorder(self.tracer)
         self.unfinished: dict[Request, None] = {}
         self.committed: Drafts = []
         self.aborted: list[Request] = []
@@ -67,26 +74,32 @@ class Engine:
         """Put a request into the queue; the next steps will take it up."""
         self.unfinished[request] = None
         self.scheduler.add(request)
+        self.tracer.queued(request)
 
     def abort(self, request: Request) -> None:
         """End a request as it is; its slot is free for the next step."""
         self.scheduler.remove(request)
         if not request.finished:
             request.progress.finish("abort")
+            self.tracer.finished(request)
         self.unfinished.pop(request, None)
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """One forward pass over the rows that the scheduler picks. A request gets a token if this computes the last of
         its sequence (it is ready). Returns those that got one, or were aborted."""
+        self.tracer.mark("schedule")
         rows = self.scheduler.schedule()
         if not rows:
             return []
+        self.tracer.mark("build")
         batch = Batch.of(rows, self.runner.device)
         with self.recorder.step(batch, self.kv_use(rows)), self.runner.thread_limit:
             logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
+            self.tracer.mark("sample")
             errors = score_prompts(logits, batch.scored)
             drafts, failed = sample_each(logits[batch.sampled] if batch.scored else logits, batch.ready, sample)
+            self.tracer.mark("commit")
             return self.commit(rows, drafts, errors | failed)
 
     def commit(self, rows: list[Row], drafts: Drafts, errors: dict[Request, Exception]) -> list[Request]:
@@ -103,6 +116,7 @@ class Engine:
             request.num_computed_tokens += num_tokens
         for request, draft in drafts:
             request.progress = draft
+            self.tracer.got_token(request)
         for request in [request for request, _ in drafts if request.finished]:
             self._finish(request)
         for request in errors:
@@ -116,6 +130,7 @@ class Engine:
         for request, draft in self.committed:
             request.progress = draft
         self.scheduler.start_over(self.unfinished)
+        self.tracer.restarted(self.unfinished)
         for request in self.aborted:
             self.abort(request)
         for request in [request for request in self.unfinished if request.finished]:

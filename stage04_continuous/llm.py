@@ -12,7 +12,8 @@ from .request import Request
 from .router import Router
 from .sampling_params import SamplingParams
 from .scoring import SCORING, Pair, Score, score_of
-from .stats import Stats, StepRecord
+from .stats import Stats
+from .trace import StepRecord
 
 
 class LLM:
@@ -183,4 +184,4 @@ class LLM:
     @property
     def trace(self) -> list[StepRecord] | None:
         """A record of every forward pass, with `LLM(trace=True)`; else None."""
-        return self.engine.recorder.trace
+        return self.engine.tracer.records

@@ -7,7 +7,7 @@ running requests and the slots of the KV cache; the engine tells it what arrived
 import heapq
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from .request import Request, RequestState
@@ -45,13 +45,19 @@ class Scheduler:
         policy: who is admitted first: "fcfs" (in order of arrival), "priority" (the lowest number first, then arrival)
             or "shortest" (the shortest prompt first, with aging).
         enable_chunked_prefill: cut a prompt that does not fit into the step's rest; else it waits until it fits whole.
+        tell: is told what happens, for the trace.
     """
 
     def __init__(
-        self, max_num_seqs: int, max_num_batched_tokens: int, policy: str = "fcfs", enable_chunked_prefill: bool = True
+        self,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        policy: str = "fcfs",
+        enable_chunked_prefill: bool = True,
+        tell: Callable[..., None] = lambda *_, **__: None,
     ):
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
+        self.policy, self.enable_chunked_prefill, self.tell = policy, enable_chunked_prefill, tell
         self.waiting: list[tuple[float, int, Request]] = []  # a heap: (key, arrival, request)
         self._gone: set[Request] = set()  # those in `waiting` that were removed; they are dropped when they come up
         self.running: list[Request] = []  # in order of admission
@@ -94,12 +100,10 @@ class Scheduler:
                 scores -= num_scored
                 rows.append(Row(request, num_tokens, ready=num_tokens == num_new))
                 budget -= num_tokens
-        while self._has_waiting() and self.free_slots and budget:
+        while self._has_waiting():
             request = self.waiting[0][-1]
-            num_scored = len(request.to_score(request.num_new_tokens))
-            if num_scored and not scores:
-                break
-            if not self.enable_chunked_prefill and (request.num_new_tokens > budget or num_scored > scores):
+            if refusal := self._refusal(request, budget, scores):
+                self.tell("refused", request, **refusal)
                 break
             heapq.heappop(self.waiting)
             self._admit(request)
@@ -110,11 +114,28 @@ class Scheduler:
             budget -= num_tokens
         return rows
 
+    def _refusal(self, request: Request, budget: int, scores: int) -> dict | None:
+        """Why a request can't be admitted to a step that has room for so many tokens and scores; None if it can."""
+        if not self.free_slots:
+            return {"reason": "running"}
+        if not budget:
+            return {"reason": "budget"}
+        num_new = request.num_new_tokens
+        num_scored = len(request.to_score(num_new))
+        if num_scored and not scores:
+            return {"reason": "scores"}
+        if not self.enable_chunked_prefill and num_new > budget:
+            return {"reason": "whole", "needed": num_new, "left": budget}
+        if not self.enable_chunked_prefill and num_scored > scores:
+            return {"reason": "scores"}
+        return None
+
     def _admit(self, request: Request) -> None:
         request.slot = heapq.heappop(self.free_slots)
         request.state = RequestState.RUNNING
         request.first_scheduled_time = time.perf_counter()
         self.running.append(request)
+        self.tell("admitted", request, slot=request.slot)
 
     def remove(self, request: Request) -> None:
         """Take out a request that ended or was aborted; its slot is free at once. Harmless if it is out already."""

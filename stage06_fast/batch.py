@@ -9,19 +9,7 @@ from torch import Tensor
 from .block_manager import BlockManager
 from .request import Request
 from .scheduler import Row
-
-
-@dataclass(frozen=True)
-class RowRecord:
-    """What one forward pass did for one completion of a request. `phase` is "prefill" until its first token, then
-    "decode"; `blocks` is its block table."""
-
-    request_id: str
-    phase: str
-    num_tokens: int
-    num_padding: int
-    index: int = 0
-    blocks: tuple[int, ...] = ()
+from .trace import RowRecord
 
 
 @dataclass(frozen=True)
@@ -104,10 +92,7 @@ class Batch:
     def records(self) -> list[RowRecord]:
         """For the trace, before the step: what each row does in it."""
         rows = zip(self.rows, self.tables, strict=True)
-        return [
-            RowRecord(r.request_id, "decode" if r.output_token_ids else "prefill", n, 0, r.index, tuple(table))
-            for (r, n, _), table in rows
-        ]
+        return [RowRecord.of(r, r.num_computed_tokens, n, blocks=tuple(table)) for (r, n, _), table in rows]
 
 
 def rectangle(tables: list[list[int]]) -> list[list[int]]:

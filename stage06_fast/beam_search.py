@@ -68,7 +68,7 @@ class BeamSearch:
                 if rank < self.beam_width:
                     self.finished.append((self.score(logprob, length), logprob, [*parent.output_token_ids, token_id]))
             elif len(children) < self.beam_width:
-                children.append((parent, parent.fork(0), logprob))
+                children.append((parent, parent.fork(len(children)), logprob))
                 children[-1][1].progress.token_ids.append(token_id)
         self.finished.sort(key=lambda hypothesis: -hypothesis[0])  # stable: of two that are as good the earlier one
         del self.finished[self.beam_width :]
@@ -127,6 +127,8 @@ def run_searches(engine: Engine, searches: list[BeamSearch]) -> None:
         scheduler.preempt(request)
     most = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     waiting, active = searches[::-1], []
+    for search in searches:
+        engine.tracer.queued(search.request)
 
     def fits() -> bool:
         candidates = [*active, waiting[-1]]
@@ -139,6 +141,7 @@ def run_searches(engine: Engine, searches: list[BeamSearch]) -> None:
             (beam,) = active[-1].beams
             beam.num_computed_tokens = manager.allocate(beam)
             active[-1].request.num_cached_tokens = beam.num_computed_tokens
+            engine.tracer.tell("admitted", beam, num_cached_tokens=beam.num_computed_tokens)
         step(engine, active)
         active = [search for search in active if not search.done]
 
@@ -146,14 +149,18 @@ def run_searches(engine: Engine, searches: list[BeamSearch]) -> None:
 @torch.inference_mode()
 def step(engine: Engine, active: list[BeamSearch]) -> None:
     """The engine's step with another scheduler and another commit."""
+    engine.tracer.mark("schedule")
     rows, ready = schedule(engine, active)
+    engine.tracer.mark("build")
     batch = Batch.of(rows, engine.block_manager)
     with engine.recorder.step(batch, engine.block_manager, engine.kv_use(rows)):
         logits = engine.runner.forward(batch)  # [num_tokens] -> [n_ready, vocab_size]
+        engine.tracer.mark("sample")
         for row in rows:
             row.request.num_computed_tokens += row.num_tokens
         for search, scores in zip(ready, logits.split([len(search.beams) for search in ready]), strict=True):
             commit(engine, search, scores)
+        engine.tracer.mark("commit")
 
 
 def schedule(engine: Engine, active: list[BeamSearch]) -> tuple[list[Row], list[BeamSearch]]:
@@ -176,11 +183,15 @@ def schedule(engine: Engine, active: list[BeamSearch]) -> tuple[list[Row], list[
 
 def commit(engine: Engine, search: BeamSearch, logits: Tensor) -> None:
     """The next generation of beams takes over the blocks of its parents. logits: [n_beams, vocab_size]"""
-    parents = search.beams
-    for parent, child in search.advance(logits):
+    parents, pairs = search.beams, search.advance(logits)
+    for parent, child in pairs:
         engine.block_manager.fork(parent, child)
         child.num_computed_tokens = parent.num_computed_tokens
     for parent in parents:
         engine.block_manager.free(parent)
+    token_ids = [child.output_token_ids[-1] for _, child in pairs]
+    engine.tracer.tell("beams", search.request, parents=[parent.index for parent, _ in pairs], token_ids=token_ids)
+    if search.done:
+        engine.tracer.tell("finished", search.request, reason="beams")
     engine.recorder.stats.num_requests += search.done
     engine.recorder.stats.num_output_tokens += len(parents)

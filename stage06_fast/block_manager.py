@@ -11,6 +11,7 @@ of hashes costs time and nothing else.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -52,10 +53,18 @@ class BlockManager:
         block_size: tokens in a block.
         enable_prefix_caching: find what has been computed before.
         watermark: the share of the blocks that stays free when a sequence is admitted, so that those that run can grow.
+        tell: is told what happens, for the trace.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, watermark: float = 0.01):
-        self.num_blocks, self.block_size = num_blocks, block_size
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        watermark: float = 0.01,
+        tell: Callable[..., None] = lambda *_, **__: None,
+    ):
+        self.num_blocks, self.block_size, self.tell = num_blocks, block_size, tell
         self.enable_prefix_caching, self.num_reserve = enable_prefix_caching, int(watermark * num_blocks)
         self._next_node = ROOT + 1
         self.start_over()
@@ -88,6 +97,13 @@ class BlockManager:
         counts = [count for count in self.ref_counts if count > 1]
         return len(counts), sum(counts) - len(counts)
 
+    def memory(self) -> dict:
+        """What a step of the trace says of the blocks."""
+        num_shared, num_saved = self.sharing()
+        sharing = {"num_blocks_shared": num_shared, "num_blocks_saved": num_saved}
+        findable = [block for block in self._keys if self.ref_counts[block] == 0]
+        return {**sharing, "free": list(self._free), "findable": findable}
+
     @property
     def num_held(self) -> int:
         """How many blocks all sequences hold; one that several hold counts for each."""
@@ -104,12 +120,15 @@ class BlockManager:
 
     # --- Taking and giving back -------------------------------------------------------------------------------------
 
-    def can_allocate(self, sequence: Sequence, *, reserve: bool = True) -> bool:
-        """Whether there are blocks for all of a sequence's tokens; with the reserve left untouched, if asked for."""
+    def num_to_take(self, sequence: Sequence) -> int:
+        """How many free blocks the tokens of a sequence take: new ones, and those that are found and nobody holds."""
         found = self._find(sequence)
         num_new = self.num_needed(len(sequence.token_ids)) - len(found)
-        num_revived = sum(self.ref_counts[block] == 0 for block, _ in found)
-        return num_new + num_revived + (self.num_reserve if reserve else 0) <= self.num_free
+        return num_new + sum(self.ref_counts[block] == 0 for block, _ in found)
+
+    def can_allocate(self, sequence: Sequence, *, reserve: bool = True) -> bool:
+        """Whether there are blocks for all of a sequence's tokens; with the reserve left untouched, if asked for."""
+        return self.num_to_take(sequence) + (self.num_reserve if reserve else 0) <= self.num_free
 
     def allocate(self, sequence: Sequence) -> int:
         """Give a sequence blocks for all of its tokens.
@@ -146,6 +165,7 @@ class BlockManager:
             table.blocks.append(block)
         else:  # the last block is shared
             self._copies.append((table.blocks[-1], block))
+            self.tell("copied", sequence, source=table.blocks[-1], target=block)
             self._release(table.blocks[-1])
             table.blocks[-1] = block
 
@@ -173,7 +193,9 @@ class BlockManager:
     def _take(self) -> int:
         """The free block that has been of no use for the longest time. What it held can't be found any more."""
         block, _ = self._free.popitem(last=False)
-        self._forget(block)
+        if block in self._keys:
+            self.tell("evicted", block=block)
+            self._forget(block)
         self.ref_counts[block] = 1
         return block
 
@@ -225,8 +247,7 @@ class BlockManager:
         return Key(nodes[-1] if nodes else ROOT, tuple(token_ids[start : start + self.block_size]))
 
     def _forget(self, block: int) -> None:
-        if block in self._keys:
-            del self._entries[self._keys.pop(block)]
+        del self._entries[self._keys.pop(block)]
 
     # --- What must always hold --------------------------------------------------------------------------------------
 

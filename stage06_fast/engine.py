@@ -17,6 +17,7 @@ from .scheduler import MAX_SCORED, Row, Scheduler
 from .scoring import score_prompts
 from .stats import Recorder
 from .tokenizer import Tokenizer
+from .trace import Tracer
 from .weights import find_model, read_config, tokenizer_directory
 
 
@@ -49,8 +50,14 @@ class Engine:
             )
         self.tokenizer = Tokenizer(tokenizer_directory(directory))
         self.runner = Runner(config, self.model_config, directory, self.max_model_len)
+        sizes = {"max_model_len": self.max_model_len, "bytes_per_token": self.runner.bytes_per_token}
+        self.tracer = Tracer(vars(config), self.tokenizer, **sizes, num_blocks=self.runner.num_blocks)
         self.block_manager = BlockManager(
-            self.runner.num_blocks, config.block_size, config.enable_prefix_caching, config.watermark
+            self.runner.num_blocks,
+            config.block_size,
+            config.enable_prefix_caching,
+            config.watermark,
+            self.tracer.tell,
         )
         self.scheduler = Scheduler(
             self.block_manager,
@@ -58,10 +65,11 @@ class Engine:
             config.max_num_batched_tokens,
             config.policy,
             config.enable_chunked_prefill,
+            self.tracer.tell,
         )
         if self.runner.device.type == "cuda" and "overlap" in enabled(config.disable):
             self.runner.run_ahead(self.scheduler)
-        self.recorder = Recorder(keep=config.trace)
+        self.recorder = Recorder(self.tracer)
         self.unfinished: dict[Request, None] = {}
         self.committed: Drafts = []
         self.aborted: list[Request] = []
@@ -90,6 +98,7 @@ class Engine:
         """Put a request into the queue; the next steps will take it up."""
         self.unfinished[request] = None
         self.scheduler.add(request)
+        self.tracer.queued(request)
 
     def abort(self, request: Request) -> None:
         """End a request as it is, all of its completions; its blocks are free for the next step."""
@@ -97,20 +106,25 @@ class Engine:
             self.scheduler.remove(completion)
             if not completion.finished:
                 completion.progress.finish("abort")
+                self.tracer.finished(completion)
         self.unfinished.pop(request, None)
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """One forward pass over the rows that the scheduler picks. A request gets a token if this computes the last of
         its sequence (it is ready). Returns those that got one, or were aborted."""
+        self.tracer.mark("schedule")
         rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the newest wait again without any
         if not rows:
             return []
+        self.tracer.mark("build")
         batch = Batch.of(rows, self.block_manager)
         with self.recorder.step(batch, self.block_manager, self.kv_use(rows)):
             logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
+            self.tracer.mark("sample")
             errors = score_prompts(logits, batch.scored)
             drafts, failed = self.sample(logits, batch)
+            self.tracer.mark("commit")
             return self.commit(rows, drafts, errors | failed)
 
     def sample(self, logits: Tensor, batch: Batch) -> tuple[Drafts, dict[Request, Exception]]:
@@ -143,6 +157,7 @@ class Engine:
             request.num_computed_tokens += num_tokens
         for request, draft in drafts:
             request.progress = draft
+            self.tracer.got_token(request)
         ended = [request for request, _ in drafts if request.finished]
         # Siblings with their first token still wait. They share the blocks of the first: before it lets go of them.
         for request in [r for r, _ in drafts if r.state is RequestState.WAITING and not r.finished]:
@@ -166,6 +181,7 @@ class Engine:
             self.runner.ahead.clear()
         self.block_manager.start_over()
         self.scheduler.start_over(self.unfinished)
+        self.tracer.restarted(self.unfinished)
         for request in dict.fromkeys(completion.group[0] for completion in self.aborted):
             self.abort(request)
         for request in finished_groups(self.unfinished):

@@ -12,7 +12,7 @@ requests can never be preempted, so it ends, and after it the next: there is alw
 import heapq
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from .block_manager import BlockManager
@@ -52,6 +52,7 @@ class Scheduler:
         policy: who is admitted first: "fcfs" (in order of arrival), "priority" (the lowest number first, then arrival)
             or "shortest" (the shortest prompt first, with aging).
         enable_chunked_prefill: cut a prompt that does not fit into the step's rest; else it waits until it fits whole.
+        tell: is told what happens, for the trace.
     """
 
     def __init__(
@@ -61,10 +62,11 @@ class Scheduler:
         max_num_batched_tokens: int,
         policy: str = "fcfs",
         enable_chunked_prefill: bool = True,
+        tell: Callable[..., None] = lambda *_, **__: None,
     ):
         self.block_manager = block_manager
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
+        self.policy, self.enable_chunked_prefill, self.tell = policy, enable_chunked_prefill, tell
         self.waiting: list[tuple[float, int, int, Request]] = []  # a heap: (key, arrival, index, request)
         self._gone: set[Request] = set()  # those in `waiting` that were removed; they are dropped when they come up
         self.running: list[Request] = []  # in order of admission
@@ -107,16 +109,11 @@ class Scheduler:
                 scores -= num_scored
                 rows.append(self._row(request, num_tokens, num_new))
                 budget -= num_tokens
-        while self._has_waiting() and len(self.running) < self.max_num_seqs and budget:
-            if short_of_memory:
-                break
+        while self._has_waiting():
             request = self.waiting[0][-1]
-            num_scored = len(request.to_score(request.num_new_tokens))
-            if num_scored and not scores:
-                break
-            if not self.enable_chunked_prefill and (request.num_new_tokens > budget or num_scored > scores):
-                break
-            if not self.block_manager.can_allocate(request, reserve=bool(self.running)):
+            refusal = {"reason": "preempted"} if short_of_memory else self._refusal(request, budget, scores)
+            if refusal:
+                self.tell("refused", request, **refusal)
                 break
             heapq.heappop(self.waiting)
             self._admit(request)
@@ -126,6 +123,26 @@ class Scheduler:
             rows.append(self._row(request, num_tokens, num_new))
             budget -= num_tokens
         return rows
+
+    def _refusal(self, request: Request, budget: int, scores: int) -> dict | None:
+        """Why a request can't be admitted to a step that has room for so many tokens and scores; None if it can."""
+        if len(self.running) >= self.max_num_seqs:
+            return {"reason": "running"}
+        if not budget:
+            return {"reason": "budget"}
+        num_new = request.num_new_tokens
+        num_scored = len(request.to_score(num_new))
+        if num_scored and not scores:
+            return {"reason": "scores"}
+        if not self.enable_chunked_prefill and num_new > budget:
+            return {"reason": "whole", "needed": num_new, "left": budget}
+        if not self.enable_chunked_prefill and num_scored > scores:
+            return {"reason": "scores"}
+        manager, reserve = self.block_manager, self.block_manager.num_reserve if self.running else 0
+        if not manager.can_allocate(request, reserve=bool(self.running)):
+            needed = manager.num_to_take(request)
+            return {"reason": "blocks", "needed": needed, "free": manager.num_free, "reserve": reserve}
+        return None
 
     def _row(self, request: Request, num_tokens: int, num_new: int) -> Row:
         self.block_manager.enter(request, request.num_computed_tokens + num_tokens)
@@ -138,6 +155,7 @@ class Scheduler:
             request.first_scheduled_time = time.perf_counter()
             request.num_cached_tokens = request.num_computed_tokens
         self.running.append(request)
+        self.tell("admitted", request, num_cached_tokens=request.num_computed_tokens)
 
     def _make_room(self) -> bool:
         """A place in the cache for the next token of each running request, the first in the queue's order served first.
@@ -162,6 +180,7 @@ class Scheduler:
         request.num_computed_tokens, request.state = 0, RequestState.WAITING
         self.num_preemptions += 1
         self.add(request)
+        self.tell("preempted", request)
 
     def take_preemptions(self) -> int:
         """How many there were since the last call."""
@@ -178,6 +197,7 @@ class Scheduler:
             self.running.append(child)
         else:
             self.add(child)
+        self.tell("forked", child, parent=parent.index, running=child.state is RequestState.RUNNING)
 
     def remove(self, request: Request) -> None:
         """Take out a request that ended or was aborted; its blocks are free at once. Harmless if it is out already."""

@@ -1,18 +1,19 @@
-"""What the engine did: counters that it always keeps, and, if asked for, a record of every forward pass (the trace)."""
+"""What the engine did: counters that it always keeps."""
 
 import contextlib
 import json
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from .batch import Batch, RowRecord
+from .batch import Batch
 from .block_manager import BlockManager
 from .outputs import RequestMetrics
 from .request import Request
+from .trace import Tracer
 
 
 class Latencies:
@@ -51,36 +52,11 @@ class Stats:
     latencies: Latencies = field(default_factory=Latencies)
 
 
-@dataclass(frozen=True)
-class StepRecord:
-    """One forward pass in the trace: its number, when it began and how long it took in seconds, its rows, and the KV
-    cache after it, in tokens: what is reserved, and what live requests use of it; how many of its blocks more than one
-    completion holds, and how many more blocks there would be if each had its own."""
-
-    step: int
-    start: float
-    seconds: float
-    rows: list[RowRecord]
-    kv_tokens_reserved: int
-    kv_tokens_used: int
-    num_blocks_shared: int = 0
-    num_blocks_saved: int = 0
-
-    def to_dict(self) -> dict:
-        return asdict(self)
-
-
 class Recorder:
-    """Keeps the record of an engine. Owned by it.
+    """Counts what the engine does, step by step, and has the tracer write it down. Owned by the engine."""
 
-    Attributes:
-        stats: the counters.
-        trace: the records, None unless they are kept.
-    """
-
-    def __init__(self, keep: bool):
-        self.stats = Stats()
-        self.trace: list[StepRecord] | None = [] if keep else None
+    def __init__(self, tracer: Tracer):
+        self.stats, self.tracer = Stats(), tracer
 
     @contextlib.contextmanager
     def step(self, batch: Batch, manager: BlockManager, kv_use: tuple[int, int]) -> Iterator[None]:
@@ -89,11 +65,11 @@ class Recorder:
         kv_use: in tokens, what of the KV cache is reserved, and what live requests use of it.
         """
         start = time.perf_counter()
-        rows, shared = (batch.records(), manager.sharing()) if self.trace is not None else ([], ())
+        if self.tracer.listeners:
+            self.tracer.begin(batch.records(), kv_use, **manager.memory())
         yield
         seconds = time.perf_counter() - start
-        if self.trace is not None:
-            self.trace.append(StepRecord(self.stats.num_forwards, start, seconds, rows, *kv_use, *shared))
+        self.tracer.end(self.stats.num_forwards, start, seconds)
         self.stats.num_forwards += 1
         self.stats.num_tokens_computed += batch.num_tokens
         self.stats.kv_tokens_reserved += kv_use[0]

@@ -76,7 +76,8 @@ def test_prompts_file(stage, tmp_path):
 def test_trace_file(stage, tmp_path):
     status, _, stderr = stage.main("--prompts", "A fox", "One day", "--trace", tmp_path / "trace.jsonl", *GREEDY)
     assert status == 0, stderr
-    steps = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    header, *steps = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    assert (header["trace"], header["stage"], header["model"]) == (2, stage.directory, "tinytales")
     assert [step["step"] for step in steps] == list(range(len(steps)))
     assert {row["request_id"] for step in steps for row in step["rows"]} == {"0", "1"}
 
@@ -86,10 +87,10 @@ def test_an_earlier_trace_is_replaced(stage, tmp_path):
     for max_tokens in (9, 3, 5):
         flags = ["--temperature", "0", "--max-tokens", max_tokens, "--quiet"]
         assert stage.main("--prompts", "A fox", "--trace", trace, *flags)[0] == 0
-        assert len(trace.read_text().splitlines()) == max_tokens
+        assert len(trace.read_text().splitlines()) == 1 + max_tokens
     trace.write_text(trace.read_text()[:10])  # torn by a full disk, say
     assert stage.main("--prompts", "A fox", "--trace", trace, *flags)[0] == 0
-    assert len(trace.read_text().splitlines()) == 5
+    assert len(trace.read_text().splitlines()) == 1 + 5
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links and devices as POSIX has them")
@@ -242,7 +243,7 @@ def test_control_c_keeps_what_is_finished(stage, tmp_path):
     assert rest == ""
     assert "interrupted" in stderr
     assert "Traceback" not in stderr
-    assert len((tmp_path / "trace").read_text().splitlines()) >= 9
+    assert len((tmp_path / "trace").read_text().splitlines()) >= 10
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=str)

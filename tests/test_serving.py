@@ -404,8 +404,11 @@ def test_paths_methods_and_models_that_are_not_there(tales):
 
 
 def test_bodies_that_are_too_long(tales):
-    async def parts():
-        for _ in range(100):
+    sent = []
+
+    async def parts(number=100):
+        for _ in range(number):
+            sent.append(64)
             yield b" " * 64
 
     async def unread():
@@ -418,7 +421,10 @@ def test_bodies_that_are_too_long(tales):
     error = error_of(ask(app, "/v1/completions", body.ljust(1001)), 413)
     assert "1,000 bytes" in error["message"]
     error_of(ask(app, "/v1/completions", method="POST", content=parts()), 413)  # which says no length
-    headers = {"content-length": "1001"}
+    assert sum(sent) == 6400  # a simple client has to send all before it looks for an answer
+    error_of(ask(app, "/v1/completions", method="POST", content=parts(10_000)), 413)
+    assert sum(sent) < 6400 + 17_000
+    headers = {"content-length": "16001"}
     error_of(ask(app, "/v1/completions", method="POST", content=unread(), headers=headers), 413)
 
 

@@ -1,5 +1,7 @@
 """How a completion ends: end token, stop texts, stop tokens, lengths."""
 
+import functools
+
 import pytest
 
 from tests.adapter import EOS, random_prompts
@@ -17,12 +19,17 @@ def complete(stage, params, prompt=PROMPT, **arguments):
     return stage.engine(**arguments).generate([prompt], params)[0].outputs[0]
 
 
-@pytest.fixture
-def story(stage):
-    """A greedy story of the bundled model, to its end token."""
+@functools.cache
+def story_of(stage):
     completion = complete(stage, greedy(stage, max_tokens=400))
     assert completion.finish_reason == "stop"
     return completion
+
+
+@pytest.fixture
+def story(stage):
+    """A greedy story of the bundled model, to its end token."""
+    return story_of(stage)
 
 
 def test_end_token(stage, story):

@@ -92,3 +92,193 @@ def test_finished_rows_are_carried_not_sampled(small_checkpoint):
     carried = [row for step in llm.trace for row in step.rows if row.num_tokens == 0]
     assert len(carried) == 5 * max(OUTPUTS) - sum(OUTPUTS)
     assert all(row.num_padding > 0 for row in carried)
+
+
+# --- What the trace of version 2 tells --------------------------------------------------------------------------------
+
+
+def events(steps, *kinds):
+    return [event for step in steps for event in (*step.before, *step.after) if event["kind"] in kinds]
+
+
+def test_every_token_is_told(stage, small_checkpoint):
+    """The tokens of the events are the outputs; each request is queued first and finished last; all have a text."""
+    llm = run(stage, small_checkpoint, max_num_seqs=2)
+    made, kinds, known = {}, {}, set()
+    for step in llm.trace:
+        known |= step.texts.keys()
+        for event in (*step.before, *step.after):
+            if event["kind"] != "refused":
+                kinds.setdefault(event["request_id"], []).append(event["kind"])
+            if event["kind"] == "token":
+                made.setdefault(event["request_id"], []).append(event["token_id"])
+                assert event["token_id"] in known
+    params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in OUTPUTS]
+    expected = stage.engine(small_checkpoint, max_num_seqs=2).generate(random_prompts(211, LENGTHS), params)
+    assert list(map(made.get, "01234")) == [output.outputs[0].token_ids for output in expected]
+    assert all(kinds[str(i)] == ["queued", "admitted", *["token"] * n, "finished"] for i, n in enumerate(OUTPUTS))
+    assert {event["reason"] for event in events(llm.trace, "finished")} == {"length"}
+    queued = events(llm.trace, "queued")
+    assert [event["prompt_token_ids"] for event in queued] == random_prompts(211, LENGTHS)
+    assert {token_id for event in queued for token_id in event["prompt_token_ids"]} <= known
+
+
+def test_rows_say_which_tokens_they_compute(stage, small_checkpoint):
+    """From stage 3 on each position is computed once, in order; before, every step computes all from the start."""
+    llm = run(stage, small_checkpoint, max_num_seqs=2, max_num_batched_tokens=7)
+    computed = {}
+    for row in (row for step in llm.trace for row in step.rows if row.num_tokens):
+        computed.setdefault(row.request_id, []).append((row.start, row.num_tokens))
+    for i, (length, num_output) in enumerate(zip(LENGTHS, OUTPUTS, strict=True)):
+        if stage.number <= 2:
+            assert computed[str(i)] == [(0, length + n) for n in range(num_output)]
+        else:
+            ends = [0, *(start + num_tokens for start, num_tokens in computed[str(i)])]
+            assert [start for start, _ in computed[str(i)]] == ends[:-1]
+            assert ends[-1] == length + num_output - 1
+
+
+def test_parts_of_a_step(stage, small_checkpoint):
+    """They make up the step, and come in the order of the work."""
+    llm = run(stage, small_checkpoint)
+    parts = (["schedule"] if stage.number >= 4 else []) + ["build", "forward", "sample", "commit"]
+    for step in llm.trace:
+        assert list(step.parts) == parts
+        assert min(step.parts.values()) >= 0
+        assert sum(step.parts[part] for part in ("forward", "sample", "commit")) == pytest.approx(step.seconds, abs=0.1)
+
+
+def test_where_the_keys_and_values_lie(small_checkpoint):
+    """Slots in stages 3 and 4, block tables from stage 5 on, and every block is in a table or free."""
+    for stage in STAGES[:2]:
+        assert all(row.slot is row.blocks is None for step in run(stage, small_checkpoint).trace for row in step.rows)
+    for stage in STAGES[2:4]:
+        for step in run(stage, small_checkpoint, max_num_seqs=3).trace:
+            slots = [row.slot for row in step.rows]
+            assert sorted(set(slots)) == sorted(slots)
+            assert set(slots) <= {0, 1, 2}
+    for stage in STAGES[4:]:
+        for step in run(stage, small_checkpoint, max_num_seqs=3, num_blocks=9, block_size=4).trace:
+            held = {block for row in step.rows for block in row.blocks}
+            assert sorted([*held, *step.free]) == list(range(9))
+            assert set(step.findable) <= set(step.free)
+
+
+@pytest.mark.parametrize("stage", STAGES[3:], ids=str)
+def test_why_a_request_waits(stage, small_checkpoint):
+    """The first of the queue is told why it is not admitted, in a step in which it is not."""
+    prompts = random_prompts(211, [12, 12, 12])
+    params = stage.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+    def refusals(**options):
+        llm = stage.LLM(
+            small_checkpoint, device="cpu", trace=True, max_num_seqs=options.pop("max_num_seqs", 8), **options
+        )
+        llm.generate(prompts, params)
+        told = events(llm.trace, "refused")
+        return {tuple(sorted((k, v) for k, v in event.items() if k not in ("kind", "index"))) for event in told}
+
+    assert refusals(max_num_seqs=1) == {(("reason", "running"), ("request_id", str(i))) for i in (1, 2)}
+    assert (("reason", "budget"), ("request_id", "1")) in refusals(max_num_batched_tokens=12)
+    whole = refusals(max_model_len=16, max_num_batched_tokens=16, enable_chunked_prefill=False)
+    assert (("left", 4), ("needed", 12), ("reason", "whole"), ("request_id", "1")) in whole
+    if stage.number >= 5:
+        told = refusals(num_blocks=8, block_size=4, watermark=0.13)
+        assert (("free", 2), ("needed", 3), ("reason", "blocks"), ("request_id", "2"), ("reserve", 1)) in told
+
+
+@pytest.mark.parametrize("stage", STAGES[4:], ids=str)
+def test_what_happens_to_blocks(stage, small_checkpoint):
+    """Prefix hits, evictions, preemptions, forks, copies."""
+    prompt, other = random_prompts(211, [13, 13])
+    greedy = stage.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    llm = stage.LLM(small_checkpoint, device="cpu", trace=True, num_blocks=8, block_size=4, watermark=0.0)
+    llm.generate([prompt], greedy)
+    llm.generate([prompt], greedy)
+    assert [event["num_cached_tokens"] for event in events(llm.trace, "admitted")] == [0, 12]
+    assert not events(llm.trace, "evicted")
+    findable = llm.trace[-1].findable
+    llm.generate([other], greedy)
+    evicted = [event["block"] for event in events(llm.trace, "evicted")]
+    assert evicted
+    assert findable is not None
+
+    llm = stage.LLM(small_checkpoint, device="cpu", trace=True, num_blocks=9, block_size=4, watermark=0.0)
+    llm.generate([prompt, other], greedy)
+    preempted = events(llm.trace, "preempted")
+    assert len(preempted) == llm.stats.num_preemptions > 0
+    assert {event["request_id"] for event in preempted} == {"1"}
+
+    llm = stage.LLM(small_checkpoint, device="cpu", trace=True, block_size=4)
+    llm.generate([prompt], stage.SamplingParams(n=3, max_tokens=4, seed=1, ignore_eos=True))
+    assert [(e["index"], e["parent"], e["running"]) for e in events(llm.trace, "forked")] == [
+        (1, 0, True),
+        (2, 0, True),
+    ]
+    copies = events(llm.trace, "copied")
+    assert len(copies) == 2  # the last of those that share the block may write to it
+    assert len({event["source"] for event in copies}) == 1
+
+
+@pytest.mark.parametrize("stage", STAGES[4:], ids=str)
+def test_beams_are_told(stage, small_checkpoint):
+    """The tokens of the beams, followed from parent to child, end in the outputs that were cut by max_tokens."""
+    llm = stage.LLM(small_checkpoint, device="cpu", trace=True)
+    (prompt,) = random_prompts(211, [5])
+    (output,) = llm.beam_search([prompt], beam_width=3, max_tokens=5)
+    beams = [[]]
+    for event in events(llm.trace, "beams"):
+        if event["parents"]:
+            beams = [[*beams[p], t] for p, t in zip(event["parents"], event["token_ids"], strict=True)]
+    assert len(beams) == 3
+    assert output.outputs[0].token_ids[:4] in beams
+    assert [event["reason"] for event in events(llm.trace, "finished")] == ["beams"]
+
+
+@pytest.mark.parametrize("stage", STAGES[3:], ids=str)
+def test_an_interrupted_step_is_told(stage, small_checkpoint, monkeypatch):
+    """All wait again, with the tokens that they had."""
+    llm = stage.LLM(small_checkpoint, device="cpu", trace=True)
+    forward, calls = llm.engine.runner.forward, []
+
+    def failing(batch):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return forward(batch)
+
+    monkeypatch.setattr(llm.engine.runner, "forward", failing)
+    llm.add_request("a", [1, 2, 3], stage.SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+    outputs = []
+    while llm.has_unfinished_requests():
+        try:
+            outputs += llm.step()
+        except KeyboardInterrupt:
+            outputs.append(None)
+    assert outputs.count(None) == 1
+    told = [event for step in llm.trace for event in (*step.before, *step.after)]
+    at = [event["kind"] for event in told].index("restarted")
+    (again,) = [event for event in told[at:] if event["kind"] == "queued"]
+    tokens = [event["token_id"] for event in told if event["kind"] == "token"]
+    assert tokens == outputs[-1].outputs[0].token_ids
+    assert again["output_token_ids"] == tokens[:2]
+
+
+def test_nobody_listens_nothing_is_kept(stage, small_checkpoint):
+    llm = stage.LLM(small_checkpoint, device="cpu")
+    llm.generate(random_prompts(211, [3, 4]), stage.SamplingParams(max_tokens=3))
+    tracer = llm.engine.tracer
+    assert (tracer._events, tracer._parts, tracer._rows, tracer._named) == ([], {}, [], set())
+    looked = []
+    tracer.listeners.append(looked.append)  # somebody comes later, as the server's page does
+    llm.generate([[1]], stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+    assert len(looked) == 3
+    assert len(events(looked, "token")) == 3
+
+
+def test_runs():
+    for stage in STAGES:
+        runs = stage.part("trace").runs
+        assert runs([]) == []
+        assert runs([4]) == [(4, 1)]
+        assert runs([7, 8, 9, 2, 1, 3, 4]) == [(7, 3), (2, 1), (1, 1), (3, 2)]

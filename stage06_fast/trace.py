@@ -1,0 +1,184 @@
+"""The trace: what happened in every step, for pictures, and for the page that replays a run.
+
+What its fields and events say stands in replay/trace.py, which reads it.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from .request import Request
+from .tokenizer import Tokenizer
+
+VERSION = 2
+BEGIN = f'{{"trace": {VERSION}, '.encode()  # of every file of --trace
+
+
+@dataclass(frozen=True)
+class RowRecord:
+    """What one forward pass did for one completion of a request: `num_tokens` of it, the first at position `start`.
+    `phase` is "prefill" until its first token, then "decode"; `slot` or `blocks` say where its keys and values lie."""
+
+    request_id: str
+    index: int
+    phase: str
+    start: int
+    num_tokens: int
+    num_padding: int = 0
+    slot: int | None = None
+    blocks: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, request: Request, start: int, num_tokens: int, **more: Any) -> "RowRecord":
+        phase = "decode" if request.output_token_ids else "prefill"
+        return cls(request.request_id, index_of(request), phase, start, num_tokens, **more)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One forward pass, and what happened before and after it; see replay/trace.py."""
+
+    step: int
+    start: float
+    seconds: float
+    parts: dict[str, float]
+    before: list[dict]
+    rows: list[RowRecord]
+    after: list[dict]
+    texts: dict[int, str]
+    kv_tokens_reserved: int | None = None
+    kv_tokens_used: int | None = None
+    num_blocks_shared: int | None = None
+    num_blocks_saved: int | None = None
+    free: list[int] | None = None
+    findable: list[int] | None = None
+
+    def to_dict(self) -> dict:
+        free = None if self.free is None else runs(self.free)
+        return {**vars(self), "rows": [vars(row) for row in self.rows], "free": free}
+
+
+class Tracer:
+    """Writes down what happens in an engine, if somebody listens; if nobody does, it does nothing.
+
+    Args:
+        options: of the engine, by name.
+        tokenizer: of the engine.
+        more: what else the header says of the engine.
+
+    Attributes:
+        header: what a trace begins with.
+        records: those so far, with the option `trace`; else None.
+        listeners: who is given each record; add to them to look on.
+    """
+
+    def __init__(self, options: dict, tokenizer: Tokenizer, **more: Any):
+        engine = {"trace": VERSION, "stage": __package__, "model": options["model"]}
+        self.header = {**engine, "options": {k: v for k, v in options.items() if k != "model"}, **more}
+        self.records: list[StepRecord] | None = [] if options["trace"] else None
+        self.listeners: list[Callable[[StepRecord], object]] = [] if self.records is None else [self.records.append]
+        self._token_text, self._named = tokenizer.token_text, set()
+        self._events: list[dict] = []
+        self._parts: dict[str, float] = {}
+        self._part, self._since = None, 0.0
+        self._rows, self._num_before, self._memory = [], 0, {}
+
+    def tell(self, kind: str, request: Request | None = None, /, **details: Any) -> None:
+        """Something has happened, to a request or to the engine."""
+        if self.listeners:
+            who = {} if request is None else {"request_id": request.request_id, "index": index_of(request)}
+            self._events.append({"kind": kind, **who, **details})
+
+    def queued(self, request: Request) -> None:
+        """A request came."""
+        if self.listeners:
+            self.tell(
+                "queued",
+                request,
+                prompt_token_ids=list(request.prompt_token_ids),
+                output_token_ids=list(request.output_token_ids),
+                max_tokens=request.max_tokens,
+                n=getattr(request.params, "n", 1),
+                place=getattr(request, "place", None),
+            )
+
+    def got_token(self, request: Request) -> None:
+        """A request got a token, or with `max_tokens` 0 none, and has ended if that was its last."""
+        if self.listeners:
+            if request.max_tokens:
+                self.tell("token", request, token_id=request.output_token_ids[-1])
+            if request.finished:
+                self.finished(request)
+
+    def finished(self, request: Request) -> None:
+        self.tell("finished", request, reason=request.progress.finish_reason)
+
+    def restarted(self, requests: Iterable[Request]) -> None:
+        """A step was cut short, and all begin anew with what they have."""
+        self.tell("restarted")
+        for request in requests:
+            for completion in getattr(request, "group", [request]):
+                if completion is request or completion.output_token_ids:
+                    self.queued(completion)
+                    if completion.finished:
+                        self.finished(completion)
+
+    def mark(self, part: str | None) -> None:
+        """From here on the step is busy with this part. One that begins again, after an error, is timed anew."""
+        if self.listeners:
+            now = time.perf_counter()
+            if self._part is not None:
+                self._parts[self._part] = now - self._since
+            self._part, self._since = part, now
+
+    def begin(self, rows: list[RowRecord], kv_use: tuple[int, int] | None = None, **memory: Any) -> None:
+        """The forward pass begins. kv_use: in tokens, what of the KV cache is reserved, and what of that is used;
+        memory: further fields of StepRecord."""
+        self.mark("forward")
+        if kv_use is not None:
+            memory["kv_tokens_reserved"], memory["kv_tokens_used"] = kv_use
+        self._rows, self._memory, self._num_before = rows, memory, len(self._events)
+
+    def end(self, step: int, start: float, seconds: float) -> None:
+        """The step has happened. One that fails does not end; what was told is then part of the next one."""
+        if not self.listeners:
+            return
+        self.mark(None)
+        events, self._events = self._events, []
+        before, after = events[: self._num_before], events[self._num_before :]
+        parts, self._parts = self._parts, {}
+        texts = self._new_texts(events)
+        record = StepRecord(step, start, seconds, parts, before, self._rows, after, texts, **self._memory)
+        for listener in list(self.listeners):
+            listener(record)
+
+    def _new_texts(self, events: list[dict]) -> dict[int, str]:
+        """The texts of the tokens in these events that were not named before."""
+        fields = ("prompt_token_ids", "output_token_ids", "token_ids")
+        found = {i for event in events for name in fields for i in event.get(name, ())}
+        found |= {event["token_id"] for event in events if "token_id" in event}
+        new = sorted(found - self._named)
+        self._named.update(new)
+        return {i: self._token_text(i) for i in new}
+
+
+def index_of(request: Request) -> int:
+    """Which completion of its request it is; 0 where there is one only."""
+    return getattr(request, "index", 0)
+
+
+def runs(numbers: list[int]) -> list[tuple[int, int]]:
+    """Numbers in their order, as (first, count) of those that rise by one."""
+    starts = [i for i, (a, b) in enumerate(pairwise(numbers), start=1) if b != a + 1]
+    return [(numbers[i], j - i) for i, j in pairwise([0, *starts, len(numbers)])] if numbers else []
+
+
+def write_trace(path: Path, tracer: Tracer) -> None:
+    """A file of --trace: the header, and a line per step."""
+    with path.open("w", encoding="utf-8") as file:
+        for line in (tracer.header, *(record.to_dict() for record in tracer.records)):
+            file.write(json.dumps(line) + "\n")
