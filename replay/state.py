@@ -4,7 +4,7 @@ The page does the same in `page/state.js`, forwards and backwards; the tests hol
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .trace import Trace
 
@@ -127,19 +127,20 @@ class State:
                 self.completions[key].leave("waiting")
                 self.completions[key].num_preemptions += 1
             case "token":
+                if key not in self.completions:  # another one of the same prompt
+                    self.completions[key] = self.copy(self.completions[request_id, 0], output=[], blocks=[])
+                    self.completions[key].leave("waiting")
                 self.completions[key].output = [*self.completions[key].output, event["token_id"]]
             case "forked":
-                self.completions[key] = child = self.fork(self.completions[request_id, event["parent"]])
                 if event["running"]:
-                    child.status = "running"
+                    child, parent = self.completions[key], self.completions[request_id, event["parent"]]
+                    child.status, child.blocks, child.num_computed = "running", parent.blocks, parent.num_computed
                     self.seat(child)
-                else:
-                    child.leave("waiting")
             case "beams":
                 old = {i: self.completions.pop((r, i)) for r, i in list(self.completions) if r == request_id}
                 for i, (parent, token_id) in enumerate(zip(event["parents"], event["token_ids"], strict=True)):
-                    self.completions[request_id, i] = beam = self.fork(old[parent])
-                    beam.output = [*beam.output, token_id]
+                    output = [*old[parent].output, token_id]
+                    self.completions[request_id, i] = beam = self.copy(old[parent], output=output)
                     self.seat(beam)
                 self.completions |= {} if event["parents"] else {(request_id, i): beam for i, beam in old.items()}
             case "finished":
@@ -152,8 +153,8 @@ class State:
                     if completion.status == "running":
                         completion.leave("waiting")
 
-    def fork(self, parent: Completion) -> Completion:
-        return Completion(**{**vars(parent), "arrival": len(self.completions), "recomputed": 0})
+    def copy(self, completion: Completion, **changes) -> Completion:
+        return replace(completion, arrival=len(self.completions), recomputed=0, **changes)
 
     def seat(self, completion: Completion) -> None:
         completion.seat = self.num_seats

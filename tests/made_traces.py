@@ -5,8 +5,7 @@ import json
 import random
 from pathlib import Path
 
-WORDS = " the a bear fox mouse owl harbor winter lantern old brave shy Otto Mira sang walked found said . ,".split()
-TEXTS = [f" {word}" for word in WORDS]
+TEXTS = [*" the| a| bear| fox| mouse| owl| harbor| winter| old| brave| shy| Otto| sang| said|.|,".split("|")]
 HOSTILE = [
     "</script><b>x",
     "<!--",
@@ -148,13 +147,13 @@ def slots(num_requests: int = 9, max_tokens: int = 14, max_num_seqs: int = 3, bu
             left -= take(engine, request, left, rows, request["slot"])
         if waiting:
             engine.event("refused", waiting[0], engine.before, reason="budget" if free else "running")
-        used = sum(request["computed"] for request in running)
+        used, reserved = sum(request["computed"] for request in running), len(running) * 256
         for request in [r for r in running if r["computed"] == len(r["prompt"]) + len(r["output"])]:
             if engine.sample(request):
                 engine.event("finished", request, engine.after, reason="length")
                 running.remove(request)
                 free = sorted([*free, request["slot"]])
-        engine.record(rows, kv_tokens_reserved=(max_num_seqs - len(free)) * 256, kv_tokens_used=used)
+        engine.record(rows, kv_tokens_reserved=reserved, kv_tokens_used=used)
     return engine.header, engine.steps
 
 
@@ -287,11 +286,13 @@ def paged(
             findable=[block for block in free if block in found.values()],
         )
         for request in [r for r in running if r["computed"] == len(sequence(r))]:
-            ended = []
             siblings = [request]
             if not request["output"] and not request["index"]:
-                siblings += [{**request, "index": i, "output": []} for i in range(1, n)]
-            for sibling in siblings[1:]:
+                siblings += [{**request, "index": i, "output": [], "blocks": []} for i in range(1, n)]
+            ended = [sibling for sibling in siblings if engine.sample(sibling)]
+            for sibling in ended:
+                engine.event("finished", sibling, engine.after, reason="length")
+            for sibling in [sibling for sibling in siblings[1:] if sibling not in ended]:
                 runs_now = len(running) < max_num_seqs
                 engine.event("forked", sibling, engine.after, parent=0, running=runs_now)
                 if runs_now:
@@ -300,18 +301,11 @@ def paged(
                         held[block] += 1
                     running.append(sibling)
                 else:
-                    sibling["blocks"], sibling["computed"] = [], 0
+                    sibling["computed"] = 0
                     waiting = sorted([*waiting, sibling], key=order)
-            for sibling in siblings:
-                if engine.sample(sibling):
-                    ended.append(sibling)
-            for sibling in ended:
-                engine.event("finished", sibling, engine.after, reason="length")
-                if sibling in running:
-                    running.remove(sibling)
-                    release(sibling)
-                else:
-                    waiting.remove(sibling)
+            if request in ended:
+                running.remove(request)
+                release(request)
         engine.record(rows, **memory)
     return engine.header, engine.steps
 

@@ -110,16 +110,20 @@ class State {
         this.change(key, { numPreemptions: completion.numPreemptions + 1 });
         break;
       case "token": {
-        const { output, numOutput } = completion;
+        if (!completion) { // another one of the same prompt
+          this.fork(this.completions.get(`${event.request_id}/0`), event.index, 0);
+          this.leave(key, "waiting");
+        }
+        const { output, numOutput } = this.completions.get(key);
         if (output.length === numOutput) output.push(event.token_id); // else it is a replay, and there already
         this.change(key, { numOutput: numOutput + 1 });
         break;
       }
-      case "forked":
-        this.fork(this.completions.get(`${event.request_id}/${event.parent}`), event.index);
-        if (event.running) this.change(key, { status: "running", seat: this.numSeats++ });
-        else this.leave(key, "waiting");
+      case "forked": {
+        const { blocks, numComputed } = this.completions.get(`${event.request_id}/${event.parent}`);
+        if (event.running) this.change(key, { status: "running", blocks, numComputed, seat: this.numSeats++ });
         break;
+      }
       case "beams": {
         if (!event.parents.length) break; // the search is done
         const old = this.group(event.request_id);
@@ -167,10 +171,10 @@ class State {
     this.change(key, { status, slot: null, blocks: [], numComputed: 0 });
   }
 
-  /** Another completion with the same tokens. */
-  fork(parent, index) {
-    const output = parent.output.slice(0, parent.numOutput);
-    const child = { ...parent, index, output, arrival: this.completions.size, recomputed: 0 };
+  /** Another completion, with the same prompt and so many of the same tokens behind it. */
+  fork(parent, index, numOutput = parent.numOutput) {
+    const output = parent.output.slice(0, numOutput);
+    const child = { ...parent, index, output, numOutput, arrival: this.completions.size, recomputed: 0 };
     this.put(`${parent.id}/${index}`, child);
     return child;
   }
