@@ -122,3 +122,15 @@ function fill(parent, items, make, update) {
   while (parent.childElementCount < items.length) parent.append(make());
   items.forEach((item, i) => update(parent.children[i], item, i));
 }
+
+/** The same for items that are known by a key: each keeps its element as long as it is there, wherever it moves. */
+function fillByKey(parent, keys, make, update) {
+  const there = new Map([...parent.children].map((child) => [child.dataset.key, child])), wanted = new Set(keys);
+  for (const [key, child] of there) if (!wanted.has(key)) child.remove();
+  keys.forEach((key, i) => {
+    const child = there.get(key) ?? make();
+    child.dataset.key = key;
+    if (parent.children[i] !== child) parent.insertBefore(child, parent.children[i] ?? null);
+    update(child, key);
+  });
+}

@@ -1,7 +1,7 @@
 "use strict";
 // A trace on the page: everything below the slider. `show` puts a step there; it only changes what differs.
 
-const MOST_ROWS = 24, MOST_WAITING = 24, MOST_CHIPS = 40;
+const MOST_ROWS = 24, MOST_WAITING = 16, MOST_CHIPS = 40, MOST_DONE = 12;
 const TOKEN_LINES = 3, CHARACTER = 0.57; // a row shows so many lines of tokens; a character is about so many rem wide
 const PART_NAMES = ["schedule", "build", "forward", "sample", "commit"];
 
@@ -13,7 +13,7 @@ class View {
     const { header, stage } = replay, find = (name) => this.root.querySelector(`.${name}`);
     this.nodes = Object.fromEntries(
       ["words", "summary", "events", "spoken", "budget", "rows", "rows-note", "rows-more", "rows-legend", "memory-card", "memory-note",
-        "memory-title", "pool", "slots", "picked", "tables", "memory-legend", "queue-card", "queue", "queue-note", "numbers-note", "computed",
+        "memory-title", "pool", "slots", "picked", "tables", "memory-legend", "queue-card", "queue", "queue-note", "queue-rest", "done", "done-note", "numbers-note", "computed",
         "counts", "time-note", "parts", "part-counts", "request-card", "request-title", "facts", "full", "close", "title"]
         .map((name) => [name, find(name)]),
     );
@@ -119,10 +119,10 @@ class View {
     this.step = this.replay.steps[number];
     this.state = this.replay.at(number);
     this.fresh = new Map(this.step.after.filter(({ kind }) => kind === "token").map((event) => [keyOf(event), event.token_id]));
+    this.showMemory(); // first: a canvas that writes has the browser lay out what was changed before
     this.showWords();
     this.showBudget();
     this.showRows();
-    this.showMemory();
     this.showQueue();
     this.showNumbers();
     this.showRequest();
@@ -131,21 +131,12 @@ class View {
   showWords() {
     const { step, state, replay, nodes } = this;
     setText(nodes.summary, passInWords(replay, state));
-    const events = [...step.before.map((event) => [event, ""]), ...step.after.map((event) => [event, "then"])];
-    const lines = [];
-    const queued = events.filter(([{ kind }]) => kind === "queued");
-    if (queued.length > 3) lines.push([`${queued.length} requests join the queue.`, "queued", ""]);
-    for (const [event, when] of events) {
-      if (event.kind === "queued" && queued.length > 3) continue;
-      const text = sentence(replay, state, event);
-      if (text) lines.push([text, event.kind, when]);
-    }
-    const shown = lines.length > 9 ? [...lines.slice(0, 8), [`and ${lines.length - 8} events more`, "", ""]] : lines;
-    fill(nodes.events, shown, () => element("li"), (item, [text, kind, when]) => {
+    const lines = eventsInWords(replay, state, step);
+    fill(nodes.events, lines, () => element("li"), (item, { text, kind, after }) => {
       setText(item, text);
-      setClass(item, `${kind} ${when}`);
+      setClass(item, after ? `${kind} after` : kind);
     });
-    setText(nodes.spoken, `Step ${step.step}. ${nodes.summary.textContent} ${lines.map(([text]) => text).join(" ")}`);
+    setText(nodes.spoken, `Step ${step.step}. ${nodes.summary.textContent} ${lines.map(({ text }) => text).join(" ")}`);
   }
 
   /** What went through the model, as a bar: of the step's budget where there is one, else of the rectangle. */
@@ -175,7 +166,7 @@ class View {
       const completion = state.completions.get(key), row = state.rows.get(key);
       return Math.max(completion.prompt.length + completion.maxTokens, (row?.num_padding ?? 0) + lengthOf(completion));
     }));
-    fill(nodes.rows, keys.slice(0, most), makeRow, (item, key) => this.updateRow(item, key, longest));
+    fillByKey(nodes.rows, keys.slice(0, most), makeRow, (item, key) => this.updateRow(item, key, longest));
     nodes["rows-more"].hidden = keys.length <= MOST_ROWS;
     setText(nodes["rows-more"], this.allRows ? "Fewer rows" : `${keys.length - MOST_ROWS} rows more`);
     if (!keys.length) setText(nodes["rows-note"], "nobody runs");
@@ -187,7 +178,6 @@ class View {
     const carried = row && row.num_tokens === 0, length = lengthOf(completion);
     const chosen = key === this.chosenKey;
     setClass(item, `row${carried ? " carried" : ""}${chosen ? " chosen" : ""}`);
-    item.dataset.key = key;
     this.updateChip(chip, key);
     const start = row?.start ?? completion.numComputed, end = row ? row.start + row.num_tokens : start;
     const again = completion.recomputed, whole = replay.stage <= 2;
@@ -248,14 +238,12 @@ class View {
   }
 
   updateChip(chip, key) {
-    const completion = this.state.completions.get(key), { replay } = this;
-    setClass(chip, `chip ${look(replay.names.get(completion.id) ?? 0)}`);
-    setText(chip, replay.name(completion.id, completion.index));
-    chip.dataset.key = key;
-    const id = visible(completion.id), title = `${chip.textContent}: request ${id}`;
-    if (chip.title !== title) {
-      chip.title = title;
-      chip.setAttribute("aria-label", title);
+    if (chip.dataset.key !== key) {
+      const { id, index } = this.state.completions.get(key), name = this.replay.name(id, index);
+      setClass(chip, `chip ${look(this.replay.names.get(id) ?? 0)}`);
+      setText(chip, name);
+      chip.dataset.key = key;
+      chip.title = `${name}: request ${visible(id)}`;
     }
     const pressed = String(key === this.chosenKey);
     if (chip.getAttribute("aria-pressed") !== pressed) chip.setAttribute("aria-pressed", pressed);
@@ -299,9 +287,8 @@ class View {
 
   showTables() {
     const { state, nodes } = this, keys = state.shown().filter((key) => state.completions.get(key).blocks.length).slice(0, MOST_ROWS);
-    fill(nodes.tables, keys, makeTable, (item, key) => {
+    fillByKey(nodes.tables, keys, makeTable, (item, key) => {
       const { blocks } = state.completions.get(key), [chip, list] = item.children;
-      item.dataset.key = key;
       this.updateChip(chip, key);
       const hidden = Math.max(0, blocks.length - MOST_CHIPS), shown = blocks.slice(hidden);
       fill(list, hidden ? [`+${hidden}`, ...shown] : shown, () => element("button", "block", "", { type: "button" }), (button, block, i) => {
@@ -340,20 +327,18 @@ class View {
     const { state, step, nodes } = this, keys = state.waiting();
     const refused = new Set(step.before.filter(({ kind }) => kind === "refused").map(keyOf));
     setText(nodes["queue-note"], keys.length ? `${keys.length.toLocaleString("en")} wait` : "nobody waits");
-    const shown = keys.slice(0, MOST_WAITING);
-    fill(nodes.queue, keys.length > MOST_WAITING ? [...shown, null] : shown, makeWaiting, (item, key) => {
-      const [chip, text] = item.children;
-      chip.hidden = key === null;
-      if (key === null) {
-        setClass(item, "rest");
-        setText(text, `and ${(keys.length - MOST_WAITING).toLocaleString("en")} more`);
-        return;
-      }
-      this.updateChip(chip, key);
+    const rest = keys.length - MOST_WAITING;
+    nodes["queue-rest"].hidden = rest <= 0;
+    setText(nodes["queue-rest"], `and ${rest.toLocaleString("en")} more`);
+    fillByKey(nodes.queue, keys.slice(0, MOST_WAITING), makeWaiting, (item, key) => {
+      this.updateChip(item.firstElementChild, key);
       const completion = state.completions.get(key), lost = completion.numPreemptions ? ", preempted" : "";
-      setText(text, `${count(lengthOf(completion), "token")}${lost}${refused.has(key) ? ", next" : ""}`);
+      setText(item.lastElementChild, `${count(lengthOf(completion), "token")}${lost}${refused.has(key) ? ", next" : ""}`);
       setClass(item, refused.has(key) ? "refused" : "");
     });
+    const done = [...state.completions].filter(([, { status }]) => status === "finished").map(([key]) => key);
+    setText(nodes["done-note"], done.length ? done.length.toLocaleString("en") : "none yet");
+    fillByKey(nodes.done, done.slice(-MOST_DONE), makeDone, (item, key) => this.updateChip(item.firstElementChild, key));
   }
 
   showNumbers() {
@@ -374,7 +359,7 @@ class View {
     setText(nodes["time-note"], `${(1e3 * total).toFixed(total < 0.01 ? 2 : 1)} ms`);
     stack(nodes.parts, parts);
     nodes.parts.setAttribute("aria-label", parts.map(([name, time]) => `${name} ${(1e3 * time).toFixed(2)} ms`).join(", "));
-    fill(nodes["part-counts"], parts.map(([name, time]) => [name, name, `${(1e3 * time).toFixed(2)} ms`, ""]), makeCount, updateCount);
+    fill(nodes["part-counts"], parts.map(([name, time]) => [name, name, `${(1e3 * time).toFixed(2)} ms`, `${Math.round((100 * time) / total)}%`]), makeCount, updateCount);
   }
 
   showRequest() {
@@ -427,6 +412,12 @@ function makeSlot() {
 function makeWaiting() {
   const item = element("li");
   item.append(element("button", "chip", "", { type: "button" }), element("span"));
+  return item;
+}
+
+function makeDone() {
+  const item = element("li");
+  item.append(element("button", "chip", "", { type: "button" }));
   return item;
 }
 

@@ -24,64 +24,99 @@ function codePoint(c) {
   return `‹${c.codePointAt(0).toString(16).toUpperCase()}›`;
 }
 
-/** What an event means, in a sentence; null for tokens, which are shown where they belong. `state`: during its step. */
-function sentence(replay, state, event) {
-  const name = event.request_id === undefined ? "" : replay.name(event.request_id, event.index);
-  const completion = state.completions.get(keyOf(event));
-  const { options } = replay.header;
-  switch (event.kind) {
-    case "queued": {
-      const several = event.n > 1 ? `, ${event.n} times` : "", under = event.output_token_ids.length;
-      const wanted = `${count(event.prompt_token_ids.length, "prompt token")}, at most ${event.max_tokens} to come${several}`;
-      return `${replay.name(event.request_id)} joins the queue${under ? ` with ${count(under, "output token")}` : ""}: ${wanted}.`;
+/** The events of a step in words: [{text, kind, after}]. `state`: during the step. Events of one kind that come one
+ * behind the other share a line; tokens have none, for they are shown where they belong. */
+function eventsInWords(replay, state, step) {
+  const lines = [];
+  for (const [events, after] of [[step.before, false], [step.after, true]]) {
+    const told = events.filter((event) => event.kind !== "token"), evicted = told.filter(({ kind }) => kind === "evicted");
+    const groups = [];
+    for (const event of told) {
+      if (event.kind === "evicted" && event !== evicted[0]) continue;
+      const last = groups.at(-1);
+      if (last && like(last[0], event)) last.push(event);
+      else groups.push(event.kind === "evicted" ? evicted : [event]);
     }
-    case "admitted": {
-      const slot = event.slot === undefined || event.slot === null ? "" : ` and gets slot ${event.slot}`;
-      const cached = event.num_cached_tokens ?? 0, length = completion ? lengthOf(completion) : 0;
-      const found = cached ? `: ${cached} of its ${length} tokens are in the prefix cache and need no computing` : "";
-      return `${name} is admitted${slot}${found}.`;
+    for (const group of groups) {
+      const text = SENTENCES[group[0].kind](replay, state, group);
+      if (text) lines.push({ text, kind: group[0].kind, after });
     }
-    case "refused": {
-      const why = {
-        running: () => `${options.max_num_seqs ?? "as many as may"} requests run already, and no more may`,
-        budget: () => "the step has no tokens left",
-        whole: () => `its prompt needs ${count(event.needed, "token")} in one step, and ${event.left} are left`,
-        scores: () => "the step makes no more logits of prompts",
-        blocks: () => {
-          const are = (number) => `${number} ${number === 1 ? "is" : "are"}`;
-          const reserve = event.reserve ? `, ${are(event.reserve)} kept back for those that run` : "";
-          return `it needs ${count(event.needed, "block")}, ${are(event.free)} free${reserve}`;
-        },
-        preempted: () => "a request has just lost its blocks, so memory is short",
-      };
-      return `${name} waits: ${why[event.reason]()}.`;
-    }
-    case "preempted":
-      return `${name} is preempted: it gives up its blocks and goes back to its place in the queue. ` +
-        `Its ${count(completion ? lengthOf(completion) : 0, "token")} must be computed again.`;
-    case "copied":
-      return `${name} is about to write into block ${event.source}, which it shares. It gets a copy: block ${event.target}.`;
-    case "evicted":
-      return `Block ${event.block} is taken for new tokens: the prefix cache loses what was in it.`;
-    case "forked":
-      return `${name} starts from the tokens of ${replay.name(event.request_id, event.parent)}` +
-        (event.running ? " and shares its memory." : ", and waits for a place.");
-    case "beams": {
-      const kept = event.parents.map((parent, i) => `${replay.name(event.request_id, i)} from ${replay.name(event.request_id, parent)}`);
-      return kept.length ? `The best beams of ${replay.name(event.request_id)} go on: ${list(kept)}.` : null;
-    }
-    case "finished": {
-      const why = {
-        stop: "it has reached its end", length: "it has all the tokens it may have", abort: "it was aborted",
-        beams: "its search has ended",
-      };
-      return `${event.reason === "beams" ? replay.name(event.request_id) : name} is finished: ${why[event.reason] ?? event.reason}.`;
-    }
-    case "restarted":
-      return "A step was cut short: everybody waits again, and all memory is free.";
   }
-  return null;
+  return lines;
 }
+
+/** Whether two events can share a sentence. */
+function like(a, b) {
+  const plain = ["queued", "admitted", "forked", "finished"].includes(a.kind) && a.kind === b.kind;
+  return plain && a.reason === b.reason && a.running === b.running && !a.num_cached_tokens && !b.num_cached_tokens;
+}
+
+const nameOf = (replay, event) => replay.name(event.request_id, event.index);
+const each = (group, get, most = 8) => (group.length > most ? `${group.length} requests` : list(group.map(get)));
+const are = (number) => (number === 1 ? "is" : "are");
+
+const SENTENCES = {
+  queued(replay, state, group) {
+    const names = each(group, ({ request_id: id }) => replay.name(id)), [{ n, max_tokens: most, output_token_ids: output }] = group;
+    if (group.length > 8) return `${names} join the queue.`;
+    if (group.length > 1) return `${names} join the queue: prompts of ${list(group.map((e) => String(e.prompt_token_ids.length)))} tokens.`;
+    const has = output.length ? `, ${count(output.length, "token")} of output` : "", several = n > 1 ? `, ${n} completions` : "";
+    return `${names} joins the queue: ${count(group[0].prompt_token_ids.length, "prompt token")}${has}, at most ${most} to come${several}.`;
+  },
+  admitted(replay, state, group) {
+    const names = each(group, (event) => nameOf(replay, event)), [{ slot, num_cached_tokens: cached }] = group;
+    const slots = typeof slot === "number" && group.length <= 8 ? `: slot${group.length > 1 ? "s" : ""} ${list(group.map((e) => String(e.slot)))}` : "";
+    const completion = state.completions.get(keyOf(group[0]));
+    const found = cached ? `: the prefix cache has ${cached} of its ${count(completion ? lengthOf(completion) : 0, "token")}, which need no computing` : "";
+    return `${names} ${are(group.length)} admitted${slots}${found}.`;
+  },
+  refused(replay, state, [event]) {
+    return `${nameOf(replay, event)} waits: ${REFUSED[event.reason](event, replay.header.options)}.`;
+  },
+  preempted(replay, state, [event]) {
+    const completion = state.completions.get(keyOf(event));
+    const again = `its ${count(completion ? lengthOf(completion) : 0, "token")} must be computed again`;
+    return `${nameOf(replay, event)} is preempted, for there are too few blocks: it gives up its own, goes back into the queue, and ${again}.`;
+  },
+  copied(replay, state, [{ source, target, ...event }]) {
+    return `${nameOf(replay, event)} writes next into block ${source}, which it shares: it gets a copy, block ${target}.`;
+  },
+  evicted(replay, state, group) {
+    const blocks = group.length > 8 ? `${group.length} blocks` : `Block${group.length > 1 ? "s" : ""} ${list(group.map(({ block }) => String(block)))}`;
+    return `${blocks} ${are(group.length)} taken for new tokens: the prefix cache loses what was there.`;
+  },
+  forked(replay, state, group) {
+    const [{ request_id: id, parent, running }] = group, names = each(group, (event) => nameOf(replay, event));
+    const one = group.length === 1;
+    return running ? `${names} go${one ? "es" : ""} on in the blocks of ${replay.name(id, parent)}.` : `${names} wait${one ? "s" : ""} for a place.`;
+  },
+  beams(replay, state, [{ request_id: id, parents }]) {
+    const kept = parents.map((parent, i) => `${replay.name(id, i)} from ${replay.name(id, parent)}`);
+    return kept.length ? `The best beams of ${replay.name(id)} go on: ${list(kept)}.` : null;
+  },
+  finished(replay, state, group) {
+    const [{ reason, request_id: id }] = group, one = group.length === 1;
+    if (reason === "beams") return `${replay.name(id)} is finished: its search has ended.`;
+    const why = {
+      stop: `${one ? "it has" : "they have"} reached the end`, length: `${one ? "it has" : "they have"} all the tokens ${one ? "it" : "they"} may have`,
+      abort: `${one ? "it was" : "they were"} aborted`,
+    };
+    return `${each(group, (event) => nameOf(replay, event))} ${are(group.length)} finished: ${why[reason] ?? reason}.`;
+  },
+  restarted: () => "A step was cut short: everybody waits again, and all memory is free.",
+};
+
+const REFUSED = {
+  running: (event, options) => `${options.max_num_seqs ?? "as many as may"} run already, and no more may`,
+  budget: () => "the step has no tokens left",
+  whole: ({ needed, left }) => `its prompt needs ${count(needed, "token")} in one step, and ${left} ${are(left)} left`,
+  scores: () => "the step makes no more logits of prompts",
+  blocks({ needed, free, reserve }) {
+    const kept = reserve ? `, ${reserve} ${are(reserve)} kept back for those that run` : "";
+    return `it needs ${count(needed, "block")}, ${free} ${are(free)} free${kept}`;
+  },
+  preempted: () => "somebody has just lost its blocks, so memory is short",
+};
 
 /** What the forward pass of a step computes, in a sentence. */
 function passInWords(replay, state) {
@@ -99,11 +134,17 @@ function passInWords(replay, state) {
     const lengths = list(entire.map((row) => String(row.num_tokens))), last = entire.at(-1).num_tokens === 1 ? "token" : "tokens";
     parts.push(`${list(entire.map(name))} compute${entire.length > 1 ? " their prompts" : "s its prompt"}, ${lengths} ${last}`);
   }
-  for (const row of prefills.filter((other) => !entire.includes(other))) {
-    const completion = state.completions.get(keyOf(row)), length = lengthOf(completion), end = row.start + row.num_tokens;
-    const whose = row.phase === "prefill" ? " of its prompt" : "", again = completion.recomputed ? " again" : "";
-    const piece = row.start || end < length ? ` (${row.start + 1} to ${end} of ${length})` : "";
-    parts.push(`${name(row)} computes ${count(row.num_tokens, "token")}${whose}${again}${piece}`);
+  const pieces = prefills.filter((row) => !entire.includes(row)), again = (row) => state.completions.get(keyOf(row)).recomputed;
+  if (pieces.length > 2) {
+    const all = pieces.every(again) ? " again" : "", lengths = pieces.map((row) => String(row.num_tokens));
+    const [who, what] = pieces.length > 8 ? [`${pieces.length} requests`, "some"] : [list(pieces.map(name)), list(lengths)];
+    parts.push(`${who} compute ${what} tokens${all}`);
+  } else {
+    for (const row of pieces) {
+      const length = lengthOf(state.completions.get(keyOf(row))), end = row.start + row.num_tokens;
+      const whose = row.phase === "prefill" ? " of its prompt" : "", which = row.start || end < length ? ` (${row.start + 1} to ${end} of ${length})` : "";
+      parts.push(`${name(row)} computes ${count(row.num_tokens, "token")}${whose}${again(row) ? " again" : ""}${which}`);
+    }
   }
   const names = decodes.length > 8 ? `${decodes.length} requests` : list(decodes.map(name));
   if (decodes.length && whole) {
