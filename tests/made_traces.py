@@ -5,7 +5,8 @@ import json
 import random
 from pathlib import Path
 
-TEXTS = [*" the| a| bear| fox| mouse| owl| harbor| winter| old| brave| shy| Otto| sang| said|.|,".split("|")]
+WORDS = "the a bear fox mouse owl harbor winter lantern old brave shy Otto Mira sang walked found said"
+TEXTS = [".", ",", *(f" {word}" for word in WORDS.split())]
 HOSTILE = [
     "</script><b>x",
     "<!--",
