@@ -16,18 +16,25 @@ def make_chrome(traces: Sequence[Trace]) -> str:
     return json.dumps(made, separators=(",", ":"))
 
 
+ENGINE = 1  # its thread; 0 is nobody's in Perfetto
+
+
 class Process:
-    """The events of one trace. Times are microseconds from the beginning of its first step."""
+    """The events of one trace. Times are whole nanoseconds from the beginning of its first step, so that what follows
+    on each other does not overlap by a rounding error; the format wants microseconds."""
 
     def __init__(self, number: int, trace: Trace):
         self.number, self.trace = number, trace
-        self.threads: dict[tuple, int] = {}
+        self.threads: dict[tuple, int] = {}  # of completions
         self.zero = begin_of(trace.steps[0])
 
     def events(self) -> list[dict]:
         stage = self.trace.header["stage"]
-        made = [self.label("process_name", 0, f"{stage}, {self.trace.name}"), self.label("thread_name", 0, "engine")]
-        waiting, end = {}, 0.0  # waiting: since when
+        made = [
+            self.label("process_name", ENGINE, f"{stage}, {self.trace.name}"),
+            self.label("thread_name", ENGINE, "engine"),
+        ]
+        waiting, end = {}, 0  # waiting: since when
         for step in self.trace.steps:
             begin = max(end, self.time(begin_of(step)))  # a step that is launched ahead begins within the last one
             start, end = max(begin, self.time(step["start"])), self.time(step["start"] + step["seconds"])
@@ -46,24 +53,24 @@ class Process:
         made += [self.label("thread_name", thread, name(key)) for key, thread in self.threads.items()]
         return made
 
-    def engine(self, step: dict, begin: float, start: float, end: float) -> list[dict]:
+    def engine(self, step: dict, begin: int, start: int, end: int) -> list[dict]:
         """The step, and its parts one behind the other within it."""
-        made, at = [self.span(f"step {step['step']}", 0, begin, end, rows=len(step["rows"]))], begin
+        made, at = [self.span(f"step {step['step']}", ENGINE, begin, end, rows=len(step["rows"]))], begin
         for part in PARTS:
             if part == "forward":
                 at = max(at, start)
             if part in step["parts"]:
-                until = min(end, at + 1e6 * step["parts"][part])
-                made.append(self.span(part, 0, at, until))
+                until = min(end, at + round(1e9 * step["parts"][part]))
+                made.append(self.span(part, ENGINE, at, until))
                 at = until
         return made
 
-    def change(self, event: dict, at: float, waiting: dict) -> list[dict]:
+    def change(self, event: dict, at: int, waiting: dict) -> list[dict]:
         kind = event["kind"]
         if kind == "restarted":
-            return [self.instant(kind, 0, at, {})]
+            return [self.instant(kind, ENGINE, at, {})]
         if kind == "evicted":
-            return [self.instant(kind, 0, at, {"block": event["block"]})]
+            return [self.instant(kind, ENGINE, at, {"block": event["block"]})]
         key = event["request_id"], event["index"]
         made = []
         if kind in ("queued", "preempted") or (kind == "forked" and not event["running"]):
@@ -75,7 +82,7 @@ class Process:
             made.append(self.instant(kind, self.thread(key), at, details))
         return made
 
-    def row(self, row: dict, start: float, end: float) -> dict:
+    def row(self, row: dict, start: int, end: int) -> dict:
         thread = self.thread((row["request_id"], row["index"]))
         what = row["phase"] if row["num_tokens"] else "carried along"
         return self.span(what, thread, start, end, tokens=row["num_tokens"], padding=row["num_padding"])
@@ -83,23 +90,23 @@ class Process:
     # --- Single events ----------------------------------------------------------------------------------------------
 
     def thread(self, key: tuple) -> int:
-        return self.threads.setdefault(key, len(self.threads) + 1)
+        return self.threads.setdefault(key, ENGINE + 1 + len(self.threads))
 
-    def time(self, seconds: float) -> float:
-        return round(1e6 * (seconds - self.zero), 3)
+    def time(self, seconds: float) -> int:
+        return round(1e9 * (seconds - self.zero))
 
     def label(self, what: str, thread: int, text: str) -> dict:
         return dict(ph="M", pid=self.number, tid=thread, name=what, args={"name": text})
 
-    def span(self, what: str, thread: int, begin: float, end: float, **details) -> dict:
-        length = round(max(0.0, end - begin), 3)
-        return dict(ph="X", pid=self.number, tid=thread, name=what, ts=begin, dur=length, args=details)
+    def span(self, what: str, thread: int, begin: int, end: int, **details) -> dict:
+        length = max(0, end - begin)
+        return dict(ph="X", pid=self.number, tid=thread, name=what, ts=begin / 1e3, dur=length / 1e3, args=details)
 
-    def instant(self, what: str, thread: int, at: float, details: dict) -> dict:
-        return dict(ph="i", s="t", pid=self.number, tid=thread, name=what, ts=at, args=details)
+    def instant(self, what: str, thread: int, at: int, details: dict) -> dict:
+        return dict(ph="i", s="t", pid=self.number, tid=thread, name=what, ts=at / 1e3, args=details)
 
-    def counter(self, what: str, at: float, values: dict) -> dict:
-        return dict(ph="C", pid=self.number, tid=0, name=what, ts=at, args=values)
+    def counter(self, what: str, at: int, values: dict) -> dict:
+        return dict(ph="C", pid=self.number, tid=ENGINE, name=what, ts=at / 1e3, args=values)
 
 
 def begin_of(step: dict) -> float:

@@ -189,17 +189,18 @@ def test_chrome_trace_is_well_formed(trace):
         assert event.get("ts", 0) >= 0
         assert event.get("dur", 0) >= 0
         if event["ph"] == "X":
-            threads.setdefault((event["pid"], event["tid"]), []).append((event["ts"], -event["dur"], event["name"]))
+            begin, length = round(1e3 * event["ts"]), round(1e3 * event["dur"])
+            threads.setdefault((event["pid"], event["tid"]), []).append((begin, -length, event["name"]))
         if event["ph"] == "C":
             assert all(value >= 0 for value in event["args"].values())
-    steps = [name for _, _, name in threads[1, 0] if name.startswith("step ")]
+    steps = [name for _, _, name in threads[1, 1] if name.startswith("step ")]
     assert steps == [f"step {i}" for i in range(len(trace.steps))]
     for spans in threads.values():
         ends = []
         for start, negative, name in sorted(spans):
-            while ends and ends[-1] <= start + 0.01:
+            while ends and ends[-1] <= start:
                 ends.pop()
-            assert not ends or start - negative <= ends[-1] + 0.01, name
+            assert not ends or start - negative <= ends[-1], name
             ends.append(start - negative)
     named = {(e["pid"], e["tid"]) for e in made["traceEvents"] if e["ph"] == "M" and e["name"] == "thread_name"}
     assert set(threads) <= named
