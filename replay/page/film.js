@@ -21,7 +21,7 @@ class Film {
   }
 
   draw(ink, share) {
-    const lanes = Math.min(MOST_LANES, this.replay.lanes.taken.length), lane = Math.max(LANE_MIN, Math.min(LANE_MAX, 78 / lanes));
+    const lanes = Math.min(MOST_LANES, this.replay.lanes.taken.length), lane = Math.max(LANE_MIN, Math.min(LANE_MAX, 96 / lanes));
     const what = [this.width, devicePixelRatio, this.replay.steps.length, this.clock.mode, ink.paper, ink.font].join();
     if (what !== this.drawn) {
       this.drawRun(ink, this.width, lanes * lane + QUEUE + 4, lane, lanes);

@@ -48,7 +48,7 @@ const ASK = {
     if (!event || names.length < 2) return null;
     const right = replay.name(event.request_id, event.index);
     return {
-      text: "No block is free, and a running request needs one more. Who has to give up its blocks?",
+      text: "Those that run need more blocks than are free. Who has to give up its own?",
       choices: [right, ...names.filter((name) => name !== right).slice(0, 3)].map((name) => `${name} does`),
       right: `${right} does`,
     };

@@ -2,7 +2,7 @@
 // A trace on the page: everything below the slider. `show` puts a step there; it only changes what differs.
 
 const MOST_ROWS = 24, MOST_WAITING = 16, MOST_CHIPS = 40, MOST_DONE = 12;
-const TOKEN_LINES = 3, CHARACTER = 0.57; // a row shows so many lines of tokens; a character is about so many rem wide
+const CHARACTER = 0.57; // is about so many rem wide
 const PART_NAMES = ["schedule", "build", "forward", "sample", "commit"];
 
 class View {
@@ -36,6 +36,9 @@ class View {
     for (const type of ["pointerover", "focusin"]) this.root.addEventListener(type, (event) => this.over(event.target));
     for (const type of ["pointerleave", "focusout"]) nodes.tables.addEventListener(type, () => this.hover(null));
     nodes.tables.addEventListener("keydown", (event) => this.moveInTable(event));
+    const atOnce = replay.lanes.taken.length; // the more run, the fewer lines of tokens has each
+    this.lines = atOnce <= 4 ? 3 : atOnce <= 12 ? 2 : 1;
+    this.root.style.setProperty("--lines", this.lines);
     this.legends();
   }
 
@@ -224,7 +227,7 @@ class View {
 
   /** The first position whose token is shown, so that those up to `until` fit into the lines of a row. */
   firstShown(completion, until) {
-    let room = Math.max(20, TOKEN_LINES * this.characters - 30), from = until; // 30: "… 120 before", and the next token
+    let room = Math.max(20, this.lines * this.characters - 30), from = until; // 30: "… 120 before", and the next token
     const ids = tokensOf(completion, Math.max(0, until - room), until);
     while (ids.length && room > 0) {
       room -= Math.max(1, this.text(ids.pop()).length);

@@ -107,8 +107,8 @@ const SENTENCES = {
 };
 
 const REFUSED = {
-  running: (event, options) => `${options.max_num_seqs ?? "as many as may"} run already, and no more may`,
-  budget: () => "the step has no tokens left",
+  running: (event, options) => `${options.max_num_seqs ?? "as many as may"} requests run already (max_num_seqs)`,
+  budget: () => "the step has no tokens left (max_num_batched_tokens)",
   whole: ({ needed, left }) => `its prompt needs ${count(needed, "token")} in one step, and ${left} ${are(left)} left`,
   scores: () => "the step makes no more logits of prompts",
   blocks({ needed, free, reserve }) {

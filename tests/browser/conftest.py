@@ -14,7 +14,7 @@ webdriver = pytest.importorskip("selenium.webdriver", reason="make test-browser 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = """--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
     --disable-component-update --disable-sync"""
-NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND"
+NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 
 
 def pytest_collection_modifyitems(items):

@@ -21,8 +21,8 @@ from tests.test_replay import MADE
 QUERY = """
     const [sql, done] = arguments;
     app.trace.engine.query(sql).then((result) => {
-      const rows = [];
-      for (const it = result.iter({}); it.valid(); it.next()) rows.push(result.columns().map((name) => String(it.get(name))));
+      const rows = [], names = result.columns();
+      for (const it = result.iter({}); it.valid(); it.next()) rows.push(names.map((name) => String(it.get(name))));
       done(rows);
     });"""
 
