@@ -58,6 +58,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long running requests may go on after SIGTERM or Ctrl-C (default: %(default)s)",
     )
+    add(
+        "--page",
+        action=argparse.BooleanOptionalAction,
+        help="show what runs, its texts too, to whoever opens the address in a browser, and let them move its levers "
+        "(default: where only this machine is served, and no key is asked for)",
+    )
     add("--log-prompts", action="store_true", help="put prompts into the log of requests, on stderr")
     add("--quiet", action="store_true", help="no log of requests")
 
@@ -71,6 +77,8 @@ def check(stage: Stage, args: argparse.Namespace) -> None:
     args.api_key = args.api_key if args.api_key is not None else os.environ.get("STAGEWISE_API_KEY")
     if args.api_key == "":
         raise ValueError("--api-key is empty: give a key, or leave it out")
+    if args.page is None:
+        args.page = args.host in ("127.0.0.1", "localhost", "::1") and args.api_key is None
 
 
 def make_service(stage: Stage, args: argparse.Namespace, max_queue_size: int) -> Service:
@@ -95,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
             service = make_service(stage, args, args.max_queue_size)
             limits = {"api_key": args.api_key, "max_body_bytes": args.max_body_bytes}
             log = None if args.quiet else console.tell
-            app = App(service, log=log, log_prompts=args.log_prompts, **limits)
+            app = App(service, log=log, log_prompts=args.log_prompts, page=args.page, **limits)
             console.tell(f"Serving {service.model_name} (stage {stage.number}) on {url(listener)}")
             with service.engine:
                 Server(app, args.grace).run(sockets=[listener])

@@ -1,5 +1,6 @@
 """The routes of the server, and the gate before them: who may enter, and a line in the log for each who did."""
 
+import asyncio
 import hmac
 import json
 import time
@@ -19,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from .completions import Service, full_text
 from .errors import APIError, bad_request
 from .events import JSON, Answer, error_response
+from .live import Levers, Viewer
 from .protocol import Fields, check_model, parse_json
 
 CLIENT_GONE = 499  # in the log, where nothing was sent: the status that nginx has for this
@@ -36,10 +38,11 @@ class App:
         max_body_bytes: the longest body of a request.
         log: takes a line for each request; None: no log.
         log_prompts: put prompts into those lines.
+        page: show what runs, its texts too, to everybody who asks, and let them move the levers.
 
     Attributes:
         draining: take no new requests. Set it to end the server.
-        num_active: the requests that are being answered.
+        num_active: the requests that are being answered, without those who look on.
     """
 
     def __init__(
@@ -50,16 +53,22 @@ class App:
         max_body_bytes: int = MAX_BODY_BYTES,
         log: Callable[[str], None] | None = None,
         log_prompts: bool = False,
+        page: bool = False,
     ):
         self.service, self.api_key, self.max_body_bytes = service, api_key, max_body_bytes
         self.log, self.log_prompts = log, log_prompts
         self.draining, self.num_active = False, 0
+        self.page, self.levers = page, Levers(service)
         errors = {HTTPException: no_route, APIError: api_error, Exception: unexpected}
         self.routes = Starlette(routes=self._routes(), exception_handlers=errors)
         self.routes.router.redirect_slashes = False
 
     def _routes(self) -> list[Route]:
-        return [
+        live = [
+            Route("/live", self.live),
+            Route("/live/levers", self.move_levers, methods=["GET", "POST"]),
+        ]
+        return (live if self.page else []) + [
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
             Route("/v1/models", self.models),
@@ -85,12 +94,13 @@ class App:
                 status = message["status"]
             await send(message)
 
-        self.num_active += 1
+        counts = scope["path"] != "/live"  # one who looks on does not hold up the end of the server
+        self.num_active += counts
         try:
             error = self._refusal(scope)
             await (error_response(error) if error else self.routes)(scope, receive, watched)
         finally:
-            self.num_active -= 1
+            self.num_active -= counts
             if self.log:
                 self.log(self._line(scope, status, time.perf_counter() - started))
 
@@ -160,6 +170,17 @@ class App:
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def live(self, request: Request) -> Viewer:
+        return Viewer(self.service)
+
+    async def move_levers(self, request: Request) -> Response:
+        if request.method == "GET":
+            return JSON(self.levers.read())
+        if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
+            # What another site's page may send without asking, through the browser of somebody who has this one open.
+            raise APIError(415, "send application/json")
+        return JSON(await asyncio.to_thread(self.levers.move, await self._body(request)))
 
     async def _field(self, request: Request, name: str, kind: type, what: str) -> Any:
         """The only field of a body, beside a model."""

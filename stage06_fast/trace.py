@@ -73,7 +73,7 @@ class Tracer:
     Attributes:
         header: what a trace begins with.
         records: those so far, with the option `trace`; else None.
-        listeners: who is given each record; add to them to look on.
+        listeners: who is given each record, see `look_on`.
     """
 
     def __init__(self, options: dict, tokenizer: Tokenizer, **more: Any):
@@ -87,24 +87,26 @@ class Tracer:
         self._part, self._since = None, 0.0
         self._rows, self._num_before, self._memory = [], 0, {}
 
+    def look_on(self, listener: Callable[[StepRecord], object]) -> int:
+        """Give somebody each record from now on. Returns how many events of the first one were before that. Call this
+        and `look_away` between two steps."""
+        self.listeners.append(listener)
+        return len(self._events)
+
+    def look_away(self, listener: Callable[[StepRecord], object]) -> None:
+        self.listeners.remove(listener)
+        if not self.listeners:
+            self._events = []
+
     def tell(self, kind: str, request: Request | None = None, /, **details: Any) -> None:
         """Something has happened, to a request or to the engine."""
         if self.listeners:
-            who = {} if request is None else {"request_id": request.request_id, "index": index_of(request)}
-            self._events.append({"kind": kind, **who, **details})
+            self._events.append(event(kind, request, **details))
 
     def queued(self, request: Request) -> None:
         """A request came."""
         if self.listeners:
-            self.tell(
-                "queued",
-                request,
-                prompt_token_ids=list(request.prompt_token_ids),
-                output_token_ids=list(request.output_token_ids),
-                max_tokens=request.max_tokens,
-                n=getattr(request.params, "n", 1),
-                place=getattr(request, "place", None),
-            )
+            self._events += describe([request])
 
     def got_token(self, request: Request) -> None:
         """A request got a token, or with `max_tokens` 0 none, and has ended if that was its last."""
@@ -115,17 +117,13 @@ class Tracer:
                 self.finished(request)
 
     def finished(self, request: Request) -> None:
+        """A request has ended, or was aborted."""
         self.tell("finished", request, reason=request.progress.finish_reason)
 
     def restarted(self, requests: Iterable[Request]) -> None:
         """A step was cut short, and all begin anew with what they have."""
-        self.tell("restarted")
-        for request in requests:
-            for completion in getattr(request, "group", [request]):
-                if completion is request or completion.output_token_ids:
-                    self.queued(completion)
-                    if completion.finished:
-                        self.finished(completion)
+        if self.listeners:
+            self._events += [{"kind": "restarted"}, *describe(requests)]
 
     def mark(self, part: str | None) -> None:
         """From here on the step is busy with this part. One that begins again, after an error, is timed anew."""
@@ -151,19 +149,47 @@ class Tracer:
         events, self._events = self._events, []
         before, after = events[: self._num_before], events[self._num_before :]
         parts, self._parts = self._parts, {}
-        texts = self._new_texts(events)
+        texts = new_texts(events, self._named, self._token_text)
         record = StepRecord(step, start, seconds, parts, before, self._rows, after, texts, **self._memory)
         for listener in list(self.listeners):
             listener(record)
 
-    def _new_texts(self, events: list[dict]) -> dict[int, str]:
-        """The texts of the tokens in these events that were not named before."""
-        fields = ("prompt_token_ids", "output_token_ids", "token_ids")
-        found = {i for event in events for name in fields for i in event.get(name, ())}
-        found |= {event["token_id"] for event in events if "token_id" in event}
-        new = sorted(found - self._named)
-        self._named.update(new)
-        return {i: self._token_text(i) for i in new}
+
+def event(kind: str, request: Request | None, /, **details: Any) -> dict:
+    who = {} if request is None else {"request_id": request.request_id, "index": index_of(request)}
+    return {"kind": kind, **who, **details}
+
+
+def describe(requests: Iterable[Request]) -> list[dict]:
+    """Requests as events: each of their completions that has begun is queued, with the tokens that it has."""
+    events = []
+    for completion in (c for request in requests for c in getattr(request, "group", [request])):
+        if index_of(completion) and not completion.output_token_ids:
+            continue
+        details = {
+            "prompt_token_ids": list(completion.prompt_token_ids),
+            "output_token_ids": list(completion.output_token_ids),
+            "max_tokens": completion.max_tokens,
+            "n": getattr(completion.params, "n", 1),
+            "place": getattr(completion, "place", None),
+        }
+        events.append(event("queued", completion, **details))
+        if completion.finished:
+            events.append(event("finished", completion, reason=completion.progress.finish_reason))
+    return events
+
+
+def new_texts(events: Iterable[dict], named: set[int], token_text: Callable[[int], str]) -> dict[int, str]:
+    """The texts of the tokens in these events that were not named before; they are then."""
+    found = set()
+    for one in events:
+        for name in ("prompt_token_ids", "output_token_ids", "token_ids"):
+            found.update(one.get(name, ()))
+        if "token_id" in one:
+            found.add(one["token_id"])
+    new = sorted(found - named)
+    named.update(new)
+    return {i: token_text(i) for i in new}
 
 
 def index_of(request: Request) -> int:

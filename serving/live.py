@@ -1,0 +1,140 @@
+"""The engine as it runs, to be looked at: its steps as server-sent events, and levers on how much may run.
+
+A viewer gets the trace (replay/trace.py says what is in it): the header, then a record per step. The first record
+begins with what was there already, so that a viewer may come at any time. While nobody looks nothing is recorded.
+
+The levers hold a part of the engine back, as if it had been started with less.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from .completions import Service
+from .events import event, unless_gone
+from .protocol import Fields
+
+MAX_BEHIND = 1000  # records that a viewer may be behind; the browser of one that is cut off comes again
+
+
+class Viewer:
+    """The response to one who looks on, as ASGI: an event stream without an end."""
+
+    def __init__(self, service: Service):
+        self.service, self.core = service, service.engine.llm.engine
+        self.trace = service.stage.part("trace")
+        self._named: set[int] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await unless_gone(receive, self._stream(send))
+
+    async def _stream(self, send: Send) -> None:
+        loop, records = asyncio.get_running_loop(), asyncio.Queue()
+
+        def listener(record: Any) -> None:  # in the engine's thread
+            loop.call_soon_threadsafe(records.put_nowait, record)
+
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        known, num_told = await asyncio.to_thread(self._join, listener)
+        try:
+            await self._write(send, self.core.tracer.header)
+            while records.qsize() < MAX_BEHIND:
+                record = (await records.get()).to_dict()
+                record["before"] = known + record["before"][num_told:]
+                known, num_told = [], 0
+                events = record["before"] + record["after"]
+                record["texts"] = self.trace.new_texts(events, self._named, self.service.tokenizer.token_text)
+                await self._write(send, record)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await asyncio.shield(asyncio.to_thread(self._leave, listener))
+
+    @staticmethod
+    async def _write(send: Send, content: dict) -> None:
+        await send({"type": "http.response.body", "body": event(content), "more_body": True})
+
+    def _join(self, listener: Any) -> tuple[list[dict], int]:
+        """Begin to look on: what is there already, as events, and how many of the first record's are among them."""
+        with between_steps(self.service):
+            known = self.trace.describe(self.core.unfinished)
+            for request in self.core.scheduler.running:
+                paged = self.service.stage.number >= 5
+                where = {"num_cached_tokens": request.num_computed_tokens} if paged else {"slot": request.slot}
+                known.append(self.trace.event("admitted", request, **where))
+            return known, self.core.tracer.look_on(listener)
+
+    def _leave(self, listener: Any) -> None:
+        with between_steps(self.service):
+            self.core.tracer.look_away(listener)
+
+
+@contextlib.contextmanager
+def between_steps(service: Service) -> Iterator[None]:
+    """A moment in which the engine does not change. May wait for a step: call this in a thread."""
+    with service.engine.llm._router.lock:
+        yield
+
+
+class HeldBack:
+    """Blocks that are nobody's: to the block manager they are a sequence."""
+
+    num_cacheable = 0
+
+    def __init__(self, num_tokens: int):
+        self.token_ids, self.num_tokens, self.num_computed_tokens = [0] * num_tokens, num_tokens, num_tokens
+
+
+class Levers:
+    """How many requests may run, and how many blocks there are, up to what the engine was started with. Stage 4, whose
+    slots are what they are, has no levers."""
+
+    def __init__(self, service: Service):
+        self.service, self.core = service, service.engine.llm.engine
+        self._most_seqs, self._held = self.core.scheduler.max_num_seqs, HeldBack(0)
+
+    def read(self) -> dict[str, dict[str, int]]:
+        """Each lever: where it is, and how far it goes."""
+        if self.service.stage.number < 5:
+            return {}
+        manager, num_seqs = self.core.block_manager, self.core.scheduler.max_num_seqs
+        num_held = len(manager.block_table(self._held)) if self._held in manager.holders else 0
+        lowest = manager.num_needed(self.core.max_model_len)  # with less, a request could wait for ever
+        return {
+            "max_num_seqs": {"now": num_seqs, "low": 1, "high": self._most_seqs},
+            "num_blocks": {"now": manager.num_blocks - num_held, "low": lowest, "high": manager.num_blocks},
+        }
+
+    def move(self, body: dict) -> dict[str, dict[str, int]]:
+        """Move levers, and say where they are then. Who runs and has no place any more waits again.
+
+        May wait for a step: call this in a thread. Raises APIError for a lever that is not there, or can't go so far.
+        """
+        levers = self.read()
+        fields = Fields(body, set(levers))
+        values = {name: fields.number(name, lever["low"], lever["high"]) for name, lever in levers.items()}
+        with between_steps(self.service):
+            if (num_seqs := values.get("max_num_seqs")) is not None:
+                self.core.scheduler.max_num_seqs = num_seqs
+                self._preempt_until(lambda: len(self.core.scheduler.running) <= num_seqs)
+            if (num_blocks := values.get("num_blocks")) is not None:
+                self._hold_back(self.core.block_manager.num_blocks - num_blocks)
+            return self.read()
+
+    def _hold_back(self, num_blocks: int) -> None:
+        manager = self.core.block_manager
+        if self._held in manager.holders:
+            manager.free(self._held)
+        if num_blocks:
+            self._preempt_until(lambda: manager.num_free >= num_blocks)
+            self._held = HeldBack(num_blocks * manager.block_size)
+            manager.allocate(self._held)
+
+    def _preempt_until(self, enough: Callable[[], bool]) -> None:
+        """The last in the order of the queue go first, as when memory is short."""
+        scheduler = self.core.scheduler
+        while not enough():
+            scheduler.preempt(max(scheduler.running, key=scheduler._order))
