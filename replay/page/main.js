@@ -114,6 +114,15 @@ class Page {
     this.render();
   }
 
+  /** A step more of a trace, as it happens; whoever looks at the last one stays there. */
+  append(number, step) {
+    const atEnd = this.position >= this.clock.end && !this.playing;
+    this.replays[number].append(step);
+    this.showKinds();
+    if (atEnd) this.goTo(this.clock.end);
+    else this.render();
+  }
+
   // --- Drawing ------------------------------------------------------------------------------------------------------------
 
   /** Draw before the next frame, however often this is called until then. */
@@ -318,8 +327,7 @@ class Page {
     find("clock-switch").hidden = this.replays.length < 2;
     find("clock").addEventListener("change", (event) => this.setClock(event.target.value));
     this.setClock("steps");
-    const kinds = KINDS.filter((kind) => this.replays.some((replay) => replay.stepsWith[kind].length));
-    this.kind.append(element("option", "", "any event", { value: "" }), ...kinds.map((kind) => element("option", "", kind, { value: kind })));
+    this.showKinds();
     this.slider.addEventListener("input", () => {
       this.pause();
       const value = Number(this.slider.value);
@@ -338,10 +346,7 @@ class Page {
       find("help").hidden = !find("help").hidden;
       find("help-button").setAttribute("aria-expanded", String(!find("help").hidden));
     });
-    on("theme", () => {
-      const dark = this.isDark();
-      this.setTheme(dark ? "light" : "dark");
-    });
+    on("theme", () => this.setTheme(this.isDark() ? "light" : "dark"));
     this.predict.addEventListener("change", () => this.predict.checked || this.withdraw());
     this.speed.addEventListener("change", () => this.playing && Object.assign(this.playing, { since: performance.now(), from: this.position }));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.restyle());
@@ -353,6 +358,15 @@ class Page {
     addEventListener("afterprint", () => this.setTheme(this.before));
     addEventListener("hashchange", () => this.readFragment());
     addEventListener("keydown", (event) => this.key(event));
+  }
+
+  /** The kinds of events that there are, to choose from. */
+  showKinds() {
+    const kinds = ["", ...KINDS.filter((kind) => this.replays.some((replay) => replay.stepsWith[kind].length))];
+    if (this.kind.options.length === kinds.length) return;
+    const chosen = this.kind.value;
+    this.kind.replaceChildren(...kinds.map((kind) => element("option", "", kind || "any event", { value: kind })));
+    this.kind.value = chosen;
   }
 
   isDark() {

@@ -68,6 +68,8 @@ class Pool {
         const share = side / block.holders.length; // who shares a block has a part of it
         block.holders.forEach((holder, i) => ink.fill(context, holder.number, x, y + i * share, filled, share));
       }
+    } else if (!block.free) {
+      ink.fillWaste(context, x, y, side, side);
     } else if (block.findable) {
       context.fillStyle = ink.own[block.owner % NUM_COLOURS];
       const alpha = context.globalAlpha;
@@ -97,11 +99,12 @@ class Pool {
   }
 }
 
-/** Of each block: who holds it, how many tokens are in it, whether it is written in this step, and whether it is free
- * but can still be found. */
+/** Of each block: who holds it, how many tokens are in it, whether it is written in this step, whether it is free, and
+ * whether what is in it can be found then. One that is not free and that nobody holds is kept out of use. */
 function blocksOf(replay, state, step) {
   const size = state.blockSize, number = replay.header.num_blocks ?? 0;
-  const blocks = Array.from({ length: number }, () => ({ holders: [], numTokens: 0, written: false, findable: false, places: [] }));
+  const blocks = Array.from({ length: number }, () => ({ holders: [], numTokens: 0, written: false, free: false, findable: false }));
+  for (const [first, count] of step.free ?? []) for (let i = first; i < first + count; i++) blocks[i].free = true;
   for (const key of state.running) {
     const completion = state.completions.get(key), row = state.rows.get(key);
     completion.blocks.forEach((block, i) => {
@@ -132,7 +135,7 @@ function blockInWords(replay, state, blocks, number) {
     return `Block ${number} is held by ${list(holders)}${shared}, ${block.numTokens} of ${state.blockSize} places filled${quoted}`;
   }
   if (block.findable) return `Block ${number} is free, and the prefix cache can still find what ${block.ownerName} left in it${quoted}`;
-  return `Block ${number} is free, and nothing in it can be found.`;
+  return block.free ? `Block ${number} is free, and nothing in it can be found.` : `Block ${number} is kept out of use.`;
 }
 
 function ordinal(number) {

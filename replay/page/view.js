@@ -269,9 +269,9 @@ class View {
       return;
     }
     this.blocks = blocksOf(replay, state, step);
-    const free = this.blocks.filter(({ holders }) => !holders.length).length;
+    const free = this.blocks.filter((block) => block.free).length, held = this.blocks.filter(({ holders }) => holders.length).length;
     const shared = step.num_blocks_shared ? `, ${step.num_blocks_shared} shared (saves ${step.num_blocks_saved})` : "";
-    setText(nodes["memory-note"], `${this.blocks.length - free} of ${this.blocks.length} blocks held${shared}, ${free} free`);
+    setText(nodes["memory-note"], `${held} of ${this.blocks.length} blocks held${shared}, ${free} free`);
     const label = `${nodes["memory-note"].textContent}. ${unused}. Arrow keys move from block to block.`;
     if (nodes.pool.getAttribute("aria-label") !== label) nodes.pool.setAttribute("aria-label", label);
     this.unused = unused;

@@ -243,6 +243,27 @@ def test_predict(browser, paged):
     assert position(browser) == step
 
 
+def test_steps_may_be_appended(browser, paged):
+    """As in a live view: a page of the first steps that is given the others is as one of all."""
+    page, trace = paged
+    browser.open(page, "#step=30")
+    wanted = browser.shown()
+    browser(
+        """
+        const { header, steps } = page.replays[0];
+        document.getElementById("panels").replaceChildren();
+        document.getElementById("films").replaceChildren();
+        history.replaceState(null, "", "#");
+        window.other = new Page([[header, ...steps.slice(0, 10)]]);
+        other.turnTo(9);
+        for (const step of steps.slice(10)) other.append(0, step);
+        """
+    )
+    assert browser("return other.position") == len(trace.steps) - 1  # who looks at the last step stays there
+    browser("other.turnTo(30); other.renderNow()")
+    assert browser.shown() == wanted
+
+
 # --- Two traces -------------------------------------------------------------------------------------------------------
 
 
