@@ -135,7 +135,8 @@ class View {
     const { step, state, replay, nodes } = this;
     setText(nodes.summary, passInWords(replay, state));
     const lines = eventsInWords(replay, state, step);
-    fill(nodes.events, lines, () => element("li"), (item, { text, kind, after }) => {
+    const quiet = { text: "Nobody comes and nobody leaves.", kind: "quiet" };
+    fill(nodes.events, lines.length ? lines : [quiet], () => element("li"), (item, { text, kind, after }) => {
       setText(item, text);
       setClass(item, after ? `${kind} after` : kind);
     });
@@ -148,12 +149,15 @@ class View {
     const used = step.rows.reduce((sum, row) => sum + row.num_tokens, 0);
     const idle = step.rows.reduce((sum, row) => sum + row.num_padding, 0), all = budget ?? used + idle;
     const rows = state.shown().map((key) => state.rows.get(key)).filter((row) => row?.num_tokens);
-    const segments = rows.map((row) => [row, row.num_tokens]);
-    if (idle) segments.push([null, idle]);
-    fill(nodes.budget, segments, () => element("span"), (segment, [row, size]) => {
-      setClass(segment, row ? look(replay.names.get(row.request_id) ?? 0) : "idle");
+    const segments = rows.flatMap((row) => {
+      const { recomputed } = state.completions.get(keyOf(row)), own = look(replay.names.get(row.request_id) ?? 0);
+      return [["again", row, recomputed], [own, row, row.num_tokens - recomputed]];
+    });
+    const shown = [...segments, ["idle", null, idle]].filter(([, , size]) => size);
+    fill(nodes.budget, shown, () => element("span"), (segment, [className, row, size]) => {
+      setClass(segment, className);
       segment.style.flexGrow = size;
-      setText(segment, row && size / all > 0.035 ? `${replay.name(row.request_id, row.index)}` : "");
+      setText(segment, row && size / all > 0.035 ? replay.name(row.request_id, row.index) : "");
     });
     nodes.budget.style.setProperty("--used", `${(100 * (used + idle)) / all}%`);
     const words = budget

@@ -134,22 +134,24 @@ function passInWords(replay, state) {
     const lengths = list(entire.map((row) => String(row.num_tokens))), last = entire.at(-1).num_tokens === 1 ? "token" : "tokens";
     parts.push(`${list(entire.map(name))} compute${entire.length > 1 ? " their prompts" : "s its prompt"}, ${lengths} ${last}`);
   }
-  const pieces = prefills.filter((row) => !entire.includes(row)), again = (row) => state.completions.get(keyOf(row)).recomputed;
+  const pieces = prefills.filter((row) => !entire.includes(row)), isAgain = (row) => state.completions.get(keyOf(row)).recomputed;
   if (pieces.length > 2) {
-    const all = pieces.every(again) ? " again" : "", lengths = pieces.map((row) => String(row.num_tokens));
+    const all = pieces.every(isAgain) ? " again" : "", lengths = pieces.map((row) => String(row.num_tokens));
     const [who, what] = pieces.length > 8 ? [`${pieces.length} requests`, "some"] : [list(pieces.map(name)), list(lengths)];
     parts.push(`${who} compute ${what} tokens${all}`);
   } else {
     for (const row of pieces) {
       const length = lengthOf(state.completions.get(keyOf(row))), end = row.start + row.num_tokens;
       const whose = row.phase === "prefill" ? " of its prompt" : "", which = row.start || end < length ? ` (${row.start + 1} to ${end} of ${length})` : "";
-      parts.push(`${name(row)} computes ${count(row.num_tokens, "token")}${whose}${again(row) ? " again" : ""}${which}`);
+      parts.push(`${name(row)} computes ${count(row.num_tokens, "token")}${whose}${isAgain(row) ? " again" : ""}${which}`);
     }
   }
   const names = decodes.length > 8 ? `${decodes.length} requests` : list(decodes.map(name));
   if (decodes.length && whole) {
     const tokens = decodes.reduce((sum, row) => sum + row.num_tokens, 0);
-    parts.push(`${names} compute${decodes.length > 1 ? "" : "s"} all ${count(tokens, "token")} again, for one token more${decodes.length > 1 ? " each" : ""}`);
+    const again = decodes.reduce((sum, row) => sum + state.completions.get(keyOf(row)).recomputed, 0), several = decodes.length > 1;
+    const what = `all ${count(tokens, "token")}, ${again.toLocaleString("en")} of them again`;
+    parts.push(`${names} compute${several ? "" : "s"} ${what}, to get one more${several ? " each" : ""}`);
   } else if (decodes.length) {
     parts.push(decodes.length > 1 ? `${names} compute one token each` : `${names} computes one token`);
   }
