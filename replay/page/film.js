@@ -2,7 +2,10 @@
 // The picture of the whole run, above the slider: a lane for each place in the batch, and below how many wait.
 
 const EDGE = 8; // half of a slider's thumb: the picture begins and ends where its middle can be
-const LANE_MIN = 5, LANE_MAX = 13, QUEUE = 16, MOST_LANES = 16;
+const LANE_MIN = 5;
+const LANE_MAX = 13;
+const QUEUE = 16;
+const MOST_LANES = 16;
 
 class Film {
   /** clock: says where a step begins and ends, from 0 to 1; onDrag is told where the mouse is, in the same measure. */
@@ -21,7 +24,8 @@ class Film {
   }
 
   draw(ink, share) {
-    const lanes = Math.min(MOST_LANES, this.replay.lanes.taken.length), lane = Math.max(LANE_MIN, Math.min(LANE_MAX, 96 / lanes));
+    const lanes = Math.min(MOST_LANES, this.replay.lanes.taken.length);
+    const lane = Math.max(LANE_MIN, Math.min(LANE_MAX, 96 / lanes));
     const what = [this.width, devicePixelRatio, this.replay.steps.length, this.clock.mode, ink.paper, ink.font].join();
     if (what !== this.drawn) {
       this.drawRun(ink, this.width, lanes * lane + QUEUE + 4, lane, lanes);
@@ -46,15 +50,23 @@ class Film {
   }
 
   drawRun(ink, width, height, lane, lanes) {
-    const context = prepare(this.canvas, width, height), { replay, clock, number } = this;
+    const context = prepare(this.canvas, width, height);
+    const { replay, clock, number } = this;
     context.textAlign = "center";
     context.textBaseline = "middle";
-    const left = (step) => this.x(clock.share(number, step), width), right = (step) => this.x(clock.share(number, step, true), width);
+    const left = (step) => this.x(clock.share(number, step), width);
+    const right = (step) => this.x(clock.share(number, step, true), width);
     for (const span of replay.lanes.spans) {
       if (span.lane >= lanes) continue;
-      const slash = span.key.lastIndexOf("/"), id = span.key.slice(0, slash), index = Number(span.key.slice(slash + 1));
-      const x = left(span.from), y = span.lane * lane, own = replay.names.get(id) ?? 0;
-      const end = right(span.to), w = Math.max(1, end - x - 1), h = lane - 1.5;
+      const slash = span.key.lastIndexOf("/");
+      const id = span.key.slice(0, slash);
+      const index = Number(span.key.slice(slash + 1));
+      const x = left(span.from);
+      const y = span.lane * lane;
+      const own = replay.names.get(id) ?? 0;
+      const end = right(span.to);
+      const w = Math.max(1, end - x - 1);
+      const h = lane - 1.5;
       if (w < 3) {
         context.fillStyle = ink.own[own % NUM_COLOURS];
         context.fillRect(x, y, w, h);
@@ -73,11 +85,22 @@ class Film {
         ink.fillWaste(context, from, y, end - from - 1, h);
       }
       if (w > 22 && lane >= 9) {
-        const text = replay.name(id, index), size = Math.round(lane - 2.5);
-        ink.write(context, text, x + 6 + text.length * size * 0.35, y + h / 2 + 0.5, size, 700, ink["on-own"], ink.own[own % NUM_COLOURS]);
+        const text = replay.name(id, index);
+        const size = Math.round(lane - 2.5);
+        ink.write(
+          context,
+          text,
+          x + 6 + text.length * size * 0.35,
+          y + h / 2 + 0.5,
+          size,
+          700,
+          ink["on-own"],
+          ink.own[own % NUM_COLOURS],
+        );
       }
     }
-    const most = replay.lanes.queued.reduce((a, b) => Math.max(a, b), 1), bottom = height;
+    const most = replay.lanes.queued.reduce((a, b) => Math.max(a, b), 1);
+    const bottom = height;
     context.fillStyle = ink.soft;
     context.globalAlpha = 0.45;
     context.beginPath();

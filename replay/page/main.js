@@ -9,7 +9,9 @@ class Clock {
   }
 
   get end() {
-    const ends = this.replays.map((replay) => (this.mode === "steps" ? replay.steps.length - 1 : replay.begins(replay.steps.length - 1)));
+    const ends = this.replays.map((replay) =>
+      this.mode === "steps" ? replay.steps.length - 1 : replay.begins(replay.steps.length - 1),
+    );
     return Math.max(...ends);
   }
 
@@ -20,9 +22,11 @@ class Clock {
 
   /** The step of a trace at a position. */
   step(number, position) {
-    const replay = this.replays[number], last = replay.steps.length - 1;
+    const replay = this.replays[number];
+    const last = replay.steps.length - 1;
     if (this.mode === "steps") return Math.min(last, position);
-    let low = 0, high = last;
+    let low = 0;
+    let high = last;
     while (low < high) {
       const middle = (low + high + 1) >> 1;
       if (replay.begins(middle) <= position + 1e-9) low = middle;
@@ -39,13 +43,16 @@ class Clock {
   move(position, steps) {
     if (this.mode === "steps") return Math.max(0, Math.min(this.end, position + steps));
     for (; steps > 0; steps--) {
-      const next = this.replays.map((r, i) => this.step(i, position) + 1).flatMap((s, i) => (s < this.replays[i].steps.length ? [this.replays[i].begins(s)] : []));
+      const next = this.replays
+        .map((r, i) => this.step(i, position) + 1)
+        .flatMap((s, i) => (s < this.replays[i].steps.length ? [this.replays[i].begins(s)] : []));
       if (!next.length) return position;
       position = Math.min(...next);
     }
     for (; steps < 0; steps++) {
       const last = this.replays.flatMap((replay, i) => {
-        const step = this.step(i, position), begins = replay.begins(step);
+        const step = this.step(i, position);
+        const begins = replay.begins(step);
         return begins < position - 1e-9 ? [begins] : step ? [replay.begins(step - 1)] : [];
       });
       if (!last.length) return 0;
@@ -90,7 +97,9 @@ class Page {
     this.views = this.replays.map((replay) => new View(replay, this.chosen, () => this.render()));
     document.getElementById("panels").append(...this.views.map(({ root }) => root));
     document.getElementById("panels").classList.toggle("two", this.views.length > 1);
-    this.films = this.replays.map((replay, i) => new Film(replay, this.clock, i, filmInWords(replay), (share) => this.dragTo(share)));
+    this.films = this.replays.map(
+      (replay, i) => new Film(replay, this.clock, i, filmInWords(replay), (share) => this.dragTo(share)),
+    );
     document.getElementById("films").append(...this.films.map(({ root }) => root));
     if (this.views.length === 1) {
       const { title } = this.views[0].nodes;
@@ -108,7 +117,7 @@ class Page {
     new ResizeObserver(() => this.measure()).observe(document.body);
   }
 
-  /** How wide things are is looked up when it may have changed, not at every step: it makes the browser lay out anew. */
+  /** To look up how wide things are makes the browser lay out anew: not at every step, but when it may have changed. */
   measure() {
     for (const part of [...this.films, ...this.views]) part.measure();
     this.render();
@@ -123,7 +132,7 @@ class Page {
     else this.render();
   }
 
-  // --- Drawing ------------------------------------------------------------------------------------------------------------
+  // --- Drawing -----------------------------------------------------------------------------------------------------
 
   /** Draw before the next frame, however often this is called until then. */
   render() {
@@ -136,20 +145,23 @@ class Page {
     const { clock, position, slider } = this;
     slider.max = clock.mode === "steps" ? clock.end : Math.ceil(1e6 * clock.seconds);
     slider.value = clock.mode === "steps" ? position : Math.round(1e6 * position);
-    const where = clock.mode === "steps" ? `Step ${position} of ${clock.end}` : `${position.toFixed(3)} s of ${clock.seconds.toFixed(3)} s`;
+    const where =
+      clock.mode === "steps"
+        ? `Step ${position} of ${clock.end}`
+        : `${position.toFixed(3)} s of ${clock.seconds.toFixed(3)} s`;
     setText(this.where, where);
     slider.setAttribute("aria-valuetext", where);
     for (const film of this.films) film.draw(this.ink, clock.cursor(position));
     this.views.forEach((view, i) => view.show(clock.step(i, position), this.ink));
     for (const { nodes } of this.views) {
-      const live = this.playing || this.views.length > 1 ? "off" : "polite";
+      const live = this.playing ? "off" : "polite";
       if (nodes.spoken.getAttribute("aria-live") !== live) nodes.spoken.setAttribute("aria-live", live);
     }
     clearTimeout(this.later);
     this.later = setTimeout(() => this.writeFragment(), 250); // browsers do not like it at every frame
   }
 
-  // --- Moving -------------------------------------------------------------------------------------------------------------
+  // --- Moving ------------------------------------------------------------------------------------------------------
 
   goTo(position) {
     this.withdraw();
@@ -188,7 +200,8 @@ class Page {
       return steps.map((step) => this.clock.position(i, step));
     });
     const beyond = positions.filter((p) => (p - this.position) * direction > 1e-9);
-    if (beyond.length) this.goTo(direction > 0 ? beyond.reduce((a, b) => Math.min(a, b)) : beyond.reduce((a, b) => Math.max(a, b)));
+    if (beyond.length)
+      this.goTo(direction > 0 ? beyond.reduce((a, b) => Math.min(a, b)) : beyond.reduce((a, b) => Math.max(a, b)));
   }
 
   play() {
@@ -197,7 +210,8 @@ class Page {
     this.playing = { since: performance.now(), from: this.position };
     const tick = (now) => {
       if (!this.playing) return;
-      const { since, from } = this.playing, speed = Number(this.speed.value);
+      const { since, from } = this.playing;
+      const speed = Number(this.speed.value);
       const due = from + (speed * (now - since)) / 1000;
       while (this.playing && this.position < this.clock.end) {
         const next = this.clock.move(this.position, 1);
@@ -228,7 +242,7 @@ class Page {
     this.turnTo(clock.mode === "steps" ? Math.floor(share * (clock.end + 1)) : share * clock.seconds);
   }
 
-  // --- Questions ------------------------------------------------------------------------------------------------------------
+  // --- Questions ---------------------------------------------------------------------------------------------------
 
   ask(step, next) {
     const { text, choices } = this.questions.get(step);
@@ -239,18 +253,21 @@ class Page {
     setText(document.getElementById("verdict"), "");
     setText(document.getElementById("go-on"), "Show it");
     const list = document.getElementById("choices");
-    list.replaceChildren(...choices.map((choice, i) => {
-      const button = element("button", "choice", `${letters[i]}) ${choice}`, { type: "button" });
-      button.addEventListener("click", () => this.answer(choice));
-      return button;
-    }));
+    list.replaceChildren(
+      ...choices.map((choice, i) => {
+        const button = element("button", "choice", `${letters[i]}) ${choice}`, { type: "button" });
+        button.addEventListener("click", () => this.answer(choice));
+        return button;
+      }),
+    );
     document.getElementById("question").hidden = false;
     document.getElementById("question-text").focus({ preventScroll: true });
   }
 
   /** Show what happens; `choice` is what was expected, or null. */
   answer(choice) {
-    const { step, next } = this.asked, { right } = this.questions.get(step);
+    const { step, next } = this.asked;
+    const { right } = this.questions.get(step);
     this.questions.delete(step);
     if (choice === null) {
       this.withdraw();
@@ -276,11 +293,12 @@ class Page {
     document.getElementById("question").hidden = true;
   }
 
-  // --- Links ----------------------------------------------------------------------------------------------------------------
+  // --- Links -------------------------------------------------------------------------------------------------------
 
   /** #step=12&request=r3: with two traces also which of them the step is of, and the clock. */
   get fragment() {
-    const { trace, step } = this.clock.naming(this.position), fields = new URLSearchParams();
+    const { trace, step } = this.clock.naming(this.position);
+    const fields = new URLSearchParams();
     if (this.replays.length > 1) {
       fields.set("clock", this.clock.mode);
       fields.set("trace", trace + 1);
@@ -298,7 +316,8 @@ class Page {
   }
 
   readFragment() {
-    const fields = new URLSearchParams(location.hash.slice(1)), whole = (name) => Math.max(0, Math.floor(Number(fields.get(name)) || 0));
+    const fields = new URLSearchParams(location.hash.slice(1));
+    const whole = (name) => Math.max(0, Math.floor(Number(fields.get(name)) || 0));
     if (fields.get("clock") === "time" && this.replays.length > 1) this.setClock("time");
     else if (fields.get("clock") === "steps") this.setClock("steps");
     const trace = Math.min(this.replays.length - 1, Math.max(0, whole("trace") - 1));
@@ -308,22 +327,40 @@ class Page {
     this.goTo(this.clock.position(trace, step));
   }
 
-  // --- Controls -------------------------------------------------------------------------------------------------------------
+  // --- Controls ----------------------------------------------------------------------------------------------------
 
   setClock(mode) {
     const { trace, step } = this.clock.naming(this.position);
     this.pause();
     this.clock.mode = mode;
     document.getElementById("clock").value = mode;
-    const speeds = mode === "steps" ? [1, 2, 5, 10, 30, 100].map((n) => [n, `${n} steps/s`]) : [[0.01, "1/100 ×"], [0.1, "1/10 ×"], [0.5, "1/2 ×"], [1, "as it was"]];
-    this.speed.replaceChildren(...speeds.map(([value, text]) => element("option", "", text.replace("1 steps", "1 step"), { value })));
+    const speeds =
+      mode === "steps"
+        ? [1, 2, 5, 10, 30, 100].map((n) => [n, `${n} steps/s`])
+        : [
+            [0.01, "1/100 ×"],
+            [0.1, "1/10 ×"],
+            [0.5, "1/2 ×"],
+            [1, "as it was"],
+          ];
+    this.speed.replaceChildren(
+      ...speeds.map(([value, text]) => element("option", "", text.replace("1 steps", "1 step"), { value })),
+    );
     this.speed.value = mode === "steps" ? 2 : 0.1;
     this.goTo(this.clock.position(trace, step));
   }
 
   controls() {
-    const find = (id) => document.getElementById(id), on = (id, act) => find(id).addEventListener("click", act);
-    Object.assign(this, { slider: find("slider"), where: find("where"), speed: find("speed"), kind: find("kind"), playButton: find("play"), predict: find("predict") });
+    const find = (id) => document.getElementById(id);
+    const on = (id, act) => find(id).addEventListener("click", act);
+    Object.assign(this, {
+      slider: find("slider"),
+      where: find("where"),
+      speed: find("speed"),
+      kind: find("kind"),
+      playButton: find("play"),
+      predict: find("predict"),
+    });
     find("clock-switch").hidden = this.replays.length < 2;
     find("clock").addEventListener("change", (event) => this.setClock(event.target.value));
     this.setClock("steps");
@@ -348,7 +385,10 @@ class Page {
     });
     on("theme", () => this.setTheme(this.isDark() ? "light" : "dark"));
     this.predict.addEventListener("change", () => this.predict.checked || this.withdraw());
-    this.speed.addEventListener("change", () => this.playing && Object.assign(this.playing, { since: performance.now(), from: this.position }));
+    this.speed.addEventListener(
+      "change",
+      () => this.playing && Object.assign(this.playing, { since: performance.now(), from: this.position }),
+    );
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.restyle());
     addEventListener("beforeprint", () => {
       this.before = document.documentElement.dataset.theme ?? "";
@@ -385,7 +425,8 @@ class Page {
   }
 
   key(event) {
-    const { target } = event, typing = target.matches("select, input:not([type=checkbox])");
+    const { target } = event;
+    const typing = target.matches("select, input:not([type=checkbox])");
     if (event.altKey || event.ctrlKey || event.metaKey || (typing && target !== this.slider)) return;
     const acts = {
       ArrowRight: () => this.stepOn(),
@@ -407,11 +448,14 @@ class Page {
 }
 
 function filmInWords(replay) {
-  return `The whole run: ${count(replay.steps.length, "step")}, ${count(replay.names.size, "request")}, in ${count(replay.lanes.taken.length, "lane")}`;
+  const numbers = [count(replay.steps.length, "step"), count(replay.names.size, "request")];
+  return `The run: ${list(numbers)}, at most ${replay.lanes.taken.length} at once`;
 }
 
-const page = new Page([...document.querySelectorAll("script.trace")].map((script) => {
-  const lines = JSON.parse(script.textContent);
-  script.remove();
-  return lines;
-}));
+const page = new Page(
+  [...document.querySelectorAll("script.trace")].map((script) => {
+    const lines = JSON.parse(script.textContent);
+    script.remove();
+    return lines;
+  }),
+);

@@ -1,7 +1,8 @@
 "use strict";
 // The KV memory of a step: a pool of blocks (stages 5 and 6) on a canvas, or slots (stages 3 and 4).
 
-const CELL_MIN = 5, CELL_MAX = 54;
+const CELL_MIN = 5;
+const CELL_MAX = 54;
 
 /** The pool. The mouse and, when it has the focus, the arrow keys pick a block; `onPick` is told. */
 class Pool {
@@ -24,7 +25,8 @@ class Pool {
   }
 
   blockAt(event) {
-    const column = Math.floor(event.offsetX / this.cell), row = Math.floor(event.offsetY / this.cell);
+    const column = Math.floor(event.offsetX / this.cell);
+    const row = Math.floor(event.offsetY / this.cell);
     const block = row * this.columns + column;
     return column < this.columns && block >= 0 && block < this.number ? block : null;
   }
@@ -37,18 +39,21 @@ class Pool {
 
   /** blocks: what is to be known of each, see `blocksOf`; emphasis: a set of blocks, or null. */
   draw(ink, blocks, size, emphasis, order) {
-    const { width } = this, room = Math.max(200, Math.min(420, width * 0.8));
+    const { width } = this;
+    const room = Math.max(200, Math.min(420, width * 0.8));
     this.number = blocks.length;
     this.cell = Math.max(CELL_MIN, Math.min(CELL_MAX, Math.floor(Math.sqrt((width * room) / blocks.length))));
     this.columns = Math.max(1, Math.floor(width / this.cell));
     if (this.columns >= 8 && this.cell > 16) this.columns -= this.columns % 4; // blocks are easier to find
     this.columns = Math.min(this.columns, blocks.length);
     this.cell = Math.min(CELL_MAX, Math.floor(width / this.columns));
-    const rows = Math.ceil(blocks.length / this.columns), context = prepare(this.canvas, width, rows * this.cell + 2);
+    const rows = Math.ceil(blocks.length / this.columns);
+    const context = prepare(this.canvas, width, rows * this.cell + 2);
     context.textAlign = "center";
     context.textBaseline = "middle";
     blocks.forEach((block, i) => {
-      const x = (i % this.columns) * this.cell, y = Math.floor(i / this.columns) * this.cell;
+      const x = (i % this.columns) * this.cell;
+      const y = Math.floor(i / this.columns) * this.cell;
       context.globalAlpha = emphasis && !emphasis.has(i) ? 0.25 : 1;
       this.drawBlock(ink, context, block, x + 1.5, y + 1.5, this.cell - 3, size, order?.get(i));
       context.globalAlpha = 1;
@@ -86,15 +91,37 @@ class Pool {
     context.strokeRect(x, y, side, side);
     if (block.findable) context.setLineDash([]);
     if (side < 11) return;
-    const names = block.holders.length ? block.holders.map(({ name }) => name) : block.findable ? [block.ownerName] : [];
-    const text = names.length > 2 ? `${names.length}×` : names.join(" "), held = block.holders.length > 0;
+    const names = block.holders.length
+      ? block.holders.map(({ name }) => name)
+      : block.findable
+        ? [block.ownerName]
+        : [];
+    const text = names.length > 2 ? `${names.length}×` : names.join(" ");
+    const held = block.holders.length > 0;
     if (text) {
-      const font = Math.round(Math.min(18, side * (text.length > 2 ? 0.36 : 0.5)));
+      const font = Math.round(Math.min(18, side / 2, (1.5 * side) / text.length));
       const plate = held && ink.own[block.holders[0].number % NUM_COLOURS];
-      ink.write(context, text, x + side / 2, y + side / 2 + 1, font, held ? 700 : 400, held ? ink["on-own"] : ink.ink, plate);
+      ink.write(
+        context,
+        text,
+        x + side / 2,
+        y + side / 2 + 1,
+        font,
+        held ? 700 : 400,
+        held ? ink["on-own"] : ink.ink,
+        plate,
+      );
     }
     if (order !== undefined && side >= 24) {
-      ink.write(context, String(order + 1), x + side * 0.17, y + side * 0.2, Math.round(side * 0.26), 700, ink["on-own"]);
+      ink.write(
+        context,
+        String(order + 1),
+        x + side * 0.17,
+        y + side * 0.2,
+        Math.round(side * 0.26),
+        700,
+        ink["on-own"],
+      );
     }
   }
 }
@@ -102,23 +129,40 @@ class Pool {
 /** Of each block: who holds it, how many tokens are in it, whether it is written in this step, whether it is free, and
  * whether what is in it can be found then. One that is not free and that nobody holds is kept out of use. */
 function blocksOf(replay, state, step) {
-  const size = state.blockSize, number = replay.header.num_blocks ?? 0;
-  const blocks = Array.from({ length: number }, () => ({ holders: [], numTokens: 0, written: false, free: false, findable: false }));
+  const size = state.blockSize;
+  const number = replay.header.num_blocks ?? 0;
+  const blocks = Array.from({ length: number }, () => ({
+    holders: [],
+    numTokens: 0,
+    written: false,
+    free: false,
+    findable: false,
+  }));
   for (const [first, count] of step.free ?? []) for (let i = first; i < first + count; i++) blocks[i].free = true;
   for (const key of state.running) {
-    const completion = state.completions.get(key), row = state.rows.get(key);
+    const completion = state.completions.get(key);
+    const row = state.rows.get(key);
     completion.blocks.forEach((block, i) => {
       const own = blocks[block];
       if (!own) return;
-      own.holders.push({ key, number: replay.names.get(completion.id) ?? 0, name: replay.name(completion.id, completion.index), place: i });
+      own.holders.push({
+        key,
+        number: replay.names.get(completion.id) ?? 0,
+        name: replay.name(completion.id, completion.index),
+        place: i,
+      });
       own.numTokens = Math.max(own.numTokens, Math.min(size, completion.numComputed - i * size));
       if (row && (i + 1) * size > row.start && i * size < row.start + row.num_tokens) own.written = true;
     });
   }
   for (const block of step.findable ?? []) {
-    const content = state.contents[block], id = content && content.key.slice(0, content.key.lastIndexOf("/"));
+    const content = state.contents[block];
+    const id = content && content.key.slice(0, content.key.lastIndexOf("/"));
     Object.assign(blocks[block] ?? {}, {
-      findable: true, numTokens: size, owner: content ? replay.names.get(id) ?? 0 : 0, ownerName: content ? replay.name(id) : "·",
+      findable: true,
+      numTokens: size,
+      owner: content ? (replay.names.get(id) ?? 0) : 0,
+      ownerName: content ? replay.name(id) : "·",
     });
   }
   return blocks;
@@ -126,32 +170,44 @@ function blocksOf(replay, state, step) {
 
 /** A block in words. */
 function blockInWords(replay, state, blocks, number) {
-  const block = blocks[number], content = state.contents[number];
+  const block = blocks[number];
+  const content = state.contents[number];
   const tokens = content ? content.tokens.map((id) => visible(replay.texts.get(id) ?? "?")).join("") : "";
   const quoted = tokens ? `: “${tokens.trim()}”` : "";
   if (block.holders.length) {
     const holders = block.holders.map(({ name, place }) => `${name} (its ${ordinal(place + 1)})`);
     const shared = block.holders.length > 1 ? ", shared" : "";
-    return `Block ${number} is held by ${list(holders)}${shared}, ${block.numTokens} of ${state.blockSize} places filled${quoted}`;
+    const filled = `${block.numTokens} of ${state.blockSize} places filled`;
+    return `Block ${number} is held by ${list(holders)}${shared}, ${filled}${quoted}`;
   }
-  if (block.findable) return `Block ${number} is free, and the prefix cache can still find what ${block.ownerName} left in it${quoted}`;
-  return block.free ? `Block ${number} is free, and nothing in it can be found.` : `Block ${number} is kept out of use.`;
+  if (block.findable)
+    return `Block ${number} is free, and the prefix cache can still find what ${block.ownerName} left in it${quoted}`;
+  return block.free
+    ? `Block ${number} is free, and nothing in it can be found.`
+    : `Block ${number} is kept out of use.`;
 }
 
 function ordinal(number) {
   const ends = { 1: "st", 2: "nd", 3: "rd" };
-  return `${number}${Math.floor(number / 10) % 10 === 1 ? "th" : ends[number % 10] ?? "th"}`;
+  return `${number}${Math.floor(number / 10) % 10 === 1 ? "th" : (ends[number % 10] ?? "th")}`;
 }
 
 /** The slots of a step (stages 3 and 4): {slot, key, padding, filled, length}, in tokens. */
 function slotsOf(replay, state, step) {
-  const continuous = replay.stage === 4, rows = [...state.rows.values()];
-  const number = continuous ? replay.header.options.max_num_seqs ?? rows.length : rows.length;
+  const continuous = replay.stage === 4;
+  const rows = [...state.rows.values()];
+  const number = continuous ? (replay.header.options.max_num_seqs ?? rows.length) : rows.length;
   const length = continuous ? replay.header.max_model_len : step.kv_tokens_reserved / Math.max(1, rows.length);
   const slots = Array.from({ length: number }, (_, slot) => ({ slot, key: null, padding: 0, filled: 0, length }));
   for (const key of state.shown()) {
     const { slot, padding, numComputed, status } = state.completions.get(key);
-    if (slots[slot]) Object.assign(slots[slot], { key, padding: status === "running" ? padding : 0, filled: numComputed, done: status !== "running" });
+    if (slots[slot])
+      Object.assign(slots[slot], {
+        key,
+        padding: status === "running" ? padding : 0,
+        filled: numComputed,
+        done: status !== "running",
+      });
   }
   return slots;
 }

@@ -1,12 +1,14 @@
 "use strict";
-// Pause and predict: before some steps the page asks what will happen. The questions are made from the trace: one of each
-// kind, where it happens for the first time. The right answer is what the trace says, the others are what might have been.
+// Pause and predict: before some steps the page asks what will happen. The questions are made from the trace: one of
+// each kind, where it happens for the first time. The right answer is what the trace says, the others are what might
+// have been.
 
 const LAST_QUESTION = 2000; // no step after this one is asked about
 
 /** The questions of a trace: step -> {text, choices, right, kind}. To be asked before the step is shown. */
 function questions(replay) {
-  const found = new Map(), asked = new Set();
+  const found = new Map();
+  const asked = new Set();
   const end = Math.min(replay.steps.length, LAST_QUESTION);
   for (let number = 1; number < end && asked.size < Object.keys(ASK).length; number++) {
     if (!mayAsk(replay, number, asked)) continue;
@@ -27,7 +29,10 @@ function questions(replay) {
 function mayAsk(replay, number, asked) {
   const kinds = new Set(replay.steps[number].before.map((event) => event.kind));
   const last = replay.steps[number - 1].after.some((event) => event.kind === "finished");
-  return (last && !asked.has("finished")) || [...kinds].some((kind) => kind in ASK ? !asked.has(kind) : kind === "admitted" && !asked.has("found"));
+  return (
+    (last && !asked.has("finished")) ||
+    [...kinds].some((kind) => (kind in ASK ? !asked.has(kind) : kind === "admitted" && !asked.has("found")))
+  );
 }
 
 function shuffled(choices, seed) {
@@ -40,11 +45,13 @@ function shuffled(choices, seed) {
 }
 
 const eventOf = (step, kind) => step.before.find((event) => event.kind === kind);
-const runners = (replay, state) => [...state.running].map((key) => state.completions.get(key)).map(({ id, index }) => replay.name(id, index));
+const runners = (replay, state) =>
+  [...state.running].map((key) => state.completions.get(key)).map(({ id, index }) => replay.name(id, index));
 
 const ASK = {
   preempted(replay, before, step) {
-    const event = eventOf(step, "preempted"), names = runners(replay, before);
+    const event = eventOf(step, "preempted");
+    const names = runners(replay, before);
     if (!event || names.length < 2) return null;
     const right = replay.name(event.request_id, event.index);
     return {
@@ -56,10 +63,16 @@ const ASK = {
   copied(replay, before, step) {
     const event = eventOf(step, "copied");
     if (!event) return null;
-    const name = replay.name(event.request_id, event.index), right = "It gets a copy of the block, and writes there";
+    const name = replay.name(event.request_id, event.index);
+    const right = "It gets a copy of the block, and writes there";
     return {
       text: `${name} shares block ${event.source} with others, and its next token belongs there. What happens?`,
-      choices: [right, "It writes into the shared block", `${name} waits until the others are finished`, "The others lose the block"],
+      choices: [
+        right,
+        "It writes into the shared block",
+        `${name} waits until the others are finished`,
+        "The others lose the block",
+      ],
       right,
     };
   },
@@ -67,10 +80,13 @@ const ASK = {
     const event = step.before.find((e) => e.kind === "admitted" && e.num_cached_tokens);
     const completion = event && before.completions.get(keyOf(event));
     if (!completion) return null;
-    const length = lengthOf(completion), name = replay.name(event.request_id, event.index);
+    const length = lengthOf(completion);
+    const name = replay.name(event.request_id, event.index);
     const right = count(length - event.num_cached_tokens, "token");
     return {
-      text: `${name} will be admitted. It has ${count(length, "token")}, and begins like what was computed before. How many of its tokens must be computed?`,
+      text:
+        `${name} will be admitted. It has ${count(length, "token")}, and begins like what was computed before. ` +
+        "How many of its tokens must be computed?",
       choices: [right, count(length, "token"), count(event.num_cached_tokens, "token"), "None"],
       right,
     };
@@ -78,15 +94,23 @@ const ASK = {
   refused(replay, before, step) {
     const event = eventOf(step, "refused");
     if (!event) return null;
-    const name = replay.name(event.request_id, event.index), right = REFUSALS[event.reason];
+    const name = replay.name(event.request_id, event.index);
+    const right = REFUSALS[event.reason];
     return {
       text: `${name} is next in the queue. What becomes of it in this step?`,
-      choices: [right, "It is admitted", REFUSALS.running, replay.stage >= 5 ? REFUSALS.blocks : REFUSALS.budget, REFUSALS.budget].slice(0, 4),
+      choices: [
+        right,
+        "It is admitted",
+        REFUSALS.running,
+        replay.stage >= 5 ? REFUSALS.blocks : REFUSALS.budget,
+        REFUSALS.budget,
+      ].slice(0, 4),
       right,
     };
   },
   admitted(replay, before, step) {
-    const event = eventOf(step, "admitted"), waiting = before.waiting();
+    const event = eventOf(step, "admitted");
+    const waiting = before.waiting();
     if (!event || waiting.length < 2) return null;
     const names = waiting.map((key) => before.completions.get(key)).map(({ id, index }) => replay.name(id, index));
     const right = replay.name(event.request_id, event.index);
@@ -98,7 +122,8 @@ const ASK = {
     };
   },
   evicted(replay, before, step, number) {
-    const event = eventOf(step, "evicted"), free = replay.free(number - 1);
+    const event = eventOf(step, "evicted");
+    const free = replay.free(number - 1);
     const findable = replay.steps[number - 1].findable ?? [];
     if (!event || findable.length < 2 || !findable.includes(event.block)) return null;
     const right = `Block ${event.block}, the first of them in the order of the free blocks`;
@@ -114,7 +139,8 @@ const ASK = {
     if (!event || !step.rows.some((row) => last.has(keyOf(row)))) return null; // nobody goes on
     const carried = step.rows.some((row) => !row.num_tokens && keyOf(row) === keyOf(event));
     const name = replay.name(event.request_id, event.index);
-    const stays = "Its row stays in the batch and is computed for nothing", goes = "It leaves at once, and its place is free";
+    const stays = "Its row stays in the batch and is computed for nothing";
+    const goes = "It leaves at once, and its place is free";
     return {
       text: `${name} is finished. What becomes of its row in the next step?`,
       choices: [stays, goes, "It begins again"],

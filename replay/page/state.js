@@ -1,18 +1,30 @@
 "use strict";
 // From events to states: what stands where during each step of a trace. The Python of it is replay/state.py.
 //
-// A state is never changed in its parts: whoever changes puts a new object into it. A copy of a state is therefore cheap,
-// and a replay keeps one every KEYFRAME steps. Any state is then the copy before it and a few steps more, so it does not
-// matter whether you go forwards, backwards or jump.
+// A state is never changed in its parts: whoever changes puts a new object into it. A copy of a state is therefore
+// cheap, and a replay keeps one every KEYFRAME steps. Any state is then the copy before it and a few steps more, so it
+// does not matter whether you go forwards, backwards or jump.
 
 const KEYFRAME = 64;
-const KINDS = ["queued", "admitted", "refused", "preempted", "copied", "evicted", "forked", "beams", "finished", "restarted"];
+const KINDS = [
+  "queued",
+  "admitted",
+  "refused",
+  "preempted",
+  "copied",
+  "evicted",
+  "forked",
+  "beams",
+  "finished",
+  "restarted",
+];
 
 const keyOf = (event) => `${event.request_id}/${event.index}`;
 
 /** The tokens of a completion from one position to before another. Outputs only grow, so completions share them. */
 function tokensOf(completion, start = 0, end = lengthOf(completion)) {
-  const { prompt, output, numOutput } = completion, behind = prompt.length;
+  const { prompt, output, numOutput } = completion;
+  const behind = prompt.length;
   const own = output.slice(Math.max(0, start - behind), Math.max(0, Math.min(numOutput, end - behind)));
   return start >= behind ? own : prompt.slice(start, end).concat(own);
 }
@@ -61,8 +73,10 @@ class State {
 
   /** A row of the forward pass. */
   compute(key, row) {
-    const completion = this.completions.get(key), end = row.start + row.num_tokens;
-    if (row.num_tokens === 0) { // it is finished, and carried along
+    const completion = this.completions.get(key);
+    const end = row.start + row.num_tokens;
+    if (row.num_tokens === 0) {
+      // it is finished, and carried along
       this.counts.carried += row.num_padding;
       this.change(key, { slot: row.slot, recomputed: 0 });
       return;
@@ -74,9 +88,11 @@ class State {
     const changed = { recomputed, numComputed: end, furthest: Math.max(completion.furthest, end), slot: row.slot };
     if (row.phase === "prefill") changed.padding = row.num_padding;
     if (row.blocks !== null) {
-      const size = this.blockSize, first = completion.blocks.length ? Math.floor(row.start / size) : 0;
+      const size = this.blockSize;
+      const first = completion.blocks.length ? Math.floor(row.start / size) : 0;
       for (let i = first; i < row.blocks.length; i++) {
-        const block = row.blocks[i], written = (i + 1) * size > row.start; // in this step, or not yet
+        const block = row.blocks[i];
+        const written = (i + 1) * size > row.start; // in this step, or not yet
         if (written || !this.contents[block]) {
           this.contents[block] = { tokens: tokensOf(completion, i * size, Math.min((i + 1) * size, end)), key };
         }
@@ -87,21 +103,41 @@ class State {
   }
 
   apply(event) {
-    const key = keyOf(event), completion = this.completions.get(key);
+    const key = keyOf(event);
+    const completion = this.completions.get(key);
     switch (event.kind) {
       case "queued":
         this.put(key, {
-          id: event.request_id, index: event.index, n: event.n, maxTokens: event.max_tokens, place: event.place,
-          prompt: event.prompt_token_ids, output: event.output_token_ids.slice(), numOutput: event.output_token_ids.length,
-          arrival: completion?.arrival ?? this.completions.size, furthest: completion?.furthest ?? 0, // it may come again
-          status: "waiting", seat: -1, slot: null, blocks: [], numCached: 0, numComputed: 0, recomputed: 0, padding: 0,
-          numPreemptions: 0, finishReason: null,
+          id: event.request_id,
+          index: event.index,
+          n: event.n,
+          maxTokens: event.max_tokens,
+          place: event.place,
+          prompt: event.prompt_token_ids,
+          output: event.output_token_ids.slice(),
+          numOutput: event.output_token_ids.length,
+          arrival: completion?.arrival ?? this.completions.size,
+          furthest: completion?.furthest ?? 0, // it may come again
+          status: "waiting",
+          seat: -1,
+          slot: null,
+          blocks: [],
+          numCached: 0,
+          numComputed: 0,
+          recomputed: 0,
+          padding: 0,
+          numPreemptions: 0,
+          finishReason: null,
         });
         break;
       case "admitted": {
         const numCached = event.num_cached_tokens ?? 0;
         this.change(key, {
-          status: "running", slot: event.slot ?? null, numCached, numComputed: numCached, seat: this.numSeats++,
+          status: "running",
+          slot: event.slot ?? null,
+          numCached,
+          numComputed: numCached,
+          seat: this.numSeats++,
         });
         break;
       }
@@ -110,7 +146,8 @@ class State {
         this.change(key, { numPreemptions: completion.numPreemptions + 1 });
         break;
       case "token": {
-        if (!completion) { // another one of the same prompt
+        if (!completion) {
+          // another one of the same prompt
           this.fork(this.completions.get(`${event.request_id}/0`), event.index, 0);
           this.leave(key, "waiting");
         }
@@ -129,7 +166,10 @@ class State {
         const old = this.group(event.request_id);
         for (const { index } of old) this.drop(`${event.request_id}/${index}`);
         event.parents.forEach((parent, i) => {
-          const beam = this.fork(old.find(({ index }) => index === parent), i);
+          const beam = this.fork(
+            old.find(({ index }) => index === parent),
+            i,
+          );
           beam.output.push(event.token_ids[i]);
           this.change(`${event.request_id}/${i}`, { numOutput: beam.numOutput + 1, seat: this.numSeats++ });
         });
@@ -148,7 +188,8 @@ class State {
   }
 
   put(key, completion) {
-    const before = this.completions.get(key)?.status, { status } = completion;
+    const before = this.completions.get(key)?.status;
+    const { status } = completion;
     this.completions.set(key, completion);
     if (status === before) return;
     this.numWaiting += (status === "waiting") - (before === "waiting");
@@ -205,13 +246,14 @@ class Replay {
   constructor(header) {
     this.header = header;
     this.stage = Number(header.stage.slice(5, 7));
+    this.cached = this.stage >= 3; // is there a KV cache?
     this.steps = [];
     this.texts = new Map(); // token id -> its text
     this.names = new Map(); // request_id -> its letter's number
     this.several = new Set(); // requests that have several completions
     this.counts = []; // of each step: what has been computed up to and with it
     this.stepsWith = Object.fromEntries(KINDS.map((kind) => [kind, []])); // kind of event -> the steps that have one
-    this.lanes = new Lanes(this.stage >= 3);
+    this.lanes = new Lanes(this.cached);
     this.mostPositions = 1; // that went through the model in one step
     this.keyframes = [];
     this.head = new State(header); // before the step that comes next
@@ -225,8 +267,10 @@ class Replay {
     for (const [id, text] of Object.entries(step.texts)) this.texts.set(Number(id), text);
     const events = [...step.before, ...step.after];
     for (const event of events) {
-      if (this.stepsWith[event.kind] && this.stepsWith[event.kind].at(-1) !== number) this.stepsWith[event.kind].push(number);
-      if (event.kind === "queued" && !this.names.has(event.request_id)) this.names.set(event.request_id, this.names.size);
+      if (this.stepsWith[event.kind] && this.stepsWith[event.kind].at(-1) !== number)
+        this.stepsWith[event.kind].push(number);
+      if (event.kind === "queued" && !this.names.has(event.request_id))
+        this.names.set(event.request_id, this.names.size);
       if (event.kind === "beams" || event.n > 1) this.several.add(event.request_id);
     }
     this.head.begin(step);
@@ -239,7 +283,8 @@ class Replay {
 
   /** The state during a step. */
   at(number) {
-    const from = Math.floor(number / KEYFRAME) * KEYFRAME, last = this.current;
+    const from = Math.floor(number / KEYFRAME) * KEYFRAME;
+    const last = this.current;
     if (last && last.number === number) return last.state;
     const goOn = last && last.number < number && last.number >= from;
     const state = goOn ? last.state : this.keyframes[from / KEYFRAME].copy();
@@ -268,21 +313,25 @@ class Replay {
 
   /** The name of a completion: a letter for the request, and a number if it has several completions. */
   name(id, index) {
-    let number = this.names.get(id) ?? 0, letters = "";
-    for (; number >= 0; number = Math.floor(number / 26) - 1) letters = String.fromCharCode(65 + (number % 26)) + letters;
+    let number = this.names.get(id) ?? 0;
+    let letters = "";
+    for (; number >= 0; number = Math.floor(number / 26) - 1)
+      letters = String.fromCharCode(65 + (number % 26)) + letters;
     return this.several.has(id) && index !== undefined ? `${letters}${index + 1}` : letters;
   }
 
   /** The free blocks of a step, in the order in which they would be taken. */
   free(number) {
-    return (this.steps[number].free ?? []).flatMap(([first, count]) => Array.from({ length: count }, (_, i) => first + i));
+    return (this.steps[number].free ?? []).flatMap(([first, count]) =>
+      Array.from({ length: count }, (_, i) => first + i),
+    );
   }
 }
 
 /** Who ran when: for the picture of the whole run. Whoever is admitted takes the lowest lane that is free. */
 class Lanes {
   constructor(cached) {
-    this.cached = cached; // is there a KV cache? Then whoever computes several tokens prefills.
+    this.cached = cached; // with a KV cache whoever computes several tokens prefills
     this.spans = []; // {key, lane, from, to, prefilled, carried}: steps, the last one included
     this.open = new Map(); // key -> its span, as long as it goes on
     this.taken = []; // lane -> whether somebody is in it
@@ -298,12 +347,14 @@ class Lanes {
     }
     for (const key of there) {
       if (!this.open.has(key)) {
-        const free = this.taken.indexOf(false), lane = free < 0 ? this.taken.length : free;
+        const free = this.taken.indexOf(false);
+        const lane = free < 0 ? this.taken.length : free;
         this.taken[lane] = true;
         this.open.set(key, { key, lane, from: number, to: number, prefilled: -1, carried: null });
         this.spans.push(this.open.get(key));
       }
-      const span = this.open.get(key), row = state.rows.get(key);
+      const span = this.open.get(key);
+      const row = state.rows.get(key);
       span.to = number;
       if (row?.phase === "prefill" || (this.cached && row?.num_tokens > 1)) span.prefilled = number;
       if (row && row.num_tokens === 0) span.carried ??= number;
@@ -314,7 +365,9 @@ class Lanes {
 
 /** The same as `snapshot` in replay/state.py. */
 function snapshot(replay, number) {
-  const state = replay.at(number), waiting = state.waiting(), shown = state.shown();
+  const state = replay.at(number);
+  const waiting = state.waiting();
+  const shown = state.shown();
   const live = [...new Set([...waiting, ...shown])];
   const by = (get) => Object.fromEntries(live.map((key) => [key, get(state.completions.get(key))]));
   const findable = replay.steps[number].findable ?? [];
@@ -329,7 +382,9 @@ function snapshot(replay, number) {
     tables: by((completion) => completion.blocks),
     free: replay.free(number),
     findable,
-    contents: Object.fromEntries([...visible].filter((b) => state.contents[b]).map((b) => [b, state.contents[b].tokens])),
+    contents: Object.fromEntries(
+      [...visible].filter((b) => state.contents[b]).map((b) => [b, state.contents[b].tokens]),
+    ),
     counts: { ...state.counts },
   };
 }

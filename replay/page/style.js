@@ -1,7 +1,8 @@
 "use strict";
-// Colours and patterns of requests, in the document and on canvases. Neighbours differ in both, and each has its letter.
+// Colours and patterns of requests, in the document and on canvases: neighbours differ in both, and each has a letter.
 
-const NUM_COLOURS = 7, NUM_PATTERNS = 4;
+const NUM_COLOURS = 7;
+const NUM_PATTERNS = 4;
 
 /** Classes for whatever belongs to the request of this number. */
 const look = (number) => `own c${number % NUM_COLOURS} p${number % NUM_PATTERNS}`;
@@ -9,9 +10,11 @@ const look = (number) => `own c${number % NUM_COLOURS} p${number % NUM_PATTERNS}
 /** The colours of the page as they are now, for canvases; read anew when it turns dark or light. */
 class Ink {
   constructor() {
-    const style = getComputedStyle(document.documentElement), value = (name) => style.getPropertyValue(name).trim();
+    const style = getComputedStyle(document.documentElement);
+    const value = (name) => style.getPropertyValue(name).trim();
     this.own = Array.from({ length: NUM_COLOURS }, (_, i) => value(`--c${i}`));
-    for (const name of ["paper", "card", "ink", "soft", "line", "waste", "waste-line", "on-own", "focus"]) this[name] = value(`--${name}`);
+    for (const name of ["paper", "card", "ink", "soft", "line", "waste", "waste-line", "on-own", "focus"])
+      this[name] = value(`--${name}`);
     this.patterns = [null, ...[stripes, dots, lines].map((draw) => pattern(draw, "rgba(255,255,255,.5)"))];
     this.wasted = pattern(stripes, this["waste-line"]);
     this.font = style.fontFamily;
@@ -55,7 +58,8 @@ class Ink {
 }
 
 function pattern(draw, colour) {
-  const canvas = document.createElement("canvas"), context = canvas.getContext("2d");
+  const canvas = document.createElement("canvas");
+  const context = canvas.getContext("2d");
   canvas.width = canvas.height = 8;
   context.strokeStyle = context.fillStyle = colour;
   context.lineWidth = 2;
@@ -73,7 +77,10 @@ function stripes(context) {
 }
 
 function dots(context) {
-  for (const [x, y] of [[2, 2], [6, 6]]) {
+  for (const [x, y] of [
+    [2, 2],
+    [6, 6],
+  ]) {
     context.beginPath();
     context.arc(x, y, 1.4, 0, 7);
     context.fill();
@@ -125,7 +132,8 @@ function fill(parent, items, make, update) {
 
 /** The same for items that are known by a key: each keeps its element as long as it is there, wherever it moves. */
 function fillByKey(parent, keys, make, update) {
-  const there = new Map([...parent.children].map((child) => [child.dataset.key, child])), wanted = new Set(keys);
+  const there = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  const wanted = new Set(keys);
   for (const [key, child] of there) if (!wanted.has(key)) child.remove();
   keys.forEach((key, i) => {
     const child = there.get(key) ?? make();
@@ -133,4 +141,31 @@ function fillByKey(parent, keys, make, update) {
     if (parent.children[i] !== child) parent.insertBefore(child, parent.children[i] ?? null);
     update(child, key);
   });
+}
+
+/** Let a bar have parts, [class, size], of a whole. */
+function fillBar(bar, parts, whole) {
+  const there = parts.filter(([, size]) => size > 0);
+  fill(
+    bar,
+    there,
+    () => element("i"),
+    (part, [className, size]) => {
+      setClass(part, className);
+      part.style.width = `${(100 * size) / whole}%`;
+    },
+  );
+}
+
+/** Let a parent hold pieces of text, [class, text]. */
+function fillText(parent, pieces) {
+  fill(
+    parent,
+    pieces,
+    () => element("span"),
+    (span, [className, text]) => {
+      setClass(span, className);
+      setText(span, text);
+    },
+  );
 }

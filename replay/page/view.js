@@ -1,7 +1,10 @@
 "use strict";
 // A trace on the page: everything below the slider. `show` puts a step there; it only changes what differs.
 
-const MOST_ROWS = 24, MOST_WAITING = 16, MOST_CHIPS = 40, MOST_DONE = 12;
+const MOST_ROWS = 24;
+const MOST_WAITING = 16;
+const MOST_CHIPS = 40;
+const MOST_DONE = 12;
 const CHARACTER = 0.57; // is about so many rem wide
 const PART_NAMES = ["schedule", "build", "forward", "sample", "commit"];
 
@@ -10,16 +13,12 @@ class View {
   constructor(replay, chosen, onChange) {
     Object.assign(this, { replay, chosen, onChange, ink: null, number: 0, allRows: false, hovered: null });
     this.root = document.getElementById("panel").content.firstElementChild.cloneNode(true);
-    const { header, stage } = replay, find = (name) => this.root.querySelector(`.${name}`);
-    this.nodes = Object.fromEntries(
-      ["words", "summary", "events", "spoken", "budget", "rows", "rows-note", "rows-more", "rows-legend", "memory-card", "memory-note",
-        "memory-title", "pool", "slots", "picked", "tables", "memory-legend", "queue-card", "queue", "queue-note", "queue-rest", "done", "done-note", "numbers-note", "computed",
-        "counts", "time-note", "parts", "part-counts", "request-card", "request-title", "facts", "full", "close", "title"]
-        .map((name) => [name, find(name)]),
-    );
+    const named = [...this.root.querySelectorAll("[class]")].map((node) => [node.classList[0], node]);
+    this.nodes = Object.fromEntries(named); // of the template, each by its first class
     const { nodes } = this;
-    nodes.title.append(`Stage ${stage}: ${STAGE_IDEAS[stage - 1]}`, " ", element("small", "", header.model));
-    this.kind = replay.stage >= 5 ? "blocks" : replay.stage >= 3 ? "slots" : "nothing";
+    nodes.title.append(`Stage ${replay.stage}: ${STAGE_IDEAS[replay.stage - 1]}`, " ");
+    nodes.title.append(element("small", "", replay.header.model));
+    this.kind = replay.stage >= 5 ? "blocks" : replay.cached ? "slots" : "nothing";
     this.root.classList.toggle("cacheless", this.kind === "nothing");
     nodes.pool.hidden = nodes.tables.hidden = this.kind !== "blocks";
     nodes.slots.hidden = this.kind !== "slots";
@@ -48,21 +47,27 @@ class View {
       item.append(element("i", `swatch ${className}`), text);
       return item;
     };
-    const cached = this.replay.stage >= 3;
     this.nodes["rows-legend"].append(
       entry("computed", "computed in this step"),
       entry("again", "computed again"),
-      ...(cached ? [entry("kept", "in the KV cache")] : []),
+      ...(this.replay.cached ? [entry("kept", "in the KV cache")] : []),
       entry("fresh", "the token that came of it"),
       entry("idle", "for nothing"),
     );
     if (this.kind === "blocks") {
       this.nodes["memory-legend"].append(
-        entry("own c0 p0", "filled by A"), entry("idle", "reserved, not filled"), entry("written", "written now"),
-        entry("findable", "free, can be found"), entry("empty", "free"),
+        entry("own c0 p0", "filled by A"),
+        entry("idle", "reserved, not filled"),
+        entry("written", "written now"),
+        entry("findable", "free, can be found"),
+        entry("empty", "free"),
       );
     } else if (this.kind === "slots") {
-      this.nodes["memory-legend"].append(entry("own c0 p0", "filled"), entry("idle", "reserved, of no use"), entry("empty", "free slot"));
+      this.nodes["memory-legend"].append(
+        entry("own c0 p0", "filled"),
+        entry("idle", "reserved, of no use"),
+        entry("empty", "free slot"),
+      );
     }
   }
 
@@ -81,7 +86,8 @@ class View {
   }
 
   over(target) {
-    const block = target.closest?.("[data-block]"), key = target.closest?.("[data-key]");
+    const block = target.closest?.("[data-block]");
+    const key = target.closest?.("[data-key]");
     if (block) this.hover({ block: Number(block.dataset.block) });
     else if (key && this.root.contains(key)) this.hover({ key: key.dataset.key });
     else if (!target.closest?.("canvas")) this.hover(null);
@@ -110,18 +116,21 @@ class View {
 
   /** To be called when the window has a new size. */
   measure() {
-    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize), beside = innerWidth > 640 ? 13 * rem : 0;
+    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+    const beside = innerWidth > 640 ? 13 * rem : 0;
     this.characters = Math.floor((this.nodes.rows.clientWidth - beside) / (CHARACTER * rem));
     this.pool.width = this.nodes.pool.clientWidth;
   }
 
-  // --- A step ---------------------------------------------------------------------------------------------------------
+  // --- A step ------------------------------------------------------------------------------------------------------
 
   show(number, ink = this.ink) {
     Object.assign(this, { number, ink });
     this.step = this.replay.steps[number];
     this.state = this.replay.at(number);
-    this.fresh = new Map(this.step.after.filter(({ kind }) => kind === "token").map((event) => [keyOf(event), event.token_id]));
+    this.fresh = new Map(
+      this.step.after.filter(({ kind }) => kind === "token").map((event) => [keyOf(event), event.token_id]),
+    );
     this.showMemory(); // first: a canvas that writes has the browser lay out what was changed before
     this.showWords();
     this.showBudget();
@@ -136,43 +145,73 @@ class View {
     setText(nodes.summary, passInWords(replay, state));
     const lines = eventsInWords(replay, state, step);
     const quiet = { text: "Nobody comes and nobody leaves.", kind: "quiet" };
-    fill(nodes.events, lines.length ? lines : [quiet], () => element("li"), (item, { text, kind, after }) => {
-      setText(item, text);
-      setClass(item, after ? `${kind} after` : kind);
-    });
+    fill(
+      nodes.events,
+      lines.length ? lines : [quiet],
+      () => element("li"),
+      (item, { text, kind, after }) => {
+        setText(item, text);
+        setClass(item, after ? `${kind} after` : kind);
+      },
+    );
     setText(nodes.spoken, `Step ${step.step}. ${nodes.summary.textContent} ${lines.map(({ text }) => text).join(" ")}`);
   }
 
   /** What went through the model, as a bar: of the step's budget where there is one, else of the rectangle. */
   showBudget() {
-    const { step, state, replay, nodes } = this, budget = replay.stage >= 4 ? replay.header.options.max_num_batched_tokens : null;
+    const { step, state, replay, nodes } = this;
+    const budget = replay.stage >= 4 ? replay.header.options.max_num_batched_tokens : null;
     const used = step.rows.reduce((sum, row) => sum + row.num_tokens, 0);
-    const idle = step.rows.reduce((sum, row) => sum + row.num_padding, 0), all = budget ?? used + idle;
-    const rows = state.shown().map((key) => state.rows.get(key)).filter((row) => row?.num_tokens);
+    const idle = step.rows.reduce((sum, row) => sum + row.num_padding, 0);
+    const all = budget ?? used + idle;
+    const rows = state
+      .shown()
+      .map((key) => state.rows.get(key))
+      .filter((row) => row?.num_tokens);
     const segments = rows.flatMap((row) => {
-      const { recomputed } = state.completions.get(keyOf(row)), own = look(replay.names.get(row.request_id) ?? 0);
-      return [["again", row, recomputed], [own, row, row.num_tokens - recomputed]];
+      const { recomputed } = state.completions.get(keyOf(row));
+      const own = look(replay.names.get(row.request_id) ?? 0);
+      return [
+        ["again", row, recomputed],
+        [own, row, row.num_tokens - recomputed],
+      ];
     });
     const shown = [...segments, ["idle", null, idle]].filter(([, , size]) => size);
-    fill(nodes.budget, shown, () => element("span"), (segment, [className, row, size]) => {
-      setClass(segment, className);
-      segment.style.flexGrow = size;
-      setText(segment, row && size / all > 0.035 ? replay.name(row.request_id, row.index) : "");
-    });
+    fill(
+      nodes.budget,
+      shown,
+      () => element("span"),
+      (segment, [className, row, size]) => {
+        setClass(segment, className);
+        segment.style.flexGrow = size;
+        setText(segment, row && size / all > 0.035 ? replay.name(row.request_id, row.index) : "");
+      },
+    );
     nodes.budget.style.setProperty("--used", `${(100 * (used + idle)) / all}%`);
     const words = budget
       ? `${used} of ${budget} tokens that a step may compute`
-      : idle ? `${used} of the ${used + idle} positions are tokens, ${idle} are for nothing` : `${count(used, "token")}`;
+      : idle
+        ? `${used} of the ${used + idle} positions are tokens, ${idle} are for nothing`
+        : `${count(used, "token")}`;
     setText(nodes["rows-note"], words);
     nodes.budget.setAttribute("aria-label", words);
   }
 
   showRows() {
-    const { state, replay, nodes } = this, keys = state.shown();
-    const most = this.allRows ? keys.length : MOST_ROWS, longest = Math.max(1, ...keys.map((key) => {
-      const completion = state.completions.get(key), row = state.rows.get(key);
-      return Math.max(completion.prompt.length + completion.maxTokens, (row?.num_padding ?? 0) + lengthOf(completion));
-    }));
+    const { state, nodes } = this;
+    const keys = state.shown();
+    const most = this.allRows ? keys.length : MOST_ROWS;
+    const longest = Math.max(
+      1,
+      ...keys.map((key) => {
+        const completion = state.completions.get(key);
+        const row = state.rows.get(key);
+        return Math.max(
+          completion.prompt.length + completion.maxTokens,
+          (row?.num_padding ?? 0) + lengthOf(completion),
+        );
+      }),
+    );
     fillByKey(nodes.rows, keys.slice(0, most), makeRow, (item, key) => this.updateRow(item, key, longest));
     nodes["rows-more"].hidden = keys.length <= MOST_ROWS;
     setText(nodes["rows-more"], this.allRows ? "Fewer rows" : `${keys.length - MOST_ROWS} rows more`);
@@ -180,58 +219,73 @@ class View {
   }
 
   updateRow(item, key, longest) {
-    const { state, replay } = this, completion = state.completions.get(key), row = state.rows.get(key);
-    const { chip, what, tokens, bar } = item.parts, number = replay.names.get(completion.id) ?? 0;
-    const carried = row && row.num_tokens === 0, length = lengthOf(completion);
-    const chosen = key === this.chosenKey;
-    setClass(item, `row${carried ? " carried" : ""}${chosen ? " chosen" : ""}`);
+    const { state, replay } = this;
+    const completion = state.completions.get(key);
+    const row = state.rows.get(key);
+    const carried = row?.num_tokens === 0;
+    const start = row?.start ?? completion.numComputed;
+    const end = start + (row?.num_tokens ?? 0);
+    const again = start + (row ? completion.recomputed : 0); // up to here it was computed before
+    const own = look(replay.names.get(completion.id) ?? 0);
+    const { chip, what, tokens, bar } = item.parts;
+    setClass(item, `row${carried ? " carried" : ""}${key === this.chosenKey ? " chosen" : ""}`);
     this.updateChip(chip, key);
-    const start = row?.start ?? completion.numComputed, end = row ? row.start + row.num_tokens : start;
-    const again = completion.recomputed, whole = replay.stage <= 2;
-    let label = "waits for room", detail = `in the step`;
-    if (carried) [label, detail] = ["finished", `carried along, ${count(row.num_padding, "position")} for nothing`];
-    else if (row) {
-      label = row.phase === "prefill" || (!whole && row.num_tokens > 1) ? "prefill" : "decode";
-      detail = count(row.num_tokens, "token");
-      if (again) detail += `, ${again === row.num_tokens ? "all" : again} again`;
-      if (row.num_padding) detail += `, ${row.num_padding} padding`;
-      if (end < length) detail += `, ${length - end} to go`;
-    }
+    const [label, detail] = this.rowInWords(row, completion);
     setText(what.firstElementChild, label);
     setText(what.lastElementChild, detail);
-    // The tokens, as many of the last ones as there is room for
-    const fresh = this.fresh.get(key), until = end > start && end < length ? end : length, own = look(number);
-    const from = this.firstShown(completion, until), list = tokensOf(completion, from, until);
-    const cells = from ? [["gap", `… ${from} before `]] : []; // [class, text]; what is not computed now is in one piece
-    list.forEach((id, i) => {
-      const position = from + i, prompt = position < completion.prompt.length ? " prompt" : "", text = this.text(id);
-      const computed = position >= start && position < end && !carried;
-      const className = computed ? (position < start + again ? "token again" : `token now ${own}`) : position >= end && !carried ? "todo" : `plain${prompt}`;
-      if (!computed && cells.length && cells.at(-1)[0] === className) cells.at(-1)[1] += text;
-      else cells.push([className, text]);
-    });
-    if (until < length) cells.push(["gap", ` … ${length - until} more`]);
-    else if (fresh !== undefined) cells.push(["token fresh", this.text(fresh)]);
-    fill(tokens, cells, () => element("span"), (span, [className, text]) => {
-      setClass(span, className);
-      setText(span, text);
-    });
-    // The same as a bar, to one scale for all rows
-    const share = (tokens) => `${(100 * tokens) / longest}%`, room = completion.prompt.length + completion.maxTokens;
-    const pad = whole || row?.num_padding ? row?.num_padding ?? 0 : 0;
-    const segments = carried ? [["idle", pad]] : [
-      ["idle", pad], [this.replay.stage >= 3 ? "kept" : "", Math.min(start, length)], ["again", again], [`now ${own}`, end - start - again],
-      ["todo", Math.max(0, length - end)], ["room", Math.max(0, room - length)],
+    fillText(tokens, this.rowTokens(key, completion, { start, again, end, carried, own }));
+    const length = lengthOf(completion);
+    const padding = ["idle", row?.num_padding ?? 0];
+    const parts = [
+      padding,
+      [replay.cached ? "kept" : "", Math.min(start, length)],
+      ["again", again - start],
+      [own, end - again],
+      ["todo", length - end],
+      ["room", completion.prompt.length + completion.maxTokens - length],
     ];
-    fill(bar, segments.filter(([, size]) => size > 0), () => element("i"), (segment, [className, size]) => {
-      setClass(segment, className);
-      segment.style.width = share(size);
+    fillBar(bar, carried ? [padding] : parts, longest); // one scale for all rows
+  }
+
+  rowInWords(row, completion) {
+    if (!row) return ["waits", "for a place in a step"];
+    if (row.num_tokens === 0) return ["finished", `carried along, ${count(row.num_padding, "position")} for nothing`];
+    const { recomputed } = completion;
+    const togo = lengthOf(completion) - row.start - row.num_tokens;
+    const details = [
+      count(row.num_tokens, "token"),
+      ...(recomputed ? [`${recomputed === row.num_tokens ? "all" : recomputed} again`] : []),
+      ...(row.num_padding ? [`${row.num_padding} padding`] : []),
+      ...(togo > 0 ? [`${togo} to go`] : []),
+    ];
+    return [isPrefill(this.replay, row) ? "prefill" : "decode", details.join(", ")];
+  }
+
+  /** The tokens of a row, [class, text], as many of the last ones as there is room for. Each that is computed is for
+   * itself; the others are in one piece. */
+  rowTokens(key, completion, { start, again, end, carried, own }) {
+    const length = lengthOf(completion);
+    const until = end > start && end < length ? end : length;
+    const from = this.firstShown(completion, until);
+    const pieces = from ? [["gap", `… ${from} before `]] : [];
+    tokensOf(completion, from, until).forEach((id, i) => {
+      const position = from + i;
+      const computed = position >= start && position < end;
+      let className = position < completion.prompt.length ? "plain prompt" : "plain";
+      if (computed) className = position < again ? "token again" : `token now ${own}`;
+      else if (position >= end && !carried) className = "todo";
+      if (!computed && pieces.at(-1)?.[0] === className) pieces.at(-1)[1] += this.text(id);
+      else pieces.push([className, this.text(id)]);
     });
+    if (until < length) pieces.push(["gap", ` … ${length - until} more`]);
+    else if (this.fresh.has(key)) pieces.push(["token fresh", this.text(this.fresh.get(key))]);
+    return pieces;
   }
 
   /** The first position whose token is shown, so that those up to `until` fit into the lines of a row. */
   firstShown(completion, until) {
-    let room = Math.max(20, this.lines * this.characters - 30), from = until; // 30: "… 120 before", and the next token
+    let room = Math.max(20, this.lines * this.characters - 30); // 30: "… 120 before", and the next token
+    let from = until;
     const ids = tokensOf(completion, Math.max(0, until - room), until);
     while (ids.length && room > 0) {
       room -= Math.max(1, this.text(ids.pop()).length);
@@ -246,7 +300,8 @@ class View {
 
   updateChip(chip, key) {
     if (chip.dataset.key !== key) {
-      const { id, index } = this.state.completions.get(key), name = this.replay.name(id, index);
+      const { id, index } = this.state.completions.get(key);
+      const name = this.replay.name(id, index);
       setClass(chip, `chip ${look(this.replay.names.get(id) ?? 0)}`);
       setText(chip, name);
       chip.dataset.key = key;
@@ -256,15 +311,21 @@ class View {
     if (chip.getAttribute("aria-pressed") !== pressed) chip.setAttribute("aria-pressed", pressed);
   }
 
-  // --- Memory -----------------------------------------------------------------------------------------------------------
+  // --- Memory ------------------------------------------------------------------------------------------------------
 
   showMemory() {
     const { state, step, replay, nodes } = this;
-    const reserved = step.kv_tokens_reserved, used = step.kv_tokens_used;
-    const unused = reserved ? `${(reserved - used).toLocaleString("en")} of ${reserved.toLocaleString("en")} reserved places are not filled` : "";
+    const reserved = step.kv_tokens_reserved;
+    const used = step.kv_tokens_used;
+    const unused = reserved
+      ? `${(reserved - used).toLocaleString("en")} of ${reserved.toLocaleString("en")} reserved places are not filled`
+      : "";
     if (this.kind === "nothing") {
       setText(nodes["memory-note"], "");
-      setText(nodes.picked, "This stage has no KV cache. It forgets keys and values after each step, and computes every sequence again.");
+      setText(
+        nodes.picked,
+        "This stage has no KV cache. It forgets keys and values after each step, and computes every sequence again.",
+      );
       return;
     }
     if (this.kind === "slots") {
@@ -273,7 +334,8 @@ class View {
       return;
     }
     this.blocks = blocksOf(replay, state, step);
-    const free = this.blocks.filter((block) => block.free).length, held = this.blocks.filter(({ holders }) => holders.length).length;
+    const free = this.blocks.filter((block) => block.free).length;
+    const held = this.blocks.filter(({ holders }) => holders.length).length;
     const shared = step.num_blocks_shared ? `, ${step.num_blocks_shared} shared (saves ${step.num_blocks_saved})` : "";
     setText(nodes["memory-note"], `${held} of ${this.blocks.length} blocks held${shared}, ${free} free`);
     const label = `${nodes["memory-note"].textContent}. ${unused}. Arrow keys move from block to block.`;
@@ -284,54 +346,87 @@ class View {
   }
 
   drawPool() {
-    const { state, nodes, blocks, hovered } = this, key = hovered?.key ?? this.chosenKey;
-    const table = key && state.completions.get(key)?.blocks, emphasis = table?.length ? new Set(table) : null;
-    this.pool.draw(this.ink, blocks, state.blockSize, hovered?.block === undefined ? emphasis : null, table && new Map(table.map((b, i) => [b, i])));
-    const picked = this.pool.picked, canShow = picked !== null && picked < blocks.length;
+    const { state, nodes, blocks, hovered } = this;
+    const key = hovered?.key ?? this.chosenKey;
+    const table = key && state.completions.get(key)?.blocks;
+    const emphasis = table?.length ? new Set(table) : null;
+    this.pool.draw(
+      this.ink,
+      blocks,
+      state.blockSize,
+      hovered?.block === undefined ? emphasis : null,
+      table && new Map(table.map((b, i) => [b, i])),
+    );
+    const picked = this.pool.picked;
+    const canShow = picked !== null && picked < blocks.length;
     setText(nodes.picked, canShow ? blockInWords(this.replay, state, blocks, picked) : `${this.unused}.`);
-    for (const chip of nodes.tables.querySelectorAll("[data-block]")) chip.classList.toggle("same", canShow && Number(chip.dataset.block) === picked);
+    for (const chip of nodes.tables.querySelectorAll("[data-block]"))
+      chip.classList.toggle("same", canShow && Number(chip.dataset.block) === picked);
   }
 
   showTables() {
-    const { state, nodes } = this, keys = state.shown().filter((key) => state.completions.get(key).blocks.length).slice(0, MOST_ROWS);
+    const { state, nodes } = this;
+    const keys = state
+      .shown()
+      .filter((key) => state.completions.get(key).blocks.length)
+      .slice(0, MOST_ROWS);
     fillByKey(nodes.tables, keys, makeTable, (item, key) => {
-      const { blocks } = state.completions.get(key), [chip, list] = item.children;
+      const { blocks } = state.completions.get(key);
+      const [chip, list] = item.children;
       this.updateChip(chip, key);
-      const hidden = Math.max(0, blocks.length - MOST_CHIPS), shown = blocks.slice(hidden);
-      fill(list, hidden ? [`+${hidden}`, ...shown] : shown, () => element("button", "block", "", { type: "button" }), (button, block, i) => {
-        setText(button, String(block));
-        const real = typeof block === "number";
-        if (real) button.dataset.block = block;
-        else delete button.dataset.block;
-        button.tabIndex = i === 0 ? 0 : -1;
-        button.classList.toggle("shared", real && this.blocks[block]?.holders.length > 1);
-        button.classList.toggle("written", real && this.blocks[block]?.written && i === shown.length - 1 + (hidden ? 1 : 0));
-        if (real) button.setAttribute("aria-label", `block ${block}`);
-      });
+      const hidden = Math.max(0, blocks.length - MOST_CHIPS);
+      const shown = blocks.slice(hidden);
+      fill(
+        list,
+        hidden ? [`+${hidden}`, ...shown] : shown,
+        () => element("button", "block", "", { type: "button" }),
+        (button, block, i) => {
+          setText(button, String(block));
+          const real = typeof block === "number";
+          if (real) button.dataset.block = block;
+          else delete button.dataset.block;
+          button.tabIndex = i === 0 ? 0 : -1;
+          button.classList.toggle("shared", real && this.blocks[block]?.holders.length > 1);
+          button.classList.toggle(
+            "written",
+            real && this.blocks[block]?.written && i === shown.length - 1 + (hidden ? 1 : 0),
+          );
+          if (real) button.setAttribute("aria-label", `block ${block}`);
+        },
+      );
     });
   }
 
   showSlots() {
     const { state, step, replay, nodes } = this;
     fill(nodes.slots, slotsOf(replay, state, step), makeSlot, (item, { slot, key, padding, filled, length, done }) => {
-      const [name, chip, bar, words] = item.children, share = (tokens) => `${(100 * tokens) / length}%`;
+      const [name, chip, bar, words] = item.children;
+      const free = key === null;
       setText(name, String(slot));
-      chip.hidden = key === null;
-      setClass(bar, key === null ? "slot-bar empty" : "slot-bar idle");
-      const segments = key === null ? [] : [["idle", padding], [look(replay.names.get(state.completions.get(key).id) ?? 0), filled]];
-      fill(bar, segments, () => element("i"), (segment, [className, size]) => {
-        setClass(segment, className);
-        segment.style.width = share(size);
-      });
-      if (key !== null) this.updateChip(chip, key);
-      setText(words, key === null ? "free" : done ? `finished, ${length} for nothing` : `${filled} of ${length}`);
+      chip.hidden = free;
+      setClass(bar, free ? "slot-bar empty" : "slot-bar idle");
+      if (free) fillBar(bar, [], length);
+      else {
+        const own = look(replay.names.get(state.completions.get(key).id) ?? 0);
+        fillBar(
+          bar,
+          [
+            ["idle", padding],
+            [own, filled],
+          ],
+          length,
+        );
+        this.updateChip(chip, key);
+      }
+      setText(words, free ? "free" : done ? `finished, ${length} for nothing` : `${filled} of ${length}`);
     });
   }
 
-  // --- Queue, numbers, the chosen request -----------------------------------------------------------------------------
+  // --- Queue, numbers, the chosen request --------------------------------------------------------------------------
 
   showQueue() {
-    const { state, step, nodes } = this, keys = state.waiting();
+    const { state, step, nodes } = this;
+    const keys = state.waiting();
     const refused = new Set(step.before.filter(({ kind }) => kind === "refused").map(keyOf));
     setText(nodes["queue-note"], keys.length ? `${keys.length.toLocaleString("en")} wait` : "nobody waits");
     const rest = keys.length - MOST_WAITING;
@@ -339,65 +434,103 @@ class View {
     setText(nodes["queue-rest"], `and ${rest.toLocaleString("en")} more`);
     fillByKey(nodes.queue, keys.slice(0, MOST_WAITING), makeWaiting, (item, key) => {
       this.updateChip(item.firstElementChild, key);
-      const completion = state.completions.get(key), lost = completion.numPreemptions ? ", preempted" : "";
-      setText(item.lastElementChild, `${count(lengthOf(completion), "token")}${lost}${refused.has(key) ? ", next" : ""}`);
+      const completion = state.completions.get(key);
+      const lost = completion.numPreemptions ? ", preempted" : "";
+      setText(
+        item.lastElementChild,
+        `${count(lengthOf(completion), "token")}${lost}${refused.has(key) ? ", next" : ""}`,
+      );
       setClass(item, refused.has(key) ? "refused" : "");
     });
     const done = [...state.completions].filter(([, { status }]) => status === "finished").map(([key]) => key);
     setText(nodes["done-note"], done.length ? done.length.toLocaleString("en") : "none yet");
-    fillByKey(nodes.done, done.slice(-MOST_DONE), makeDone, (item, key) => this.updateChip(item.firstElementChild, key));
+    fillByKey(nodes.done, done.slice(-MOST_DONE), makeDone, (item, key) =>
+      this.updateChip(item.firstElementChild, key),
+    );
   }
 
   showNumbers() {
-    const { state, step, replay, nodes } = this, { output, useful, recomputed, padding, carried, preemptions } = state.counts;
-    const kinds = [["useful", "for the first time", useful], ["again", "again", recomputed], ["padding", "padding", padding], ["carried", "carried along", carried]];
+    const { state, step, replay, nodes } = this;
+    const { output, useful, recomputed, padding, carried, preemptions } = state.counts;
+    const seconds = replay.ends(this.number);
+    const speed = (output / seconds).toFixed(output < 10 * seconds ? 1 : 0);
+    setText(nodes["numbers-note"], `${count(output, "output token")} in ${seconds.toFixed(2)} s: ${speed} tokens/s`);
     const all = useful + recomputed + padding + carried;
-    const seconds = replay.ends(this.number), speed = output / seconds;
-    setText(nodes["numbers-note"], `${count(output, "output token")} in ${seconds.toFixed(2)} s: ${speed.toFixed(speed < 10 ? 1 : 0)} tokens/s`);
-    stack(nodes.computed, kinds.map(([name, , number]) => [name, number]));
-    nodes.computed.setAttribute("aria-label", `${all.toLocaleString("en")} positions went through the model`);
-    const share = (number) => `${Math.round((100 * number) / Math.max(1, all))}%`;
-    const lines = kinds.filter(([name, , number]) => number || name === "useful").map(([name, words, number]) => [name, `computed ${words}`.replace("computed padding", "padding").replace("computed carried along", "carried along"), number.toLocaleString("en"), share(number)]);
-    if (step.kv_tokens_reserved) lines.push(["reserved", "reserved now, not filled", (step.kv_tokens_reserved - step.kv_tokens_used).toLocaleString("en"), `${Math.round((100 * (step.kv_tokens_reserved - step.kv_tokens_used)) / step.kv_tokens_reserved)}%`]);
-    if (preemptions) lines.push(["", "preemptions", String(preemptions), ""]);
+    const kinds = [
+      ["useful", "computed for the first time", useful],
+      ["again", "computed again", recomputed],
+      ["padding", "padding", padding],
+      ["carried", "carried along", carried],
+    ];
+    fillBar(
+      nodes.computed,
+      kinds.map(([kind, , number]) => [kind, number]),
+      all,
+    );
+    nodes.computed.setAttribute("aria-label", `${count(all, "position")} went through the model`);
+    const lines = kinds
+      .filter(([kind, , number]) => number || kind === "useful")
+      .map(([kind, words, number]) => [kind, words, number.toLocaleString("en"), percent(number, all)]);
+    const { kv_tokens_reserved: reserved, kv_tokens_used: used } = step;
+    if (reserved) {
+      const unused = reserved - used;
+      lines.push(["reserved", "reserved now, not filled", unused.toLocaleString("en"), percent(unused, reserved)]);
+    }
+    if (preemptions) lines.push(["", "preemptions", preemptions.toLocaleString("en"), ""]);
     fill(nodes.counts, lines, makeCount, updateCount);
+    this.showTime();
+  }
+
+  showTime() {
+    const { step, nodes } = this;
     const parts = PART_NAMES.filter((name) => name in step.parts).map((name) => [name, step.parts[name]]);
     const total = parts.reduce((sum, [, time]) => sum + time, 0);
-    setText(nodes["time-note"], `${(1e3 * total).toFixed(total < 0.01 ? 2 : 1)} ms`);
-    stack(nodes.parts, parts);
-    nodes.parts.setAttribute("aria-label", parts.map(([name, time]) => `${name} ${(1e3 * time).toFixed(2)} ms`).join(", "));
-    fill(nodes["part-counts"], parts.map(([name, time]) => [name, name, `${(1e3 * time).toFixed(2)} ms`, `${Math.round((100 * time) / total)}%`]), makeCount, updateCount);
+    const milliseconds = (time) => `${(1e3 * time).toFixed(2)} ms`;
+    setText(nodes["time-note"], milliseconds(total));
+    fillBar(nodes.parts, parts, total);
+    nodes.parts.setAttribute("aria-label", parts.map(([name, time]) => `${name} ${milliseconds(time)}`).join(", "));
+    const lines = parts.map(([name, time]) => [name, name, milliseconds(time), percent(time, total)]);
+    fill(nodes["part-counts"], lines, makeCount, updateCount);
   }
 
   showRequest() {
-    const { state, replay, nodes } = this, completion = this.chosenKey && state.completions.get(this.chosenKey);
+    const { state, replay, nodes } = this;
+    const completion = this.chosenKey && state.completions.get(this.chosenKey);
     nodes["request-card"].hidden = !completion;
     if (!completion) return;
     const { prompt, numOutput, maxTokens, numCached, numPreemptions, status, finishReason, blocks, slot } = completion;
-    setText(nodes["request-title"], `${replay.name(completion.id, completion.index)}: request ${visible(completion.id)}`);
+    setText(
+      nodes["request-title"],
+      `${replay.name(completion.id, completion.index)}: request ${visible(completion.id)}`,
+    );
     const facts = [
-      finishReason ? `finished (${finishReason})` : status, `prompt ${prompt.length} tokens`, `output ${numOutput} of at most ${maxTokens}`,
-      ...(numCached ? [`${numCached} found in the prefix cache`] : []), ...(numPreemptions ? [`preempted ${numPreemptions} times`] : []),
-      ...(slot !== null ? [`slot ${slot}`] : []), ...(blocks.length ? [`blocks ${blocks.join(", ")}`] : []),
+      finishReason ? `finished (${finishReason})` : status,
+      `prompt ${prompt.length} tokens`,
+      `output ${numOutput} of at most ${maxTokens}`,
+      ...(numCached ? [`${numCached} found in the prefix cache`] : []),
+      ...(numPreemptions ? [`preempted ${numPreemptions} times`] : []),
+      ...(slot !== null ? [`slot ${slot}`] : []),
+      ...(blocks.length ? [`blocks ${blocks.join(", ")}`] : []),
     ];
     setText(nodes.facts, facts.join(" · "));
-    const own = look(replay.names.get(completion.id) ?? 0);
     const text = (ids) => ids.map((id) => this.text(id)).join("");
-    const pieces = [[text(prompt), "prompt"], [text(tokensOf(completion, prompt.length)), ""]];
-    const fresh = this.fresh.get(this.chosenKey);
-    if (fresh !== undefined) pieces.push([text([fresh]), `token fresh ${own}`]);
-    fill(nodes.full, pieces, () => element("span"), (span, [words, className]) => {
-      setText(span, words);
-      setClass(span, className);
-    });
+    const pieces = [
+      ["prompt", text(prompt)],
+      ["", text(tokensOf(completion, prompt.length))],
+    ];
+    if (this.fresh.has(this.chosenKey)) pieces.push(["token fresh", this.text(this.fresh.get(this.chosenKey))]);
+    fillText(nodes.full, pieces);
   }
 }
 
-// --- Pieces of the document -----------------------------------------------------------------------------------------
+// --- Pieces of the document ----------------------------------------------------------------------------------------
 
 function makeRow() {
-  const item = element("li"), chip = element("button", "chip", "", { type: "button" });
-  const what = element("span", "what"), tokens = element("bdi", "tokens"), bar = element("span", "bar", "", { "aria-hidden": "true" });
+  const item = element("li");
+  const chip = element("button", "chip", "", { type: "button" });
+  const what = element("span", "what");
+  const tokens = element("bdi", "tokens");
+  const bar = element("span", "bar", "", { "aria-hidden": "true" });
   what.append(element("b"), element("span"));
   item.append(chip, what, tokens, bar);
   item.parts = { chip, what, tokens, bar };
@@ -405,14 +538,20 @@ function makeRow() {
 }
 
 function makeTable() {
-  const item = element("li"), list = element("span", "blocks");
+  const item = element("li");
+  const list = element("span", "blocks");
   item.append(element("button", "chip", "", { type: "button" }), list);
   return item;
 }
 
 function makeSlot() {
   const item = element("div", "slot");
-  item.append(element("span", "slot-number"), element("button", "chip", "", { type: "button" }), element("span", "slot-bar"), element("span", "slot-words"));
+  item.append(
+    element("span", "slot-number"),
+    element("button", "chip", "", { type: "button" }),
+    element("span", "slot-bar"),
+    element("span", "slot-words"),
+  );
   return item;
 }
 
@@ -439,11 +578,6 @@ function updateCount(item, [kind, ...texts]) {
   texts.forEach((text, i) => setText(item.children[i + 1], text));
 }
 
-/** A bar in parts. */
-function stack(bar, parts) {
-  const all = parts.reduce((sum, [, size]) => sum + size, 0);
-  fill(bar, parts.filter(([, size]) => size > 0), () => element("i"), (segment, [kind, size]) => {
-    setClass(segment, kind);
-    segment.style.width = `${(100 * size) / all}%`;
-  });
+function percent(part, whole) {
+  return `${Math.round((100 * part) / Math.max(1e-9, whole))}%`;
 }
