@@ -28,8 +28,8 @@ clients: $(VENV)/installed-test
 	$(BIN)/python -m serving.clients.load --seconds 20
 
 test-browser: $(VENV)/installed-browser
-	@command -v chromium chromedriver npm > /dev/null || \
-		{ echo "needs chromium, chromedriver and npm: apt-get install chromium chromium-driver npm"; exit 1; }
+	@for program in chromium chromedriver npm; do command -v $$program > /dev/null || \
+		{ echo "no $$program; on Debian: apt-get install chromium chromium-driver npm"; exit 1; }; done
 	@test -e .axe/package || { mkdir -p .axe && cd .axe && npm pack --silent axe-core@4 && tar -xzf axe-core-*.tgz; }
 	$(BIN)/python -m pytest tests/browser
 

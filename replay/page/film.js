@@ -87,16 +87,9 @@ class Film {
       if (w > 22 && lane >= 9) {
         const text = replay.name(id, index);
         const size = Math.round(lane - 2.5);
-        ink.write(
-          context,
-          text,
-          x + 6 + text.length * size * 0.35,
-          y + h / 2 + 0.5,
-          size,
-          700,
-          ink["on-own"],
-          ink.own[own % NUM_COLOURS],
-        );
+        const plate = ink.own[own % NUM_COLOURS];
+        const middle = x + 6 + text.length * size * 0.35;
+        ink.write(context, text, middle, y + h / 2 + 0.5, { size, weight: 700, colour: ink["on-own"], plate });
       }
     }
     const most = replay.lanes.queued.reduce((a, b) => Math.max(a, b), 1);

@@ -55,7 +55,9 @@ class Pool {
       const x = (i % this.columns) * this.cell;
       const y = Math.floor(i / this.columns) * this.cell;
       context.globalAlpha = emphasis && !emphasis.has(i) ? 0.25 : 1;
-      this.drawBlock(ink, context, block, x + 1.5, y + 1.5, this.cell - 3, size, order?.get(i));
+      const side = this.cell - 3;
+      this.drawBlock(ink, context, block, x + 1.5, y + 1.5, side, size);
+      if (side >= 11) this.labelBlock(ink, context, block, i, x + 1.5, y + 1.5, side, order?.get(i));
       context.globalAlpha = 1;
       if (i === this.picked) {
         context.strokeStyle = ink.focus;
@@ -65,7 +67,7 @@ class Pool {
     });
   }
 
-  drawBlock(ink, context, block, x, y, side, size, order) {
+  drawBlock(ink, context, block, x, y, side, size) {
     const filled = Math.max(0, Math.min(1, block.numTokens / size)) * side;
     if (block.holders.length) {
       ink.fillWaste(context, x, y, side, side);
@@ -90,39 +92,31 @@ class Pool {
     }
     context.strokeRect(x, y, side, side);
     if (block.findable) context.setLineDash([]);
-    if (side < 11) return;
-    const names = block.holders.length
-      ? block.holders.map(({ name }) => name)
-      : block.findable
-        ? [block.ownerName]
-        : [];
-    const text = names.length > 2 ? `${names.length}×` : names.join(" ");
+  }
+
+  /** Who is in a block; where there is room, also its number, its place in the chosen table, and what it is a copy of. */
+  labelBlock(ink, context, block, number, x, y, side, order) {
     const held = block.holders.length > 0;
-    if (text) {
-      const font = Math.round(Math.min(18, side / 2, (1.5 * side) / text.length));
-      const plate = held && ink.own[block.holders[0].number % NUM_COLOURS];
-      ink.write(
-        context,
-        text,
-        x + side / 2,
-        y + side / 2 + 1,
-        font,
-        held ? 700 : 400,
-        held ? ink["on-own"] : ink.ink,
-        plate,
-      );
+    const names = held ? block.holders.map(({ name }) => name) : block.findable ? [block.ownerName] : [];
+    const text = names.length > 2 ? `${names.length}×` : names.join(" ");
+    const size = Math.round(Math.min(18, side / 2, (1.3 * side) / text.length));
+    if (held) {
+      const plate = ink.own[block.holders[0].number % NUM_COLOURS];
+      ink.write(context, text, x + side / 2, y + side / 2 + 1, { size, weight: 700, colour: ink["on-own"], plate });
+    } else if (text) {
+      ink.write(context, text, x + side / 2, y + side / 2 + 1, { size, colour: ink.ink });
     }
-    if (order !== undefined && side >= 24) {
-      ink.write(
-        context,
-        String(order + 1),
-        x + side * 0.17,
-        y + side * 0.2,
-        Math.round(side * 0.26),
-        700,
-        ink["on-own"],
-      );
-    }
+    if (side < 34) return;
+    const corner = (words, right, low, colour = ink.soft) =>
+      ink.write(context, words, x + (right ? 0.81 : 0.19) * side, y + (low ? 0.87 : 0.16) * side, {
+        size: Math.round(side * 0.21),
+        weight: colour === ink.soft ? 400 : 700,
+        colour,
+        plate: ink.card,
+      });
+    corner(String(number), true, true);
+    if (order !== undefined) corner(`${order + 1}.`, false, false, ink.ink);
+    if (block.copyOf !== undefined) corner(`=${block.copyOf}`, true, false, ink.ink);
   }
 }
 
@@ -155,6 +149,7 @@ function blocksOf(replay, state, step) {
       if (row && (i + 1) * size > row.start && i * size < row.start + row.num_tokens) own.written = true;
     });
   }
+  for (const event of step.before) if (event.kind === "copied") blocks[event.target].copyOf = event.source;
   for (const block of step.findable ?? []) {
     const content = state.contents[block];
     const id = content && content.key.slice(0, content.key.lastIndexOf("/"));
@@ -176,7 +171,8 @@ function blockInWords(replay, state, blocks, number) {
   const quoted = tokens ? `: “${tokens.trim()}”` : "";
   if (block.holders.length) {
     const holders = block.holders.map(({ name, place }) => `${name} (its ${ordinal(place + 1)})`);
-    const shared = block.holders.length > 1 ? ", shared" : "";
+    const copy = block.copyOf === undefined ? "" : `, a copy of block ${block.copyOf}`;
+    const shared = block.holders.length > 1 ? ", shared" : copy;
     const filled = `${block.numTokens} of ${state.blockSize} places filled`;
     return `Block ${number} is held by ${list(holders)}${shared}, ${filled}${quoted}`;
   }

@@ -22,12 +22,12 @@ class Ink {
   }
 
   /** Write a short text with its middle at a place; on a plate of a colour, if one is given. */
-  write(context, text, x, y, size, weight, colour, plate) {
+  write(context, text, x, y, { size, weight = 400, colour, plate }) {
     const font = `${weight} ${size}px ${this.font}`;
     if (context.ownFont !== font) context.font = context.ownFont = font; // to set it takes long
     if (plate) {
       const key = `${text} ${font}`;
-      if (!this.widths.has(key)) this.widths.set(key, context.measureText(text).width + 6);
+      if (!this.widths.has(key)) this.widths.set(key, context.measureText(text).width + 0.4 * size);
       const width = this.widths.get(key);
       context.fillStyle = plate;
       context.fillRect(x - width / 2, y - size * 0.65, width, size * 1.2);

@@ -61,6 +61,7 @@ class View {
         entry("written", "written now"),
         entry("findable", "free, can be found"),
         entry("empty", "free"),
+        "=5: a copy of block 5",
       );
     } else if (this.kind === "slots") {
       this.nodes["memory-legend"].append(
