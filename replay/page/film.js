@@ -2,10 +2,10 @@
 // The picture of the whole run, above the slider: a lane for each place in the batch, and below how many wait.
 
 const EDGE = 8; // half of a slider's thumb: the picture begins and ends where its middle can be
-const LANE_MIN = 5;
+const LANE_MIN = 2.4;
 const LANE_MAX = 13;
 const QUEUE = 16;
-const MOST_LANES = 16;
+const MOST_LANES = 40;
 
 class Film {
   /** clock: says where a step begins and ends, from 0 to 1; onDrag is told where the mouse is, in the same measure. */
@@ -66,7 +66,7 @@ class Film {
       const own = replay.names.get(id) ?? 0;
       const end = right(span.to);
       const w = Math.max(1, end - x - 1);
-      const h = lane - 1.5;
+      const h = lane - Math.min(1.5, lane / 3);
       if (w < 3) {
         context.fillStyle = ink.own[own % NUM_COLOURS];
         context.fillRect(x, y, w, h);
@@ -91,6 +91,10 @@ class Film {
         const middle = x + 6 + text.length * size * 0.35;
         ink.write(context, text, middle, y + h / 2 + 0.5, { size, weight: 700, colour: ink["on-own"], plate });
       }
+    }
+    if (lanes < replay.lanes.taken.length) {
+      const words = `${lanes} of ${replay.lanes.taken.length} lanes`;
+      ink.write(context, words, width - 60, height - QUEUE / 2, { size: 12, colour: ink.soft });
     }
     const most = replay.lanes.queued.reduce((a, b) => Math.max(a, b), 1);
     const bottom = height;

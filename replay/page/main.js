@@ -143,6 +143,7 @@ class Page {
     if (this.frame) cancelAnimationFrame(this.frame);
     this.frame = null;
     const { clock, position, slider } = this;
+    this.views.forEach((view, i) => view.show(clock.step(i, position), this.ink));
     slider.max = clock.mode === "steps" ? clock.end : Math.ceil(1e6 * clock.seconds);
     slider.value = clock.mode === "steps" ? position : Math.round(1e6 * position);
     const where =
@@ -152,7 +153,6 @@ class Page {
     setText(this.where, where);
     slider.setAttribute("aria-valuetext", where);
     for (const film of this.films) film.draw(this.ink, clock.cursor(position));
-    this.views.forEach((view, i) => view.show(clock.step(i, position), this.ink));
     for (const { nodes } of this.views) {
       const live = this.playing ? "off" : "polite";
       if (nodes.spoken.getAttribute("aria-live") !== live) nodes.spoken.setAttribute("aria-live", live);

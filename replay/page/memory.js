@@ -84,7 +84,7 @@ class Pool {
       context.fillRect(x, y, side, side);
       context.globalAlpha = alpha;
     }
-    context.lineWidth = block.written ? 2.5 : 1;
+    context.lineWidth = block.written ? Math.min(2.5, side / 4) : 1;
     context.strokeStyle = block.written ? ink.ink : block.holders.length ? ink.soft : ink.line;
     if (block.findable) {
       context.strokeStyle = ink.soft;
