@@ -1,10 +1,11 @@
 # make demo: a story.  make test: the tests.  make soak: those that take long.  make clients: other people's programs
-# against the server.  make notebooks: run them anew.  All make .venv first.
+# against the server.  make test-browser: the pages of replay, in Chromium.  make notebooks: run them anew.  All make
+# .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test soak clients lint notebooks
+.PHONY: demo test soak clients test-browser lint notebooks
 
 demo: $(VENV)/installed
 	$(BIN)/python -m stage05 --temperature 0.8 --prompts \
@@ -15,7 +16,7 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2 -m "not soak"
+	$(BIN)/python -m pytest -n 2 -m "not soak and not browser"
 
 soak: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 -m soak
@@ -25,6 +26,12 @@ clients: $(VENV)/installed-test
 	.clients/openai/bin/python -m pytest serving/clients/test_openai.py
 	.clients/lm-eval/bin/python -m pytest serving/clients/test_lm_eval.py
 	$(BIN)/python -m serving.clients.load --seconds 20
+
+test-browser: $(VENV)/installed-browser
+	@for program in chromium chromedriver npm; do command -v $$program > /dev/null || \
+		{ echo "no $$program; on Debian: apt-get install chromium chromium-driver npm"; exit 1; }; done
+	@test -e .axe/package || { mkdir -p .axe && cd .axe && npm pack --silent axe-core@4 && tar -xzf axe-core-*.tgz; }
+	$(BIN)/python -m pytest tests/browser
 
 notebooks: $(VENV)/installed-test
 	$(BIN)/python tools/run_notebooks.py
@@ -42,4 +49,8 @@ $(VENV)/installed: $(BIN)/python pyproject.toml
 
 $(VENV)/installed-test: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	touch $@
+
+$(VENV)/installed-browser: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable ".[browser]"
 	touch $@

@@ -1,0 +1,461 @@
+"use strict";
+// The page as a whole: where in the run it is, how it is moved, and the link that leads there.
+
+/** Where every trace is at one position: by steps, a position is a step's number; by wall time it is a time in seconds
+ * since the beginning, and each trace shows the step that was under way then. */
+class Clock {
+  constructor(replays) {
+    Object.assign(this, { replays, mode: "steps" });
+  }
+
+  get end() {
+    const ends = this.replays.map((replay) =>
+      this.mode === "steps" ? replay.steps.length - 1 : replay.begins(replay.steps.length - 1),
+    );
+    return Math.max(...ends);
+  }
+
+  /** How long the longest trace is. */
+  get seconds() {
+    return Math.max(...this.replays.map((replay) => replay.ends(replay.steps.length - 1)));
+  }
+
+  /** The step of a trace at a position. */
+  step(number, position) {
+    const replay = this.replays[number];
+    const last = replay.steps.length - 1;
+    if (this.mode === "steps") return Math.min(last, position);
+    let low = 0;
+    let high = last;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (replay.begins(middle) <= position + 1e-9) low = middle;
+      else high = middle - 1;
+    }
+    return low;
+  }
+
+  position(number, step) {
+    return this.mode === "steps" ? step : this.replays[number].begins(step);
+  }
+
+  /** The position at which something changes, `steps` of them further on or back. */
+  move(position, steps) {
+    if (this.mode === "steps") return Math.max(0, Math.min(this.end, position + steps));
+    for (; steps > 0; steps--) {
+      const next = this.replays
+        .map((r, i) => this.step(i, position) + 1)
+        .flatMap((s, i) => (s < this.replays[i].steps.length ? [this.replays[i].begins(s)] : []));
+      if (!next.length) return position;
+      position = Math.min(...next);
+    }
+    for (; steps < 0; steps++) {
+      const last = this.replays.flatMap((replay, i) => {
+        const step = this.step(i, position);
+        const begins = replay.begins(step);
+        return begins < position - 1e-9 ? [begins] : step ? [replay.begins(step - 1)] : [];
+      });
+      if (!last.length) return 0;
+      position = Math.max(...last);
+    }
+    return position;
+  }
+
+  /** Which trace began a step last at a position, and which step: this names the position exactly. */
+  naming(position) {
+    let best = 0;
+    this.replays.forEach((replay, i) => {
+      if (replay.begins(this.step(i, position)) > this.replays[best].begins(this.step(best, position)) + 1e-9) best = i;
+    });
+    if (this.mode === "steps") best = this.replays.findIndex((replay) => replay.steps.length > position);
+    return { trace: best, step: this.step(best, position) };
+  }
+
+  /** Where a position is in the picture of the run: from 0 to 1. */
+  cursor(position) {
+    return this.mode === "steps" ? (position + 0.5) / (this.end + 1) : position / this.seconds;
+  }
+
+  /** Where a step begins, or ends, in it. */
+  share(number, step, end = false) {
+    const replay = this.replays[number];
+    if (this.mode === "steps") return (step + end) / (this.end + 1);
+    return (end ? replay.ends(step) : replay.begins(step)) / this.seconds;
+  }
+}
+
+class Page {
+  constructor(traces) {
+    this.replays = traces.map(([header, ...steps]) => {
+      const replay = new Replay(header);
+      for (const step of steps) replay.append(step);
+      return replay;
+    });
+    this.clock = new Clock(this.replays);
+    this.position = 0;
+    this.chosen = { id: null, index: 0 };
+    this.views = this.replays.map((replay) => new View(replay, this.chosen, () => this.render()));
+    document.getElementById("panels").append(...this.views.map(({ root }) => root));
+    document.getElementById("panels").classList.toggle("two", this.views.length > 1);
+    this.films = this.replays.map(
+      (replay, i) => new Film(replay, this.clock, i, filmInWords(replay), (share) => this.dragTo(share)),
+    );
+    document.getElementById("films").append(...this.films.map(({ root }) => root));
+    if (this.views.length === 1) {
+      const { title } = this.views[0].nodes;
+      document.getElementById("heading").replaceChildren(...title.childNodes);
+      title.hidden = true;
+    }
+    this.questions = questions(this.replays[0]);
+    this.asked = null;
+    this.playing = null;
+    this.ink = new Ink();
+    this.controls();
+    this.measure();
+    this.readFragment();
+    this.renderNow();
+    new ResizeObserver(() => this.measure()).observe(document.body);
+  }
+
+  /** To look up how wide things are makes the browser lay out anew: not at every step, but when it may have changed. */
+  measure() {
+    for (const part of [...this.films, ...this.views]) part.measure();
+    this.render();
+  }
+
+  /** A step more of a trace, as it happens; whoever looks at the last one stays there. */
+  append(number, step) {
+    const atEnd = this.position >= this.clock.end && !this.playing;
+    this.replays[number].append(step);
+    this.showKinds();
+    if (atEnd) this.goTo(this.clock.end);
+    else this.render();
+  }
+
+  // --- Drawing -----------------------------------------------------------------------------------------------------
+
+  /** Draw before the next frame, however often this is called until then. */
+  render() {
+    this.frame ??= requestAnimationFrame(() => this.renderNow());
+  }
+
+  renderNow() {
+    if (this.frame) cancelAnimationFrame(this.frame);
+    this.frame = null;
+    const { clock, position, slider } = this;
+    this.views.forEach((view, i) => view.show(clock.step(i, position), this.ink));
+    slider.max = clock.mode === "steps" ? clock.end : Math.ceil(1e6 * clock.seconds);
+    slider.value = clock.mode === "steps" ? position : Math.round(1e6 * position);
+    const where =
+      clock.mode === "steps"
+        ? `Step ${position} of ${clock.end}`
+        : `${position.toFixed(3)} s of ${clock.seconds.toFixed(3)} s`;
+    setText(this.where, where);
+    slider.setAttribute("aria-valuetext", where);
+    for (const film of this.films) film.draw(this.ink, clock.cursor(position));
+    for (const { nodes } of this.views) {
+      const live = this.playing ? "off" : "polite";
+      if (nodes.spoken.getAttribute("aria-live") !== live) nodes.spoken.setAttribute("aria-live", live);
+    }
+    clearTimeout(this.later);
+    this.later = setTimeout(() => this.writeFragment(), 250); // browsers do not like it at every frame
+  }
+
+  // --- Moving ------------------------------------------------------------------------------------------------------
+
+  goTo(position) {
+    this.withdraw();
+    this.position = Math.max(0, Math.min(this.clock.end, position));
+    this.render();
+  }
+
+  /** One step on, by key, button or in play: here the page may ask first. */
+  forward() {
+    if (this.asked !== null) return this.answer(null);
+    const next = this.clock.move(this.position, 1);
+    if (next === this.position) return this.pause();
+    const step = this.clock.step(0, next);
+    const isNew = step !== this.clock.step(0, this.position);
+    if (this.predict.checked && isNew && this.questions.has(step)) return this.ask(step, next);
+    return this.goTo(next);
+  }
+
+  /** The same by hand: what plays stops. */
+  stepOn() {
+    this.pause();
+    this.forward();
+  }
+
+  turnTo(position) {
+    this.pause();
+    this.goTo(position);
+  }
+
+  /** To the next or the previous step that has an event of the chosen kind. */
+  jump(direction) {
+    this.pause();
+    const kind = this.kind.value;
+    const positions = this.replays.flatMap((replay, i) => {
+      const steps = kind ? replay.stepsWith[kind] : [...new Set(KINDS.flatMap((k) => replay.stepsWith[k]))];
+      return steps.map((step) => this.clock.position(i, step));
+    });
+    const beyond = positions.filter((p) => (p - this.position) * direction > 1e-9);
+    if (beyond.length)
+      this.goTo(direction > 0 ? beyond.reduce((a, b) => Math.min(a, b)) : beyond.reduce((a, b) => Math.max(a, b)));
+  }
+
+  play() {
+    if (this.playing) return this.pause();
+    if (this.position >= this.clock.end) this.goTo(0);
+    this.playing = { since: performance.now(), from: this.position };
+    const tick = (now) => {
+      if (!this.playing) return;
+      const { since, from } = this.playing;
+      const speed = Number(this.speed.value);
+      const due = from + (speed * (now - since)) / 1000;
+      while (this.playing && this.position < this.clock.end) {
+        const next = this.clock.move(this.position, 1);
+        if (next > due) break;
+        this.forward();
+        if (this.asked !== null) this.pause();
+      }
+      if (this.position >= this.clock.end) this.pause();
+      if (this.playing) requestAnimationFrame(tick);
+    };
+    requestAnimationFrame(tick);
+    this.showPlaying();
+  }
+
+  pause() {
+    this.playing = null;
+    this.showPlaying();
+  }
+
+  showPlaying() {
+    setText(this.playButton, this.playing ? "❚❚ Pause" : "▶ Play");
+    this.playButton.setAttribute("aria-label", this.playing ? "Pause" : "Play");
+  }
+
+  /** To a place in the picture of the run, from 0 to 1. */
+  dragTo(share) {
+    const { clock } = this;
+    this.turnTo(clock.mode === "steps" ? Math.floor(share * (clock.end + 1)) : share * clock.seconds);
+  }
+
+  // --- Questions ---------------------------------------------------------------------------------------------------
+
+  ask(step, next) {
+    const { text, choices } = this.questions.get(step);
+    this.pause();
+    this.asked = { step, next };
+    const letters = "abcdefgh";
+    setText(document.getElementById("question-text"), text);
+    setText(document.getElementById("verdict"), "");
+    setText(document.getElementById("go-on"), "Show it");
+    const list = document.getElementById("choices");
+    list.replaceChildren(
+      ...choices.map((choice, i) => {
+        const button = element("button", "choice", `${letters[i]}) ${choice}`, { type: "button" });
+        button.addEventListener("click", () => this.answer(choice));
+        return button;
+      }),
+    );
+    document.getElementById("question").hidden = false;
+    document.getElementById("question-text").focus({ preventScroll: true });
+  }
+
+  /** Show what happens; `choice` is what was expected, or null. */
+  answer(choice) {
+    const { step, next } = this.asked;
+    const { right } = this.questions.get(step);
+    this.questions.delete(step);
+    if (choice === null) {
+      this.withdraw();
+      this.goTo(next);
+      return;
+    }
+    setText(document.getElementById("verdict"), choice === right ? "Right." : `Not so. ${right}.`);
+    for (const button of document.getElementById("choices").children) {
+      button.disabled = true;
+      const own = button.textContent.slice(3);
+      button.classList.toggle("right", own === right);
+      button.classList.toggle("wrong", own === choice && choice !== right);
+    }
+    setText(document.getElementById("go-on"), "Go on");
+    this.asked = null;
+    this.position = next;
+    this.render();
+    document.getElementById("go-on").focus({ preventScroll: true });
+  }
+
+  withdraw() {
+    this.asked = null;
+    document.getElementById("question").hidden = true;
+  }
+
+  // --- Links -------------------------------------------------------------------------------------------------------
+
+  /** #step=12&request=r3: with two traces also which of them the step is of, and the clock. */
+  get fragment() {
+    const { trace, step } = this.clock.naming(this.position);
+    const fields = new URLSearchParams();
+    if (this.replays.length > 1) {
+      fields.set("clock", this.clock.mode);
+      fields.set("trace", trace + 1);
+    }
+    fields.set("step", step);
+    if (this.chosen.id !== null) {
+      fields.set("request", this.chosen.id);
+      if (this.chosen.index) fields.set("index", this.chosen.index);
+    }
+    return `#${fields}`;
+  }
+
+  writeFragment() {
+    if (location.hash !== this.fragment) history.replaceState(null, "", this.fragment);
+  }
+
+  readFragment() {
+    const fields = new URLSearchParams(location.hash.slice(1));
+    const whole = (name) => Math.max(0, Math.floor(Number(fields.get(name)) || 0));
+    if (fields.get("clock") === "time" && this.replays.length > 1) this.setClock("time");
+    else if (fields.get("clock") === "steps") this.setClock("steps");
+    const trace = Math.min(this.replays.length - 1, Math.max(0, whole("trace") - 1));
+    const step = Math.min(this.replays[trace].steps.length - 1, whole("step"));
+    this.chosen.id = fields.get("request");
+    this.chosen.index = whole("index");
+    this.goTo(this.clock.position(trace, step));
+  }
+
+  // --- Controls ----------------------------------------------------------------------------------------------------
+
+  setClock(mode) {
+    const { trace, step } = this.clock.naming(this.position);
+    this.pause();
+    this.clock.mode = mode;
+    document.getElementById("clock").value = mode;
+    const speeds =
+      mode === "steps"
+        ? [1, 2, 5, 10, 30, 100].map((n) => [n, `${n} steps/s`])
+        : [
+            [0.01, "1/100 ×"],
+            [0.1, "1/10 ×"],
+            [0.5, "1/2 ×"],
+            [1, "as it was"],
+          ];
+    this.speed.replaceChildren(
+      ...speeds.map(([value, text]) => element("option", "", text.replace("1 steps", "1 step"), { value })),
+    );
+    this.speed.value = mode === "steps" ? 2 : 0.1;
+    this.goTo(this.clock.position(trace, step));
+  }
+
+  controls() {
+    const find = (id) => document.getElementById(id);
+    const on = (id, act) => find(id).addEventListener("click", act);
+    Object.assign(this, {
+      slider: find("slider"),
+      where: find("where"),
+      speed: find("speed"),
+      kind: find("kind"),
+      playButton: find("play"),
+      predict: find("predict"),
+    });
+    find("clock-switch").hidden = this.replays.length < 2;
+    find("clock").addEventListener("change", (event) => this.setClock(event.target.value));
+    this.setClock("steps");
+    this.showKinds();
+    this.slider.addEventListener("input", () => {
+      this.pause();
+      const value = Number(this.slider.value);
+      this.goTo(this.clock.mode === "steps" ? value : value / 1e6);
+    });
+    on("first", () => this.turnTo(0));
+    on("last", () => this.turnTo(this.clock.end));
+    on("back", () => this.turnTo(this.clock.move(this.position, -1)));
+    on("forward", () => this.stepOn());
+    on("play", () => this.play());
+    on("previous-event", () => this.jump(-1));
+    on("next-event", () => this.jump(1));
+    on("print", () => window.print());
+    on("go-on", () => (this.asked ? this.answer(null) : this.withdraw()));
+    on("help-button", () => {
+      find("help").hidden = !find("help").hidden;
+      find("help-button").setAttribute("aria-expanded", String(!find("help").hidden));
+    });
+    on("theme", () => this.setTheme(this.isDark() ? "light" : "dark"));
+    this.predict.addEventListener("change", () => this.predict.checked || this.withdraw());
+    this.speed.addEventListener(
+      "change",
+      () => this.playing && Object.assign(this.playing, { since: performance.now(), from: this.position }),
+    );
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.restyle());
+    addEventListener("beforeprint", () => {
+      this.before = document.documentElement.dataset.theme ?? "";
+      this.setTheme("light");
+      this.renderNow();
+    });
+    addEventListener("afterprint", () => this.setTheme(this.before));
+    addEventListener("hashchange", () => this.readFragment());
+    addEventListener("keydown", (event) => this.key(event));
+  }
+
+  /** The kinds of events that there are, to choose from. */
+  showKinds() {
+    const kinds = ["", ...KINDS.filter((kind) => this.replays.some((replay) => replay.stepsWith[kind].length))];
+    if (this.kind.options.length === kinds.length) return;
+    const chosen = this.kind.value;
+    this.kind.replaceChildren(...kinds.map((kind) => element("option", "", kind || "any event", { value: kind })));
+    this.kind.value = chosen;
+  }
+
+  isDark() {
+    return getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
+  }
+
+  setTheme(name) {
+    if (name) document.documentElement.dataset.theme = name;
+    else delete document.documentElement.dataset.theme;
+    this.restyle();
+  }
+
+  restyle() {
+    this.ink = new Ink();
+    this.render();
+  }
+
+  key(event) {
+    const { target } = event;
+    const typing = target.matches("select, input:not([type=checkbox])");
+    if (event.altKey || event.ctrlKey || event.metaKey || (typing && target !== this.slider)) return;
+    const acts = {
+      ArrowRight: () => this.stepOn(),
+      ArrowLeft: () => this.turnTo(this.clock.move(this.position, -1)),
+      PageDown: () => this.turnTo(this.clock.move(this.position, 10)),
+      PageUp: () => this.turnTo(this.clock.move(this.position, -10)),
+      Home: () => this.turnTo(0),
+      End: () => this.turnTo(this.clock.end),
+      n: () => this.jump(1),
+      p: () => this.jump(-1),
+      "?": () => document.getElementById("help-button").click(),
+      Escape: () => this.views[0].choose(null),
+    };
+    if (event.key === " " && !target.matches("button, input[type=checkbox], summary")) acts[" "] = () => this.play();
+    if (!acts[event.key]) return;
+    event.preventDefault();
+    acts[event.key]();
+  }
+}
+
+function filmInWords(replay) {
+  const numbers = [count(replay.steps.length, "step"), count(replay.names.size, "request")];
+  return `The run: ${list(numbers)}, at most ${replay.lanes.taken.length} at once`;
+}
+
+const page = new Page(
+  [...document.querySelectorAll("script.trace")].map((script) => {
+    const lines = JSON.parse(script.textContent);
+    script.remove();
+    return lines;
+  }),
+);

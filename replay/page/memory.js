@@ -1,0 +1,209 @@
+"use strict";
+// The KV memory of a step: a pool of blocks (stages 5 and 6) on a canvas, or slots (stages 3 and 4).
+
+const CELL_MIN = 5;
+const CELL_MAX = 54;
+
+/** The pool. The mouse and, when it has the focus, the arrow keys pick a block; `onPick` is told. */
+class Pool {
+  constructor(canvas, onPick) {
+    Object.assign(this, { canvas, onPick, picked: null, columns: 1, cell: CELL_MAX, number: 0, width: 0 });
+    canvas.addEventListener("pointermove", (event) => this.pick(this.blockAt(event)));
+    canvas.addEventListener("pointerdown", (event) => this.pick(this.blockAt(event)));
+    canvas.addEventListener("pointerleave", () => document.activeElement === canvas || this.pick(null));
+    canvas.addEventListener("focus", () => this.pick(this.picked ?? 0));
+    canvas.addEventListener("blur", () => this.pick(null));
+    canvas.addEventListener("keydown", (event) => {
+      const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.columns, ArrowDown: this.columns };
+      const to = (this.picked ?? 0) + (moves[event.key] ?? 0);
+      if (event.key in moves) {
+        event.preventDefault();
+        event.stopPropagation();
+        if (to >= 0 && to < this.number) this.pick(to);
+      }
+    });
+  }
+
+  blockAt(event) {
+    const column = Math.floor(event.offsetX / this.cell);
+    const row = Math.floor(event.offsetY / this.cell);
+    const block = row * this.columns + column;
+    return column < this.columns && block >= 0 && block < this.number ? block : null;
+  }
+
+  pick(block) {
+    if (block === this.picked) return;
+    this.picked = block;
+    this.onPick(block);
+  }
+
+  /** blocks: what is to be known of each, see `blocksOf`; emphasis: a set of blocks, or null. */
+  draw(ink, blocks, size, emphasis, order) {
+    const { width } = this;
+    const room = Math.max(200, Math.min(420, width * 0.8));
+    this.number = blocks.length;
+    this.cell = Math.max(CELL_MIN, Math.min(CELL_MAX, Math.floor(Math.sqrt((width * room) / blocks.length))));
+    this.columns = Math.max(1, Math.floor(width / this.cell));
+    if (this.columns >= 8 && this.cell > 16) this.columns -= this.columns % 4; // blocks are easier to find
+    this.columns = Math.min(this.columns, blocks.length);
+    this.cell = Math.min(CELL_MAX, Math.floor(width / this.columns));
+    const rows = Math.ceil(blocks.length / this.columns);
+    const context = prepare(this.canvas, width, rows * this.cell + 2);
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    blocks.forEach((block, i) => {
+      const x = (i % this.columns) * this.cell;
+      const y = Math.floor(i / this.columns) * this.cell;
+      context.globalAlpha = emphasis && !emphasis.has(i) ? 0.25 : 1;
+      const side = this.cell - 3;
+      this.drawBlock(ink, context, block, x + 1.5, y + 1.5, side, size);
+      if (side >= 11) this.labelBlock(ink, context, block, i, x + 1.5, y + 1.5, side, order?.get(i));
+      context.globalAlpha = 1;
+      if (i === this.picked) {
+        context.strokeStyle = ink.focus;
+        context.lineWidth = 3;
+        context.strokeRect(x + 1.5, y + 1.5, this.cell - 2, this.cell - 2);
+      }
+    });
+  }
+
+  drawBlock(ink, context, block, x, y, side, size) {
+    const filled = Math.max(0, Math.min(1, block.numTokens / size)) * side;
+    if (block.holders.length) {
+      ink.fillWaste(context, x, y, side, side);
+      if (filled) {
+        const share = side / block.holders.length; // who shares a block has a part of it
+        block.holders.forEach((holder, i) => ink.fill(context, holder.number, x, y + i * share, filled, share));
+      }
+    } else if (!block.free) {
+      ink.fillWaste(context, x, y, side, side);
+    } else if (block.findable) {
+      context.fillStyle = ink.own[block.owner % NUM_COLOURS];
+      const alpha = context.globalAlpha;
+      context.globalAlpha = alpha * 0.28;
+      context.fillRect(x, y, side, side);
+      context.globalAlpha = alpha;
+    }
+    context.lineWidth = block.written ? Math.min(2.5, side / 4) : 1;
+    context.strokeStyle = block.written ? ink.ink : block.holders.length ? ink.soft : ink.line;
+    if (block.findable) {
+      context.strokeStyle = ink.soft;
+      context.setLineDash([3, 3]);
+    }
+    context.strokeRect(x, y, side, side);
+    if (block.findable) context.setLineDash([]);
+  }
+
+  /** Who is in a block; where there is room, also its number, its place in the chosen table, and what it is a copy of. */
+  labelBlock(ink, context, block, number, x, y, side, order) {
+    const held = block.holders.length > 0;
+    const names = held ? block.holders.map(({ name }) => name) : block.findable ? [block.ownerName] : [];
+    const text = names.length > 2 ? `${names.length}×` : names.join(" ");
+    const size = Math.round(Math.min(18, side / 2, (1.3 * side) / text.length));
+    if (held) {
+      const plate = ink.own[block.holders[0].number % NUM_COLOURS];
+      ink.write(context, text, x + side / 2, y + side / 2 + 1, { size, weight: 700, colour: ink["on-own"], plate });
+    } else if (text) {
+      ink.write(context, text, x + side / 2, y + side / 2 + 1, { size, colour: ink.ink });
+    }
+    if (side < 34) return;
+    const corner = (words, right, low, colour = ink.soft) =>
+      ink.write(context, words, x + (right ? 0.81 : 0.19) * side, y + (low ? 0.87 : 0.16) * side, {
+        size: Math.round(side * 0.21),
+        weight: colour === ink.soft ? 400 : 700,
+        colour,
+        plate: ink.card,
+      });
+    corner(String(number), true, true);
+    if (order !== undefined) corner(`${order + 1}.`, false, false, ink.ink);
+    if (block.copyOf !== undefined) corner(`=${block.copyOf}`, true, false, ink.ink);
+  }
+}
+
+/** Of each block: who holds it, how many tokens are in it, whether it is written in this step, whether it is free, and
+ * whether what is in it can be found then. One that is not free and that nobody holds is kept out of use. */
+function blocksOf(replay, state, step) {
+  const size = state.blockSize;
+  const number = replay.header.num_blocks ?? 0;
+  const blocks = Array.from({ length: number }, () => ({
+    holders: [],
+    numTokens: 0,
+    written: false,
+    free: false,
+    findable: false,
+  }));
+  for (const [first, count] of step.free ?? []) for (let i = first; i < first + count; i++) blocks[i].free = true;
+  for (const key of state.running) {
+    const completion = state.completions.get(key);
+    const row = state.rows.get(key);
+    completion.blocks.forEach((block, i) => {
+      const own = blocks[block];
+      if (!own) return;
+      own.holders.push({
+        key,
+        number: replay.names.get(completion.id) ?? 0,
+        name: replay.name(completion.id, completion.index),
+        place: i,
+      });
+      own.numTokens = Math.max(own.numTokens, Math.min(size, completion.numComputed - i * size));
+      if (row && (i + 1) * size > row.start && i * size < row.start + row.num_tokens) own.written = true;
+    });
+  }
+  for (const event of step.before) if (event.kind === "copied") blocks[event.target].copyOf = event.source;
+  for (const block of step.findable ?? []) {
+    const content = state.contents[block];
+    const id = content && content.key.slice(0, content.key.lastIndexOf("/"));
+    Object.assign(blocks[block] ?? {}, {
+      findable: true,
+      numTokens: size,
+      owner: content ? (replay.names.get(id) ?? 0) : 0,
+      ownerName: content ? replay.name(id) : "·",
+    });
+  }
+  return blocks;
+}
+
+/** A block in words. */
+function blockInWords(replay, state, blocks, number) {
+  const block = blocks[number];
+  const content = state.contents[number];
+  const tokens = content ? content.tokens.map((id) => visible(replay.texts.get(id) ?? "?")).join("") : "";
+  const quoted = tokens ? `: “${tokens.trim()}”` : "";
+  if (block.holders.length) {
+    const holders = block.holders.map(({ name, place }) => `${name} (its ${ordinal(place + 1)})`);
+    const copy = block.copyOf === undefined ? "" : `, a copy of block ${block.copyOf}`;
+    const shared = block.holders.length > 1 ? ", shared" : copy;
+    const filled = `${block.numTokens} of ${state.blockSize} places filled`;
+    return `Block ${number} is held by ${list(holders)}${shared}, ${filled}${quoted}`;
+  }
+  if (block.findable)
+    return `Block ${number} is free, and the prefix cache can still find what ${block.ownerName} left in it${quoted}`;
+  return block.free
+    ? `Block ${number} is free, and nothing in it can be found.`
+    : `Block ${number} is kept out of use.`;
+}
+
+function ordinal(number) {
+  const ends = { 1: "st", 2: "nd", 3: "rd" };
+  return `${number}${Math.floor(number / 10) % 10 === 1 ? "th" : (ends[number % 10] ?? "th")}`;
+}
+
+/** The slots of a step (stages 3 and 4): {slot, key, padding, filled, length}, in tokens. */
+function slotsOf(replay, state, step) {
+  const continuous = replay.stage === 4;
+  const rows = [...state.rows.values()];
+  const number = continuous ? (replay.header.options.max_num_seqs ?? rows.length) : rows.length;
+  const length = continuous ? replay.header.max_model_len : step.kv_tokens_reserved / Math.max(1, rows.length);
+  const slots = Array.from({ length: number }, (_, slot) => ({ slot, key: null, padding: 0, filled: 0, length }));
+  for (const key of state.shown()) {
+    const { slot, padding, numComputed, status } = state.completions.get(key);
+    if (slots[slot])
+      Object.assign(slots[slot], {
+        key,
+        padding: status === "running" ? padding : 0,
+        filled: numComputed,
+        done: status !== "running",
+      });
+  }
+  return slots;
+}

@@ -1,0 +1,390 @@
+"use strict";
+// From events to states: what stands where during each step of a trace. The Python of it is replay/state.py.
+//
+// A state is never changed in its parts: whoever changes puts a new object into it. A copy of a state is therefore
+// cheap, and a replay keeps one every KEYFRAME steps. Any state is then the copy before it and a few steps more, so it
+// does not matter whether you go forwards, backwards or jump.
+
+const KEYFRAME = 64;
+const KINDS = [
+  "queued",
+  "admitted",
+  "refused",
+  "preempted",
+  "copied",
+  "evicted",
+  "forked",
+  "beams",
+  "finished",
+  "restarted",
+];
+
+const keyOf = (event) => `${event.request_id}/${event.index}`;
+
+/** The tokens of a completion from one position to before another. Outputs only grow, so completions share them. */
+function tokensOf(completion, start = 0, end = lengthOf(completion)) {
+  const { prompt, output, numOutput } = completion;
+  const behind = prompt.length;
+  const own = output.slice(Math.max(0, start - behind), Math.max(0, Math.min(numOutput, end - behind)));
+  return start >= behind ? own : prompt.slice(start, end).concat(own);
+}
+
+function lengthOf(completion) {
+  return completion.prompt.length + completion.numOutput;
+}
+
+/** What is known during a step: who waits and who runs, what they hold, and what is in the blocks. */
+class State {
+  constructor(header) {
+    this.blockSize = header.options.block_size ?? 16;
+    this.completions = new Map(); // key -> completion
+    this.running = new Set(); // the keys of those that run
+    this.numWaiting = 0;
+    this.contents = []; // block -> {tokens, key}: whose keys and values are in it, and who computed them
+    this.rows = new Map(); // key -> row of this step
+    this.numSeats = 0; // admissions so far
+    this.counts = { output: 0, useful: 0, recomputed: 0, padding: 0, carried: 0, preemptions: 0 };
+  }
+
+  copy() {
+    const copy = Object.assign(Object.create(State.prototype), this);
+    copy.completions = new Map(this.completions);
+    copy.running = new Set(this.running);
+    copy.contents = this.contents.slice();
+    return copy;
+  }
+
+  /** Up to the forward pass of a step, and with it. */
+  begin(step) {
+    for (const event of step.before) this.apply(event);
+    this.counts = { ...this.counts };
+    this.rows = new Map(step.rows.map((row) => [keyOf(row), row]));
+    for (const [key, row] of this.rows) this.compute(key, row);
+    for (const event of [...step.before, ...step.after]) {
+      if (event.kind === "token") this.counts.output += 1;
+      if (event.kind === "beams") this.counts.output += event.token_ids.length;
+      if (event.kind === "preempted") this.counts.preemptions += 1;
+    }
+  }
+
+  end(step) {
+    for (const event of step.after) this.apply(event);
+  }
+
+  /** A row of the forward pass. */
+  compute(key, row) {
+    const completion = this.completions.get(key);
+    const end = row.start + row.num_tokens;
+    if (row.num_tokens === 0) {
+      // it is finished, and carried along
+      this.counts.carried += row.num_padding;
+      this.change(key, { slot: row.slot, recomputed: 0 });
+      return;
+    }
+    const recomputed = Math.max(0, Math.min(end, completion.furthest) - row.start);
+    this.counts.recomputed += recomputed;
+    this.counts.useful += row.num_tokens - recomputed;
+    this.counts.padding += row.num_padding;
+    const changed = { recomputed, numComputed: end, furthest: Math.max(completion.furthest, end), slot: row.slot };
+    if (row.phase === "prefill") changed.padding = row.num_padding;
+    if (row.blocks !== null) {
+      const size = this.blockSize;
+      const first = completion.blocks.length ? Math.floor(row.start / size) : 0;
+      for (let i = first; i < row.blocks.length; i++) {
+        const block = row.blocks[i];
+        const written = (i + 1) * size > row.start; // in this step, or not yet
+        if (written || !this.contents[block]) {
+          this.contents[block] = { tokens: tokensOf(completion, i * size, Math.min((i + 1) * size, end)), key };
+        }
+      }
+      changed.blocks = row.blocks;
+    }
+    this.change(key, changed);
+  }
+
+  apply(event) {
+    const key = keyOf(event);
+    const completion = this.completions.get(key);
+    switch (event.kind) {
+      case "queued":
+        this.put(key, {
+          id: event.request_id,
+          index: event.index,
+          n: event.n,
+          maxTokens: event.max_tokens,
+          place: event.place,
+          prompt: event.prompt_token_ids,
+          output: event.output_token_ids.slice(),
+          numOutput: event.output_token_ids.length,
+          arrival: completion?.arrival ?? this.completions.size,
+          furthest: completion?.furthest ?? 0, // it may come again
+          status: "waiting",
+          seat: -1,
+          slot: null,
+          blocks: [],
+          numCached: 0,
+          numComputed: 0,
+          recomputed: 0,
+          padding: 0,
+          numPreemptions: 0,
+          finishReason: null,
+        });
+        break;
+      case "admitted": {
+        const numCached = event.num_cached_tokens ?? 0;
+        this.change(key, {
+          status: "running",
+          slot: event.slot ?? null,
+          numCached,
+          numComputed: numCached,
+          seat: this.numSeats++,
+        });
+        break;
+      }
+      case "preempted":
+        this.leave(key, "waiting");
+        this.change(key, { numPreemptions: completion.numPreemptions + 1 });
+        break;
+      case "token": {
+        if (!completion) {
+          // another one of the same prompt
+          this.fork(this.completions.get(`${event.request_id}/0`), event.index, 0);
+          this.leave(key, "waiting");
+        }
+        const { output, numOutput } = this.completions.get(key);
+        if (output.length === numOutput) output.push(event.token_id); // else it is a replay, and there already
+        this.change(key, { numOutput: numOutput + 1 });
+        break;
+      }
+      case "forked": {
+        const { blocks, numComputed } = this.completions.get(`${event.request_id}/${event.parent}`);
+        if (event.running) this.change(key, { status: "running", blocks, numComputed, seat: this.numSeats++ });
+        break;
+      }
+      case "beams": {
+        if (!event.parents.length) break; // the search is done
+        const old = this.group(event.request_id);
+        for (const { index } of old) this.drop(`${event.request_id}/${index}`);
+        event.parents.forEach((parent, i) => {
+          const beam = this.fork(
+            old.find(({ index }) => index === parent),
+            i,
+          );
+          beam.output.push(event.token_ids[i]);
+          this.change(`${event.request_id}/${i}`, { numOutput: beam.numOutput + 1, seat: this.numSeats++ });
+        });
+        break;
+      }
+      case "finished":
+        for (const { index } of event.reason === "beams" ? this.group(event.request_id) : [event]) {
+          this.leave(`${event.request_id}/${index}`, "finished");
+          this.change(`${event.request_id}/${index}`, { finishReason: event.reason });
+        }
+        break;
+      case "restarted":
+        for (const other of [...this.running]) this.leave(other, "waiting");
+        break;
+    }
+  }
+
+  put(key, completion) {
+    const before = this.completions.get(key)?.status;
+    const { status } = completion;
+    this.completions.set(key, completion);
+    if (status === before) return;
+    this.numWaiting += (status === "waiting") - (before === "waiting");
+    if (status === "running") this.running.add(key);
+    else this.running.delete(key);
+  }
+
+  drop(key) {
+    this.numWaiting -= this.completions.get(key).status === "waiting";
+    this.completions.delete(key);
+    this.running.delete(key);
+  }
+
+  change(key, changed) {
+    this.put(key, { ...this.completions.get(key), ...changed });
+  }
+
+  /** It runs no more, and has no memory. */
+  leave(key, status) {
+    this.change(key, { status, slot: null, blocks: [], numComputed: 0 });
+  }
+
+  /** Another completion, with the same prompt and so many of the same tokens behind it. */
+  fork(parent, index, numOutput = parent.numOutput) {
+    const output = parent.output.slice(0, numOutput);
+    const child = { ...parent, index, output, numOutput, arrival: this.completions.size, recomputed: 0 };
+    this.put(`${parent.id}/${index}`, child);
+    return child;
+  }
+
+  /** The completions of a request. */
+  group(id) {
+    return [...this.completions.values()].filter((completion) => completion.id === id);
+  }
+
+  /** The keys of those that wait, in the order of the queue. */
+  waiting() {
+    const place = (completion) => completion.place ?? [0, completion.arrival];
+    return [...this.completions]
+      .filter(([, { status }]) => status === "waiting")
+      .sort(([, a], [, b]) => place(a)[0] - place(b)[0] || place(a)[1] - place(b)[1] || a.index - b.index)
+      .map(([key]) => key);
+  }
+
+  /** The keys of those that run, or are carried along, in the order of admission. */
+  shown() {
+    const seat = (key) => this.completions.get(key).seat;
+    return [...new Set([...this.running, ...this.rows.keys()])].sort((a, b) => seat(a) - seat(b));
+  }
+}
+
+/** A trace that can be looked at anywhere. Steps may be appended while somebody looks. */
+class Replay {
+  constructor(header) {
+    this.header = header;
+    this.stage = Number(header.stage.slice(5, 7));
+    this.cached = this.stage >= 3; // is there a KV cache?
+    this.steps = [];
+    this.texts = new Map(); // token id -> its text
+    this.names = new Map(); // request_id -> its letter's number
+    this.several = new Set(); // requests that have several completions
+    this.counts = []; // of each step: what has been computed up to and with it
+    this.stepsWith = Object.fromEntries(KINDS.map((kind) => [kind, []])); // kind of event -> the steps that have one
+    this.lanes = new Lanes(this.cached);
+    this.mostPositions = 1; // that went through the model in one step
+    this.keyframes = [];
+    this.head = new State(header); // before the step that comes next
+    this.current = null; // {number, state}: where somebody looked last, before its end
+  }
+
+  append(step) {
+    const number = this.steps.length;
+    if (number % KEYFRAME === 0) this.keyframes.push(this.head.copy());
+    this.steps.push(step);
+    for (const [id, text] of Object.entries(step.texts)) this.texts.set(Number(id), text);
+    const events = [...step.before, ...step.after];
+    for (const event of events) {
+      if (this.stepsWith[event.kind] && this.stepsWith[event.kind].at(-1) !== number)
+        this.stepsWith[event.kind].push(number);
+      if (event.kind === "queued" && !this.names.has(event.request_id))
+        this.names.set(event.request_id, this.names.size);
+      if (event.kind === "beams" || event.n > 1) this.several.add(event.request_id);
+    }
+    this.head.begin(step);
+    this.counts.push(this.head.counts);
+    this.lanes.append(number, step, this.head);
+    const positions = step.rows.reduce((sum, row) => sum + row.num_tokens + row.num_padding, 0);
+    this.mostPositions = Math.max(this.mostPositions, positions);
+    this.head.end(step);
+  }
+
+  /** The state during a step. */
+  at(number) {
+    const from = Math.floor(number / KEYFRAME) * KEYFRAME;
+    const last = this.current;
+    if (last && last.number === number) return last.state;
+    const goOn = last && last.number < number && last.number >= from;
+    const state = goOn ? last.state : this.keyframes[from / KEYFRAME].copy();
+    if (goOn) state.end(this.steps[last.number]);
+    for (let i = goOn ? last.number + 1 : from; i < number; i++) {
+      state.begin(this.steps[i]);
+      state.end(this.steps[i]);
+    }
+    state.begin(this.steps[number]);
+    this.current = { number, state };
+    return state;
+  }
+
+  /** When a step begins and ends, in seconds from the beginning of the first. */
+  begins(number) {
+    return this.beginning(this.steps[number]) - this.beginning(this.steps[0]);
+  }
+
+  ends(number) {
+    return this.steps[number].start + this.steps[number].seconds - this.beginning(this.steps[0]);
+  }
+
+  beginning(step) {
+    return step.start - (step.parts.schedule ?? 0) - (step.parts.build ?? 0);
+  }
+
+  /** The name of a completion: a letter for the request, and a number if it has several completions. */
+  name(id, index) {
+    let number = this.names.get(id) ?? 0;
+    let letters = "";
+    for (; number >= 0; number = Math.floor(number / 26) - 1)
+      letters = String.fromCharCode(65 + (number % 26)) + letters;
+    return this.several.has(id) && index !== undefined ? `${letters}${index + 1}` : letters;
+  }
+
+  /** The free blocks of a step, in the order in which they would be taken. */
+  free(number) {
+    return (this.steps[number].free ?? []).flatMap(([first, count]) =>
+      Array.from({ length: count }, (_, i) => first + i),
+    );
+  }
+}
+
+/** Who ran when: for the picture of the whole run. Whoever is admitted takes the lowest lane that is free. */
+class Lanes {
+  constructor(cached) {
+    this.cached = cached; // with a KV cache whoever computes several tokens prefills
+    this.spans = []; // {key, lane, from, to, prefilled, carried}: steps, the last one included
+    this.open = new Map(); // key -> its span, as long as it goes on
+    this.taken = []; // lane -> whether somebody is in it
+    this.queued = []; // of each step: how many wait
+  }
+
+  append(number, step, state) {
+    const there = new Set(state.shown());
+    for (const [key, span] of this.open) {
+      if (there.has(key)) continue;
+      this.taken[span.lane] = false;
+      this.open.delete(key);
+    }
+    for (const key of there) {
+      if (!this.open.has(key)) {
+        const free = this.taken.indexOf(false);
+        const lane = free < 0 ? this.taken.length : free;
+        this.taken[lane] = true;
+        this.open.set(key, { key, lane, from: number, to: number, prefilled: -1, carried: null });
+        this.spans.push(this.open.get(key));
+      }
+      const span = this.open.get(key);
+      const row = state.rows.get(key);
+      span.to = number;
+      if (row?.phase === "prefill" || (this.cached && row?.num_tokens > 1)) span.prefilled = number;
+      if (row && row.num_tokens === 0) span.carried ??= number;
+    }
+    this.queued.push(state.numWaiting);
+  }
+}
+
+/** The same as `snapshot` in replay/state.py. */
+function snapshot(replay, number) {
+  const state = replay.at(number);
+  const waiting = state.waiting();
+  const shown = state.shown();
+  const live = [...new Set([...waiting, ...shown])];
+  const by = (get) => Object.fromEntries(live.map((key) => [key, get(state.completions.get(key))]));
+  const findable = replay.steps[number].findable ?? [];
+  const visible = new Set([...findable, ...live.flatMap((key) => state.completions.get(key).blocks)]);
+  return {
+    waiting,
+    running: shown,
+    tokens: by((completion) => tokensOf(completion)),
+    num_computed: by((completion) => completion.numComputed),
+    recomputed: by((completion) => completion.recomputed),
+    slots: by((completion) => completion.slot),
+    tables: by((completion) => completion.blocks),
+    free: replay.free(number),
+    findable,
+    contents: Object.fromEntries(
+      [...visible].filter((b) => state.contents[b]).map((b) => [b, state.contents[b].tokens]),
+    ),
+    counts: { ...state.counts },
+  };
+}

@@ -1,0 +1,584 @@
+"use strict";
+// A trace on the page: everything below the slider. `show` puts a step there; it only changes what differs.
+
+const MOST_ROWS = 24;
+const MOST_WAITING = 16;
+const MOST_CHIPS = 40;
+const MOST_DONE = 12;
+const CHARACTER = 0.57; // is about so many rem wide
+const PART_NAMES = ["schedule", "build", "forward", "sample", "commit"];
+
+class View {
+  /** chosen: the request that the fragment names, shared by all views; onChange: to be called when it changes. */
+  constructor(replay, chosen, onChange) {
+    Object.assign(this, { replay, chosen, onChange, ink: null, number: 0, allRows: false, hovered: null });
+    this.root = document.getElementById("panel").content.firstElementChild.cloneNode(true);
+    const named = [...this.root.querySelectorAll("[class]")].map((node) => [node.classList[0], node]);
+    this.nodes = Object.fromEntries(named); // of the template, each by its first class
+    const { nodes } = this;
+    nodes.title.append(`Stage ${replay.stage}: ${STAGE_IDEAS[replay.stage - 1]}`, " ");
+    nodes.title.append(element("small", "", replay.header.model));
+    this.kind = replay.stage >= 5 ? "blocks" : replay.cached ? "slots" : "nothing";
+    this.root.classList.toggle("cacheless", this.kind === "nothing");
+    nodes.pool.hidden = nodes.tables.hidden = this.kind !== "blocks";
+    nodes.slots.hidden = this.kind !== "slots";
+    this.pool = new Pool(nodes.pool, (block) => this.hover(block === null ? null : { block }));
+    nodes["rows-more"].addEventListener("click", () => {
+      this.allRows = !this.allRows;
+      this.show(this.number);
+    });
+    nodes.close.addEventListener("click", () => this.choose(null));
+    this.root.addEventListener("click", (event) => {
+      const chip = event.target.closest(".chip[data-key]");
+      if (chip) this.choose(chip.dataset.key);
+    });
+    for (const type of ["pointerover", "focusin"]) this.root.addEventListener(type, (event) => this.over(event.target));
+    for (const type of ["pointerleave", "focusout"]) nodes.tables.addEventListener(type, () => this.hover(null));
+    nodes.tables.addEventListener("keydown", (event) => this.moveInTable(event));
+    const atOnce = replay.lanes.taken.length; // the more run, the fewer lines of tokens has each
+    this.lines = atOnce <= 4 ? 3 : atOnce <= 12 ? 2 : 1;
+    this.root.style.setProperty("--lines", this.lines);
+    this.legends();
+  }
+
+  legends() {
+    const entry = (className, text) => {
+      const item = element("span", "entry");
+      item.append(element("i", `swatch ${className}`), text);
+      return item;
+    };
+    this.nodes["rows-legend"].append(
+      entry("computed", "computed in this step"),
+      entry("again", "computed again"),
+      ...(this.replay.cached ? [entry("kept", "in the KV cache")] : []),
+      entry("fresh", "the token that came of it"),
+      entry("idle", "for nothing"),
+    );
+    if (this.kind === "blocks") {
+      this.nodes["memory-legend"].append(
+        entry("own c0 p0", "filled by A"),
+        entry("idle", "reserved, not filled"),
+        entry("written", "written now"),
+        entry("findable", "free, can be found"),
+        entry("empty", "free"),
+        "=5: a copy of block 5",
+      );
+    } else if (this.kind === "slots") {
+      this.nodes["memory-legend"].append(
+        entry("own c0 p0", "filled"),
+        entry("idle", "reserved, of no use"),
+        entry("empty", "free slot"),
+      );
+    }
+  }
+
+  // --- What is chosen, and what the mouse or the focus is on -------------------------------------------------------
+
+  choose(key) {
+    const completion = key && this.replay.at(this.number).completions.get(key);
+    const same = completion && completion.id === this.chosen.id && completion.index === this.chosen.index;
+    this.chosen.id = same || !completion ? null : completion.id;
+    this.chosen.index = same || !completion ? 0 : completion.index;
+    this.onChange();
+  }
+
+  get chosenKey() {
+    return this.chosen.id === null ? null : `${this.chosen.id}/${this.chosen.index}`;
+  }
+
+  over(target) {
+    const block = target.closest?.("[data-block]");
+    const key = target.closest?.("[data-key]");
+    if (block) this.hover({ block: Number(block.dataset.block) });
+    else if (key && this.root.contains(key)) this.hover({ key: key.dataset.key });
+    else if (!target.closest?.("canvas")) this.hover(null);
+  }
+
+  hover(what) {
+    if (JSON.stringify(what) === JSON.stringify(this.hovered)) return;
+    this.hovered = what;
+    if (this.kind !== "blocks" || !this.ink) return;
+    if (what?.block !== undefined) this.pool.picked = what.block;
+    else if (document.activeElement !== this.nodes.pool) this.pool.picked = null;
+    this.drawPool();
+  }
+
+  moveInTable(event) {
+    const move = { ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling" }[event.key];
+    const to = move && event.target[move];
+    if (!move) return;
+    event.preventDefault();
+    event.stopPropagation();
+    if (!to?.dataset.block) return;
+    event.target.tabIndex = -1;
+    to.tabIndex = 0;
+    to.focus();
+  }
+
+  /** To be called when the window has a new size. */
+  measure() {
+    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+    const beside = innerWidth > 640 ? 13 * rem : 0;
+    this.characters = Math.floor((this.nodes.rows.clientWidth - beside) / (CHARACTER * rem));
+    this.pool.width = this.nodes.pool.clientWidth;
+  }
+
+  // --- A step ------------------------------------------------------------------------------------------------------
+
+  show(number, ink = this.ink) {
+    Object.assign(this, { number, ink });
+    this.step = this.replay.steps[number];
+    this.state = this.replay.at(number);
+    this.fresh = new Map(
+      this.step.after.filter(({ kind }) => kind === "token").map((event) => [keyOf(event), event.token_id]),
+    );
+    this.showMemory(); // first: a canvas that writes has the browser lay out what was changed before
+    this.showWords();
+    this.showBudget();
+    this.showRows();
+    this.showQueue();
+    this.showNumbers();
+    this.showRequest();
+  }
+
+  showWords() {
+    const { step, state, replay, nodes } = this;
+    setText(nodes.summary, passInWords(replay, state));
+    const lines = eventsInWords(replay, state, step);
+    const quiet = { text: "Nobody comes and nobody leaves.", kind: "quiet" };
+    fill(
+      nodes.events,
+      lines.length ? lines : [quiet],
+      () => element("li"),
+      (item, { text, kind, after }) => {
+        setText(item, text);
+        setClass(item, after ? `${kind} after` : kind);
+      },
+    );
+    setText(nodes.spoken, `Step ${step.step}. ${nodes.summary.textContent} ${lines.map(({ text }) => text).join(" ")}`);
+  }
+
+  /** What went through the model, as a bar: of the step's budget where there is one, else of the rectangle. */
+  showBudget() {
+    const { step, state, replay, nodes } = this;
+    const budget = replay.stage >= 4 ? replay.header.options.max_num_batched_tokens : null;
+    const used = step.rows.reduce((sum, row) => sum + row.num_tokens, 0);
+    const idle = step.rows.reduce((sum, row) => sum + row.num_padding, 0);
+    const all = budget ?? used + idle;
+    const rows = state
+      .shown()
+      .map((key) => state.rows.get(key))
+      .filter((row) => row?.num_tokens);
+    const segments = rows.flatMap((row) => {
+      const { recomputed } = state.completions.get(keyOf(row));
+      const own = look(replay.names.get(row.request_id) ?? 0);
+      return [
+        ["again", row, recomputed],
+        [own, row, row.num_tokens - recomputed],
+      ];
+    });
+    const shown = [...segments, ["idle", null, idle]].filter(([, , size]) => size);
+    fill(
+      nodes.budget,
+      shown,
+      () => element("span"),
+      (segment, [className, row, size]) => {
+        setClass(segment, className);
+        segment.style.flexGrow = size;
+        setText(segment, row && size / all > 0.035 ? replay.name(row.request_id, row.index) : "");
+      },
+    );
+    nodes.budget.style.setProperty("--used", `${(100 * (used + idle)) / all}%`);
+    const words = budget
+      ? `${used} of ${budget} tokens that a step may compute`
+      : idle
+        ? `${used} of the ${used + idle} positions are tokens, ${idle} are for nothing`
+        : `${count(used, "token")}`;
+    setText(nodes["rows-note"], words);
+    nodes.budget.setAttribute("aria-label", words);
+  }
+
+  showRows() {
+    const { state, nodes } = this;
+    const keys = state.shown();
+    const most = this.allRows ? keys.length : MOST_ROWS;
+    const longest = Math.max(
+      1,
+      ...keys.map((key) => {
+        const completion = state.completions.get(key);
+        const row = state.rows.get(key);
+        return Math.max(
+          completion.prompt.length + completion.maxTokens,
+          (row?.num_padding ?? 0) + lengthOf(completion),
+        );
+      }),
+    );
+    fillByKey(nodes.rows, keys.slice(0, most), makeRow, (item, key) => this.updateRow(item, key, longest));
+    nodes["rows-more"].hidden = keys.length <= MOST_ROWS;
+    setText(nodes["rows-more"], this.allRows ? "Fewer rows" : `${keys.length - MOST_ROWS} rows more`);
+    if (!keys.length) setText(nodes["rows-note"], "nobody runs");
+  }
+
+  updateRow(item, key, longest) {
+    const { state, replay } = this;
+    const completion = state.completions.get(key);
+    const row = state.rows.get(key);
+    const carried = row?.num_tokens === 0;
+    const start = row?.start ?? completion.numComputed;
+    const end = start + (row?.num_tokens ?? 0);
+    const again = start + (row ? completion.recomputed : 0); // up to here it was computed before
+    const own = look(replay.names.get(completion.id) ?? 0);
+    const { chip, what, tokens, bar } = item.parts;
+    setClass(item, `row${carried ? " carried" : ""}${key === this.chosenKey ? " chosen" : ""}`);
+    this.updateChip(chip, key);
+    const [label, detail] = this.rowInWords(row, completion);
+    setText(what.firstElementChild, label);
+    setText(what.lastElementChild, detail);
+    fillText(tokens, this.rowTokens(key, completion, { start, again, end, carried, own }));
+    const length = lengthOf(completion);
+    const padding = ["idle", row?.num_padding ?? 0];
+    const parts = [
+      padding,
+      [replay.cached ? "kept" : "", Math.min(start, length)],
+      ["again", again - start],
+      [own, end - again],
+      ["todo", length - end],
+      ["room", completion.prompt.length + completion.maxTokens - length],
+    ];
+    fillBar(bar, carried ? [padding] : parts, longest); // one scale for all rows
+  }
+
+  rowInWords(row, completion) {
+    if (!row) return ["waits", "for a place in a step"];
+    if (row.num_tokens === 0) return ["finished", `carried along, ${count(row.num_padding, "position")} for nothing`];
+    const { recomputed } = completion;
+    const togo = lengthOf(completion) - row.start - row.num_tokens;
+    const details = [
+      count(row.num_tokens, "token"),
+      ...(recomputed ? [`${recomputed === row.num_tokens ? "all" : recomputed} again`] : []),
+      ...(row.num_padding ? [`${row.num_padding} padding`] : []),
+      ...(togo > 0 ? [`${togo} to go`] : []),
+    ];
+    return [isPrefill(this.replay, row) ? "prefill" : "decode", details.join(", ")];
+  }
+
+  /** The tokens of a row, [class, text], as many of the last ones as there is room for. Each that is computed is for
+   * itself; the others are in one piece. */
+  rowTokens(key, completion, { start, again, end, carried, own }) {
+    const length = lengthOf(completion);
+    const until = end > start && end < length ? end : length;
+    const from = this.firstShown(completion, until);
+    const pieces = from ? [["gap", `… ${from} before `]] : [];
+    tokensOf(completion, from, until).forEach((id, i) => {
+      const position = from + i;
+      const computed = position >= start && position < end;
+      let className = position < completion.prompt.length ? "plain prompt" : "plain";
+      if (computed) className = position < again ? "token again" : `token now ${own}`;
+      else if (position >= end && !carried) className = "todo";
+      if (!computed && pieces.at(-1)?.[0] === className) pieces.at(-1)[1] += this.text(id);
+      else pieces.push([className, this.text(id)]);
+    });
+    if (until < length) pieces.push(["gap", ` … ${length - until} more`]);
+    else if (this.fresh.has(key)) pieces.push(["token fresh", this.text(this.fresh.get(key))]);
+    return pieces;
+  }
+
+  /** The first position whose token is shown, so that those up to `until` fit into the lines of a row. */
+  firstShown(completion, until) {
+    let room = Math.max(20, this.lines * this.characters - 30); // 30: "… 120 before", and the next token
+    let from = until;
+    const ids = tokensOf(completion, Math.max(0, until - room), until);
+    while (ids.length && room > 0) {
+      room -= Math.max(1, this.text(ids.pop()).length);
+      if (room > 0) from -= 1;
+    }
+    return from;
+  }
+
+  text(id) {
+    return visible(this.replay.texts.get(id) ?? `‹${id}›`);
+  }
+
+  updateChip(chip, key) {
+    if (chip.dataset.key !== key) {
+      const { id, index } = this.state.completions.get(key);
+      const name = this.replay.name(id, index);
+      setClass(chip, `chip ${look(this.replay.names.get(id) ?? 0)}`);
+      setText(chip, name);
+      chip.dataset.key = key;
+      chip.title = `${name}: request ${visible(id)}`;
+    }
+    const pressed = String(key === this.chosenKey);
+    if (chip.getAttribute("aria-pressed") !== pressed) chip.setAttribute("aria-pressed", pressed);
+  }
+
+  // --- Memory ------------------------------------------------------------------------------------------------------
+
+  showMemory() {
+    const { state, step, replay, nodes } = this;
+    const reserved = step.kv_tokens_reserved;
+    const used = step.kv_tokens_used;
+    const unused = reserved
+      ? `${(reserved - used).toLocaleString("en")} of ${reserved.toLocaleString("en")} reserved places are not filled`
+      : "";
+    if (this.kind === "nothing") {
+      setText(nodes["memory-note"], "");
+      setText(
+        nodes.picked,
+        "This stage has no KV cache. It forgets keys and values after each step, and computes every sequence again.",
+      );
+      return;
+    }
+    if (this.kind === "slots") {
+      setText(nodes["memory-note"], unused);
+      this.showSlots();
+      return;
+    }
+    this.blocks = blocksOf(replay, state, step);
+    const free = this.blocks.filter((block) => block.free).length;
+    const held = this.blocks.filter(({ holders }) => holders.length).length;
+    const shared = step.num_blocks_shared ? `, ${step.num_blocks_shared} shared (saves ${step.num_blocks_saved})` : "";
+    setText(nodes["memory-note"], `${held} of ${this.blocks.length} blocks held${shared}, ${free} free`);
+    const label = `${nodes["memory-note"].textContent}. ${unused}. Arrow keys move from block to block.`;
+    if (nodes.pool.getAttribute("aria-label") !== label) nodes.pool.setAttribute("aria-label", label);
+    this.unused = unused;
+    this.drawPool();
+    this.showTables();
+  }
+
+  drawPool() {
+    const { state, nodes, blocks, hovered } = this;
+    const key = hovered?.key ?? this.chosenKey;
+    const table = key && state.completions.get(key)?.blocks;
+    const emphasis = table?.length ? new Set(table) : null;
+    this.pool.draw(
+      this.ink,
+      blocks,
+      state.blockSize,
+      hovered?.block === undefined ? emphasis : null,
+      table && new Map(table.map((b, i) => [b, i])),
+    );
+    const picked = this.pool.picked;
+    const canShow = picked !== null && picked < blocks.length;
+    setText(nodes.picked, canShow ? blockInWords(this.replay, state, blocks, picked) : `${this.unused}.`);
+    for (const chip of nodes.tables.querySelectorAll("[data-block]"))
+      chip.classList.toggle("same", canShow && Number(chip.dataset.block) === picked);
+  }
+
+  showTables() {
+    const { state, nodes } = this;
+    const keys = state
+      .shown()
+      .filter((key) => state.completions.get(key).blocks.length)
+      .slice(0, MOST_ROWS);
+    fillByKey(nodes.tables, keys, makeTable, (item, key) => {
+      const { blocks } = state.completions.get(key);
+      const [chip, list] = item.children;
+      this.updateChip(chip, key);
+      const hidden = Math.max(0, blocks.length - MOST_CHIPS);
+      const shown = blocks.slice(hidden);
+      fill(
+        list,
+        hidden ? [`+${hidden}`, ...shown] : shown,
+        () => element("button", "block", "", { type: "button" }),
+        (button, block, i) => {
+          setText(button, String(block));
+          const real = typeof block === "number";
+          if (real) button.dataset.block = block;
+          else delete button.dataset.block;
+          button.tabIndex = i === 0 ? 0 : -1;
+          button.classList.toggle("shared", real && this.blocks[block]?.holders.length > 1);
+          button.classList.toggle(
+            "written",
+            real && this.blocks[block]?.written && i === shown.length - 1 + (hidden ? 1 : 0),
+          );
+          if (real) button.setAttribute("aria-label", `block ${block}`);
+        },
+      );
+    });
+  }
+
+  showSlots() {
+    const { state, step, replay, nodes } = this;
+    fill(nodes.slots, slotsOf(replay, state, step), makeSlot, (item, { slot, key, padding, filled, length, done }) => {
+      const [name, chip, bar, words] = item.children;
+      const free = key === null;
+      setText(name, String(slot));
+      chip.hidden = free;
+      setClass(bar, free ? "slot-bar empty" : "slot-bar idle");
+      if (free) fillBar(bar, [], length);
+      else {
+        const own = look(replay.names.get(state.completions.get(key).id) ?? 0);
+        fillBar(
+          bar,
+          [
+            ["idle", padding],
+            [own, filled],
+          ],
+          length,
+        );
+        this.updateChip(chip, key);
+      }
+      setText(words, free ? "free" : done ? `finished, ${length} for nothing` : `${filled} of ${length}`);
+    });
+  }
+
+  // --- Queue, numbers, the chosen request --------------------------------------------------------------------------
+
+  showQueue() {
+    const { state, step, nodes } = this;
+    const keys = state.waiting();
+    const refused = new Set(step.before.filter(({ kind }) => kind === "refused").map(keyOf));
+    setText(nodes["queue-note"], keys.length ? `${keys.length.toLocaleString("en")} wait` : "nobody waits");
+    const rest = keys.length - MOST_WAITING;
+    nodes["queue-rest"].hidden = rest <= 0;
+    setText(nodes["queue-rest"], `and ${rest.toLocaleString("en")} more`);
+    fillByKey(nodes.queue, keys.slice(0, MOST_WAITING), makeWaiting, (item, key) => {
+      this.updateChip(item.firstElementChild, key);
+      const completion = state.completions.get(key);
+      const lost = completion.numPreemptions ? ", preempted" : "";
+      setText(
+        item.lastElementChild,
+        `${count(lengthOf(completion), "token")}${lost}${refused.has(key) ? ", next" : ""}`,
+      );
+      setClass(item, refused.has(key) ? "refused" : "");
+    });
+    const done = [...state.completions].filter(([, { status }]) => status === "finished").map(([key]) => key);
+    setText(nodes["done-note"], done.length ? done.length.toLocaleString("en") : "none yet");
+    fillByKey(nodes.done, done.slice(-MOST_DONE), makeDone, (item, key) =>
+      this.updateChip(item.firstElementChild, key),
+    );
+  }
+
+  showNumbers() {
+    const { state, step, replay, nodes } = this;
+    const { output, useful, recomputed, padding, carried, preemptions } = state.counts;
+    const seconds = replay.ends(this.number);
+    const speed = (output / seconds).toFixed(output < 10 * seconds ? 1 : 0);
+    setText(nodes["numbers-note"], `${count(output, "output token")} in ${seconds.toFixed(2)} s: ${speed} tokens/s`);
+    const all = useful + recomputed + padding + carried;
+    const kinds = [
+      ["useful", "computed for the first time", useful],
+      ["again", "computed again", recomputed],
+      ["padding", "padding", padding],
+      ["carried", "carried along", carried],
+    ];
+    fillBar(
+      nodes.computed,
+      kinds.map(([kind, , number]) => [kind, number]),
+      all,
+    );
+    nodes.computed.setAttribute("aria-label", `${count(all, "position")} went through the model`);
+    const lines = kinds
+      .filter(([kind, , number]) => number || kind === "useful")
+      .map(([kind, words, number]) => [kind, words, number.toLocaleString("en"), percent(number, all)]);
+    const { kv_tokens_reserved: reserved, kv_tokens_used: used } = step;
+    if (reserved) {
+      const unused = reserved - used;
+      lines.push(["reserved", "reserved now, not filled", unused.toLocaleString("en"), percent(unused, reserved)]);
+    }
+    if (preemptions) lines.push(["", "preemptions", preemptions.toLocaleString("en"), ""]);
+    fill(nodes.counts, lines, makeCount, updateCount);
+    this.showTime();
+  }
+
+  showTime() {
+    const { step, nodes } = this;
+    const parts = PART_NAMES.filter((name) => name in step.parts).map((name) => [name, step.parts[name]]);
+    const total = parts.reduce((sum, [, time]) => sum + time, 0);
+    const milliseconds = (time) => `${(1e3 * time).toFixed(2)} ms`;
+    setText(nodes["time-note"], milliseconds(total));
+    fillBar(nodes.parts, parts, total);
+    nodes.parts.setAttribute("aria-label", parts.map(([name, time]) => `${name} ${milliseconds(time)}`).join(", "));
+    const lines = parts.map(([name, time]) => [name, name, milliseconds(time), percent(time, total)]);
+    fill(nodes["part-counts"], lines, makeCount, updateCount);
+  }
+
+  showRequest() {
+    const { state, replay, nodes } = this;
+    const completion = this.chosenKey && state.completions.get(this.chosenKey);
+    nodes["request-card"].hidden = !completion;
+    if (!completion) return;
+    const { prompt, numOutput, maxTokens, numCached, numPreemptions, status, finishReason, blocks, slot } = completion;
+    setText(
+      nodes["request-title"],
+      `${replay.name(completion.id, completion.index)}: request ${visible(completion.id)}`,
+    );
+    const facts = [
+      finishReason ? `finished (${finishReason})` : status,
+      `prompt ${prompt.length} tokens`,
+      `output ${numOutput} of at most ${maxTokens}`,
+      ...(numCached ? [`${numCached} found in the prefix cache`] : []),
+      ...(numPreemptions ? [`preempted ${numPreemptions} times`] : []),
+      ...(slot !== null ? [`slot ${slot}`] : []),
+      ...(blocks.length ? [`blocks ${blocks.join(", ")}`] : []),
+    ];
+    setText(nodes.facts, facts.join(" · "));
+    const text = (ids) => ids.map((id) => this.text(id)).join("");
+    const pieces = [
+      ["prompt", text(prompt)],
+      ["", text(tokensOf(completion, prompt.length))],
+    ];
+    if (this.fresh.has(this.chosenKey)) pieces.push(["token fresh", this.text(this.fresh.get(this.chosenKey))]);
+    fillText(nodes.full, pieces);
+  }
+}
+
+// --- Pieces of the document ----------------------------------------------------------------------------------------
+
+function makeRow() {
+  const item = element("li");
+  const chip = element("button", "chip", "", { type: "button" });
+  const what = element("span", "what");
+  const tokens = element("bdi", "tokens");
+  const bar = element("span", "bar", "", { "aria-hidden": "true" });
+  what.append(element("b"), element("span"));
+  item.append(chip, what, tokens, bar);
+  item.parts = { chip, what, tokens, bar };
+  return item;
+}
+
+function makeTable() {
+  const item = element("li");
+  const list = element("span", "blocks");
+  item.append(element("button", "chip", "", { type: "button" }), list);
+  return item;
+}
+
+function makeSlot() {
+  const item = element("div", "slot");
+  item.append(
+    element("span", "slot-number"),
+    element("button", "chip", "", { type: "button" }),
+    element("span", "slot-bar"),
+    element("span", "slot-words"),
+  );
+  return item;
+}
+
+function makeWaiting() {
+  const item = element("li");
+  item.append(element("button", "chip", "", { type: "button" }), element("span"));
+  return item;
+}
+
+function makeDone() {
+  const item = element("li");
+  item.append(element("button", "chip", "", { type: "button" }));
+  return item;
+}
+
+function makeCount() {
+  const item = element("li");
+  item.append(element("i"), element("span"), element("b"), element("em"));
+  return item;
+}
+
+function updateCount(item, [kind, ...texts]) {
+  setClass(item.firstElementChild, kind ? `swatch ${kind}` : "swatch none");
+  texts.forEach((text, i) => setText(item.children[i + 1], text));
+}
+
+function percent(part, whole) {
+  return `${Math.round((100 * part) / Math.max(1e-9, whole))}%`;
+}

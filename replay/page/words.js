@@ -1,0 +1,212 @@
+"use strict";
+// Every event in a line of words, and what the forward pass of a step computes.
+
+const STAGE_IDEAS = [
+  "one prompt at a time",
+  "static batching",
+  "KV cache",
+  "continuous batching",
+  "paged KV cache",
+  "paged KV cache, fast",
+];
+
+const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
+
+function list(names) {
+  return names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
+}
+
+/** A token's text, so that all of it can be seen and none of it does anything: control characters, marks that turn the
+ * direction of writing, halves of surrogate pairs. */
+function visible(text) {
+  return text
+    .replace(/\n/g, "↵")
+    .replace(/\t/g, "⇥")
+    .replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]|\p{Surrogate}/gu, codePoint);
+}
+
+function codePoint(c) {
+  return `‹${c.codePointAt(0).toString(16).toUpperCase()}›`;
+}
+
+/** The events of a step in words: [{text, kind, after}]. `state`: during the step. Events of one kind that come one
+ * behind the other share a line; tokens have none, for they are shown where they belong. */
+function eventsInWords(replay, state, step) {
+  const lines = [];
+  for (const [events, after] of [
+    [step.before, false],
+    [step.after, true],
+  ]) {
+    const told = events.filter((event) => event.kind !== "token");
+    const evicted = told.filter(({ kind }) => kind === "evicted");
+    const groups = [];
+    for (const event of told) {
+      if (event.kind === "evicted" && event !== evicted[0]) continue;
+      const last = groups.at(-1);
+      if (last && like(last[0], event)) last.push(event);
+      else groups.push(event.kind === "evicted" ? evicted : [event]);
+    }
+    for (const group of groups) {
+      const text = SENTENCES[group[0].kind](replay, state, group);
+      if (text) lines.push({ text, kind: group[0].kind, after });
+    }
+  }
+  return lines;
+}
+
+/** Whether two events can share a sentence. */
+function like(a, b) {
+  const plain = ["queued", "admitted", "forked", "finished"].includes(a.kind) && a.kind === b.kind;
+  return plain && a.reason === b.reason && a.running === b.running && !a.num_cached_tokens && !b.num_cached_tokens;
+}
+
+const nameOf = (replay, event) => replay.name(event.request_id, event.index);
+const each = (group, get, most = 8) => (group.length > most ? `${group.length} requests` : list(group.map(get)));
+const are = (number) => (number === 1 ? "is" : "are");
+
+const SENTENCES = {
+  queued(replay, state, group) {
+    const names = each(group, ({ request_id: id }) => replay.name(id));
+    const [{ n, max_tokens: most, output_token_ids: output }] = group;
+    if (group.length > 8) return `${names} join the queue.`;
+    if (group.length > 1)
+      return `${names} join the queue: prompts of ${list(group.map((e) => String(e.prompt_token_ids.length)))} tokens.`;
+    const has = output.length ? `, ${count(output.length, "token")} of output` : "";
+    const several = n > 1 ? `, ${n} completions` : "";
+    const prompt = count(group[0].prompt_token_ids.length, "prompt token");
+    return `${names} joins the queue: ${prompt}${has}, at most ${most} to come${several}.`;
+  },
+  admitted(replay, state, group) {
+    const names = each(group, (event) => nameOf(replay, event));
+    const [{ slot, num_cached_tokens: cached }] = group;
+    const slots =
+      typeof slot === "number" && group.length <= 8
+        ? `: slot${group.length > 1 ? "s" : ""} ${list(group.map((e) => String(e.slot)))}`
+        : "";
+    const completion = state.completions.get(keyOf(group[0]));
+    const found = cached
+      ? `: ${cached} of its ${completion ? lengthOf(completion) : ""} tokens are in the prefix cache and not computed`
+      : "";
+    return `${names} ${are(group.length)} admitted${slots}${found}.`;
+  },
+  refused(replay, state, [event]) {
+    return `${nameOf(replay, event)} waits: ${REFUSED[event.reason](event, replay.header.options)}.`;
+  },
+  preempted(replay, state, [event]) {
+    const completion = state.completions.get(keyOf(event));
+    const again = `its ${count(completion ? lengthOf(completion) : 0, "token")} must be computed again`;
+    const loss = "it gives up its own, goes back into the queue";
+    return `${nameOf(replay, event)} is preempted, for there are too few blocks: ${loss}, and ${again}.`;
+  },
+  copied(replay, state, [{ source, target, ...event }]) {
+    const name = nameOf(replay, event);
+    return `${name} writes next into block ${source}, which it shares: it gets a copy, block ${target}.`;
+  },
+  evicted(replay, state, group) {
+    const blocks =
+      group.length > 8
+        ? `${group.length} blocks`
+        : `Block${group.length > 1 ? "s" : ""} ${list(group.map(({ block }) => String(block)))}`;
+    return `${blocks} ${are(group.length)} taken for new tokens: the prefix cache loses what was there.`;
+  },
+  forked(replay, state, group) {
+    const [{ request_id: id, parent, running }] = group;
+    const names = each(group, (event) => nameOf(replay, event));
+    const one = group.length === 1;
+    return running
+      ? `${names} go${one ? "es" : ""} on in the blocks of ${replay.name(id, parent)}.`
+      : `${names} wait${one ? "s" : ""} for a place.`;
+  },
+  beams(replay, state, [{ request_id: id, parents }]) {
+    const kept = parents.map((parent, i) => `${replay.name(id, i)} from ${replay.name(id, parent)}`);
+    return kept.length ? `The best beams of ${replay.name(id)} go on: ${list(kept)}.` : null;
+  },
+  finished(replay, state, group) {
+    const [{ reason, request_id: id }] = group;
+    const one = group.length === 1;
+    if (reason === "beams") return `${replay.name(id)} is finished: its search has ended.`;
+    const why = {
+      stop: `${one ? "it has" : "they have"} reached the end`,
+      length: `${one ? "it has" : "they have"} all the tokens ${one ? "it" : "they"} may have`,
+      abort: `${one ? "it was" : "they were"} aborted`,
+    };
+    return `${each(group, (event) => nameOf(replay, event))} ${are(group.length)} finished: ${why[reason] ?? reason}.`;
+  },
+  restarted: () => "A step was cut short: everybody waits again, and all memory is free.",
+};
+
+const REFUSED = {
+  running: (event, options) => `${options.max_num_seqs ?? "as many as may"} requests run already (max_num_seqs)`,
+  budget: () => "the step has no tokens left (max_num_batched_tokens)",
+  whole: ({ needed, left }) => `its prompt needs ${count(needed, "token")} in one step, and ${left} ${are(left)} left`,
+  scores: () => "the step makes no more logits of prompts",
+  blocks({ needed, free, reserve }) {
+    const kept = reserve ? `, ${reserve} ${are(reserve)} kept back for those that run` : "";
+    return `it needs ${count(needed, "block")}, ${free} ${are(free)} free${kept}`;
+  },
+  preempted: () => "somebody has just lost its blocks, so memory is short",
+};
+
+/** Whether a row computes more than the one token of a decode: a prompt, or with a KV cache what was lost from it. */
+function isPrefill(replay, row) {
+  return row.phase === "prefill" || (replay.cached && row.num_tokens > 1);
+}
+
+/** What the forward pass of a step computes, in a sentence. */
+function passInWords(replay, state) {
+  const rows = [...state.rows.values()];
+  const name = (row) => replay.name(row.request_id, row.index);
+  const parts = [];
+  const live = rows.filter((row) => row.num_tokens);
+  const whole = !replay.cached;
+  const prefills = live.filter((row) => isPrefill(replay, row));
+  const decodes = live.filter((row) => !prefills.includes(row));
+  const entire = prefills.filter(
+    (row) => row.phase === "prefill" && row.num_tokens === lengthOf(state.completions.get(keyOf(row))),
+  );
+  if (entire.length > 8) {
+    const tokens = entire.reduce((sum, row) => sum + row.num_tokens, 0);
+    parts.push(`${entire.length} requests compute their prompts, ${count(tokens, "token")}`);
+  } else if (entire.length) {
+    const lengths = list(entire.map((row) => String(row.num_tokens)));
+    const last = entire.at(-1).num_tokens === 1 ? "token" : "tokens";
+    parts.push(
+      `${list(entire.map(name))} compute${entire.length > 1 ? " their prompts" : "s its prompt"}, ${lengths} ${last}`,
+    );
+  }
+  const pieces = prefills.filter((row) => !entire.includes(row));
+  const isAgain = (row) => state.completions.get(keyOf(row)).recomputed;
+  if (pieces.length > 2) {
+    const all = pieces.every(isAgain) ? " again" : "";
+    const lengths = pieces.map((row) => String(row.num_tokens));
+    const [who, what] =
+      pieces.length > 8 ? [`${pieces.length} requests`, "some"] : [list(pieces.map(name)), list(lengths)];
+    parts.push(`${who} compute ${what} tokens${all}`);
+  } else {
+    for (const row of pieces) {
+      const length = lengthOf(state.completions.get(keyOf(row)));
+      const end = row.start + row.num_tokens;
+      const whose = row.phase === "prefill" ? " of its prompt" : "";
+      const which = row.start || end < length ? ` (${row.start + 1} to ${end} of ${length})` : "";
+      parts.push(
+        `${name(row)} computes ${count(row.num_tokens, "token")}${whose}${isAgain(row) ? " again" : ""}${which}`,
+      );
+    }
+  }
+  const names = decodes.length > 8 ? `${decodes.length} requests` : list(decodes.map(name));
+  if (decodes.length && whole) {
+    const tokens = decodes.reduce((sum, row) => sum + row.num_tokens, 0);
+    const again = decodes.reduce((sum, row) => sum + state.completions.get(keyOf(row)).recomputed, 0);
+    const several = decodes.length > 1;
+    const what = `all ${count(tokens, "token")}, ${again.toLocaleString("en")} of them again`;
+    parts.push(`${names} compute${several ? "" : "s"} ${what}, to get one more${several ? " each" : ""}`);
+  } else if (decodes.length) {
+    parts.push(decodes.length > 1 ? `${names} compute one token each` : `${names} computes one token`);
+  }
+  const carried = rows.filter((row) => !row.num_tokens);
+  if (carried.length) {
+    const which = carried.length > 8 ? `${carried.length} rows` : list(carried.map(name));
+    parts.push(`${which} ${carried.length > 1 ? "are" : "is"} finished, and carried along for nothing`);
+  }
+  return `${parts.join("; ")}.`;
+}

@@ -1,0 +1,380 @@
+"""What the page of a run shows, held against the states in Python (replay/state.py), and how it can be used."""
+
+import json
+import random
+import time
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from replay.state import name, snapshot, states
+from replay.trace import read_trace
+from tests import made_traces
+from tests.browser.conftest import ROOT
+from tests.test_replay import MADE
+
+AXE = ROOT / ".axe/package/axe.min.js"
+
+
+@pytest.fixture(scope="module", params=MADE)
+def made(request, make_page):
+    page, (path,) = make_page(request.param.replace(" ", ""), MADE[request.param]())
+    return page, read_trace(path)
+
+
+@pytest.fixture(scope="module")
+def paged(make_page):
+    page, (path,) = make_page("paged", MADE["stage 5"]())
+    return page, read_trace(path)
+
+
+def some_steps(trace, most=25):
+    """Forwards, backwards and at random."""
+    there = random.Random(1).sample(range(len(trace.steps)), min(most, len(trace.steps)))
+    return [*range(min(8, len(trace.steps))), *range(len(trace.steps) - 1, max(0, len(trace.steps) - 8), -1), *there]
+
+
+# --- What is shown ----------------------------------------------------------------------------------------------------
+
+
+def test_states_are_those_of_the_oracle(browser, made):
+    page, trace = made
+    browser.open(page)
+    wanted = [json.loads(json.dumps(snapshot(*pair))) for pair in zip(states(trace), trace.steps, strict=True)]
+    for step in some_steps(trace, most=60):
+        assert browser("return snapshot(page.replays[0], arguments[0])", step) == wanted[step], f"step {step}"
+
+
+def test_page_shows_the_state(browser, made):
+    page, trace = made
+    browser.open(page)
+    expected = []
+    for state, step in zip(states(trace), trace.steps, strict=True):
+        ends = {name(key): row["start"] + row["num_tokens"] for key, row in state.rows.items() if row["num_tokens"]}
+        expected.append((snapshot(state, step), ends))
+    texts = {int(token): text for step in trace.steps for token, text in step["texts"].items()}
+    for number in some_steps(trace):
+        browser.go_to(number)
+        (shown,), (wanted, ends), step = browser.shown(), expected[number], trace.steps[number]
+        assert shown["waiting"] == wanted["waiting"][:16], f"step {number}"
+        assert [row["key"] for row in shown["rows"]] == wanted["running"]
+        if trace.header["stage"] in ("stage05_paged", "stage06_fast"):
+            assert shown["tables"] == {key: table for key, table in wanted["tables"].items() if table}
+            held = {block for table in wanted["tables"].values() for block in table}
+            assert shown["memory"].startswith(f"{len(held)} of {trace.header['num_blocks']} blocks held")
+        new = {name((e["request_id"], e["index"])): texts[e["token_id"]] for e in step["after"] if e["kind"] == "token"}
+        for row in shown["rows"]:
+            tokens, end = wanted["tokens"][row["key"]], ends.get(row["key"], 0)
+            until = end if 0 < end < len(tokens) else len(tokens)
+            assert "".join(texts[token] for token in tokens[:until]).endswith(row["tokens"])
+            assert row["tokens"]
+            if until == len(tokens):
+                assert row["fresh"] == ([new[row["key"]]] if row["key"] in new else [])
+        counts = wanted["counts"]
+        assert shown["counts"]["computed for the first time"] == counts["useful"]
+        assert shown["counts"].get("computed again", 0) == counts["recomputed"]
+        assert shown["counts"].get("padding", 0) == counts["padding"]
+        assert shown["counts"].get("carried along", 0) == counts["carried"]
+        assert shown["numbers"].startswith(f"{counts['output']} output token")
+
+
+def test_words_say_why(browser, paged):
+    page, trace = paged
+    browser.open(page)
+    reasons = set()
+    for number, step in enumerate(trace.steps):
+        for event in step["before"]:
+            if event["kind"] == "refused" and event["reason"] not in reasons:
+                reasons.add(event["reason"])
+                browser.go_to(number)
+                words = " ".join(browser.shown()[0]["events"])
+                assert " waits: " in words
+                if event["reason"] == "blocks":
+                    assert f"needs {event['needed']} block" in words
+                    assert f"{event['free']} {'is' if event['free'] == 1 else 'are'} free" in words
+    assert {"blocks", "preempted"} <= reasons
+    preempted = next(s for s in trace.steps if any(e["kind"] == "preempted" for e in s["before"]))
+    browser.go_to(preempted["step"])
+    assert "is preempted" in " ".join(browser.shown()[0]["events"])
+    spoken = browser("return document.querySelector('.spoken').textContent")
+    assert spoken.startswith(f"Step {preempted['step']}. ")
+    assert "is preempted" in spoken
+
+
+def test_hostile_texts_are_text(browser, make_page):
+    page, (path,) = make_page("hostile", made_traces.hostile(*made_traces.paged()))
+    trace = read_trace(path)
+    browser.open(page)
+    seen = ""
+    for number in range(0, len(trace.steps), 3):
+        browser.go_to(number)
+        seen += "".join(row["tokens"] for row in browser.shown()[0]["rows"])
+    for text in ("</script><b>x", "<!--", "‹2028›", "‹202E›", "‹D800›", "‹0›", "‹1B›[31m", "↵", "⇥", "&amp;", "‹7F›"):
+        assert text in seen
+    assert not any(char in seen for char in "\u2028\u202e\x00\x1b\n\t\x7f")
+    assert browser("return document.querySelectorAll('main b:not(.what b, .counts b)').length") == 0
+
+
+# --- Getting about ----------------------------------------------------------------------------------------------------
+
+
+def position(browser):
+    return browser("return page.position")
+
+
+def test_keyboard(browser, paged):
+    page, trace = paged
+    browser.open(page)
+    browser("page.predict.click()")  # no questions
+    browser("document.activeElement.blur()")
+    browser.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    assert position(browser) == 2
+    browser.press(Keys.ARROW_LEFT)
+    assert position(browser) == 1
+    browser.press(Keys.PAGE_DOWN)
+    assert position(browser) == 11
+    browser.press(Keys.END, Keys.ARROW_RIGHT)
+    assert position(browser) == len(trace.steps) - 1
+    browser.press(Keys.HOME, Keys.ARROW_LEFT)
+    assert position(browser) == 0
+    browser("page.kind.value = 'preempted'")
+    browser.press("n")
+    first = next(i for i, step in enumerate(trace.steps) if any(e["kind"] == "preempted" for e in step["before"]))
+    assert position(browser) == first
+    browser.press(Keys.ARROW_RIGHT, "p")
+    assert position(browser) == first
+    browser("page.speed.value = 100")
+    browser.press(Keys.HOME, Keys.SPACE)
+    time.sleep(0.3)
+    browser.press(Keys.SPACE)
+    there = position(browser)
+    assert there > 3
+    time.sleep(0.2)
+    assert position(browser) == there
+    assert browser("return document.getElementById('play').textContent").endswith("Play")
+
+
+def test_blocks_by_keyboard_and_mouse(browser, paged):
+    """The pool and the tables lead to each other."""
+    page, _ = paged
+    browser.open(page, "#step=6")
+    browser("document.querySelector('.pool').focus()")
+    browser.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    assert position(browser) == 6
+    words = browser("return document.querySelector('.picked').textContent")
+    assert words.startswith("Block 2 is ")
+    same = browser("return [...document.querySelectorAll('.block.same')].map((chip) => chip.textContent)")
+    held = any(2 in table for table in browser.shown()[0]["tables"].values())
+    assert same == ["2"] * held
+    browser("document.querySelector('.tables [data-block]').focus()")
+    browser.press(Keys.ARROW_RIGHT)
+    block = browser("return document.activeElement.dataset.block")
+    assert browser("return document.querySelector('.picked').textContent").startswith(f"Block {block} is held by ")
+    assert position(browser) == 6
+
+
+def test_slider_and_live_region(browser, paged):
+    page, _ = paged
+    browser.open(page)
+    browser("document.getElementById('slider').focus()")
+    browser.press(Keys.ARROW_RIGHT)
+    browser("page.slider.value = 40; page.slider.dispatchEvent(new Event('input')); page.renderNow()")
+    assert position(browser) == 40
+    assert browser("return page.slider.getAttribute('aria-valuetext')").startswith("Step 40 of ")
+    assert browser("return document.querySelector('.spoken').getAttribute('aria-live')") == "polite"
+    assert browser("return document.querySelector('.spoken').textContent").startswith("Step 40. ")
+
+
+def test_links(browser, paged):
+    page, trace = paged
+    row = trace.steps[9]["rows"][0]
+    browser.open(page, f"#step=9&request={row['request_id']}")
+    assert position(browser) == 9
+    assert browser("return document.querySelector('.row.chosen').dataset.key") == f"{row['request_id']}/0"
+    assert browser("return document.querySelector('.request-title').textContent").endswith(
+        f"request {row['request_id']}"
+    )
+    browser("document.activeElement.blur()")
+    browser.press(Keys.ARROW_LEFT)
+    time.sleep(0.5)
+    link = browser("return location.hash")
+    assert link == f"#step=8&request={row['request_id']}"
+    before = browser.shown()
+    browser.open(page, link)
+    assert browser.shown() == before
+    browser("location.hash = '#step=3'")
+    time.sleep(0.1)
+    assert position(browser) == 3
+    for strange in ("#step=-4", "#step=many&request=nobody&index=9", "#trace=7&step=99999", "#%E0%A4%A"):
+        browser.open(page, strange)
+        assert browser.shown()[0]["summary"]
+
+
+def test_predict(browser, paged):
+    page, _ = paged
+    browser.open(page)
+    asked = browser("return [...page.questions].map(([step, question]) => [step, question.kind, question.right])")
+    assert {"admitted", "refused", "preempted", "finished"} <= {kind for _, kind, _ in asked}
+    for i, (step, _, right) in enumerate(sorted(asked)):
+        browser.go_to(step - 1)
+        browser("document.activeElement.blur()")
+        browser.press(Keys.ARROW_RIGHT)
+        assert position(browser) == step - 1
+        assert not browser("return document.getElementById('question').hidden")
+        choices = browser(
+            "return [...document.querySelectorAll('.choice')].map((button) => button.textContent.slice(3))"
+        )
+        assert right in choices
+        assert len(choices) >= 2
+        choice = choices.index(right) if i % 2 else next(j for j, text in enumerate(choices) if text != right)
+        browser("document.querySelectorAll('.choice')[arguments[0]].click(); page.renderNow()", choice)
+        assert position(browser) == step  # it is shown
+        verdict = browser("return document.getElementById('verdict').textContent")
+        assert verdict == ("Right." if i % 2 else f"Not so. {right}.")
+        assert browser("return document.querySelectorAll('.choice.right').length") == 1
+        browser("document.getElementById('go-on').click()")
+        assert browser("return document.getElementById('question').hidden")
+    browser.open(page)
+    browser("page.predict.click()")  # switched off
+    step = min(step for step, *_ in asked)
+    browser.go_to(step - 1)
+    browser("document.activeElement.blur()")
+    browser.press(Keys.ARROW_RIGHT)
+    assert position(browser) == step
+
+
+def test_steps_may_be_appended(browser, paged):
+    """As in a live view: a page of the first steps that is given the others is as one of all."""
+    page, trace = paged
+    browser.open(page, "#step=30")
+    wanted = browser.shown()
+    browser(
+        """
+        const { header, steps } = page.replays[0];
+        document.getElementById("panels").replaceChildren();
+        document.getElementById("films").replaceChildren();
+        history.replaceState(null, "", "#");
+        window.other = new Page([[header, ...steps.slice(0, 10)]]);
+        other.turnTo(9);
+        for (const step of steps.slice(10)) other.append(0, step);
+        """
+    )
+    assert browser("return other.position") == len(trace.steps) - 1  # who looks at the last step stays there
+    browser("other.turnTo(30); other.renderNow()")
+    assert browser.shown() == wanted
+
+
+# --- Two traces -------------------------------------------------------------------------------------------------------
+
+
+def test_two_traces_on_one_clock(browser, make_page):
+    page, paths = make_page("two", made_traces.static(), made_traces.slots())
+    one, two = map(read_trace, paths)
+    browser.open(page, "#clock=steps&trace=1&step=5")
+    assert browser("return page.views.map((view) => view.number)") == [5, 5]
+    browser("page.setClock('time'); page.renderNow()")
+    starts = [
+        [s["start"] - sum(s["parts"][p] for p in ("schedule", "build")) for s in trace.steps] for trace in (one, two)
+    ]
+    starts = [[start - own[0] for start in own] for own in starts]
+    now = browser("return page.position")
+    for number, own in enumerate(starts):
+        under_way = sum(start <= now + 1e-9 for start in own) - 1
+        assert browser("return page.views[arguments[0]].number", number) == under_way
+    browser("page.predict.checked = false; document.activeElement.blur()")
+    moments = sorted({round(start, 6) for own in starts for start in own})
+    browser.go_to(0)
+    for moment in moments[1:10]:
+        browser.press(Keys.ARROW_RIGHT)
+        assert position(browser) == pytest.approx(moment, abs=2e-6)
+    browser.press(Keys.ARROW_LEFT)
+    assert position(browser) == pytest.approx(moments[8], abs=2e-6)
+    time.sleep(0.5)
+    link, shown = browser("return location.hash"), browser.shown()
+    assert "clock=time" in link
+    browser.open(page, link)
+    assert browser.shown() == shown
+    boxes = browser("return [...document.querySelectorAll('.panel')].map((p) => p.getBoundingClientRect().top)")
+    assert boxes[0] == boxes[1]  # side by side
+
+
+# --- Sizes, print, large traces ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("traces", [1, 2])
+def test_no_scrolling_sideways(browser, make_page, traces):
+    page, _ = make_page(f"phone{traces}", *[made_traces.hostile(*MADE["stage 6, n = 3"]()) for _ in range(traces)])
+    for width, height in [(390, 844), (1280, 800), (1920, 1080)]:
+        browser.size(width, height, mobile=width < 500)
+        browser.open(page, "#step=20&request=r1")
+        assert browser("return document.documentElement.scrollWidth") <= width
+        outside = browser(
+            "return [...document.querySelectorAll('body *')].filter((node) => node.getClientRects().length && "
+            "!node.closest('.spoken, .tokens, .row .bar') && node.getBoundingClientRect().right > innerWidth + 1)"
+            ".map((node) => node.className || node.tagName)"
+        )
+        assert outside == []
+
+
+def test_print_view(browser, paged):
+    page, _ = paged
+    browser.open(page, "#step=12")
+    browser.size(1280, 800, dark=True, media="print")
+    hidden = "return ['#slider', '.buttons', '.switches', '.jump'].map((s) => document.querySelector(s).offsetHeight)"
+    assert browser(hidden) == [0, 0, 0, 0]
+    assert browser("return document.getElementById('where').offsetHeight > 0")
+    assert browser("return document.querySelector('.rows').offsetHeight > 0")
+    pdf = browser.driver.execute_cdp_cmd("Page.printToPDF", dict(printBackground=True, landscape=True))["data"]
+    assert len(pdf) > 10_000
+    browser("dispatchEvent(new Event('beforeprint'))")
+    assert browser("return document.documentElement.dataset.theme") == "light"
+    browser("dispatchEvent(new Event('afterprint'))")
+
+
+def test_long_trace(browser, make_page):
+    """20 MB open and can be scrubbed; the limits are ten times what they should be, for slow machines."""
+    page, (path,) = make_page("long", made_traces.paged(1900, 80, max_num_seqs=8, budget=256, num_blocks=96, seed=3))
+    assert path.stat().st_size > 20_000_000
+    start = time.perf_counter()
+    browser.open(page)
+    opened = time.perf_counter() - start
+    scrub = """
+        const done = arguments[0], begin = performance.now();
+        let frames = 0;
+        function next() {
+          if (++frames === 40) return done((performance.now() - begin) / 40);
+          page.slider.value = (frames * 7919) % page.clock.end;
+          page.slider.dispatchEvent(new Event("input"));
+          requestAnimationFrame(next);
+        }
+        next();"""
+    frame = browser.driver.execute_async_script(scrub)
+    steps = browser("return page.replays[0].steps.length")
+    print(f"\n{path.stat().st_size / 1e6:.0f} MB, {steps} steps: opened in {opened:.1f} s, {frame:.0f} ms a frame")
+    assert opened < 30
+    assert frame < 333
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("name", ["paged", "static", "two"])
+def test_accessibility(browser, make_page, name, dark):
+    """axe-core finds nothing serious."""
+    if not AXE.exists():
+        pytest.skip("no axe-core: make test-browser fetches it")
+    traces = dict(
+        paged=[MADE["stage 5"]()], static=[MADE["stage 2"]()], two=[made_traces.static(), made_traces.slots()]
+    )
+    page, _ = make_page(f"axe-{name}", *traces[name])
+    browser.size(1280, 800, dark=dark)
+    browser.open(page, "#step=7&request=r1")
+    browser("document.getElementById('help-button').click()")
+    browser("const [step] = page.questions.keys(); if (step) { page.turnTo(step - 1); page.forward(); }")
+    browser(AXE.read_text(encoding="utf-8"))
+    result = browser.driver.execute_async_script("axe.run().then((found) => arguments[0](found.violations))")
+    serious = [
+        (v["id"], node["html"], node["failureSummary"])
+        for v in result
+        for node in v["nodes"]
+        if v["impact"] in ("serious", "critical")
+    ]
+    assert serious == []

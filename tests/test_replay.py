@@ -1,0 +1,253 @@
+"""The replay of a trace: what its reader takes and refuses, the states during the steps, the page's file, the file for
+Perfetto, the command line. What the page shows is tested in tests/browser (`make test-browser`)."""
+
+import json
+import re
+
+import pytest
+
+from replay import chrome, page
+from replay.__main__ import main
+from replay.state import snapshot, states
+from replay.trace import read_trace
+from tests import made_traces
+
+MADE = {
+    "stage 1": lambda: made_traces.static("stage01_single"),
+    "stage 2": lambda: made_traces.static("stage02_static_batch"),
+    "stage 3": lambda: made_traces.static("stage03_kvcache"),
+    "stage 4": made_traces.slots,
+    "stage 5": lambda: made_traces.paged(num_requests=12, num_blocks=14, max_tokens=90),
+    "stage 6, n = 3": lambda: made_traces.paged(n=3, num_blocks=16, stage="stage06_fast"),
+}
+
+
+@pytest.fixture(params=MADE)
+def trace(request, tmp_path):
+    return read_trace(made_traces.write(tmp_path / "trace.jsonl", *MADE[request.param]()))
+
+
+# --- The reader -----------------------------------------------------------------------------------------------------
+
+
+def write_lines(path, *records):
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records))
+    return path
+
+
+def changed(where, **changes):
+    """A trace in which a field of the header, the first step, its first row or its first event differs."""
+    header, steps = made_traces.paged(num_requests=1, max_tokens=2)
+    step = steps[0]
+    record = {"header": header, "step": step, "row": step["rows"][0], "event": step["before"][0]}[where]
+    for name, value in changes.items():
+        if value is ...:
+            del record[name]
+        else:
+            record[name] = value
+    return [header, *steps]
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([], "is empty"),
+        (["Once upon a time"], "line 1: is no JSON"),
+        (["[1, 2]"], "line 1: no trace"),
+        ([{"prompt": "Once"}], "line 1: no trace"),
+        (
+            [{"step": 0, "start": 1.0, "seconds": 0.1, "rows": []}],
+            "line 1: a trace of version 1, which has no header: m",
+        ),
+        (changed("header", trace=3), "line 1: a trace of version 3, this program reads 2"),
+        (changed("header", stage="stage09_dreams"), "line 1: unknown stage 'stage09_dreams'"),
+        (changed("header", model=...), "line 1: the header lacks 'model'"),
+        (changed("header")[:1], "a header and no steps"),
+        (changed("step", rows=...), "line 2: the step lacks 'rows'"),
+        (changed("step", mood="good"), "line 2: the step has an unknown field, 'mood'"),
+        (changed("step", step=4), "line 2: step 4 stands where step 0 is due"),
+        (changed("step", parts={"dream": 1.0}), "line 2: unknown part 'dream'"),
+        (changed("step", rows=["A"]), "line 2: a row is no JSON object"),
+        (changed("row", num_tokens="3"), 'line 2: a row: num_tokens can\'t be "3"'),
+        (changed("row", num_tokens=True), "line 2: a row: num_tokens can't be true"),
+        (changed("row", phase="sleep"), "line 2: unknown phase 'sleep'"),
+        (changed("event", kind="vanished"), "line 2: unknown event 'vanished'"),
+        (changed("event", place=...), "line 2: the event 'queued' lacks 'place'"),
+        (changed("event", colour="red"), "line 2: the event 'queued' has an unknown field, 'colour'"),
+        ([*changed("header")[:2], "{]"], "line 3: is no JSON"),
+    ],
+)
+def test_reader_names_file_and_line(tmp_path, records, message):
+    path = write_lines(tmp_path / "trace.jsonl", *records)
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        read_trace(path)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    path = write_lines(tmp_path / "trace.jsonl", *changed("header"))
+    whole = read_trace(path)
+    assert not whole.torn
+    path.write_bytes(path.read_bytes()[:-20])
+    torn = read_trace(path)
+    assert torn.torn
+    assert torn.steps == whole.steps[:-1]
+    path.write_bytes(path.read_bytes().split(b"\n")[0])  # its header alone, and no end of the line
+    with pytest.raises(ValueError, match="no steps"):
+        read_trace(path)
+
+
+# --- States ---------------------------------------------------------------------------------------------------------
+
+
+def test_states_agree_with_the_trace(trace):
+    """What the states say follows from the events; what the steps say was counted by the engine."""
+    for state, step in zip(states(trace), trace.steps, strict=True):
+        seen = snapshot(state, step)
+        assert not set(seen["waiting"]) & set(seen["running"])
+        assert {f"{row['request_id']}/{row['index']}" for row in step["rows"]} <= set(seen["running"])
+        if trace.header["stage"] in ("stage05_paged", "stage06_fast"):
+            held = {block for table in seen["tables"].values() for block in table}
+            assert sorted([*held, *seen["free"]]) == list(range(trace.header["num_blocks"]))
+            assert set(seen["findable"]) <= set(seen["free"])
+            tables = [block for table in seen["tables"].values() for block in table]
+            assert step["num_blocks_saved"] == len(tables) - len(held)
+            size = trace.header["options"]["block_size"]
+            for key in seen["running"]:  # what a table leads to is the sequence, as far as it is computed
+                found = [token for block in seen["tables"][key] for token in seen["contents"][str(block)]]
+                assert found[: seen["num_computed"][key]] == seen["tokens"][key][: seen["num_computed"][key]]
+                assert all(len(seen["contents"][str(block)]) <= size for block in seen["tables"][key])
+    counts = state.counts
+    assert counts["output"] == sum(len(completion.output) for completion in state.completions.values())
+    assert {completion.status for completion in state.completions.values()} == {"finished"}
+    rows = [row for step in trace.steps for row in step["rows"]]
+    assert counts["useful"] + counts["recomputed"] == sum(row["num_tokens"] for row in rows)
+    assert counts["padding"] + counts["carried"] == sum(row["num_padding"] for row in rows)
+
+
+def test_stage_1_computes_everything_again(tmp_path):
+    trace = read_trace(made_traces.write(tmp_path / "trace.jsonl", *MADE["stage 1"]()))
+    *_, last = states(trace)
+    prompts = sum(len(e["prompt_token_ids"]) for e in trace.steps[0]["before"] if e["kind"] == "queued")
+    requests = sum(e["kind"] == "queued" for e in trace.steps[0]["before"])
+    assert last.counts["useful"] == prompts + last.counts["output"] - requests  # the last tokens are not computed
+    assert last.counts["recomputed"] > last.counts["useful"]
+
+
+def test_who_was_preempted_is_computed_again(tmp_path):
+    trace = read_trace(made_traces.write(tmp_path / "trace.jsonl", *MADE["stage 5"]()))
+    *_, last = states(trace)
+    assert last.counts["preemptions"] >= 1
+    assert last.counts["recomputed"] > 0
+
+
+def test_beams_replace_each_other(tmp_path):
+    """Two beams, of which the second has two children and the first dies."""
+    header, steps = made_traces.paged(num_requests=1, max_tokens=9)
+    (row,), texts = steps[0]["rows"], steps[0]["texts"]
+    whose = dict(request_id=row["request_id"], index=0)
+    empty = dict(before=[], texts={}, after=[])
+    first = {**steps[0], "texts": texts, "after": [dict(kind="beams", **whose, parents=[0, 0], token_ids=[1, 2])]}
+    rows = [{**row, "index": i, "phase": "decode", "start": row["num_tokens"], "num_tokens": 1} for i in range(2)]
+    beams = dict(kind="beams", **whose, parents=[1, 1], token_ids=[3, 4])
+    second = {**steps[0], **empty, "step": 1, "rows": rows, "after": [beams]}
+    ends = [dict(kind="beams", **whose, parents=[], token_ids=[]), dict(kind="finished", **whose, reason="beams")]
+    third = {**second, "step": 2, "after": ends}
+    trace = read_trace(write_lines(tmp_path / "trace.jsonl", header, first, second, third))
+    prompt = steps[0]["before"][0]["prompt_token_ids"]
+    tokens = [[c.tokens for _, c in sorted(state.completions.items())] for state in states(trace)]
+    assert tokens == [[prompt], [[*prompt, 1], [*prompt, 2]], [[*prompt, 2, 3], [*prompt, 2, 4]]]
+    *_, last = states(trace)
+    assert {c.finish_reason for c in last.completions.values()} == {"beams"}
+
+
+# --- The page's file and the one for Perfetto -----------------------------------------------------------------------
+
+
+def test_page_is_one_file_with_the_trace_in_it(tmp_path):
+    path = made_traces.write(tmp_path / "trace.jsonl", *made_traces.hostile(*made_traces.paged()))
+    trace = read_trace(path)
+    html = page.make_page([trace, trace])
+    assert html.isascii() or html.encode("utf-8")  # no lone surrogates
+    found = re.findall(r'<script type="application/json" class="trace">(.*?)</script>', html)
+    assert [json.loads(text) for text in found] == 2 * [[trace.header, *trace.steps]]
+    assert all("<" not in text and text.isascii() for text in found)
+    rest = re.sub(r'<script type="application/json".*?</script>', "", html)
+    assert not re.search(r'(src|href)="(?!data:)|url\(|@import|https?://', rest)
+    assert len(rest) < 120_000
+
+
+def test_chrome_trace_is_well_formed(trace):
+    """As Chrome's trace event format wants it: spans of a thread lie within each other or side by side."""
+    made = json.loads(chrome.make_chrome([trace, trace]))
+    assert chrome.make_chrome([trace]).encode().startswith(chrome.BEGIN)
+    fields = {"M": set(), "X": {"ts", "dur"}, "i": {"ts", "s"}, "C": {"ts"}}
+    threads = {}
+    for event in made["traceEvents"]:
+        assert set(event) == {"ph", "pid", "tid", "name", "args"} | fields[event["ph"]]
+        assert event.get("ts", 0) >= 0
+        assert event.get("dur", 0) >= 0
+        if event["ph"] == "X":
+            begin, length = round(1e3 * event["ts"]), round(1e3 * event["dur"])
+            threads.setdefault((event["pid"], event["tid"]), []).append((begin, -length, event["name"]))
+        if event["ph"] == "C":
+            assert all(value >= 0 for value in event["args"].values())
+    steps = [name for _, _, name in threads[1, 1] if name.startswith("step ")]
+    assert steps == [f"step {i}" for i in range(len(trace.steps))]
+    for spans in threads.values():
+        ends = []
+        for start, negative, name in sorted(spans):
+            while ends and ends[-1] <= start:
+                ends.pop()
+            assert not ends or start - negative <= ends[-1], name
+            ends.append(start - negative)
+    named = {(e["pid"], e["tid"]) for e in made["traceEvents"] if e["ph"] == "M" and e["name"] == "thread_name"}
+    assert set(threads) <= named
+
+
+# --- The command line -----------------------------------------------------------------------------------------------
+
+
+def error_of(capsys, *argv):
+    try:
+        status = main([str(arg) for arg in argv])
+    except SystemExit as end:
+        status = end.code
+    output = capsys.readouterr()
+    assert status == 2
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    return output.err
+
+
+def test_command_line(tmp_path, capsys):
+    one, html, perfetto = tmp_path / "one.jsonl", tmp_path / "run.html", tmp_path / "run.json"
+    made_traces.write(one, *made_traces.slots())
+    for _ in range(2):  # what it made it may replace
+        assert main([str(one), "-o", str(html), "--chrome", str(perfetto)]) == 0
+    assert html.read_bytes().startswith(page.BEGIN)
+    assert json.loads(perfetto.read_text())["traceEvents"]
+    assert main([str(one), str(one), "-o", str(html)]) == 0
+    assert capsys.readouterr() == ("", "")
+    one.write_bytes(one.read_bytes()[:-9])
+    assert main([str(one), "-o", str(html)]) == 0
+    assert "its last line is cut short and left out" in capsys.readouterr().err
+
+
+def test_command_line_refuses(tmp_path, capsys):
+    one, html, own = tmp_path / "one.jsonl", tmp_path / "run.html", tmp_path / "own.html"
+    made_traces.write(one, *made_traces.slots())
+    own.write_text("<!doctype html>\n<title>mine</title>")
+    assert "say where the page goes" in error_of(capsys, one)
+    assert "at most 2 traces" in error_of(capsys, one, one, one, "-o", html)
+    assert "was not made by replay" in error_of(capsys, one, "-o", own)
+    assert "was not made by replay" in error_of(capsys, one, "--chrome", own)
+    assert "is used otherwise" in error_of(capsys, one, "-o", one)
+    assert "is used otherwise" in error_of(capsys, one, "-o", html, "--chrome", html)
+    assert "not a regular file" in error_of(capsys, one, "-o", tmp_path)
+    assert "No such file" in error_of(capsys, tmp_path / "none.jsonl", "-o", html)
+    assert "unrecognized arguments" in error_of(capsys, one, "-o", html, "--perfetto", "x")
+    assert "the following arguments are required" in error_of(capsys)
+    assert own.read_text().endswith("<title>mine</title>")
+    assert not html.exists()
