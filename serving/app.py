@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -21,6 +21,7 @@ from .completions import Service, full_text
 from .errors import APIError, bad_request
 from .events import JSON, Answer, error_response
 from .live import Levers, Viewer
+from .page import make_page
 from .protocol import Fields, check_model, parse_json
 
 CLIENT_GONE = 499  # in the log, where nothing was sent: the status that nginx has for this
@@ -58,17 +59,18 @@ class App:
         self.service, self.api_key, self.max_body_bytes = service, api_key, max_body_bytes
         self.log, self.log_prompts = log, log_prompts
         self.draining, self.num_active = False, 0
-        self.page, self.levers = page, Levers(service)
+        self.html, self.levers = make_page() if page else None, Levers(service)
         errors = {HTTPException: no_route, APIError: api_error, Exception: unexpected}
         self.routes = Starlette(routes=self._routes(), exception_handlers=errors)
         self.routes.router.redirect_slashes = False
 
     def _routes(self) -> list[Route]:
         live = [
+            Route("/", self.index),
             Route("/live", self.live),
             Route("/live/levers", self.move_levers, methods=["GET", "POST"]),
         ]
-        return (live if self.page else []) + [
+        return (live if self.html else []) + [
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
             Route("/v1/models", self.models),
@@ -170,6 +172,9 @@ class App:
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def index(self, request: Request) -> Response:
+        return HTMLResponse(self.html)
 
     async def live(self, request: Request) -> Viewer:
         return Viewer(self.service)

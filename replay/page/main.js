@@ -451,11 +451,3 @@ function filmInWords(replay) {
   const numbers = [count(replay.steps.length, "step"), count(replay.names.size, "request")];
   return `The run: ${list(numbers)}, at most ${replay.lanes.taken.length} at once`;
 }
-
-const page = new Page(
-  [...document.querySelectorAll("script.trace")].map((script) => {
-    const lines = JSON.parse(script.textContent);
-    script.remove();
-    return lines;
-  }),
-);

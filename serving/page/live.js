@@ -27,7 +27,6 @@ async function ask(path, body, signal) {
 async function findModel() {
   try {
     model = (await (await ask("/v1/models")).json()).data[0].id;
-    setText(find("heading"), model);
   } catch (error) {
     document.querySelector(".key").hidden = error.status !== 401;
     throw error;
@@ -159,29 +158,36 @@ async function moveLever(name) {
 
 // --- Looking on -------------------------------------------------------------------------------------------------------------
 
+const PAUSE = 100; // milliseconds between two looks at what has come: more often nobody can follow
 let shown = null; // the page, from the first step on
 
 function lookOn() {
   const source = new EventSource("/live");
-  let header = null;
+  let header = null, steps = [], due = null;
   source.onmessage = (message) => {
     const told = JSON.parse(message.data);
-    if (told.trace !== undefined) {
-      if (shown) end("The server has begun anew.");
-      header = told;
-      return;
-    }
-    if (!shown) {
-      document.body.classList.remove("waiting");
-      note("");
-      shown = new Page([[header, told]]);
-      document.querySelector(".of-five").hidden = Number(header.stage.slice(5, 7)) < 5;
-      return;
-    }
-    shown.append(0, told);
-    if (shown.replays[0].steps.length >= MOST_STEPS) end(`This page keeps ${MOST_STEPS.toLocaleString("en")} steps, and has them.`);
+    if (told.trace === undefined) {
+      steps.push(told);
+      due ??= setTimeout(take, PAUSE);
+    } else if (header) end("The server has begun anew.");
+    else header = told;
   };
-  source.onerror = () => shown && end("The server has ended, or cut this page off because it was too slow.");
+  source.onerror = () => header && end("The server has ended, or this page was too slow for it.");
+
+  /** Show what has come. */
+  function take() {
+    due = null;
+    if (!shown) {
+      shown = new Page([[header, steps.shift()]]);
+      document.body.classList.remove("waiting");
+      document.querySelector(".of-five").hidden = Number(header.stage.slice(5, 7)) < 5;
+      note("");
+      shown.measure();
+    }
+    for (const step of steps) shown.append(0, step);
+    steps = [];
+    if (shown.replays[0].steps.length >= MOST_STEPS) end(`This page keeps ${MOST_STEPS.toLocaleString("en")} steps, and has them.`);
+  }
 
   function end(why) {
     source.close();

@@ -1,0 +1,146 @@
+"""The page of a running server: asking, visitors, levers, and the engine as it runs."""
+
+import json
+import time
+import urllib.request
+
+import pytest
+
+from replay.state import snapshot, states
+from replay.trace import Trace, check_header, check_step
+from serving.clients.server import server
+from tests.browser.conftest import Browser
+from tests.browser.test_page import AXE
+
+OPTIONS = ("--stage", "6", "--model", "tinytales", "--num-blocks", "100", "--max-num-seqs", "8", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def url():
+    with server(*OPTIONS) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def page(driver, url):
+    """The browser on the page, at a laptop's size. After the test nothing stands in the console."""
+    browser = Browser(driver)
+    browser.size(1280, 800)
+    driver.get_log("browser")
+    driver.get(f"{url}/")
+    yield browser
+    assert [entry["message"] for entry in driver.get_log("browser")] == []
+    driver.get("about:blank")
+
+
+def until(page, condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not page(f"return Boolean({condition})"):
+        assert time.monotonic() < deadline, f"it did not happen: {condition}"
+        time.sleep(0.05)
+
+
+def move(page, name, value, event="input"):
+    page(
+        "const input = document.getElementById(arguments[0]); input.value = arguments[1];"
+        "input.dispatchEvent(new Event(arguments[2]))",
+        name, value, event,
+    )  # fmt: skip
+
+
+def ask(page, prompt, max_tokens):
+    for name, value in {"prompt": prompt, "temperature": 0, "max-tokens": max_tokens}.items():
+        page("document.getElementById(arguments[0]).value = arguments[1]", name, value)
+    page("document.getElementById('ask-button').click()")
+
+
+DONE = "document.getElementById('ask-button').textContent === 'Write'"
+
+
+def test_it_says_what_to_do_and_answers(page, url):
+    assert page("return document.querySelector('.transport').offsetHeight") == 0
+    assert page("return document.getElementById('live-note').textContent").startswith("Nobody has asked")
+    ask(page, "There was once a shy bear", 30)
+    until(page, "shown && shown.replays[0].steps.length >= 30")
+    until(page, DONE)
+    body = {"model": "tinytales", "prompt": "There was once a shy bear", "max_tokens": 30, "temperature": 0}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(request) as response:
+        text = json.load(response)["choices"][0]["text"]
+    assert page("return document.getElementById('answers').textContent") == "There was once a shy bear" + text
+    assert page("return document.getElementById('live-note').hidden")
+    assert page("return document.querySelector('.transport').offsetHeight > 0")
+
+
+def test_what_is_shown_is_what_happened(page):
+    """Its states are those that the same steps have in Python; it stays at the last step, unless one looks back."""
+    ask(page, "Once upon a time", 40)
+    until(page, "shown && shown.replays[0].steps.length >= 40")
+    until(page, DONE)
+    header, steps = page("return [shown.replays[0].header, shown.replays[0].steps]")
+    check_header(header)
+    for step in steps:
+        check_step(step, step["step"])
+    trace = Trace("live", header, steps)
+    for number, (state, step) in enumerate(zip(states(trace), steps, strict=True)):
+        if number in (0, 7, len(steps) - 1):
+            assert page("return snapshot(shown.replays[0], arguments[0])", number) == snapshot(state, step)
+    assert page("return [shown.position, shown.clock.end]") == [len(steps) - 1, len(steps) - 1]
+    page("shown.turnTo(3)")
+    ask(page, "A fox", 10)
+    until(page, f"shown.replays[0].steps.length >= {len(steps) + 10}")
+    assert page("return shown.position") == 3
+
+
+def test_visitors_and_levers(page, url):
+    move(page, "output-tokens", 100)
+    move(page, "arrivals", 10)
+    assert page("return document.getElementById('arrivals').nextElementSibling.textContent") == "10 a second"
+    until(page, "shown && shown.replays[0].steps.at(-1).rows.length >= 4")
+    move(page, "max_num_seqs", 2, "change")
+    move(page, "num_blocks", 70, "change")
+    until(page, "shown.replays[0].steps.at(-1).rows.length <= 2")
+    until(page, "shown.replays[0].stepsWith.preempted.length")
+    with urllib.request.urlopen(f"{url}/live/levers") as response:
+        assert {name: lever["now"] for name, lever in json.load(response).items()} == {
+            "max_num_seqs": 2,
+            "num_blocks": 70,
+        }
+    move(page, "arrivals", 0)
+    move(page, "max_num_seqs", 8, "change")
+    move(page, "num_blocks", 100, "change")
+    until(page, "here === 0")
+    assert page("return shown.replays[0].stepsWith.finished.length") > 3
+
+
+def test_a_wrong_question_is_told(page):
+    ask(page, "word " * 2000, 10)
+    until(page, DONE)
+    assert "max_model_len" in page("return document.querySelector('.failed').textContent")
+    page.driver.get_log("browser")  # Chromium writes down that an answer was an error
+
+
+def test_the_end_of_the_server(driver):
+    page = Browser(driver)
+    with server(*OPTIONS) as (url, _):
+        driver.get(f"{url}/")
+        ask(page, "A fox", 5)
+        until(page, "shown")
+    until(page, "document.getElementById('live-note').textContent.startsWith('The server has ended')")
+    driver.get_log("browser")
+    driver.get("about:blank")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_accessibility_and_sizes(page, dark):
+    if not AXE.exists():
+        pytest.skip("no axe-core: make test-browser fetches it")
+    ask(page, "Once upon a time", 20)
+    until(page, "shown && shown.replays[0].steps.length >= 20")
+    until(page, DONE)
+    for width, height in [(390, 844), (1280, 800)]:
+        page.size(width, height, dark=dark, mobile=width < 500)
+        until(page, f"document.documentElement.scrollWidth <= {width}", seconds=20)
+    page(AXE.read_text(encoding="utf-8"))
+    found = page.driver.execute_async_script("axe.run().then((found) => arguments[0](found.violations))")
+    assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
