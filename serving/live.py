@@ -7,6 +7,7 @@ The levers hold a part of the engine back, as if it had been started with less.
 """
 
 import asyncio
+import collections
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from .completions import Service
 from .events import event, unless_gone
 from .protocol import Fields
 
+PAUSE = 0.1  # seconds between two looks at what has come: a viewer that is woken at every step takes the engine's cores
 MAX_BEHIND = 1000  # records that a viewer may be behind; the browser of one that is cut off comes again
 
 
@@ -32,30 +34,31 @@ class Viewer:
         await unless_gone(receive, self._stream(send))
 
     async def _stream(self, send: Send) -> None:
-        loop, records = asyncio.get_running_loop(), asyncio.Queue()
-
-        def listener(record: Any) -> None:  # in the engine's thread
-            loop.call_soon_threadsafe(records.put_nowait, record)
-
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        known, num_told = await asyncio.to_thread(self._join, listener)
+        records: collections.deque = collections.deque()  # the engine's thread puts them there, and wakes nobody
+        known, num_told = await asyncio.to_thread(self._join, records.append)
         try:
-            await self._write(send, self.core.tracer.header)
-            while records.qsize() < MAX_BEHIND:
-                record = (await records.get()).to_dict()
-                record["before"] = known + record["before"][num_told:]
-                known, num_told = [], 0
-                events = record["before"] + record["after"]
-                record["texts"] = self.trace.new_texts(events, self._named, self.service.tokenizer.token_text)
-                await self._write(send, record)
+            await self._write(send, event(self.core.tracer.header))
+            while len(records) < MAX_BEHIND:
+                told = []
+                for _ in range(len(records)):
+                    record = records.popleft().to_dict()
+                    record["before"] = known + record["before"][num_told:]
+                    known, num_told = [], 0
+                    events = record["before"] + record["after"]
+                    record["texts"] = self.trace.new_texts(events, self._named, self.service.tokenizer.token_text)
+                    told.append(event(record))
+                if told:
+                    await self._write(send, b"".join(told))
+                await asyncio.sleep(PAUSE)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            await asyncio.shield(asyncio.to_thread(self._leave, listener))
+            await asyncio.shield(asyncio.to_thread(self._leave, records.append))
 
     @staticmethod
-    async def _write(send: Send, content: dict) -> None:
-        await send({"type": "http.response.body", "body": event(content), "more_body": True})
+    async def _write(send: Send, body: bytes) -> None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
 
     def _join(self, listener: Any) -> tuple[list[dict], int]:
         """Begin to look on: what is there already, as events, and how many of the first record's are among them."""

@@ -18,6 +18,12 @@ from tests.adapter import ROOT, random_prompts
 from tests.test_serving import SERVING, ask, ask_async, error_of, serving
 
 
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    """Look often, for the steps of a small model are quick."""
+    monkeypatch.setattr("serving.live.PAUSE", 0.001)
+
+
 @contextlib.contextmanager
 def shown(stage, model, **options):
     with serving(stage, model, **options) as app:
@@ -56,7 +62,9 @@ class Onlooker:
     async def send(self, message):
         await self.reading.wait()
         if message["type"] == "http.response.body" and message["body"]:
-            self.told.append(json.loads(message["body"].decode().removeprefix("data: ")))
+            events = message["body"].decode().split("\n\n")
+            assert events.pop() == ""
+            self.told += [json.loads(event.removeprefix("data: ")) for event in events]
 
     def tokens(self):
         """Of each completion: what it has by now."""
