@@ -11,7 +11,6 @@ hatching or marker too, so that it can be printed in black and white. What is wa
 
 import argparse
 import io
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,8 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+
+from replay.trace import read_trace
 
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 GREY, INK = "#D0D0D0", "#222222"
@@ -65,16 +66,10 @@ def styled(draw):
     return wrapper
 
 
-def read_trace(path: Path) -> list:
-    """The steps in a file of `--trace`. Raises ValueError if it is something else."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        steps = [json.loads(line, object_hook=lambda fields: SimpleNamespace(**fields)) for line in lines[1:]]
-        if not steps or not all(hasattr(step, "rows") for step in steps):
-            raise ValueError("no steps with rows")
-    except ValueError as error:
-        raise ValueError(f"{path} is not a file of --trace: {error}") from None
-    return steps
+def read_steps(path: Path) -> list[SimpleNamespace]:
+    """The steps in a file of `--trace`. Raises ValueError, as `read_trace` does, if it is something else."""
+    steps = read_trace(path).steps
+    return [SimpleNamespace(**{**step, "rows": [SimpleNamespace(**row) for row in step["rows"]]}) for step in steps]
 
 
 def clock(trace: Sequence) -> tuple[np.ndarray, np.ndarray]:
@@ -439,7 +434,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, metavar="FILE.png")
     args = parser.parse_args(argv)
     try:
-        traces = {path.stem: read_trace(path) for path in args.traces}
+        traces = {path.stem: read_steps(path) for path in args.traces}
         if args.kind == "blocks":
             if len(traces) > 1:
                 parser.error("a map of blocks is of one trace")

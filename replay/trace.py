@@ -11,6 +11,7 @@ Header: {"trace": 2, …}
     model           as --model names it
     options         the engine's options, by name: max_num_seqs, max_num_batched_tokens, block_size, policy …
     max_model_len   the longest sequence, in tokens
+    num_slots       of the KV cache (stage 4)
     num_blocks      of the KV cache (stages 5, 6)
     bytes_per_token of the KV cache (from stage 3)
 
@@ -48,7 +49,7 @@ Event: {"kind": …, "request_id": …, "index": …, …}
     admitted        it runs from this step on: slot (stages 3, 4), num_cached_tokens (stages 5, 6: so many tokens were
                     found in the prefix cache, and are not computed)
     refused         it is the next in the queue and could not be admitted to this step: reason, one of
-                      "running"   max_num_seqs run already
+                      "running"   as many as may run already: most
                       "budget"    the step has no tokens left
                       "whole"     its prompt does not fit into the step's rest whole (chunked prefill is off):
                                   needed, left
@@ -89,7 +90,7 @@ REASONS = ("running", "budget", "whole", "scores", "blocks", "preempted")  # of 
 # The fields by name, and what each may be.
 NULL, TIME = type(None), (int, float)
 HEADER = dict(trace=int, stage=str, model=str, options=dict, max_model_len=int)
-HEADER_OF_SOME = dict(num_blocks=(int, NULL), bytes_per_token=(int, NULL))
+HEADER_OF_SOME = dict(num_slots=int, num_blocks=(int, NULL), bytes_per_token=(int, NULL))
 STEP = dict(
     step=int,
     start=TIME,
@@ -134,7 +135,7 @@ EVENTS_OF_SOME = dict(
     evicted=WHOSE,
     restarted=WHOSE,
     admitted=dict(slot=(int, NULL), num_cached_tokens=(int, NULL)),
-    refused=dict(needed=int, left=int, free=int, reserve=int),
+    refused=dict(most=int, needed=int, left=int, free=int, reserve=int),
 )
 
 

@@ -44,7 +44,7 @@ class Engine:
         self.tokenizer = Tokenizer(tokenizer_directory(directory))
         self.runner = Runner(config, self.model_config, directory, self.max_model_len)
         sizes = {"max_model_len": self.max_model_len, "bytes_per_token": self.runner.bytes_per_token}
-        self.tracer = Tracer(vars(config), self.tokenizer, **sizes)
+        self.tracer = Tracer(vars(config), self.tokenizer, **sizes, num_slots=self.runner.num_slots)
         self.scheduler = Scheduler(
             self.runner.num_slots,
             config.max_num_batched_tokens,

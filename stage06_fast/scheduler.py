@@ -127,7 +127,7 @@ class Scheduler:
     def _refusal(self, request: Request, budget: int, scores: int) -> dict | None:
         """Why a request can't be admitted to a step that has room for so many tokens and scores; None if it can."""
         if len(self.running) >= self.max_num_seqs:
-            return {"reason": "running"}
+            return {"reason": "running", "most": self.max_num_seqs}
         if not budget:
             return {"reason": "budget"}
         num_new = request.num_new_tokens

@@ -133,6 +133,7 @@ def slots(num_requests: int = 9, max_tokens: int = 14, max_num_seqs: int = 3, bu
     engine = Engine(
         "stage04_continuous", seed, num_requests, max_tokens, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget
     )
+    engine.header["num_slots"] = max_num_seqs
     for i, request in enumerate(engine.requests):
         engine.queue(request, [0, i])
     waiting, running, free = engine.requests[:], [], list(range(max_num_seqs))
@@ -147,7 +148,8 @@ def slots(num_requests: int = 9, max_tokens: int = 14, max_num_seqs: int = 3, bu
             running.append(request)
             left -= take(engine, request, left, rows, request["slot"])
         if waiting:
-            engine.event("refused", waiting[0], engine.before, reason="budget" if free else "running")
+            why = dict(reason="budget") if free else dict(reason="running", most=max_num_seqs)
+            engine.event("refused", waiting[0], engine.before, **why)
         used, reserved = sum(request["computed"] for request in running), len(running) * 256
         for request in [r for r in running if r["computed"] == len(r["prompt"]) + len(r["output"])]:
             if engine.sample(request):
@@ -255,7 +257,7 @@ def paged(
             spare = reserve if running else 0
             why = None
             if len(running) == max_num_seqs:
-                why = dict(reason="running")
+                why = dict(reason="running", most=max_num_seqs)
             elif preempted:
                 why = dict(reason="preempted")
             elif not left:

@@ -178,7 +178,7 @@ def test_why_a_request_waits(stage, small_checkpoint):
         told = events(llm.trace, "refused")
         return {tuple(sorted((k, v) for k, v in event.items() if k not in ("kind", "index"))) for event in told}
 
-    assert refusals(max_num_seqs=1) == {(("reason", "running"), ("request_id", str(i))) for i in (1, 2)}
+    assert refusals(max_num_seqs=1) == {(("most", 1), ("reason", "running"), ("request_id", str(i))) for i in (1, 2)}
     assert (("reason", "budget"), ("request_id", "1")) in refusals(max_num_batched_tokens=12)
     whole = refusals(max_model_len=16, max_num_batched_tokens=16, enable_chunked_prefill=False)
     assert (("left", 4), ("needed", 12), ("reason", "whole"), ("request_id", "1")) in whole

@@ -192,7 +192,7 @@ function ordinal(number) {
 function slotsOf(replay, state, step) {
   const continuous = replay.stage === 4;
   const rows = [...state.rows.values()];
-  const number = continuous ? (replay.header.options.max_num_seqs ?? rows.length) : rows.length;
+  const number = continuous ? (replay.header.num_slots ?? rows.length) : rows.length;
   const length = continuous ? replay.header.max_model_len : step.kv_tokens_reserved / Math.max(1, rows.length);
   const slots = Array.from({ length: number }, (_, slot) => ({ slot, key: null, padding: 0, filled: 0, length }));
   for (const key of state.shown()) {

@@ -136,7 +136,10 @@ const SENTENCES = {
 };
 
 const REFUSED = {
-  running: (event, options) => `${options.max_num_seqs ?? "as many as may"} requests run already (max_num_seqs)`,
+  running: ({ most }, options) =>
+    most === options.max_num_seqs
+      ? `${count(most, "request")} ${are(most)} running already (max_num_seqs)`
+      : `there is room for ${count(most, "request")} only`,
   budget: () => "the step has no tokens left (max_num_batched_tokens)",
   whole: ({ needed, left }) => `its prompt needs ${count(needed, "token")} in one step, and ${left} ${are(left)} left`,
   scores: () => "the step makes no more logits of prompts",
