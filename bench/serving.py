@@ -7,9 +7,11 @@
 
 All servers have one checkpoint with GPT-2's sizes and random weights, float32, the same number of requests at once,
 and get the same requests at the same times: random tokens, as many in as out, arriving at random (Poisson). Engines
-take turns at each rate. guidellm writes texts of so many tokens instead, and takes the time between tokens per request,
-as a mean. A request counts towards goodput if its first token came within --ttft ms, and each further
+take turns at each rate. A request counts towards goodput if its first token came within --ttft ms, and each further
 one, on average, within --tpot ms. The client shares the cores with the server, as on the machine of a user.
+
+guidellm keeps so many requests under way instead, of texts that it writes, and takes the time between tokens per
+request, as a mean. (Its Poisson schedule, in 0.8.1, sends all requests after the first ten at once.)
 """
 
 import argparse
@@ -106,11 +108,11 @@ def load(url: str, model: Path, rate: str, args: argparse.Namespace, folder: Pat
     return {name: numbers[name] for name in (*kept, *latencies) if name in numbers}
 
 
-def guide(url: str, model: Path, rate: str, args: argparse.Namespace, folder: Path) -> dict:
+def guide(url: str, model: Path, streams: str, args: argparse.Namespace, folder: Path) -> dict:
     """One run of guidellm, in the same words."""
     result = folder / "guidellm.json"
     result.unlink(missing_ok=True)
-    profile = "kind=throughput" if rate == "inf" else f"kind=poisson,rate={rate}"
+    profile = f"kind=concurrent,streams={streams}"
     command = [python_of("guidellm").parent / "guidellm", "run", "--disable-console", "--profile", profile]
     command += ["--backend", f"kind=openai_http,target={url},model={NAME},request_format=/v1/completions"]
     command += ["--data", f"kind=synthetic_text,prompt_tokens={args.tokens},output_tokens={args.tokens}"]
@@ -147,16 +149,20 @@ def measure(args: argparse.Namespace, model: Path, folder: Path) -> list[dict]:
         for engine in args.engines:
             urls[engine] = stack.enter_context(started(engine, model, args.max_num_seqs))
             load(urls[engine], model, "inf", argparse.Namespace(**{**vars(args), "requests": 4}), folder)  # to warm up
-        jobs = [("vllm", load, rate) for rate in args.rates] + [("guidellm", guide, r) for r in args.guidellm_rates]
+        jobs = [("vllm", load, rate) for rate in args.rates]
+        jobs += [("guidellm", guide, n) for n in args.streams]
         for generator, generate, rate in jobs:
             for engine in args.engines:
                 before = counted(urls[engine])
                 run = generate(urls[engine], model, rate, args, folder)
-                run |= {"generator": generator, "engine": engine, "rate": rate}
+                rate_told = rate if generator == "vllm" else f"{rate} at once"
+                run |= {"generator": generator, "engine": engine, "rate": rate_told}
                 if engine != "vllm":  # whose counters are off
                     run["counted"] = counted(urls[engine]) - before
                 runs.append(run)
                 print(line(run), flush=True)
+                if args.json:  # what is there is not lost if the next run fails
+                    args.json.write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
     return runs
 
 
@@ -207,20 +213,32 @@ def line(run: dict) -> str:
 def table(result: dict) -> str:
     """The table of a result, and what it was measured on."""
     tables = [
-        f"{title}\n\n{HEADER}\n" + "\n".join(line(run) for run in result["runs"] if run["generator"] == generator)
+        f"{title}\n\n{HEADER}\n"
+        + "\n".join(line(run) for run in result["runs"] if run.get("generator", "vllm") == generator)
         for generator, title in {"vllm": "By vLLM's load generator:", "guidellm": "By guidellm:"}.items()
+        if any(run.get("generator", "vllm") == generator for run in result["runs"])
     ]
-    at, ways = result["machine"], result["overhead"]
+    at = result["machine"]
     return (
         "\n\n".join(tables)
         + f"\n\n{result['requests']} requests of {result['tokens']} tokens in and out at each rate, at "
         f"most {result['max_num_seqs']} at once; GPT-2's sizes with random weights, float32; {at['device']}, "
         f"{at['cores']} cores, which the client shares. Goodput: first token within {result['ttft']} ms, "
-        f"{result['tpot']} ms a token. `{result['command']}`\n\n"
+        f"{result['tpot']} ms a token. `{result['command']}`"
+    ) + (f"\n\n{overhead_in_words(result['overhead'])}" if "overhead" in result else "")
+
+
+def overhead_in_words(ways: dict[str, dict[str, float]]) -> str:
+    times = [f"{one['AsyncLLM']:.2f} ms ({one['HTTP']:.2f} ms over HTTP), {name}" for name, one in ways.items()]
+    return (
         "What HTTP adds: of a single stream, with nothing else to do, stage 6 makes a token in "
-        + "; ".join(f"{one['AsyncLLM']:.2f} ms ({one['HTTP']:.2f} ms over HTTP), {name}" for name, one in ways.items())
+        + "; ".join(times)
         + "."
     )
+
+
+def numbers(text: str) -> list[str]:
+    return [number for number in text.split(",") if number]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -228,8 +246,8 @@ def main(argv: list[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", type=lambda text: text.split(","), default=list(ENGINES))
-    parser.add_argument("--rates", type=lambda text: text.split(","), default=["0.5", "1", "2", "inf"])
-    parser.add_argument("--guidellm-rates", type=lambda text: text.split(",") if text else [], default=["1", "inf"])
+    parser.add_argument("--rates", type=numbers, default=["0.5", "1", "2", "inf"], help="of vllm bench serve")
+    parser.add_argument("--streams", type=numbers, default=["4", "16"], help="guidellm's requests at once")
     parser.add_argument("--requests", type=int, default=40, help="at each rate (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64, help="in and out, each (default: %(default)s)")
     parser.add_argument("--max-num-seqs", type=int, default=16, help="requests at once (default: %(default)s)")
@@ -244,7 +262,7 @@ def main(argv: list[str] | None = None) -> int:
         check_outputs({"--json": args.json, "--plot": args.plot}, {})
         if not PEERS["vllm"].python.exists():
             raise ValueError("vLLM is not there: python -m bench.peers vllm")
-        if args.guidellm_rates and not python_of("guidellm").exists():
+        if args.streams and not python_of("guidellm").exists():
             raise ValueError("guidellm is not there: python -m serving.clients.environments guidellm")
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -254,15 +272,15 @@ def main(argv: list[str] | None = None) -> int:
             write_model(folder / "model", STAGES[-1].part("model").ModelConfig())
             runs = measure(args, folder / "model", folder)
             models = {"GPT-2's sizes": folder / "model", "the bundled model": ROOT / "models" / "tinytales"}
-            ways = {name: overhead(model) for name, model in models.items()}
+            ways = {name: overhead(model) for name, model in models.items()} if args.rates else None
     except (ValueError, OSError, RuntimeError) as error:
         print(f"python -m bench.serving: error: {error}", file=sys.stderr)
         return 2
-    command = f"python -m bench.serving --engines {','.join(args.engines)} --rates {','.join(args.rates)}"
-    command += f" --guidellm-rates {','.join(args.guidellm_rates)} --requests {args.requests}"
+    command = f"python -m bench.serving --engines {','.join(args.engines)} --rates {','.join(args.rates) or repr('')}"
+    command += f" --streams {','.join(args.streams)} --requests {args.requests}"
     told = {name: getattr(args, name) for name in ("requests", "tokens", "max_num_seqs", "ttft", "tpot")}
     result = {"runs": runs, "machine": describe(torch.device("cpu")), **told, "command": command}
-    result["overhead"] = ways
+    result |= {"overhead": ways} if ways else {}
     print(f"\n{table(result)}")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

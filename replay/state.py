@@ -115,7 +115,7 @@ class State:
             case "queued":
                 fields = (event[name] for name in ("prompt_token_ids", "output_token_ids", "max_tokens", "n", "place"))
                 came = Completion(*fields, arrival=len(self.completions))
-                if known := self.completions.get(key):  # it is queued again, after a restart
+                if (known := self.completions.get(key)) and known.status != "finished":  # again, after a restart
                     came.arrival, came.furthest = known.arrival, known.furthest
                 self.completions[key] = came
             case "admitted":
@@ -145,7 +145,7 @@ class State:
                 self.completions |= {} if event["parents"] else {(request_id, i): beam for i, beam in old.items()}
             case "finished":
                 ends = [key] if event["reason"] != "beams" else [k for k in self.completions if k[0] == request_id]
-                for completion in (self.completions[k] for k in ends):
+                for completion in (self.completions[k] for k in ends if k in self.completions):
                     completion.leave("finished")
                     completion.finish_reason = event["reason"]
             case "restarted":

@@ -157,11 +157,17 @@ def read_trace(path: Path) -> Trace:
         lines.append(last)
     if not lines:
         raise ValueError(f"{path} is no trace: it {'has no whole line' if torn else 'is empty'}")
-    records = []
+    records, known = [], set()
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
-            check_header(records[0]) if number == 1 else check_step(records[-1], number - 2)
+            records.append(json.loads(line, parse_constant=no_constant))
+            if number == 1:
+                check_header(records[0])
+            else:
+                check_step(records[-1], number - 2)
+                check_names(records[-1], known)
+        except RecursionError:
+            raise ValueError(f"{path}, line {number}: nested too deeply") from None
         except ValueError as error:
             what = f"is no JSON: {error}" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else error
             raise ValueError(f"{path}, line {number}: {what}") from None
@@ -174,9 +180,13 @@ def read_trace(path: Path) -> Trace:
 def is_json(line: bytes) -> bool:
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
+
+
+def no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def check_header(record: object) -> None:
@@ -194,8 +204,9 @@ def check_step(record: object, number: int) -> None:
     check("the step", record, STEP)
     if record["step"] != number:
         raise ValueError(f"step {record['step']} stands where step {number} is due")
-    for part in record["parts"]:
+    for part, seconds in record["parts"].items():
         one_of("part", part, PARTS)
+        check("parts", {part: seconds}, {part: TIME})
     for row in record["rows"]:
         check("a row", row, ROW)
         one_of("phase", row["phase"], PHASES)
@@ -206,6 +217,13 @@ def check_step(record: object, number: int) -> None:
         check(f"the event {kind!r}", event, dict(kind=str) | whose | EVENTS[kind], EVENTS_OF_SOME.get(kind, {}))
         if kind == "refused":
             one_of("reason", event["reason"], REASONS)
+
+
+def check_names(step: dict, known: set[str]) -> None:
+    """Raise ValueError for a row of a request that never came; `known` are those that did."""
+    known.update(event["request_id"] for event in step["before"] if event["kind"] == "queued")
+    if unknown := [row["request_id"] for row in step["rows"] if row["request_id"] not in known]:
+        raise ValueError(f"a row of the request {unknown[0]!r}, which was never queued")
 
 
 def check(what: str, record: object, fields: dict, optional: dict | None = None) -> None:

@@ -77,6 +77,7 @@ def check(stage: Stage, args: argparse.Namespace) -> None:
     args.api_key = args.api_key if args.api_key is not None else os.environ.get("STAGEWISE_API_KEY")
     if args.api_key == "":
         raise ValueError("--api-key is empty: give a key, or leave it out")
+    args.only_here = args.page is None
     if args.page is None:
         args.page = args.host in ("127.0.0.1", "localhost", "::1") and args.api_key is None
 
@@ -103,7 +104,9 @@ def main(argv: list[str] | None = None) -> int:
             service = make_service(stage, args, args.max_queue_size)
             limits = {"api_key": args.api_key, "max_body_bytes": args.max_body_bytes}
             log = None if args.quiet else console.tell
-            app = App(service, log=log, log_prompts=args.log_prompts, page=args.page, **limits)
+            app = App(
+                service, log=log, log_prompts=args.log_prompts, page=args.page, only_here=args.only_here, **limits
+            )
             console.tell(f"Serving {service.model_name} (stage {stage.number}) on {url(listener)}")
             with service.engine:
                 Server(app, args.grace).run(sockets=[listener])

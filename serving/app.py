@@ -1,8 +1,10 @@
 """The routes of the server, and the gate before them: who may enter, and a line in the log for each who did."""
 
 import asyncio
+import contextlib
 import hmac
 import json
+import re
 import time
 from collections.abc import Callable
 from importlib import metadata
@@ -17,16 +19,18 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from .completions import Service, full_text
+from .completions import Run, Service, full_text
 from .errors import APIError, bad_request
 from .events import JSON, Answer, error_response
 from .live import Levers, Viewer
 from .page import make_page
-from .protocol import Fields, check_model, parse_json
+from .protocol import Fields, Job, check_model, parse_json
 
 CLIENT_GONE = 499  # in the log, where nothing was sent: the status that nginx has for this
 MAX_BODY_BYTES = 8 * 2**20
+MAX_VISITORS = 64  # of the page, at once
 DROPPED = 16  # a body of up to so many times the limit is read before it is refused
+HERE = ("localhost", "127.0.0.1", "[::1]")  # what a browser on this machine calls it
 ALWAYS_OPEN = ("/health", "/ready", "/version", "/metrics")  # also while the server ends
 
 
@@ -40,6 +44,7 @@ class App:
         log: takes a line for each request; None: no log.
         log_prompts: put prompts into those lines.
         page: show what runs, its texts too, to everybody who asks, and let them move the levers.
+        only_here: but only if they ask for this machine by its own names.
 
     Attributes:
         draining: take no new requests. Set it to end the server.
@@ -55,11 +60,13 @@ class App:
         log: Callable[[str], None] | None = None,
         log_prompts: bool = False,
         page: bool = False,
+        only_here: bool = False,
     ):
         self.service, self.api_key, self.max_body_bytes = service, api_key, max_body_bytes
         self.log, self.log_prompts = log, log_prompts
         self.draining, self.num_active = False, 0
         self.html, self.levers = make_page() if page else None, Levers(service)
+        self.only_here, self._visits = only_here, set()
         errors = {HTTPException: no_route, APIError: api_error, Exception: unexpected}
         self.routes = Starlette(routes=self._routes(), exception_handlers=errors)
         self.routes.router.redirect_slashes = False
@@ -69,6 +76,7 @@ class App:
             Route("/", self.index),
             Route("/live", self.live),
             Route("/live/levers", self.move_levers, methods=["GET", "POST"]),
+            Route("/live/visitors", self.visit, methods=["POST"]),
         ]
         return (live if self.html else []) + [
             Route("/v1/completions", self.completions, methods=["POST"]),
@@ -108,6 +116,10 @@ class App:
 
     def _refusal(self, scope: Scope) -> APIError | None:
         """Why a request may not enter."""
+        if self.only_here and (scope["path"] == "/" or scope["path"].startswith("/live")):
+            host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+            if re.sub(r":\d*$", "", host) not in HERE:  # another site's name for this address, or a proxy's
+                return APIError(403, "the page is for this machine's browsers; start with --page to show it to others")
         if self.draining and scope["path"] not in ALWAYS_OPEN:
             return APIError(503, "the server is shutting down", code="shutting_down", headers={"Connection": "close"})
         if self.api_key is not None and scope["path"].startswith("/v1/"):
@@ -182,10 +194,29 @@ class App:
     async def move_levers(self, request: Request) -> Response:
         if request.method == "GET":
             return JSON(self.levers.read())
+        body = await self._body_of_page(request)
+        return JSON(await asyncio.to_thread(self.levers.move, body))
+
+    async def visit(self, request: Request) -> Response:
+        """A made-up visitor, who asks and goes; how many are there now. The browser has six connections, too few."""
+        job = await self.service.job(await self._body_of_page(request))
+        if len(self._visits) >= MAX_VISITORS:
+            raise APIError(429, f"{MAX_VISITORS} visitors are there already", code="queue_full")
+        visit = asyncio.create_task(self._visit(job))
+        self._visits.add(visit)
+        visit.add_done_callback(self._visits.discard)
+        return JSON({"here": len(self._visits)}, 202)
+
+    async def _visit(self, job: Job) -> None:
+        with contextlib.suppress(APIError):  # the queue is full, or the server ends
+            async with Run(self.service, job) as run:
+                await self.service.whole(run)
+
+    async def _body_of_page(self, request: Request) -> dict:
         if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
             # What another site's page may send without asking, through the browser of somebody who has this one open.
             raise APIError(415, "send application/json")
-        return JSON(await asyncio.to_thread(self.levers.move, await self._body(request)))
+        return await self._body(request)
 
     async def _field(self, request: Request, name: str, kind: type, what: str) -> Any:
         """The only field of a body, beside a model."""

@@ -19,7 +19,7 @@ from .events import event, unless_gone
 from .protocol import Fields
 
 PAUSE = 0.1  # seconds between two looks at what has come: a viewer that is woken at every step takes the engine's cores
-MAX_BEHIND = 1000  # records that a viewer may be behind; the browser of one that is cut off comes again
+MAX_BEHIND = 1000  # records that a viewer may be behind; of one that is slower nothing more is kept
 
 
 class Viewer:
@@ -29,6 +29,8 @@ class Viewer:
         self.service, self.core = service, service.engine.llm.engine
         self.trace = service.stage.part("trace")
         self._named: set[int] = set()
+        self._records: collections.deque = collections.deque()  # what has come, and was not sent yet
+        self._is_behind = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await unless_gone(receive, self._stream(send))
@@ -36,14 +38,14 @@ class Viewer:
     async def _stream(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        records: collections.deque = collections.deque()  # the engine's thread puts them there, and wakes nobody
-        known, num_told = await asyncio.to_thread(self._join, records.append)
+        join = asyncio.create_task(asyncio.to_thread(self._join))
         try:
+            known, num_told = await asyncio.shield(join)
             await self._write(send, event(self.core.tracer.header))
-            while len(records) < MAX_BEHIND:
+            while not self._is_behind:
                 told = []
-                for _ in range(len(records)):
-                    record = records.popleft().to_dict()
+                for _ in range(len(self._records)):
+                    record = self._records.popleft().to_dict()
                     record["before"] = known + record["before"][num_told:]
                     known, num_told = [], 0
                     events = record["before"] + record["after"]
@@ -54,25 +56,39 @@ class Viewer:
                 await asyncio.sleep(PAUSE)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            await asyncio.shield(asyncio.to_thread(self._leave, records.append))
+            await asyncio.shield(self._leave(join))
+
+    def _listen(self, record: Any) -> None:
+        """In the engine's thread, which wakes nobody here."""
+        if len(self._records) >= MAX_BEHIND:
+            self._is_behind = True
+            self._records.clear()
+        if not self._is_behind:
+            self._records.append(record)
 
     @staticmethod
     async def _write(send: Send, body: bytes) -> None:
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
-    def _join(self, listener: Any) -> tuple[list[dict], int]:
+    def _join(self) -> tuple[list[dict], int]:
         """Begin to look on: what is there already, as events, and how many of the first record's are among them."""
         with between_steps(self.service):
             known = self.trace.describe(self.core.unfinished)
             for request in self.core.scheduler.running:
                 paged = self.service.stage.number >= 5
-                where = {"num_cached_tokens": request.num_computed_tokens} if paged else {"slot": request.slot}
+                where = {"num_cached_tokens": request.num_cached_tokens} if paged else {"slot": request.slot}
                 known.append(self.trace.event("admitted", request, **where))
-            return known, self.core.tracer.look_on(listener)
+            return known, self.core.tracer.look_on(self._listen)
 
-    def _leave(self, listener: Any) -> None:
-        with between_steps(self.service):
-            self.core.tracer.look_away(listener)
+    async def _leave(self, join: asyncio.Task) -> None:
+        """However early a viewer goes, it has joined before it leaves."""
+        await join
+
+        def leave() -> None:
+            with between_steps(self.service):
+                self.core.tracer.look_away(self._listen)
+
+        await asyncio.to_thread(leave)
 
 
 @contextlib.contextmanager
@@ -105,7 +121,8 @@ class Levers:
             return {}
         manager, num_seqs = self.core.block_manager, self.core.scheduler.max_num_seqs
         num_held = len(manager.block_table(self._held)) if self._held in manager.holders else 0
-        lowest = manager.num_needed(self.core.max_model_len)  # with less, a request could wait for ever
+        # With less than the longest request takes, it could wait for ever.
+        lowest = min(manager.num_blocks, manager.num_needed(self.core.max_model_len))
         return {
             "max_num_seqs": {"now": num_seqs, "low": 1, "high": self._most_seqs},
             "num_blocks": {"now": manager.num_blocks - num_held, "low": lowest, "high": manager.num_blocks},

@@ -117,8 +117,9 @@ class Tracer:
                 self.finished(request)
 
     def finished(self, request: Request) -> None:
-        """A request has ended, or was aborted."""
-        self.tell("finished", request, reason=request.progress.finish_reason)
+        """A request has ended, or was aborted. Of a further completion that never had a token nothing was told."""
+        if not index_of(request) or request.output_token_ids:
+            self.tell("finished", request, reason=request.progress.finish_reason)
 
     def restarted(self, requests: Iterable[Request]) -> None:
         """A step was cut short, and all begin anew with what they have."""

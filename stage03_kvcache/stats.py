@@ -34,9 +34,9 @@ class Recorder:
     @contextlib.contextmanager
     def step(self, batch: Batch) -> Iterator[None]:
         """Record the step that happens in this block, unless it fails."""
-        start = time.perf_counter()
         if self.tracer.listeners:
             self.tracer.begin(batch.records(), batch.kv_use)
+        start = time.perf_counter()
         yield
         seconds = time.perf_counter() - start
         self.tracer.end(self.stats.num_forwards, start, seconds)

@@ -20,7 +20,6 @@ from .sampling_params import SamplingParams
 
 URL = "/v1/completions"
 SAMPLING = {field.name for field in fields(SamplingParams)} - {"logprobs", "prompt_logprobs"}
-NOTHING = (None, False, "", [], {})  # a field that says this asks for nothing
 
 
 def is_request(values: dict) -> bool:
@@ -47,14 +46,20 @@ def to_line(request: dict, model: str) -> dict:
         raise ValueError(f"body.prompt must be one text, or a list of token ids, got {prompt!r:.80}")
     body.pop("user", None)  # it is for OpenAI's abuse detection; nothing is done with it here
     line = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "sampling": {}}
+    ones = (("n", 1), ("best_of", body.get("n", 1)))  # as many as there are anyway
     for name, value in body.items():
         if name in SAMPLING:
             line["sampling"][name] = value
         elif name == "priority":
             line["priority"] = value
-        elif value not in NOTHING and (name, value) not in (("n", 1), ("best_of", body.get("n", 1))):
+        elif not asks_nothing(value) and not (type(value) is int and (name, value) in ones):
             raise ValueError(f"body.{name:.80} is not answered here; maybe by python -m serving.batch")
     return line
+
+
+def asks_nothing(value: object) -> bool:
+    """Whether a field that is not known here says nothing either. 0 says something: `logprobs` 0, for example."""
+    return value is None or value is False or value in ("", [], {})
 
 
 def answer_id(request: dict) -> str:

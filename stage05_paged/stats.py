@@ -64,9 +64,9 @@ class Recorder:
 
         kv_use: in tokens, what of the KV cache is reserved, and what live requests use of it.
         """
-        start = time.perf_counter()
         if self.tracer.listeners:
             self.tracer.begin(batch.records(), kv_use, **manager.memory())
+        start = time.perf_counter()
         yield
         seconds = time.perf_counter() - start
         self.tracer.end(self.stats.num_forwards, start, seconds)

@@ -14,7 +14,7 @@ OpenAI's batch lines are taken too, and answered as OpenAI does (see openai_line
 
 Lines are written in the order in which they are done. A line's answer depends on the line, its number and the settings
 alone, so a run that was killed and resumed ends with the same lines as one that was not. The settings are not in the
-file: resume with those of the first run.
+file: resume with those of the first run. (Answers to OpenAI's lines also say when they were made.)
 """
 
 import codecs

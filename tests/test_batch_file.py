@@ -599,6 +599,7 @@ def test_openai_lines(tmp_path):
         openai_request("hot", temperature=-1),
         openai_request("other", model="gpt2"),
         openai_request("chat") | {"url": "/v1/chat/completions"},
+        openai_request("zero", logprobs=0),
         openai_request("text", prompt="again"),
         openai_request(7),
         {"custom_id": "none", "method": "POST", "url": "/v1/completions", "body": 1},
@@ -631,13 +632,14 @@ def test_openai_lines(tmp_path):
             "hot": "temperature must be",
             "other": "body.model must be 'tinytales'",
             "chat": "url '/v1/completions'",
+            "zero": "body.logprobs is not answered here",
             "none": "body must be a JSON object",
         }
         assert errors.keys() == says.keys()
         assert all(words in errors[name] for name, words in says.items())
-        assert [r["error"] for r in results if r["id"] in ("line-9", "line-10")] == [
-            "line 9: the id 'text' stands on an earlier line too",
-            "line 10: custom_id must be a text, got 7",
+        assert [r["error"] for r in results if r["id"] in ("line-10", "line-11")] == [
+            "line 10: the id 'text' stands on an earlier line too",
+            "line 11: custom_id must be a text, got 7",
         ]
 
 

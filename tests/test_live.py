@@ -145,6 +145,70 @@ def test_a_viewer_that_does_not_read_is_cut_off(small_checkpoint, monkeypatch):
         asyncio.run(go(app))
 
 
+def test_nothing_is_left_of_a_viewer_that_goes_or_never_reads(small_checkpoint, monkeypatch):
+    monkeypatch.setattr("serving.live.MAX_BEHIND", 5)
+
+    async def go(app):
+        llm = app.service.engine.llm
+        with llm._router.lock:  # a step takes long, and the viewer is gone before it has joined
+            gone = Onlooker(app)
+            gone.gone.set()
+            scope = {
+                "type": "http",
+                "method": "GET",
+                "path": "/live",
+                "headers": [],
+                "query_string": b"",
+                "root_path": "",
+            }
+            task = asyncio.create_task(app(scope, gone.receive, gone.send))
+            await asyncio.sleep(0.1)
+        await task
+        assert llm.engine.tracer.listeners == []
+        async with Onlooker(app) as stuck:
+            stuck.reading.clear()
+            await ask_async(app, "/v1/completions", body([1, 2], max_tokens=30))
+            (listener,) = llm.engine.tracer.listeners
+            assert len(listener.__self__._records) <= 5
+            stuck.reading.set()
+        assert llm.engine.tracer.listeners == []
+
+    with shown(6, small_checkpoint) as app:
+        asyncio.run(go(app))
+
+
+def test_visitors(small_checkpoint):
+    """They come, are answered, and nobody waits for them; another site's page can't send them."""
+
+    async def go(app):
+        for i in range(3):
+            response = await ask_async(app, "/live/visitors", body([1, 2, i], max_tokens=20))
+            assert response.status_code == 202
+        assert response.json()["here"] > 1
+        await until(lambda: app.service.engine.llm.stats.num_requests == 3)
+        await until(lambda: not app._visits)
+
+    with shown(5, small_checkpoint) as app:
+        asyncio.run(go(app))
+        error_of(ask(app, "/live/visitors", {"model": "tales", "prompt": 7}), 400)
+        error_of(ask(app, "/live/visitors", b"{}", headers={"content-type": "text/plain"}), 415)
+
+
+def test_the_page_is_for_browsers_on_this_machine(small_checkpoint):
+    with serving(4, small_checkpoint) as plain:
+        app = App(plain.service, page=True, only_here=True)
+        for host, status in {
+            "127.0.0.1:8000": 200,
+            "localhost": 200,
+            "[::1]:80": 200,
+            "evil.test:8000": 403,
+            "": 403,
+        }.items():
+            for path in ("/", "/live/levers"):
+                assert ask(app, path, headers={"host": host}).status_code == status, host
+        assert ask(app, "/health", headers={"host": "evil.test"}).status_code == 200
+
+
 @pytest.mark.parametrize("stage", SERVING[1:])
 def test_levers(stage, small_checkpoint):
     """Less of everything while requests run: the same tokens, and no more run at once; then all is there again."""

@@ -221,6 +221,16 @@ def test_what_happens_to_blocks(stage, small_checkpoint):
 
 
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
+def test_completions_that_never_were_are_not_told(stage, small_checkpoint):
+    """A request for three is aborted before its first token, and another one is only scored."""
+    llm = stage.LLM(small_checkpoint, device="cpu", trace=True)
+    llm.add_request("gone", [1, 2, 3], stage.SamplingParams(n=3))
+    llm.abort_request("gone")
+    llm.generate([[4, 5, 6]], stage.SamplingParams(n=2, max_tokens=0, prompt_logprobs=0))
+    assert [(e["request_id"], e["index"]) for e in events(llm.trace, "finished")] == [("gone", 0), ("1", 0)]
+
+
+@pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_beams_are_told(stage, small_checkpoint):
     """The tokens of the beams, followed from parent to child, end in the outputs that were cut by max_tokens."""
     llm = stage.LLM(small_checkpoint, device="cpu", trace=True)

@@ -426,7 +426,7 @@ class Page {
 
   key(event) {
     const { target } = event;
-    const typing = target.matches("select, input:not([type=checkbox])");
+    const typing = target.matches("select, textarea, input:not([type=checkbox])");
     if (event.altKey || event.ctrlKey || event.metaKey || (typing && target !== this.slider)) return;
     const acts = {
       ArrowRight: () => this.stepOn(),

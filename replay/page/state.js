@@ -106,7 +106,8 @@ class State {
     const key = keyOf(event);
     const completion = this.completions.get(key);
     switch (event.kind) {
-      case "queued":
+      case "queued": {
+        const again = completion && completion.status !== "finished" ? completion : null; // after a restart
         this.put(key, {
           id: event.request_id,
           index: event.index,
@@ -116,8 +117,8 @@ class State {
           prompt: event.prompt_token_ids,
           output: event.output_token_ids.slice(),
           numOutput: event.output_token_ids.length,
-          arrival: completion?.arrival ?? this.completions.size,
-          furthest: completion?.furthest ?? 0, // it may come again
+          arrival: again?.arrival ?? this.completions.size,
+          furthest: again?.furthest ?? 0,
           status: "waiting",
           seat: -1,
           slot: null,
@@ -130,6 +131,7 @@ class State {
           finishReason: null,
         });
         break;
+      }
       case "admitted": {
         const numCached = event.num_cached_tokens ?? 0;
         this.change(key, {
@@ -176,7 +178,7 @@ class State {
         break;
       }
       case "finished":
-        for (const { index } of event.reason === "beams" ? this.group(event.request_id) : [event]) {
+        for (const { index } of event.reason === "beams" ? this.group(event.request_id) : completion ? [event] : []) {
           this.leave(`${event.request_id}/${index}`, "finished");
           this.change(`${event.request_id}/${index}`, { finishReason: event.reason });
         }

@@ -71,10 +71,10 @@ const SENTENCES = {
     if (group.length > 8) return `${names} join the queue.`;
     if (group.length > 1)
       return `${names} join the queue: prompts of ${list(group.map((e) => String(e.prompt_token_ids.length)))} tokens.`;
-    const has = output.length ? `, ${count(output.length, "token")} of output` : "";
+    const has = output.length ? `, ${count(output.length, "token")} of output so far` : "";
     const several = n > 1 ? `, ${n} completions` : "";
     const prompt = count(group[0].prompt_token_ids.length, "prompt token");
-    return `${names} joins the queue: ${prompt}${has}, at most ${most} to come${several}.`;
+    return `${names} joins the queue: ${prompt}${has}, at most ${most} of output${several}.`;
   },
   admitted(replay, state, group) {
     const names = each(group, (event) => nameOf(replay, event));
@@ -95,8 +95,8 @@ const SENTENCES = {
   preempted(replay, state, [event]) {
     const completion = state.completions.get(keyOf(event));
     const again = `its ${count(completion ? lengthOf(completion) : 0, "token")} must be computed again`;
-    const loss = "it gives up its own, goes back into the queue";
-    return `${nameOf(replay, event)} is preempted, for there are too few blocks: ${loss}, and ${again}.`;
+    const loss = "it gives up its blocks, goes back into the queue";
+    return `${nameOf(replay, event)} is preempted: ${loss}, and ${again}.`;
   },
   copied(replay, state, [{ source, target, ...event }]) {
     const name = nameOf(replay, event);

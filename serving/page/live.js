@@ -1,8 +1,7 @@
 "use strict";
 // The playground: it asks the server as any client does, lets made-up visitors ask, and shows the engine as it runs.
 
-const MOST_STEPS = 20000; // that the page keeps; then it begins anew
-const MOST_VISITORS = 64; // at once: a browser has no more patience than that
+const MOST_STEPS = 50000; // that the page keeps; then it looks on no more, and says so
 
 const find = (id) => document.getElementById(id);
 const note = (text) => { setText(find("live-note"), text); find("live-note").hidden = !text; };
@@ -77,7 +76,7 @@ const CAST = ["bear", "fox", "mouse", "crow", "hedgehog", "otter"], PLACES = ["f
 const any = (list) => list[Math.floor(Math.random() * list.length)];
 const sentence = () => `Once upon a time a ${any(["shy", "brave", "small", "old"])} ${any(CAST)} lived near a ${any(["windy", "quiet", "deep"])} ${any(PLACES)}. `;
 const around = (mean) => Math.max(1, Math.round(mean * (0.5 + Math.random())));
-let here = 0, refused = 0, timer = null;
+let refused = 0, timer = null;
 
 function words(count) {
   let text = "";
@@ -85,23 +84,20 @@ function words(count) {
   return text.split(" ").slice(0, count).join(" ");
 }
 
+/** A visitor asks by way of the server, which does not keep this page waiting for the answer. */
 async function visit() {
-  here++;
-  tellVisitors();
   try {
     if (!model) await findModel();
     const [prompt, max_tokens] = [words(around(Number(find("prompt-words").value))), around(Number(find("output-tokens").value))];
-    await (await ask("/v1/completions", { model, prompt, max_tokens, ignore_eos: true })).json();
+    const { here } = await (await ask("/live/visitors", { model, prompt, max_tokens, ignore_eos: true })).json();
+    tellVisitors(here);
   } catch (error) {
     refused++;
-    if (error.status !== 429) {
-      note(error.message);
-      find("arrivals").value = 0;
-      arrive();
-    }
-  } finally {
-    here--;
-    tellVisitors();
+    if (error.status === 429) return tellVisitors();
+    note(error.message);
+    find("arrivals").value = 0;
+    showSlider(find("arrivals"));
+    arrive();
   }
 }
 
@@ -111,16 +107,14 @@ function arrive() {
   const rate = Number(find("arrivals").value);
   if (rate) {
     timer = setTimeout(() => {
-      if (here < MOST_VISITORS) visit();
-      else refused++;
+      visit();
       arrive();
     }, (-1000 * Math.log(1 - Math.random())) / rate);
   }
-  tellVisitors();
 }
 
-function tellVisitors() {
-  setText(find("load-note"), here || refused ? `${here} here${refused ? `, ${refused} sent away` : ""}` : "");
+function tellVisitors(here) {
+  setText(find("load-note"), `${here ? `${here} here` : "full"}${refused ? `, ${refused} sent away` : ""}`);
 }
 
 // --- Sliders ----------------------------------------------------------------------------------------------------------------
