@@ -4,9 +4,9 @@ import json
 import re
 
 import pytest
-from replay.page import make_page
 
 from replay.examples import EXAMPLES, FOLDER, main
+from replay.page import make_page
 from replay.trace import Trace, check_header, check_step
 
 MOST_BYTES = 400_000
