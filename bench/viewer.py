@@ -59,7 +59,9 @@ def viewer(url: str) -> Iterator[list[int]]:
         def read() -> None:
             while not gone.is_set():
                 with contextlib.suppress(TimeoutError):
-                    counts.append(len(connection.recv(65536)))
+                    if not (part := connection.recv(65536)):
+                        break  # it was cut off
+                    counts.append(len(part))
 
         reader = threading.Thread(target=read)
         reader.start()

@@ -33,30 +33,31 @@ class Viewer:
         self._is_behind = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_gone(receive, self._stream(send))
-
-    async def _stream(self, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
         join = asyncio.create_task(asyncio.to_thread(self._join))
         try:
-            known, num_told = await asyncio.shield(join)
-            await self._write(send, event(self.core.tracer.header))
-            while not self._is_behind:
-                told = []
-                for _ in range(len(self._records)):
-                    record = self._records.popleft().to_dict()
-                    record["before"] = known + record["before"][num_told:]
-                    known, num_told = [], 0
-                    events = record["before"] + record["after"]
-                    record["texts"] = self.trace.new_texts(events, self._named, self.service.tokenizer.token_text)
-                    told.append(event(record))
-                if told:
-                    await self._write(send, b"".join(told))
-                await asyncio.sleep(PAUSE)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await unless_gone(receive, self._stream(send, join))
         finally:
-            await asyncio.shield(self._leave(join))
+            await join  # however early a viewer goes: it has joined before it leaves
+            await asyncio.to_thread(self._leave)
+
+    async def _stream(self, send: Send, join: asyncio.Task) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        known, num_told = await asyncio.shield(join)
+        await self._write(send, event(self.core.tracer.header))
+        while not self._is_behind:
+            told = []
+            for _ in range(len(self._records)):
+                record = self._records.popleft().to_dict()
+                record["before"] = known + record["before"][num_told:]
+                known, num_told = [], 0
+                events = record["before"] + record["after"]
+                record["texts"] = self.trace.new_texts(events, self._named, self.service.tokenizer.token_text)
+                told.append(event(record))
+            if told:
+                await self._write(send, b"".join(told))
+            await asyncio.sleep(PAUSE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _listen(self, record: Any) -> None:
         """In the engine's thread, which wakes nobody here."""
@@ -80,15 +81,9 @@ class Viewer:
                 known.append(self.trace.event("admitted", request, **where))
             return known, self.core.tracer.look_on(self._listen)
 
-    async def _leave(self, join: asyncio.Task) -> None:
-        """However early a viewer goes, it has joined before it leaves."""
-        await join
-
-        def leave() -> None:
-            with between_steps(self.service):
-                self.core.tracer.look_away(self._listen)
-
-        await asyncio.to_thread(leave)
+    def _leave(self) -> None:
+        with between_steps(self.service):
+            self.core.tracer.look_away(self._listen)
 
 
 @contextlib.contextmanager

@@ -126,9 +126,9 @@ class BlockManager:
         num_new = self.num_needed(len(sequence.token_ids)) - len(found)
         return num_new + sum(self.ref_counts[block] == 0 for block, _ in found)
 
-    def can_allocate(self, sequence: Sequence, *, reserve: bool = True) -> bool:
-        """Whether there are blocks for all of a sequence's tokens; with the reserve left untouched, if asked for."""
-        return self.num_to_take(sequence) + (self.num_reserve if reserve else 0) <= self.num_free
+    def can_allocate(self, num_blocks: int, reserve: int = 0) -> bool:
+        """Whether so many blocks are free, beside a reserve that is left untouched."""
+        return num_blocks + reserve <= self.num_free
 
     def allocate(self, sequence: Sequence) -> int:
         """Give a sequence blocks for all of its tokens.

@@ -138,9 +138,9 @@ class Scheduler:
             return {"reason": "whole", "needed": num_new, "left": budget}
         if not self.enable_chunked_prefill and num_scored > scores:
             return {"reason": "scores"}
-        manager, reserve = self.block_manager, self.block_manager.num_reserve if self.running else 0
-        if not manager.can_allocate(request, reserve=bool(self.running)):
-            needed = manager.num_to_take(request)
+        manager, needed = self.block_manager, self.block_manager.num_to_take(request)
+        reserve = manager.num_reserve if self.running else 0
+        if not manager.can_allocate(needed, reserve):
             return {"reason": "blocks", "needed": needed, "free": manager.num_free, "reserve": reserve}
         return None
 

@@ -1,6 +1,7 @@
 """Fixtures: `stage` runs a test on every stage, `batched_stage` from stage 2 on, or on those that
 `pytest_generate_tests` picks; checkpoints are made once."""
 
+import importlib.util
 import os
 import signal
 
@@ -16,6 +17,9 @@ import torch  # not earlier: it reads that number when it is imported
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before a kernel is defined
 
 from tests.adapter import BATCHED, STAGES, stages_that_change, write_checkpoint
+
+# The browser's tests need what `make test-browser` installs; `make test` does not run them.
+collect_ignore = [] if importlib.util.find_spec("selenium") else ["browser"]
 
 # Started in the background, a shell's children ignore Ctrl-C, and theirs do: the tests send it and mean it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -73,7 +73,7 @@ class Memory(RuleBasedStateMachine):
     def arrive(self, token_ids, part):
         sequence = Sequence(token_ids)
         needed, free = -(-len(token_ids) // self.size), self.manager.num_free
-        if not self.manager.can_allocate(sequence):
+        if not self.manager.can_allocate(self.manager.num_to_take(sequence), self.manager.num_reserve):
             assert needed > free, "there are blocks, hit or not"
             return
         num_cached = self.manager.allocate(sequence)
@@ -291,9 +291,12 @@ def test_a_full_last_block_needs_no_copy(stage):
 
 def test_the_watermark_is_for_those_that_run(stage):
     manager = stage.part("block_manager").BlockManager(10, 2, watermark=0.2)
-    assert manager.can_allocate(Sequence(range(16)))
-    assert not manager.can_allocate(Sequence(range(17)))
-    assert manager.can_allocate(Sequence(range(17)), reserve=False)
+    assert [manager.num_to_take(Sequence(range(n))) for n in (16, 17)] == [8, 9]
+    assert manager.num_reserve == 2
+    assert manager.can_allocate(8, manager.num_reserve)
+    assert not manager.can_allocate(9, manager.num_reserve)
+    assert manager.can_allocate(10)
+    assert not manager.can_allocate(11)
     sequence, _ = allocate(manager, list(range(18)))
     sequence.token_ids.append(0)
     assert manager.can_append(sequence)

@@ -152,36 +152,28 @@ async function moveLever(name) {
 
 // --- Looking on -------------------------------------------------------------------------------------------------------------
 
-const PAUSE = 100; // milliseconds between two looks at what has come: more often nobody can follow
 let shown = null; // the page, from the first step on
 
 function lookOn() {
   const source = new EventSource("/live");
-  let header = null, steps = [], due = null;
+  let header = null;
   source.onmessage = (message) => {
     const told = JSON.parse(message.data);
-    if (told.trace === undefined) {
-      steps.push(told);
-      due ??= setTimeout(take, PAUSE);
-    } else if (header) end("The server has begun anew.");
-    else header = told;
-  };
-  source.onerror = () => header && end("The server has ended, or this page was too slow for it.");
-
-  /** Show what has come. */
-  function take() {
-    due = null;
-    if (!shown) {
-      shown = new Page([[header, steps.shift()]]);
+    if (told.trace !== undefined) {
+      if (header) end("The server has begun anew.");
+      else header = told;
+    } else if (shown) {
+      shown.append(0, told);
+      if (shown.replays[0].steps.length >= MOST_STEPS) end(`This page keeps ${MOST_STEPS.toLocaleString("en")} steps, and has them.`);
+    } else {
+      shown = new Page([[header, told]]);
       document.body.classList.remove("waiting");
       document.querySelector(".of-five").hidden = Number(header.stage.slice(5, 7)) < 5;
       note("");
       shown.measure();
     }
-    for (const step of steps) shown.append(0, step);
-    steps = [];
-    if (shown.replays[0].steps.length >= MOST_STEPS) end(`This page keeps ${MOST_STEPS.toLocaleString("en")} steps, and has them.`);
-  }
+  };
+  source.onerror = () => header && end("The server has ended, or this page was too slow for it.");
 
   function end(why) {
     source.close();

