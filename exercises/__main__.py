@@ -4,11 +4,14 @@ python -m exercises                 # all of them, with their state
 python -m exercises check 2.3       # grade one; or several, or `all`
 python -m exercises hint 2.3        # the next hint
 python -m exercises reveal 2.3      # a solution, after at least one attempt
+python -m exercises start 1         # a skeleton of an engine of your own, in mine/
+python -m exercises engine          # how far that engine is
 """
 
 import argparse
 import os
 import sys
+from collections.abc import Callable
 
 from .catalogue import Exercise, Grade, exercises, grade_in_time, prepare_streams, progress, read_progress
 
@@ -28,6 +31,7 @@ def show_all() -> int:
     print(
         f"\n{passed} of {len(exercises())} passed. The texts are in exercises/stage…/; begin with exercises/README.md."
     )
+    print("An engine of your own: exercises/engine.md, and `python -m exercises engine`.")
     return 0
 
 
@@ -89,11 +93,32 @@ def reveal(number: str) -> int:
     return 0
 
 
+def start(argv: list[str]) -> int:
+    """Put the skeleton of a milestone into a directory."""
+    from . import skeletons  # not before it is needed, nor is the next: they import torch
+
+    return skeletons.main(argv)
+
+
+def engine(argv: list[str]) -> int:
+    """Run the milestones on an engine."""
+    from .milestones import run
+
+    return run.main(argv)
+
+
 def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["start"]:  # these have flags of their own
+        return guarded(lambda: start(argv[1:]))
+    if argv[:1] == ["engine"]:
+        return guarded(lambda: engine(argv[1:]))
     parser = argparse.ArgumentParser(
         prog="python -m exercises", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("action", choices=("list", "check", "hint", "reveal"), nargs="?", default="list")
+    parser.add_argument(
+        "action", choices=("list", "check", "hint", "reveal", "start", "engine"), nargs="?", default="list"
+    )
     parser.add_argument("numbers", nargs="*", metavar="N.M")
     args = parser.parse_args(argv)
     if args.action != "list" and not args.numbers:
@@ -102,9 +127,14 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"there is no exercise {unknown[0]!r}; `python -m exercises` lists them")
     if args.action in ("hint", "reveal") and len(args.numbers) > 1:
         parser.error(f"{args.action} takes one exercise")
+    return guarded(lambda: run(args.action, args.numbers))
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """A command's exit status; what goes wrong is one line."""
     prepare_streams()
     try:
-        return run(args.action, args.numbers)
+        return command()
     except BrokenPipeError:  # the reader of stdout has gone: `| head`
         return 1
     except (ValueError, OSError) as error:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import io
 import os
 import subprocess
@@ -137,6 +138,33 @@ class Stage:
         process = self.start(*arguments, **environment)
         stdout, stderr = process.communicate(timeout=1200)
         return process.returncode, stdout, stderr
+
+
+class OwnEngine:
+    """An engine of somebody's own: any directory that has `LLM` and `SamplingParams`. Nothing else of it is known.
+
+    Raises:
+        ValueError: there is no such package, or it lacks one of the two.
+    """
+
+    def __init__(self, directory: str | Path):
+        self.directory = Path(directory).resolve()
+        if not (self.directory / "__init__.py").is_file():
+            raise ValueError(f"{directory} is no engine: it has no __init__.py")
+        self.name = f"own_{self.directory.name}"  # of the module: no other one has it, whatever the directory is called
+        spec = importlib.util.spec_from_file_location(
+            self.name, self.directory / "__init__.py", submodule_search_locations=[str(self.directory)]
+        )
+        self.module = importlib.util.module_from_spec(spec)
+        sys.modules[self.name] = self.module
+        spec.loader.exec_module(self.module)
+        for name in ("LLM", "SamplingParams"):
+            if not hasattr(self.module, name):
+                raise ValueError(f"{directory} is no engine: its __init__.py has no {name}")
+        self.LLM, self.SamplingParams = self.module.LLM, self.module.SamplingParams
+
+    def __str__(self) -> str:
+        return self.directory.name
 
 
 STAGES = [Stage(directory) for directory in read_stages()]
