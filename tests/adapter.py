@@ -151,17 +151,17 @@ class OwnEngine:
         self.directory = Path(directory).resolve()
         if not (self.directory / "__init__.py").is_file():
             raise ValueError(f"{directory} is no engine: it has no __init__.py")
-        self.name = f"own_{self.directory.name}"  # of the module: no other one has it, whatever the directory is called
+        # A name that no other module has, whatever the directory is called.
+        name = f"own_engine_{sum(name.startswith('own_engine_') for name in sys.modules)}"
         spec = importlib.util.spec_from_file_location(
-            self.name, self.directory / "__init__.py", submodule_search_locations=[str(self.directory)]
+            name, self.directory / "__init__.py", submodule_search_locations=[str(self.directory)]
         )
-        self.module = importlib.util.module_from_spec(spec)
-        sys.modules[self.name] = self.module
-        spec.loader.exec_module(self.module)
-        for name in ("LLM", "SamplingParams"):
-            if not hasattr(self.module, name):
-                raise ValueError(f"{directory} is no engine: its __init__.py has no {name}")
-        self.LLM, self.SamplingParams = self.module.LLM, self.module.SamplingParams
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for part in ("LLM", "SamplingParams"):
+            if not hasattr(module, part):
+                raise ValueError(f"{directory} is no engine: its __init__.py has no {part}")
+        self.LLM, self.SamplingParams = module.LLM, module.SamplingParams
 
     def __str__(self) -> str:
         return self.directory.name

@@ -27,7 +27,7 @@ def check_logprobs(lab: Lab) -> None:
     mistakes = [network.mistakes(prompt) for prompt in prompts]
     known = {said: [[float(logits[said].log_softmax(-1).max())] for logits in mistakes] for said in mistakes[0]}
     expected = [result.logprobs for result in lab.expected(prompts, greedy(1, logprobs=1))]
-    expect(case, got, expected, known, tolerance=1e-4)
+    expect(case, got, expected, known, tolerance=3e-5)
 
 
 def check_greedy(lab: Lab) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from exercises.grading import Wrong, expect, require
 
-from .batch import AT_ONCE, LENGTHS, OUTPUTS, after_batches, static_batches
+from .batch import AT_ONCE, LENGTHS, OUTPUTS, after_batches, in_order, static_batches
 from .lab import END, Lab, Missing, greedy, prompts_of, seeded
 
 NEEDED = ("add_request", "step", "has_unfinished_requests")
@@ -74,7 +74,7 @@ def check_passes(lab: Lab) -> None:
     (num_forwards,) = after_batches(lab, case, "num_forwards")
     enough = slot_passes(OUTPUTS, AT_ONCE)
     static = sum(max(OUTPUTS[i] for i in batch) for batch in static_batches())
-    unsorted = sum(max(OUTPUTS[i : i + AT_ONCE]) for i in range(0, len(OUTPUTS), AT_ONCE))
+    unsorted = sum(max(OUTPUTS[i] for i in batch) for batch in in_order())
     known = dict.fromkeys((static, unsorted), "a free slot stays empty until the last of its batch has ended")
     require(
         num_forwards <= enough,
