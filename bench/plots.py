@@ -99,7 +99,7 @@ def ladder(result: dict) -> Picture:
         f"{names[best].capitalize()} makes {speeds[best] / speeds[worst]:.1f} × the tokens of {names[worst]}"
     )
 
-    stages = [row for row in rows if row.get("tokens_computed")]
+    stages = [row for row in rows if row.get("tokens_computed") and row.get("rows_mean")]
     per_token = [row["tokens_computed"] / row["output_tokens"] for row in stages]
     at_once = [row["rows_mean"] for row in stages]
     if stages and max(per_token) < 1.1 * min(per_token) and max(at_once) > 1.1 * min(at_once):

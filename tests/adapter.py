@@ -9,7 +9,7 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -165,6 +165,24 @@ class OwnEngine:
 
     def __str__(self) -> str:
         return self.directory.name
+
+    def engine(self, model: str | Path, options: dict, **needed):
+        """An engine of it. Options that it does not know are left out; what is needed raises TypeError then."""
+        while True:
+            try:
+                return self.LLM(str(model), **options, **needed)
+            except TypeError as error:
+                unknown = unknown_argument(error, options)
+                if unknown is None:
+                    raise
+                options = {name: value for name, value in options.items() if name != unknown}
+
+
+def unknown_argument(error: TypeError, names: Iterable[str]) -> str | None:
+    """Which of these keyword arguments a call did not know, if that is what the error says."""
+    if "unexpected keyword" not in str(error):
+        return None
+    return next((name for name in names if f"'{name}'" in str(error)), None)
 
 
 STAGES = [Stage(directory) for directory in read_stages()]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exercises.grading import Wrong
-from tests.adapter import STAGES, OwnEngine, random_prompts
+from tests.adapter import STAGES, OwnEngine, random_prompts, unknown_argument
 
 FIRST = STAGES[0]  # the reference: it has nothing that could be wrong about batches, caches or blocks
 NEAR_TIE = 1e-3  # logits that are closer than this may come in either order
@@ -187,17 +187,13 @@ class Lab:
 
     def llm(self, model: Path | None = None, **options):
         """The engine with a model. Raises Missing if there is no such option."""
-        arguments = {"device": "cpu", **options}
-        while True:
-            try:
-                return self.own.LLM(str(model or self.model()), **arguments)
-            except TypeError as error:
-                unknown = next((name for name in arguments if f"'{name}'" in str(error)), None)
-                if unknown is None or "unexpected keyword" not in str(error):
-                    raise
-                if unknown in options:
-                    raise Missing(f"LLM takes no option {unknown!r}") from None
-                del arguments[unknown]
+        try:
+            return self.own.engine(model or self.model(), {"device": "cpu"}, **options)
+        except TypeError as error:
+            unknown = unknown_argument(error, options)
+            if unknown is None:
+                raise
+            raise Missing(f"LLM takes no option {unknown!r}") from None
 
     @functools.cache  # noqa: B019
     def shared(self, model: Path | None = None, **options):
@@ -209,8 +205,8 @@ class Lab:
         try:
             return self.own.SamplingParams(**settings)
         except TypeError as error:
-            unknown = next((name for name in settings if f"'{name}'" in str(error)), None)
-            if unknown is None or "unexpected keyword" not in str(error):
+            unknown = unknown_argument(error, settings)
+            if unknown is None:
                 raise
             raise Missing(f"SamplingParams has no {unknown!r}") from None
 
