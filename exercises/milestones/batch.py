@@ -4,7 +4,7 @@ import random
 
 from exercises.grading import expect, require
 
-from .lab import Lab, Missing, Settings, greedy, prompts_of, seeded
+from .lab import Lab, Missing, Positions, Settings, greedy, prompts_of, seeded
 
 LENGTHS, OUTPUTS = (5, 12, 3, 9, 1, 20, 7, 2), (4, 2, 6, 9, 1, 3, 12, 8)
 AT_ONCE = 4
@@ -156,6 +156,22 @@ def check_passes(lab: Lab) -> None:
         f"you made {num_forwards} forward passes where {enough} suffice",
         likely,
     )
+
+
+def check_counters(lab: Lab) -> None:
+    """the counters tell of every position that goes through the model"""
+    case = f"prompts of {LENGTHS} tokens, outputs of {OUTPUTS}, {AT_ONCE} rows at once"
+    with Positions() as seen:
+        computed, padding = after_batches(lab, case, "num_tokens_computed", "num_padding_tokens")
+    if seen.count:
+        expect(
+            f"{case}: num_tokens_computed + num_padding_tokens, and the positions that were seen in the model",
+            f"{computed} + {padding} = {computed + padding}",
+            f"{computed} + {seen.count - computed} = {seen.count}",
+            likely="padding is what goes through the model for nothing: what fills rows up, and rows that have ended"
+            if computed + padding < seen.count
+            else "",
+        )
 
 
 def check_padding(lab: Lab) -> None:

@@ -166,7 +166,7 @@ def check_engine(directory: Path, numbers: Sequence[int]) -> int:
             then = "Write it, then run this again" if blank else f"exercises/engine.md, milestone {number}, says more"
             print(f"\n{place} of {len(numbers)} passed. {then}.")
             return 1
-    print("\nAll passed. Now to the ladder:")
+    print(f"\n{'All' if len(numbers) == len(MILESTONES) else 'These are'} passed. Your engine on the ladder:")
     print(f"  python -m tests.throughput --stages {shown(directory)} 1 2 3 --repeat 1")
     return 0
 

@@ -24,6 +24,7 @@ def check_logprobs(lab: Lab) -> None:
     prompts, network = prompts_of(*LENGTHS), lab.network(lab.model())
     case = "prompts of 3, 1, 9 and 30 tokens, logprobs=1: the log-probability of the first token"
     got = [lab.run(case, [prompt], greedy(1, logprobs=1))[0].logprobs for prompt in prompts]
+    require(all(got), case, "one for each", got, "they were asked for, and none came")
     mistakes = [network.mistakes(prompt) for prompt in prompts]
     known = {said: [[float(logits[said].log_softmax(-1).max())] for logits in mistakes] for said in mistakes[0]}
     expected = [result.logprobs for result in lab.expected(prompts, greedy(1, logprobs=1))]
@@ -84,8 +85,11 @@ def check_stop_texts(lab: Lab) -> None:
     """stop texts within tokens and across them, the first of several, those of the prompt"""
     prompt = prompts_of(5, seed=1)[0]
     text = lab.expected([prompt], greedy(40))[0].text
-    for stop in (text[3:4], text[9:14], text[2:17], ["zzz", text[20:24], text[7:10]]):
-        params, case = greedy(40, stop=stop), f"the text goes on {text[:30]!r} …, stop={stop!r}"
+    stops = [text[3:4], text[9:14], text[2:17], ["zzz", text[20:24], text[7:10]]]
+    stops += [[text[6:10], text[8:10]], [text[8:10], text[6:10]]]  # both are there at once: the first one counts
+    at_last = len(lab.expected([prompt], greedy(40, stop=text[9:14]))[0].token_ids)
+    for stop, num in [*((stop, 40) for stop in stops), (text[9:14], at_last)]:
+        params, case = greedy(num, stop=stop), f"the text goes on {text[:30]!r} …, stop={stop!r}, {num} tokens"
         got, expected = lab.run(case, [prompt], params)[0], lab.expected([prompt], params)[0]
         known = {
             "the stop text is no part of the text": expected.text + str(expected.stop_reason),
@@ -109,10 +113,15 @@ def check_stop_tokens(lab: Lab) -> None:
     """stop tokens, and min_tokens"""
     prompt = prompts_of(5, seed=1)[0]
     ids = lab.expected([prompt], greedy(12))[0].token_ids
-    for more in ({"stop_token_ids": [ids[6]]}, {"stop_token_ids": [ids[2]], "min_tokens": 5}):
+    text = lab.expected([prompt], greedy(12))[0].text
+    held = ({"stop_token_ids": [ids[2]], "min_tokens": 5}, {"stop": [text[1:2], text[8:9]], "min_tokens": 5})
+    for more in ({"stop_token_ids": [ids[6]]}, *held):
         params, case = greedy(12, **more), f"greedy, {more}"
         got, expected = lab.run(case, [prompt], params)[0], lab.expected([prompt], params)[0]
-        expect(f"{case}: token_ids", got.token_ids, expected.token_ids, {f"{next(iter(more))} is ignored": ids})
+        early = len(got.token_ids) < more.get("min_tokens", 0)
+        likely = "before min_tokens there are, nothing but max_tokens and the context ends an output" if early else ""
+        known = {f"{next(iter(more))} is ignored": ids}
+        expect(f"{case}: token_ids", got.token_ids, expected.token_ids, known, likely=likely)
         expect(f"{case}: stop_reason", got.stop_reason, expected.stop_reason)
 
 
@@ -206,31 +215,41 @@ def check_refusals(lab: Lab) -> None:
     expect(case, lab.run(case, [[1, 2]], greedy(3))[0].token_ids, lab.expected([[1, 2]], greedy(3))[0].token_ids)
 
 
-def check_stream(lab: Lab) -> None:
-    """streams: the pieces, joined, are the text, and no piece is half a character"""
-    model = lab.model(readable=False, n_positions=256)
-    llm, prompts = lab.shared(model), prompts_of(5, 2, 8)
+def streamed(lab: Lab, case: str, llm, prompts: list, settings: list) -> tuple[list, list, list]:
+    """(texts, token ids, finish reasons) of a stream, joined."""
     if not hasattr(llm, "stream"):
         raise Missing("LLM has no `stream`")
-    settings = [greedy(120), seeded(150, 7), seeded(90, 8, stop=["e", "the"])]
-    whole = lab.run("three prompts, 120, 150 and 90 tokens", prompts, settings, llm)
-    case = "the same prompts, as a stream"
+    texts, ids, reasons = [""] * len(prompts), [[] for _ in prompts], [None] * len(prompts)
     with lab.case(case):
-        texts, ids, reasons = [""] * 3, [[], [], []], [None] * 3
         for event in llm.stream(prompts, [lab.params(one) for one in settings]):
             texts[event.index] += event.text
             ids[event.index] += event.token_ids
             reasons[event.index] = event.finish_reason
+    return texts, ids, reasons
+
+
+def check_stream(lab: Lab) -> None:
+    """streams: the pieces, joined, are the text, and no piece is half a character"""
+    llm, prompts = lab.shared(lab.model(readable=False, n_positions=256)), prompts_of(5, 2, 8)
+    settings = [greedy(120), seeded(150, 7), seeded(90, 8, stop=["e", "the"])]
+    whole = lab.run("three prompts, 120, 150 and 90 tokens", prompts, settings, llm)
+    case = "three prompts, 120, 150 and 90 tokens, as a stream"
+    texts, ids, reasons = streamed(lab, case, llm, prompts, settings)
     expect(f"{case}: token_ids, joined", ids, [result.token_ids for result in whole])
-    broken = sum(text.count("�") for text in texts) > sum(result.text.count("�") for result in whole)
-    expect(
-        f"{case}: texts, joined",
-        texts,
-        [result.text for result in whole],
-        likely="a character whose bytes come with two tokens was told in halves"
-        if broken
-        else "a text that may become a stop text is told only when it can't any more"
-        if texts[2] != whole[2].text
-        else "",
-    )
+    broken = sum(text.count("\ufffd") for text in texts) > sum(result.text.count("\ufffd") for result in whole)
+    likely = "a character whose bytes come with two tokens was told in halves" if broken else ""
+    expect(f"{case}: texts, joined", texts, [result.text for result in whole], likely=likely)
     expect(f"{case}: the finish_reason of each last event", reasons, [result.finish_reason for result in whole])
+
+
+def check_held_back(lab: Lab) -> None:
+    """streams: what may become a stop text is held back, and told at the end if it did not"""
+    prompt = prompts_of(5, seed=1)[0]
+    text = lab.expected([prompt], greedy(20))[0].text
+    for stop, right, likely in (
+        (text[9:14], text[:9], "the beginning of a stop text was told before it was whole"),
+        (text[-3:] + "#", text, "what was held back was not told when the output ended without the stop text"),
+    ):
+        case = f"the text goes on {text!r}, stop={stop!r}, as a stream"
+        texts, _, _ = streamed(lab, case, lab.shared(), [prompt], [greedy(20, stop=stop)])
+        expect(case, texts[0], right, likely=likely)
