@@ -148,18 +148,20 @@ def start(number: int, directory: Path, aside: bool = False) -> str:
             f"{free_name(directory).name}/ and goes on from there"
         )
     kept, unfinished = kept_files(directory, own, milestone)
-    files = {**skeleton(milestone), **kept}
-    moved = put(files, milestone, directory, keep_old=bool(own))
+    moved = put(skeleton(milestone), kept, milestone, directory, keep_old=bool(own))
     return told(milestone, directory, moved, sorted(kept), unfinished)
 
 
-def put(files: dict[str, bytes], milestone: Milestone, directory: Path, keep_old: bool) -> Path | None:
-    """Replace a directory by one with these files, whole or not at all. Returns where the old one is, if it is kept."""
+def put(
+    files: dict[str, bytes], kept: dict[str, bytes], milestone: Milestone, directory: Path, keep_old: bool
+) -> Path | None:
+    """Replace a directory by one with these files, and with those that are kept instead of them, whole or not at all.
+    Returns where the old one is, if it is left. What is kept does not go on record: it stays the learner's work."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".start-") as folder:
         new = Path(folder) / "new"
         record = {"milestone": milestone.number, "files": {name: digest(content) for name, content in files.items()}}
-        for name, content in {**files, RECORD: json.dumps(record, indent=1).encode()}.items():
+        for name, content in {**files, **kept, RECORD: json.dumps(record, indent=1).encode()}.items():
             (new / name).parent.mkdir(parents=True, exist_ok=True)
             (new / name).write_bytes(content)
         old = free_name(directory) if keep_old else Path(folder) / "old"

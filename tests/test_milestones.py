@@ -79,6 +79,8 @@ MISTAKES = [
     Mistake("a parameter that is accepted and ignored", 1, 1, "min_p is accepted and ignored", [("sampler.py", "if params.min_p > 0", "if False")]),
     Mistake("an option that is accepted and ignored", 1, 1, "LLM(no_such_thing=1)", [("llm.py", "EngineConfig(model, **options)", "EngineConfig(model, device='cpu')")]),
     Mistake("a stop text only within a token", 1, 1, "may begin in one token and end in a later one", [("progress.py", "self._matched = [n for n, _ in found]", "self._matched = [0 for _ in found]")]),
+    Mistake("a stop text at the last token", 1, 1, "finish_reason and stop_reason", [("progress.py", "if self.finish_reason is None and len(self.token_ids) >= self.max_tokens", "if len(self.token_ids) >= self.max_tokens"), ("progress.py", "        if self.finish_reason is None:\n            self.finish_reason, self", "        if True:\n            self.finish_reason, self")]),
+    Mistake("what is held back is lost", 1, 1, "what was held back was not told", [("progress.py", "        if self.finish_reason is not None:\n            return len(self.text)\n", "")]),
     Mistake("one bad prompt kills a whole run", 1, 1, "one bad one must not cost the others", [("intake.py", "if bad := [t for t in ids if not 0 <= t < vocab_size]", "if bad := []")]),
     Mistake("right padding, read at the last column", 2, 2, "rows are padded on the right", [
         ("batch.py", "[0] * n + sequence", "sequence + [0] * n"),
@@ -87,6 +89,7 @@ MISTAKES = [
     Mistake("no attention mask in a batch", 2, 2, "read it: the attention mask is missing", [("model.py", "own = columns >= num_padding[:, None]", "own = columns >= 0 * num_padding[:, None]")]),
     Mistake("no position ids in a batch", 2, 2, "count it: a row's own first token has position 0", [("model.py", "(columns - num_padding[:, None])", "(columns - 0 * num_padding[:, None])")]),
     Mistake("one random generator for all rows", 2, 2, "rows share one random generator", [("sampler.py", "u = uniform([[r.seed] for r in rows], [[len(r.output_token_ids)] for r in rows])", "u = np.random.default_rng(rows[0].seed + len(rows[0].output_token_ids)).random((len(rows), 1))")]),
+    Mistake("ended rows are not counted", 2, 2, "padding is what goes through the model for nothing", [("batch.py", "return self.token_ids.numel() - self.num_tokens", "return int(self.num_padding.sum())")]),
     Mistake("batches in the order of the prompts", 2, 2, "sort them by length", [("engine.py", "if self.config.sort_by_length", "if False")]),
     Mistake("results in the order of the lengths", 2, 2, "the right results in another order", [("llm.py", "[request.output() for request in requests]", "[r.output() for r in sorted(requests, key=lambda r: len(r.prompt_token_ids))]")]),
     Mistake("everything is computed again", 2, 3, "you computed 459 tokens where 96 suffice", []),
@@ -98,6 +101,7 @@ MISTAKES = [
     Mistake("blocks for all that may come", 5, 5, "each request reserves all that it may need", [("block_manager.py", "self.num_needed(len(sequence.token_ids)) - len(found))]", "self.num_needed(len(sequence.prompt_token_ids) + sequence.max_tokens - 1) - len(found))]")]),
     Mistake("blocks are named by their own tokens", 5, 6, "has to name its whole prefix", [("block_manager.py", "Key(nodes[-1] if nodes else ROOT, ", "Key(ROOT, ")]),
     Mistake("a hash is trusted", 5, 6, "has to name its whole prefix", [("block_manager.py", "tuple(token_ids[start : start + self.block_size]))", "(sum(token_ids[start : start + self.block_size]),))")]),
+    Mistake("what is taken can still be found", 5, 6, "has to make it forgotten", [("block_manager.py", "            self._forget(block)\n", "")]),
     Mistake("shared blocks are written", 5, 6, "who writes first takes a copy", [("block_manager.py", " or self.ref_counts[blocks[-1]] > 1", "")]),
 ]  # fmt: skip
 by_mistake = pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
@@ -305,6 +309,8 @@ def test_what_needs_no_change_stays_the_learners(tmp_path):
     assert "raise NotImplementedError" in (mine / "model.py").read_text()
     assert (tmp_path / "mine-1" / "model.py").read_text() == "# a model of mine\n"
     assert "Still yours, as it was: helpers.py, sampler.py" in said
+    (mine / "kv_cache.py").write_text("# again\n")
+    assert "Still yours, as it was: helpers.py, sampler.py" in skeletons.start(4, mine, aside=True)
 
 
 def test_what_is_not_finished_is_taken_from_the_stage(tmp_path):

@@ -9,10 +9,14 @@ WHOLE_PREFIX = (
     "a block was found by its own tokens alone; but keys and values depend on all tokens before them: what names a "
     "block has to name its whole prefix, and to compare it"
 )
+EVICTED = "a block that was given to somebody else can still be found: who takes a block has to make it forgotten"
 
 
-def cached(lab: Lab, case: str, llm, prompt: list[int], num: int = 4) -> int:
-    """How much of a prompt was found; its tokens are compared, too."""
+def cached(lab: Lab, case: str, llm, prompt: list[int], num: int = 4, likely: str = "") -> int:
+    """How much of a prompt was found; its tokens are compared, too.
+
+    likely: what is wrong if something was found and the tokens are others.
+    """
     with lab.case(case):
         output = llm.generate([prompt], lab.params(greedy(num)))[0]
         found = getattr(output, "num_cached_tokens", None)
@@ -20,9 +24,8 @@ def cached(lab: Lab, case: str, llm, prompt: list[int], num: int = 4) -> int:
     if found is None:
         raise Missing("a result has no `num_cached_tokens`")
     right = lab.expected([prompt], greedy(num))[0].token_ids
-    lab.same_tokens(
-        f"{case} ({found} tokens found)", prompt, got, right, likely=lambda at: WHOLE_PREFIX if found else ""
-    )
+    case = f"{case} ({found} tokens found)"
+    lab.same_tokens(case, prompt, got, right, likely=lambda at: likely if found else "")
     return found
 
 
@@ -34,8 +37,9 @@ def check_hits(lab: Lab) -> None:
         expect(f"{case}, for the first time: num_cached_tokens", cached(lab, case, llm, prompt), 0)
         (before,) = lab.counted(llm, "num_tokens_computed")
         known = {
-            length: "all of it was taken; but the last token has to be computed, for someone has to say what follows",
-            0: "nothing was found: a full block is findable under its tokens and its prefix, also when nobody holds it",
+            "all of it was taken; but the last token has to be computed, for someone has to say what follows": length,
+            "nothing was found, or it was not told: a full block is findable under its tokens and its prefix, also "
+            "when nobody holds it, and `num_cached_tokens` says how much was found": 0,
         }
         right = (length - 1) // BLOCK * BLOCK
         expect(f"{case}, for the second time: num_cached_tokens", cached(lab, case, llm, prompt), right, known)
@@ -63,7 +67,7 @@ def check_chain(lab: Lab) -> None:
         "A, B again": (a + b + end, 2 * BLOCK),
     }
     for what, (prompt, right) in others.items():
-        found = cached(lab, f"the blocks {what}", llm, prompt)
+        found = cached(lab, f"the blocks {what}", llm, prompt, likely=WHOLE_PREFIX)
         likely = WHOLE_PREFIX if found > right else ""
         expect(f"the blocks {what}: num_cached_tokens", found, right, likely=likely)
 
@@ -74,7 +78,7 @@ def check_answers(lab: Lab) -> None:
     case = "a prompt of 10 tokens with an output of 11, and then both with one token more as a prompt"
     answer = lab.expected([prompt], greedy(11))[0].token_ids
     cached(lab, case, llm, prompt, 11)
-    known = {8: "only blocks of the prompt were found: those that the output fills are as good"}
+    known = {"only blocks of the prompt were found: those that the output fills are as good": 8}
     expect(f"{case}: num_cached_tokens", cached(lab, case, llm, [*prompt, *answer, 7]), 20, known)
 
 
@@ -100,7 +104,7 @@ def check_eviction(lab: Lab) -> None:
     prompts, llm = prompts_of(17, 14, 18, 12, seed=8), paged(lab, block_size=BLOCK, num_blocks=8)
     for turn, i in enumerate([0, 1, 0, 2, 3, 0, 1, 1, 3, 2, 0]):
         case = f"num_blocks=8, prompt {i} as number {turn}, after others that took its blocks"
-        found = cached(lab, case, llm, prompts[i], 6)
+        found = cached(lab, case, llm, prompts[i], 6, EVICTED)
         most = (len(prompts[i]) - 1) // BLOCK * BLOCK
         require(found <= most, f"{case}: num_cached_tokens", f"at most {most}", found)
     case = "num_blocks=8: one that needs all of them, after all that"

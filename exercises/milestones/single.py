@@ -57,6 +57,7 @@ def check_order(lab: Lab) -> None:
         expect(f"{case}: prompt_token_ids", [list(o.prompt_token_ids) for o in outputs], prompts)
         expected = lab.expected(prompts, greedy(6))
         expect(f"{case}: texts", [o.outputs[0].text for o in outputs], [result.text for result in expected])
+    expect("no prompts at all: results", len(lab.run("no prompts at all", [], greedy(6))), 0)
 
 
 def check_end_token(lab: Lab) -> None:
