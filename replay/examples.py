@@ -69,6 +69,11 @@ SHARED = tuple(f"{LONG} {end}" for end in ("the sun", "a boat", "a bear", "his f
 DRAWN = {"n": 4, "temperature": 0.8, "seed": 3}
 
 EXAMPLES: dict[str, tuple[Run, ...]] = {
+    "recomputation": (Run("stage01_single", TALES[:1], (12,), {}), Run("stage03_kvcache", TALES[:1], (12,), {})),
+    "padding": (
+        Run("stage02_static_batch", TALES, TAIL, THREE),
+        Run("stage02_static_batch", TALES, TAIL, {**THREE, "sort_by_length": False}),
+    ),
     "static_and_continuous": (
         Run("stage03_kvcache", TALES, TAIL, THREE),
         Run("stage04_continuous", TALES, TAIL, THREE),
