@@ -51,7 +51,7 @@ def table(trace: Trace) -> str:
     rule = ["---:", *["---"] * len(keys), *("---" if title in ("slots", "blocks") else "---:" for title in lines[0][1])]
     rows = [
         [str(number), *(cells.get(key, "").strip() for key in keys), *costs.values()]
-        for number, (cells, costs) in enumerate(lines, start=1)
+        for number, (cells, costs) in enumerate(lines)
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *rows])
 
