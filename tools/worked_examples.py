@@ -15,6 +15,7 @@ import re
 import shlex
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 from sync_stages import ROOT, read_stages
@@ -114,11 +115,18 @@ def memory(trace: Trace, state: State, step: dict) -> dict[str, str]:
     return cells
 
 
+def over_lines(command: str) -> str:
+    """A command that a shell takes as it is, in lines that a page has room for."""
+    words = [flag.replace(" ", "\0") for flag in command.split(" --")]  # a flag keeps its values
+    lines = textwrap.wrap(" --".join(words), 96, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return " \\\n".join(lines).replace("\0", " ")
+
+
 def fresh_readme(stage: str) -> str:
     """A stage's README with its worked examples as they run now."""
 
     def fresh(match: re.Match) -> str:
-        shown = f"```bash\n{match[1]}\n```\n\n{table(run(stage, match[1]))}"
+        shown = f"```bash\n{over_lines(match[1])}\n```\n\n{table(run(stage, match[1]))}"
         return f"<!-- worked: {match[1]} -->\n{shown}\n<!-- end of worked -->"
 
     return BLOCK.sub(fresh, (ROOT / stage / "README.md").read_text(encoding="utf-8"))
