@@ -118,7 +118,9 @@ def memory(trace: Trace, state: State, step: dict) -> dict[str, str]:
 def over_lines(command: str) -> str:
     """A command that a shell takes as it is, in lines that a page has room for."""
     words = [flag.replace(" ", "\0") for flag in command.split(" --")]  # a flag keeps its values
-    lines = textwrap.wrap(" --".join(words), 96, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        " --".join(words), 96, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
     return " \\\n".join(lines).replace("\0", " ")
 
 
