@@ -6,7 +6,7 @@
     python tools/stage_diff.py --write      # put every stage's table, and the code that it shows, into its README
 
 READMEs are left out: they hold the tables. The code that a README shows stands between the marks
-`<!-- code: FILE FUNCTION ... -->` and `<!-- end of code -->`.
+`<!-- code: FILE FUNCTION ... -->` and `<!-- end of code -->`, where a function may be `Class.method`.
 """
 
 import argparse
@@ -73,17 +73,35 @@ def with_table(readme: str, new_table: str) -> str:
 
 
 def source(path: Path, names: list[str]) -> str:
-    """These functions or methods of a file, as they stand there. Raises ValueError if there is no such function."""
+    """These functions of a file, as they stand there; a method's name may be `Class.method`. Raises ValueError if there
+    is no such function."""
     text = path.read_text(encoding="utf-8")
-    found = {node.name: node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)}
+    lines, found = text.splitlines(), (c_functions if path.suffix == ".c" else python_functions)(text)
     if unknown := [name for name in names if name not in found]:
         raise ValueError(f"{path} has no function {unknown[0]}")
-    parts = []
-    for name in names:
-        first = min([found[name].lineno, *(decorator.lineno for decorator in found[name].decorator_list)])
-        lines = text.splitlines()[first - 1 : found[name].end_lineno]
-        parts.append(textwrap.dedent("\n".join(lines)))
-    return "\n\n\n".join(parts)
+    return "\n\n\n".join(textwrap.dedent("\n".join(lines[slice(*found[name])])) for name in names)
+
+
+def python_functions(text: str) -> dict[str, tuple[int, int]]:
+    """name -> where its lines begin and end, decorators among them."""
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef):
+                first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
+                found[child.name] = found[owner + child.name] = first - 1, child.end_lineno
+    return found
+
+
+def c_functions(text: str) -> dict[str, tuple[int, int]]:
+    """The same of C: from a line that is not indented and has `name(` to the next line that is only a brace."""
+    lines, found = text.splitlines(), {}
+    for number, line in enumerate(lines):
+        if match := re.match(r"\w[\w *]* \**(\w+)\(", line):
+            end = next((n for n in range(number, len(lines)) if lines[n].endswith("}") and lines[n][0] != " "), number)
+            found[match[1]] = number, end + 1
+    return found
 
 
 def with_code(readme: str, stage: str) -> str:
@@ -91,9 +109,8 @@ def with_code(readme: str, stage: str) -> str:
 
     def fresh(match: re.Match) -> str:
         name, *functions = match[1].split()
-        return (
-            f"<!-- code: {match[1]} -->\n```python\n{source(ROOT / stage / name, functions)}\n```\n<!-- end of code -->"
-        )
+        language, code = "c" if name.endswith(".c") else "python", source(ROOT / stage / name, functions)
+        return f"<!-- code: {match[1]} -->\n```{language}\n{code}\n```\n<!-- end of code -->"
 
     return re.sub(r"<!-- code: ([^>]+) -->\n.*?<!-- end of code -->", fresh, readme, flags=re.DOTALL)
 
