@@ -5,8 +5,8 @@
     python tools/stage_diff.py 2 model.py   # the diff of this file
     python tools/stage_diff.py --write      # put every stage's table, and the code that it shows, into its README
 
-READMEs are left out: they hold the tables. The code that a README shows stands between the marks
-`<!-- code: FILE FUNCTION ... -->` and `<!-- end of code -->`.
+Pages and pictures are left out: they hold the tables. The code that a README shows stands between the marks
+`<!-- code: FILE FUNCTION ... -->` and `<!-- end of code -->`; the file is Python or C.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sync_stages import ROOT, read_stages
 
+TEXTS = {".md", ".svg"}  # what is read, not run
 BEGIN, END = "<!-- stage_diff: made by tools/stage_diff.py --write -->", "<!-- end of stage_diff -->"
 
 
@@ -45,7 +46,7 @@ def table(stage: str) -> str:
     before = stages[stages.index(stage) - 1] if stages.index(stage) else None
     rows, same, totals = [], [], {"new": [0, 0], "changed": [0, 0]}
     for name, state in read_stages()[stage].items():
-        if name == "README.md":
+        if Path(name).suffix in TEXTS:
             continue
         if state == "same":
             same.append(f"`{name}`")
@@ -72,18 +73,28 @@ def with_table(readme: str, new_table: str) -> str:
     return f"{head}{BEGIN}\n{new_table}\n{END}{rest.split(END, 1)[1]}"
 
 
+def python_function(text: str, name: str) -> str | None:
+    """A function or method with its decorators, as it stands there; None if there is none of this name."""
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef) and node.name == name]
+    if not found:
+        return None
+    first = min([found[-1].lineno, *(decorator.lineno for decorator in found[-1].decorator_list)])
+    return textwrap.dedent("\n".join(text.splitlines()[first - 1 : found[-1].end_lineno]))
+
+
+def c_function(text: str, name: str) -> str | None:
+    """A function of C; None if none is defined here. It begins at the left margin, and ends with a brace there."""
+    found = re.search(rf"^\w[^;{{}}#]*\b{name}\([^;{{}}]*\) {{\n.*?^}}$", text, re.MULTILINE | re.DOTALL)
+    return found[0] if found else None
+
+
 def source(path: Path, names: list[str]) -> str:
     """These functions or methods of a file, as they stand there. Raises ValueError if there is no such function."""
-    text = path.read_text(encoding="utf-8")
-    found = {node.name: node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)}
-    if unknown := [name for name in names if name not in found]:
+    text, find = path.read_text(encoding="utf-8"), python_function if path.suffix == ".py" else c_function
+    parts = {name: find(text, name) for name in names}
+    if unknown := [name for name, part in parts.items() if part is None]:
         raise ValueError(f"{path} has no function {unknown[0]}")
-    parts = []
-    for name in names:
-        first = min([found[name].lineno, *(decorator.lineno for decorator in found[name].decorator_list)])
-        lines = text.splitlines()[first - 1 : found[name].end_lineno]
-        parts.append(textwrap.dedent("\n".join(lines)))
-    return "\n\n\n".join(parts)
+    return ("\n\n\n" if path.suffix == ".py" else "\n\n").join(parts.values())
 
 
 def with_code(readme: str, stage: str) -> str:
@@ -91,9 +102,8 @@ def with_code(readme: str, stage: str) -> str:
 
     def fresh(match: re.Match) -> str:
         name, *functions = match[1].split()
-        return (
-            f"<!-- code: {match[1]} -->\n```python\n{source(ROOT / stage / name, functions)}\n```\n<!-- end of code -->"
-        )
+        language, code = "python" if name.endswith(".py") else "c", source(ROOT / stage / name, functions)
+        return f"<!-- code: {match[1]} -->\n```{language}\n{code}\n```\n<!-- end of code -->"
 
     return re.sub(r"<!-- code: ([^>]+) -->\n.*?<!-- end of code -->", fresh, readme, flags=re.DOTALL)
 
@@ -121,7 +131,9 @@ def main(argv: list[str] | None = None) -> int:
     if not 1 <= args.stage <= len(stages):
         parser.error(f"there are stages 1 to {len(stages)}, got {args.stage}")
     stage, before = stages[args.stage - 1], stages[args.stage - 2] if args.stage > 1 else None
-    changed = [name for name, state in read_stages()[stage].items() if state != "same" and name != "README.md"]
+    changed = [
+        name for name, state in read_stages()[stage].items() if state != "same" and Path(name).suffix not in TEXTS
+    ]
     if unknown := [name for name in args.files if name not in changed]:
         parser.error(f"{stage} changed no {unknown[0]}; it changed {', '.join(changed)}")
     if not args.files:
