@@ -148,13 +148,17 @@ def test_stage_diff_counts_lines():
 
 
 def test_stage_diff_shows_functions_of_c(tmp_path):
-    (tmp_path / "x.c").write_text(
-        "int twice(int x);\n#define ONE(x) (x)\nstatic int\ntwice(int x) {\n    return 2 * x;\n}\nint one(void) {\n}\n"
+    (tmp_path / "x.h").write_text(
+        "int one(void); /* later */\n#define ONE(x) (x)\nstatic int twice(int x,\n          int y) {\n"
+        "    return 2 * x;\n}\nint one(void) { return f(1); }\n"
     )
-    shown = stage_diff.source(tmp_path / "x.c", ["one", "twice"])
-    assert shown == "int one(void) {\n}\n\nstatic int\ntwice(int x) {\n    return 2 * x;\n}"
+    shown = stage_diff.source(tmp_path / "x.h", ["one", "twice"])
+    assert shown.split("\n\n\n") == [
+        "int one(void) { return f(1); }",
+        "static int twice(int x,\n          int y) {\n    return 2 * x;\n}",
+    ]
     with pytest.raises(ValueError, match="no function ONE"):
-        stage_diff.source(tmp_path / "x.c", ["ONE"])
+        stage_diff.source(tmp_path / "x.h", ["ONE"])
 
 
 def anchors(page):

@@ -6,7 +6,7 @@
     python tools/stage_diff.py --write      # put every stage's table, and the code that it shows, into its README
 
 Pages and pictures are left out: they hold the tables. The code that a README shows stands between the marks
-`<!-- code: FILE FUNCTION ... -->` and `<!-- end of code -->`; the file is Python or C.
+`<!-- code: FILE FUNCTION ... -->` and `<!-- end of code -->`, where a function may be `Class.method`.
 """
 
 import argparse
@@ -73,28 +73,36 @@ def with_table(readme: str, new_table: str) -> str:
     return f"{head}{BEGIN}\n{new_table}\n{END}{rest.split(END, 1)[1]}"
 
 
-def python_function(text: str, name: str) -> str | None:
-    """A function or method with its decorators, as it stands there; None if there is none of this name."""
-    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef) and node.name == name]
-    if not found:
-        return None
-    first = min([found[-1].lineno, *(decorator.lineno for decorator in found[-1].decorator_list)])
-    return textwrap.dedent("\n".join(text.splitlines()[first - 1 : found[-1].end_lineno]))
-
-
-def c_function(text: str, name: str) -> str | None:
-    """A function of C; None if none is defined here. It begins at the left margin, and ends with a brace there."""
-    found = re.search(rf"^\w[^;{{}}#]*\b{name}\([^;{{}}]*\) {{\n.*?^}}$", text, re.MULTILINE | re.DOTALL)
-    return found[0] if found else None
-
-
 def source(path: Path, names: list[str]) -> str:
-    """These functions or methods of a file, as they stand there. Raises ValueError if there is no such function."""
-    text, find = path.read_text(encoding="utf-8"), python_function if path.suffix == ".py" else c_function
-    parts = {name: find(text, name) for name in names}
-    if unknown := [name for name, part in parts.items() if part is None]:
+    """These functions of a file, as they stand there; a method's name may be `Class.method`. Raises ValueError if there
+    is no such function."""
+    text = path.read_text(encoding="utf-8")
+    lines, found = text.splitlines(), (python_functions if path.suffix == ".py" else c_functions)(text)
+    if unknown := [name for name in names if name not in found]:
         raise ValueError(f"{path} has no function {unknown[0]}")
-    return ("\n\n\n" if path.suffix == ".py" else "\n\n").join(parts.values())
+    return "\n\n\n".join(textwrap.dedent("\n".join(lines[slice(*found[name])])) for name in names)
+
+
+def python_functions(text: str) -> dict[str, tuple[int, int]]:
+    """name -> where its lines begin and end, decorators among them."""
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef):
+                first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
+                found[child.name] = found[owner + child.name] = first - 1, child.end_lineno
+    return found
+
+
+def c_functions(text: str) -> dict[str, tuple[int, int]]:
+    """The same of C: from a line that is not indented and has `name(` to the next line that is only a brace."""
+    lines, found = text.splitlines(), {}
+    for number, line in enumerate(lines):
+        if (match := re.match(r"\w[\w *]* \**(\w+)\(", line)) and not re.search(r"\);[^{}]*$", line):  # no prototype
+            end = next((n for n in range(number, len(lines)) if lines[n].endswith("}") and lines[n][0] != " "), number)
+            found[match[1]] = number, end + 1
+    return found
 
 
 def with_code(readme: str, stage: str) -> str:
@@ -131,9 +139,8 @@ def main(argv: list[str] | None = None) -> int:
     if not 1 <= args.stage <= len(stages):
         parser.error(f"there are stages 1 to {len(stages)}, got {args.stage}")
     stage, before = stages[args.stage - 1], stages[args.stage - 2] if args.stage > 1 else None
-    changed = [
-        name for name, state in read_stages()[stage].items() if state != "same" and Path(name).suffix not in TEXTS
-    ]
+    files = {name: state for name, state in read_stages()[stage].items() if Path(name).suffix not in TEXTS}
+    changed = [name for name, state in files.items() if state != "same"]
     if unknown := [name for name in args.files if name not in changed]:
         parser.error(f"{stage} changed no {unknown[0]}; it changed {', '.join(changed)}")
     if not args.files:
