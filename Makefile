@@ -1,11 +1,11 @@
 # make demo: a story.  make test: the tests.  make soak: those that take long.  make clients: other people's programs
-# against the server.  make test-browser: the pages of replay, in Chromium.  make notebooks: run them anew.  All make
-# .venv first.
+# against the server.  make test-browser: the pages of replay and the site, in Chromium.  make notebooks: run them anew.
+# make site: the chapters, notebooks, exercises and replays as web pages.  All make .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test soak clients test-browser lint notebooks
+.PHONY: demo test soak clients test-browser lint notebooks site
 
 demo: $(VENV)/installed
 	$(BIN)/python -m stage05 --temperature 0.8 --prompts \
@@ -36,6 +36,14 @@ test-browser: $(VENV)/installed-browser
 notebooks: $(VENV)/installed-test
 	$(BIN)/python tools/run_notebooks.py
 
+# Mermaid draws the chapters' diagrams; where npm can't fetch it, they are shown as text.
+site: $(VENV)/installed-site
+	@test -e site/_build/mermaid/package || { mkdir -p site/_build/mermaid && cd site/_build/mermaid && \
+		npm pack --silent mermaid@11 > /dev/null && tar -xzf mermaid-*.tgz package/dist/mermaid.min.js; } || \
+		echo "no Mermaid: the diagrams stay text"
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c site -d site/_build/doctrees . site/_build/html
+	@echo "the site is at site/_build/html/index.html"
+
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -53,4 +61,8 @@ $(VENV)/installed-test: $(BIN)/python pyproject.toml
 
 $(VENV)/installed-browser: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[browser]"
+	touch $@
+
+$(VENV)/installed-site: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable ".[site]"
 	touch $@
