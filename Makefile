@@ -27,7 +27,7 @@ clients: $(VENV)/installed-test
 	.clients/lm-eval/bin/python -m pytest serving/clients/test_lm_eval.py
 	$(BIN)/python -m serving.clients.load --seconds 20
 
-test-browser: $(VENV)/installed-browser
+test-browser: $(VENV)/installed-browser site
 	@for program in chromium chromedriver npm; do command -v $$program > /dev/null || \
 		{ echo "no $$program; on Debian: apt-get install chromium chromium-driver npm"; exit 1; }; done
 	@test -e .axe/package || { mkdir -p .axe && cd .axe && npm pack --silent axe-core@4 && tar -xzf axe-core-*.tgz; }
@@ -42,7 +42,7 @@ site: $(VENV)/installed-site
 		npm pack --silent mermaid@11 > /dev/null && tar -xzf mermaid-*.tgz package/dist/mermaid.min.js; } || \
 		echo "no Mermaid: the diagrams stay text"
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c site -d site/_build/doctrees . site/_build/html
-	@echo "the site is at site/_build/html/index.html"
+	@echo "the site is at site/_build/html/index.html; python -m http.server --directory site/_build/html serves it"
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check --fix .

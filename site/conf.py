@@ -33,7 +33,10 @@ extensions = [
     "extensions.sources",
     "extensions.differences",
 ]
-site_code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(HERE.glob("extensions/*.py")))).hexdigest()
+own = [path for path in sorted(HERE.glob("*/*.*")) if path.parent.name in ("extensions", "static")]
+site_code = hashlib.sha256(
+    b"".join(path.read_bytes() for path in own)
+).hexdigest()  # where it changes, all is made anew
 root_doc = "README"
 include_patterns = ["*.md", "**/*.md", "notebooks/*.ipynb", "site/*.rst"]
 exclude_patterns = [".*", "**/.*", "**/_build", "build", "mine"]
@@ -66,5 +69,6 @@ html_favicon = "static/favicon.svg"
 html_show_sphinx = False
 html_copy_source = False
 html_domain_indices = False
+html_use_index = False
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"

@@ -21,11 +21,15 @@ from sync_stages import ROOT
 
 PICTURES = {".png", ".svg", ".jpg", ".gif", ".webp"}
 COPIED = {".html", *PICTURES}  # what a browser shows by itself
+MOST_BYTES = 200_000
 EMBEDDED = """<figure class="embedded"><iframe src="{address}" title="{title}" loading="lazy"></iframe>
 <figcaption><a href="{address}">Open “{title}” as a page of its own</a></figcaption></figure>"""
 
 
-def is_text(path: Path) -> bool:
+def can_be_shown(path: Path) -> bool:
+    """A file that a page can show with colours and line numbers: text, and not a whole vocabulary."""
+    if path.stat().st_size > MOST_BYTES:
+        return False
     try:
         path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -65,7 +69,7 @@ class Links:
         if Path(path).suffix in COPIED:
             self.copied.add(path)
             return path
-        if not is_text(ROOT / path):
+        if not can_be_shown(ROOT / path):
             return None
         self.shown.add(path)
         return f"{path}.html"
@@ -99,7 +103,8 @@ class FileLinks(SphinxTransform):
             return f'{match[1]}="{escape(address)}{match[3]}"' if address else match[0]
 
         text = re.sub(r'\b(href|src|srcset)="([^":#?]+)(#?[^"]*)"', rewritten, node.astext())
-        node.children = [nodes.Text(text)]
+        node.clear()
+        node += nodes.Text(text)
 
 
 def embed(reference: nodes.reference, address: str, title: str) -> None:
@@ -117,6 +122,13 @@ def embed(reference: nodes.reference, address: str, title: str) -> None:
     block.parent.insert(place, nodes.raw("", html, format="html", classes=["embedded"]))
 
 
+def is_linked(node: nodes.Node | None) -> bool:
+    """Whether a node is within a link, or in a heading, which the sidebar links to."""
+    while node is not None and not isinstance(node, nodes.reference | addnodes.pending_xref | nodes.title):
+        node = node.parent
+    return node is not None
+
+
 class FileNames(SphinxTransform):
     """Code in the text that names a file beside the page, `scheduler.py` say, leads there too."""
 
@@ -126,7 +138,7 @@ class FileNames(SphinxTransform):
         links = Links(self.env)
         for node in list(self.document.findall(nodes.literal)):
             name = node.astext()
-            if isinstance(node.parent, nodes.reference | nodes.title) or not re.fullmatch(r"[\w/]+\.[a-z]+", name):
+            if is_linked(node) or not re.fullmatch(r"[\w/]+\.[a-z]+", name):
                 continue
             if address := links.address(name):
                 node.replace_self(nodes.reference("", "", node.deepcopy(), refuri=address, internal=True))

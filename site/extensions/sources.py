@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path, PurePosixPath
 
-from extensions.links import COPIED, is_text
+from extensions.links import COPIED, can_be_shown
 from pygments.lexers import TextLexer, get_lexer_for_filename
 from pygments.util import ClassNotFound
 from sphinx.application import Sphinx
@@ -37,7 +37,7 @@ def wanted(env: BuildEnvironment) -> tuple[set[str], set[str]]:
         if (ROOT / path).is_dir():
             folders.add(path)
             todo += folder_files(path)
-        elif env.path2doc(path) not in env.found_docs and Path(path).suffix not in COPIED and is_text(ROOT / path):
+        elif env.path2doc(path) not in env.found_docs and Path(path).suffix not in COPIED and can_be_shown(ROOT / path):
             files.add(path)
     return files, folders
 
@@ -114,8 +114,22 @@ def note_pages(app: Sphinx, env: BuildEnvironment, added: set, changed: set, rem
     return []
 
 
+def remove_leftovers(app: Sphinx, exception: Exception | None) -> None:
+    """Pages of files that are gone go too; their links would be broken."""
+    if exception is not None:
+        return
+    files, folders = wanted(app.env)
+    there = {*app.env.found_docs, *files, *(f"{folder}/index" for folder in folders), "index", "search"}
+    keep = {f"{page}.html" for page in there}.union(*app.env.copied_files.values())
+    for page in app.outdir.rglob("*.html"):
+        name = page.relative_to(app.outdir).as_posix()
+        if name not in keep and not name.startswith(("_static/", "differences/")):
+            page.unlink()
+
+
 def setup(app: Sphinx) -> dict:
     app.add_config_value("site_code", "", "env")  # where these extensions change, all pages are made again
     app.connect("env-get-outdated", note_pages)
     app.connect("html-collect-pages", pages)
+    app.connect("build-finished", remove_leftovers)
     return {"parallel_read_safe": True}

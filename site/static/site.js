@@ -1,5 +1,9 @@
 "use strict";
-// Unfolds the unchanged lines of a difference, and draws diagrams in the page's colours, where mermaid.min.js is there.
+// Unfolds the unchanged lines of a difference, draws diagrams in the page's colours where mermaid.min.js is there, and
+// adds what a keyboard and a screen reader need.
+
+for (const caption of document.querySelectorAll(".caption[role=heading]")) caption.setAttribute("aria-level", "2");
+for (const box of document.querySelectorAll("pre, .table-wrapper")) if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
 
 for (const button of document.querySelectorAll(".side-by-side .fold button")) {
   button.setAttribute("aria-expanded", "false");
