@@ -5,6 +5,7 @@
 
 import difflib
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -28,12 +29,12 @@ SHORTEST_FOLD = 4  # fewer unchanged lines are shown
 # --- Rows of a page ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Line:
     """A line of one side: its number, and for each column whether it was edited (empty: as a whole, or not at all)."""
 
     number: int
-    edited: tuple[bool, ...] = ()
+    edited: Sequence[bool] = ()
 
 
 @dataclass(frozen=True)
@@ -42,42 +43,40 @@ class Row:
 
     old: Line | None
     new: Line | None
-    differs: bool = True
+    differs: bool
+
+
+def single_rows(old: list[str], new: list[str]) -> list[Row]:
+    """All lines in ndiff's order, each in a row of its own unless both sides have it unchanged."""
+    found: list[Row] = []
+    numbers = {"-": 0, "+": 0}
+    for text in difflib.ndiff(old, new, charjunk=None):
+        if text[0] == "?":  # a hint: where the line before it was edited
+            (found[-1].old or found[-1].new).edited = [char != " " for char in text[2:-1]]
+            continue
+        lines = []
+        for side in numbers:
+            here = text[0] in (side, " ")
+            numbers[side] += here
+            lines.append(Line(numbers[side]) if here else None)
+        found.append(Row(*lines, differs=text[0] != " "))
+    return found
 
 
 def rows(old: list[str], new: list[str]) -> Iterator[Row]:
-    """Two texts as rows, all lines of both in their order."""
-    found = list(difflib.ndiff(old, new, charjunk=None))
-    numbers, alone = {"-": 0, "+": 0}, {"-": [], "+": []}  # alone: lines that are no edit of another
-
-    def take(i: int) -> Line:
-        """The line at a place of ndiff's answer, with the hint below it, if there is one."""
-        numbers[found[i][0]] += 1
-        hint = found[i + 1][2:-1] if i + 1 < len(found) and found[i + 1][0] == "?" else ""
-        return Line(numbers[found[i][0]], tuple(char != " " for char in hint))
-
-    def flush() -> Iterator[Row]:
-        yield from [Row(*pair) for pair in zip_longest(*alone.values())]
-        alone.update({"-": [], "+": []})
-
-    marks = [line[0] for line in found] + ["end"] * 3
-    i = 0
-    while i < len(found):
-        following = "".join(marks[i : i + 4])
-        if following.startswith(("-?+", "-+?")):  # an edit of one line
-            yield from flush()
-            middle = i + 1 + (following[1] == "?")
-            yield Row(take(i), take(middle))
-            i = middle + 1 + (marks[middle + 1] == "?")
-        elif marks[i] == " ":
-            yield from flush()
-            numbers = {mark: number + 1 for mark, number in numbers.items()}
-            yield Row(Line(numbers["-"]), Line(numbers["+"]), differs=False)
-            i += 1
-        else:
-            alone[marks[i]].append(take(i))
-            i += 1
-    yield from flush()
+    """Two texts as rows. An edited line stands beside what it was; other lines that differ, in the order they have."""
+    todo, removed, added = deque(single_rows(old, new)), [], []
+    while todo:
+        row = todo.popleft()
+        edit = row.old and todo and todo[0].new and not todo[0].old and (row.old.edited or todo[0].new.edited)
+        if row.differs and not edit:
+            removed += [row.old] if row.old else []
+            added += [row.new] if row.new else []
+            continue
+        yield from (Row(*pair, differs=True) for pair in zip_longest(removed, added))
+        removed, added = [], []
+        yield Row(row.old, todo.popleft().new, differs=True) if edit else row
+    yield from (Row(*pair, differs=True) for pair in zip_longest(removed, added))
 
 
 def parts(found: list[Row]) -> Iterator[tuple[bool, list[Row]]]:
@@ -115,9 +114,9 @@ def edited_words(text: str, edited: Sequence[bool]) -> list[bool]:
     return marks if sum(marks) < 0.6 * len(text.strip()) else [False] * len(marks)
 
 
-def code_html(parts: list[tuple[str, str]], edited: Sequence[bool]) -> str:
+def code_html(coloured: list[tuple[str, str]], edited: Sequence[bool]) -> str:
     """A line in its colours, edited words marked."""
-    columns = [(colour, char) for colour, text in parts for char in text]
+    columns = [(colour, char) for colour, text in coloured for char in text]
     marks = edited_words("".join(char for _, char in columns), edited)
     html = ""
     for (mark, colour), run in groupby(zip(marks, columns, strict=True), key=lambda column: (column[0], column[1][0])):
@@ -221,9 +220,8 @@ def pages(app: Sphinx) -> Iterator[tuple[str, dict, str]]:
 
 def addresses(stage: str) -> dict[str, str]:
     """The page that says most about each file of a stage that is not the same as before: file -> page from the root."""
-    pages = {change.name: change.page for change in changes() if change.stage == stage}
-    new = {name: f"{stage}/{name}.html" for name, state in read_stages()[stage].items() if state == "new"}
-    return {name: page for name, page in (new | pages).items() if name != "README.md"}
+    changed = {change.name: change.page for change in changes() if change.stage == stage}
+    return changed | {name: f"{stage}/{name}.html" for name, state in read_stages()[stage].items() if state == "new"}
 
 
 class ChapterTables(SphinxTransform):
@@ -235,10 +233,10 @@ class ChapterTables(SphinxTransform):
         stage = self.env.docname.removesuffix("/README")
         if stage not in read_stages():
             return
-        pages = addresses(stage)
+        page_of = addresses(stage)
         for row in self.document.findall(nodes.row):
             for name in list(row[0].findall(nodes.literal)):
-                if page := pages.get(name.astext()):
+                if page := page_of.get(name.astext()):
                     address = relative_uri(f"{self.env.docname}.html", page)
                     name.replace_self(nodes.reference("", "", name.deepcopy(), refuri=address, internal=True))
 

@@ -120,10 +120,11 @@ def remove_leftovers(app: Sphinx, exception: Exception | None) -> None:
         return
     files, folders = wanted(app.env)
     there = {*app.env.found_docs, *files, *(f"{folder}/index" for folder in folders), "index", "search"}
+    there |= {f"differences/{stage}/{name}" for stage, names in read_stages().items() for name in names}
     keep = {f"{page}.html" for page in there}.union(*app.env.copied_files.values())
     for page in app.outdir.rglob("*.html"):
         name = page.relative_to(app.outdir).as_posix()
-        if name not in keep and not name.startswith(("_static/", "differences/")):
+        if name not in keep and not name.startswith("_static/"):
             page.unlink()
 
 

@@ -3,7 +3,8 @@
 // adds what a keyboard and a screen reader need.
 
 for (const caption of document.querySelectorAll(".caption[role=heading]")) caption.setAttribute("aria-level", "2");
-for (const box of document.querySelectorAll("pre, .table-wrapper")) if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+const letKeysScroll = (box) => box.scrollWidth > box.clientWidth && (box.tabIndex = 0);
+document.querySelectorAll("pre, .table-wrapper").forEach(letKeysScroll);
 
 for (const button of document.querySelectorAll(".side-by-side .fold button")) {
   button.setAttribute("aria-expanded", "false");
@@ -26,6 +27,11 @@ async function drawDiagrams() {
     node.textContent = text;
   }
   await mermaid.run({ nodes: diagrams.map(({ node }) => node) });
+  for (const { node } of diagrams) {
+    const drawing = node.querySelector("svg"); // it shrinks with the screen, but only as long as it can be read
+    drawing.style.minWidth = `min(${drawing.style.maxWidth}, 44rem)`;
+    letKeysScroll(node);
+  }
 }
 
 if (diagrams.length && typeof mermaid !== "undefined") {
