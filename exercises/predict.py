@@ -80,8 +80,9 @@ def change(experiment: Experiment, changes: list[str]) -> int:
 
 def show_all() -> int:
     """A line for each experiment."""
+    records = read_progress()
     for experiment in EXPERIMENTS:
-        print(f"  {line(experiment, read_progress())}")
+        print(f"  {line(experiment, records)}")
     print("\n`python -m exercises predict 1` asks for your prediction, runs the experiment and compares.")
     return 0
 
@@ -199,7 +200,8 @@ def show_table(
     print(f"  {'':20}{left:>12}{right:>12}")
     for question, a, b in zip(experiment.questions, before, after, strict=True):
         verdict = f"   {judged(a, b)}" if judge else ""
-        print(f"  {question.name:20}{in_digits(a):>12}{in_digits(b):>12} {question.unit}{verdict}")
+        unit = "" if math.isinf(b) else f" {question.unit}"
+        print(f"  {question.name:20}{in_digits(a):>12}{in_digits(b):>12}{unit}{verdict}")
 
 
 def judged(said: float, came: float) -> str:

@@ -43,6 +43,7 @@ CHOSEN = "torch.log_softmax(logits[num_prompt - 1 : -1].double(), dim=-1)"
 MUTANTS = [
     ("each by itself", "    if len(whole) <= len(first):  # they grow together\n", "    if True:\n", "the model sees the whole text"),
     ("the prompt with its spaces", "    begin = prompt.rstrip()\n", "    begin = prompt\n", "count the prompt's tokens without it"),
+    ("spaces alone", "prompt.rstrip()\n", 'prompt.rstrip(" ")\n', "a line end is white space too"),
     ("the space is lost", "encode(prompt + choice)", "encode(begin + choice)", "is lost: it goes with the choice"),
     ("no tokens are left", "len(whole) <= len(first)", "False", "each is encoded by itself"),
     ("the spaces go nowhere", "encode(spaces + choice)", "encode(choice)", "is lost: it goes with the choice"),

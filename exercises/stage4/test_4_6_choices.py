@@ -77,6 +77,9 @@ def check_split(work, prompt, choice, encode):
         ("no token is left for the choice: where both grow together, each is encoded by itself", [first, whole[len(first) :]]),
         ("the prompt's tokens are those of the prompt by itself", [whole[: len(first)], right[1]]),
     ]  # fmt: skip
+    only_spaces = encode(prompt.rstrip(" "))
+    if only_spaces != first:
+        mistakes.append(("a line end is white space too, like a space", [only_spaces, whole[len(only_spaces) :]]))
     if spaces:
         mistakes += [(boundary, [long, whole[len(long) :]]), (boundary, [long, encode(choice)])]
         mistakes += [(lost, [first, encode(begin + choice)[len(first) :]]), (lost, [first, encode(choice)])]
@@ -99,6 +102,7 @@ def test_split_by_gpt2(work):
     encode = STAGES[3].engine().engine.tokenizer.encode
     pairs = (("Once upon a", " time"), ("Once upon a ", "time"), ("Who walk", "ing"), ("A fox said: \"", "Hello\""),
              ("Price: 1", "000 crowns"), ("the café", "s of Paris"), ("One\n", "\nTwo"), ("and  ", "so"))  # fmt: skip
+    check_split(work, "Who said:\n ", "I did", encode)
     for prompt, choice in pairs:
         check_split(work, prompt, choice, encode)
 
