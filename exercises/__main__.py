@@ -4,12 +4,15 @@ python -m exercises                 # all of them, with their state
 python -m exercises check 2.3       # grade one; or several, or `all`
 python -m exercises hint 2.3        # the next hint
 python -m exercises reveal 2.3      # a solution, after at least one attempt
+python -m exercises predict 2       # stage 2's experiment: you predict, it runs, and both are compared
 """
 
 import argparse
 import os
 import sys
+from collections.abc import Callable
 
+from . import predict
 from .catalogue import Exercise, Grade, exercises, grade_in_time, prepare_streams, progress, read_progress
 
 
@@ -21,6 +24,9 @@ def show_all() -> int:
         if exercise.text.parent.name != stage:
             stage = exercise.text.parent.name
             print(f"\n{stage}")
+            for experiment in predict.EXPERIMENTS:
+                if f"stage{experiment.stage}" == stage:
+                    print(f"  {predict.line(experiment, records)}")
         state = records.get(number, {}).get("state", "not started")
         mark = {"passed": "✓", "failing": "✗"}.get(state, " ")
         print(f"  {mark} {number:4} {exercise.title:48} {exercise.minutes:3} min   {state}")
@@ -90,10 +96,13 @@ def reveal(number: str) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["predict"]:  # it has flags of its own
+        return guarded(lambda: predict.main(argv[1:]))
     parser = argparse.ArgumentParser(
         prog="python -m exercises", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("action", choices=("list", "check", "hint", "reveal"), nargs="?", default="list")
+    parser.add_argument("action", choices=("list", "check", "hint", "reveal", "predict"), nargs="?", default="list")
     parser.add_argument("numbers", nargs="*", metavar="N.M")
     args = parser.parse_args(argv)
     if args.action != "list" and not args.numbers:
@@ -102,9 +111,14 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"there is no exercise {unknown[0]!r}; `python -m exercises` lists them")
     if args.action in ("hint", "reveal") and len(args.numbers) > 1:
         parser.error(f"{args.action} takes one exercise")
+    return guarded(lambda: run(args.action, args.numbers))
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """A command's exit status; what goes wrong is one line."""
     prepare_streams()
     try:
-        return run(args.action, args.numbers)
+        return command()
     except BrokenPipeError:  # the reader of stdout has gone: `| head`
         return 1
     except (ValueError, OSError) as error:

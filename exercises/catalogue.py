@@ -251,7 +251,18 @@ def is_record(record: object) -> bool:
         return False
     counts = [record.get("attempts", 0), record.get("hints", 0)]
     whole = all(isinstance(count, int) and count >= 0 for count in counts)
-    return whole and isinstance(record.get("prediction", 0.0), int | float)
+    return whole and isinstance(record.get("prediction", 0.0), int | float) and is_prediction(record)
+
+
+def is_prediction(record: dict) -> bool:
+    """Whether the fields that `predict` writes, if they are there, are as it writes them."""
+    lists, times = ("predictions", "results"), {"predicted_at": "predictions", "compared_at": "results"}
+    numbers = [record.get(name, []) for name in lists]
+    if not all(isinstance(some, list) and all(isinstance(x, int | float) for x in some) for some in numbers):
+        return False
+    return all(
+        (name in record) == (of in record) and isinstance(record.get(name, ""), str) for name, of in times.items()
+    )
 
 
 def _write_progress(everything: dict[str, dict]) -> None:
