@@ -1,0 +1,143 @@
+"""Examples: small programs that use the learner's answer. They are made at random and run line by line; the first that
+goes wrong is made as small as it can be, and shown as it was run, so that it can be pasted into Python."""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from .grading import Mistakes, Wrong, expect, raised_at, short
+
+Item = TypeVar("Item")
+
+
+def raised(call: Callable[[], object]) -> object:
+    """The name of the error that a call raises, or what it returns."""
+    try:
+        return call()
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return type(error).__name__
+
+
+class Example:
+    """A program, line by line. `work` in it is the learner's module. Each line is run when it is given."""
+
+    def __init__(self, work: ModuleType, test: str, *lines: str):
+        """`test` is the `__file__` of the test that makes it; `lines` stand at the beginning, such as imports."""
+        number = ".".join(Path(test).stem.split("_")[1:3])
+        self.path = Path(work.__file__ or "")
+        self.names: dict[str, object] = {"work": work}
+        self.lines = ["from exercises.catalogue import work_of", f'work = work_of("{number}")']
+        for line in lines:
+            self.do(line)
+
+    def do(self, line: str) -> None:
+        """Run a statement of one line."""
+        self.lines.append(line)
+        self.run(lambda: exec(line, self.names), line, "no error", "\n".join(self.lines))
+
+    def expect(
+        self, expression: str, expected: object, mistakes: Mistakes | None = None, *, keep: bool = True, **how
+    ) -> object:
+        """Compute an expression, compare it as `grading.expect` does, and return it. It stays a line of the program
+        unless it only looks (`keep=False`)."""
+        print_it = f"print({expression})  # expected {shown_in_code(expected)}"
+        example = "\n".join([*self.lines, print_it])
+        got = self.run(lambda: eval(expression, self.names), expression, expected, example)
+        expect(expression, got, expected, mistakes, example=example, **how)
+        if keep:
+            self.lines.append(expression)
+        return got
+
+    def look(self, expression: str, expected: object, mistakes: Mistakes | None = None, **how) -> object:
+        """`expect` of what changes nothing, and need not be shown if it is right."""
+        return self.expect(expression, expected, mistakes, keep=False, **how)
+
+    def run(self, call: Callable[[], object], case: str, expected: object, example: str) -> object:
+        try:
+            return call()
+        except (Wrong, NotImplementedError):
+            raise
+        except Exception as error:
+            raise Wrong(case, expected, raised_at(error, self.path), "", example) from error
+
+
+def shown_in_code(value: object) -> str:
+    """One line, for a comment."""
+    return (repr(value) if isinstance(value, str) else short(value)).replace("\n", " ")
+
+
+class Choices:
+    """Whole numbers drawn at random, and kept: made again from fewer or smaller ones, a case is a simpler case."""
+
+    def __init__(self, seed: int = 0, again: Sequence[int] | None = None):
+        self.random, self.again = random.Random(seed), again
+        self.made: list[int] = []
+
+    def upto(self, most: int) -> int:
+        """0 to `most`; 0 is the simplest."""
+        if self.again is None:
+            number = self.random.randint(0, most)
+        else:
+            place = len(self.made)
+            number = min(self.again[place], most) if place < len(self.again) else 0
+        self.made.append(number)
+        return number
+
+    def between(self, least: int, most: int) -> int:
+        return least + self.upto(most - least)
+
+    def one_of(self, options: Sequence[Item]) -> Item:
+        """One of them; the first is the simplest."""
+        return options[self.upto(len(options) - 1)]
+
+    def some(self, item: Callable[[], Item], most: int, least: int = 0) -> list[Item]:
+        """`least` to `most` items. Whether there is one more is a choice of its own, so that an item can be dropped."""
+        items: list[Item] = []
+        while len(items) < least or (len(items) < most and self.upto(most) > 0):
+            items.append(item())
+        return items
+
+
+def at_random(check: Callable[[Choices], None], number: int = 200) -> None:
+    """Check so many random cases. Of the first that fails, raise what is said of the smallest that fails like it."""
+    for seed in range(number):
+        choices = Choices(seed)
+        wrong = fails(check, choices)
+        if wrong:
+            raise smallest(check, choices.made, wrong) from None
+
+
+def fails(check: Callable[[Choices], None], choices: Choices) -> Wrong | None:
+    try:
+        check(choices)
+    except Wrong as wrong:
+        return wrong
+    return None
+
+
+def smallest(check: Callable[[Choices], None], made: list[int], wrong: Wrong, tries: int = 1000) -> Wrong:
+    """Leave choices out and lessen them as long as the case fails in the same way: greedily, not exhaustively."""
+    simpler = simplifications(made)
+    while tries and (attempt := next(simpler, None)) is not None:
+        tries -= 1
+        choices = Choices(again=attempt)
+        found = fails(check, choices)
+        smaller = (len(choices.made), choices.made) < (len(made), made)
+        if found and smaller and (found.likely == wrong.likely or not wrong.likely):
+            made, wrong = choices.made, found
+            simpler = simplifications(made)
+    return wrong
+
+
+def simplifications(made: list[int]):
+    """Without some choices in a row, many at first; then with one of them less."""
+    for size in (32, 16, 8, 4, 3, 2, 1):
+        for end in range(len(made), size - 1, -1):
+            yield made[: end - size] + made[end:]
+    for i, number in enumerate(made):
+        for less in sorted({0, number // 2, number - 1} & set(range(number))):
+            yield [*made[:i], less, *made[i + 1 :]]
