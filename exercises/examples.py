@@ -119,7 +119,7 @@ def fails(check: Callable[[Choices], None], choices: Choices) -> Wrong | None:
     return None
 
 
-def smallest(check: Callable[[Choices], None], made: list[int], wrong: Wrong, tries: int = 1000) -> Wrong:
+def smallest(check: Callable[[Choices], None], made: list[int], wrong: Wrong, tries: int = 400) -> Wrong:
     """Leave choices out and lessen them as long as the case fails in the same way: greedily, not exhaustively."""
     simpler = simplifications(made)
     while tries and (attempt := next(simpler, None)) is not None:

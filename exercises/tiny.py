@@ -1,14 +1,29 @@
-"""Engines of the stages with a very small random model, for exercises that compare with them."""
+"""Engines of the stages with a very small random model, for exercises that compare with them, and what small tensors
+need to be quick."""
 
+import contextlib
 import functools
 import json
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from tests.adapter import Stage
 
 SIZES = dict(n_layer=1, n_head=1, n_embd=8, vocab_size=97, eos_token_id=0)
+
+
+@contextlib.contextmanager
+def one_thread():
+    """Torch on one thread: for tensors of a few numbers, threads that wait for each other take most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Counted(NamedTuple):
@@ -25,6 +40,7 @@ def tiny_engine(stage: Stage, n_positions: int = 64, **arguments):
 
 
 @functools.cache
+@one_thread()
 def counted(stage: Stage, prompts: tuple[int, ...], outputs: tuple[int, ...], **arguments) -> Counted:
     """What a stage counts for requests of these lengths: forward passes, tokens computed, padding."""
     llm = _kept_engine(stage, **arguments)
