@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from .grading import Mistakes, Wrong, expect, raised_at, short
+from .grading import Mistakes, Wrong, expect, raised_at, shown
 
 Item = TypeVar("Item")
 
@@ -25,14 +25,15 @@ def raised(call: Callable[[], object]) -> object:
 class Example:
     """A program, line by line. `work` in it is the learner's module. Each line is run when it is given."""
 
-    def __init__(self, work: ModuleType, test: str, *lines: str):
-        """`test` is the `__file__` of the test that makes it; `lines` stand at the beginning, such as imports."""
+    def __init__(self, work: ModuleType, test: str, *imports: str):
+        """`test` is the `__file__` of the test that makes it; `imports` are the lines that it needs of them."""
         number = ".".join(Path(test).stem.split("_")[1:3])
         self.path = Path(work.__file__ or "")
         self.names: dict[str, object] = {"work": work}
-        self.lines = ["from exercises.catalogue import work_of", f'work = work_of("{number}")']
-        for line in lines:
+        self.lines: list[str] = []
+        for line in imports:
             self.do(line)
+        self.lines += ["from exercises.catalogue import work_of", f'work = work_of("{number}")']
 
     def do(self, line: str) -> None:
         """Run a statement of one line."""
@@ -44,7 +45,7 @@ class Example:
     ) -> object:
         """Compute an expression, compare it as `grading.expect` does, and return it. It stays a line of the program
         unless it only looks (`keep=False`)."""
-        print_it = f"print({expression})  # expected {shown_in_code(expected)}"
+        print_it = f"print({expression})  # expected {shown(expected)}"
         example = "\n".join([*self.lines, print_it])
         got = self.run(lambda: eval(expression, self.names), expression, expected, example)
         expect(expression, got, expected, mistakes, example=example, **how)
@@ -63,11 +64,6 @@ class Example:
             raise
         except Exception as error:
             raise Wrong(case, expected, raised_at(error, self.path), "", example) from error
-
-
-def shown_in_code(value: object) -> str:
-    """One line, for a comment."""
-    return (repr(value) if isinstance(value, str) else short(value)).replace("\n", " ")
 
 
 class Choices:

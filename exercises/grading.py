@@ -7,7 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
-Mistakes = Mapping[str, object]  # what is said of a wrong answer -> the answer that this mistake gives
+Mistakes = Mapping[str, object]  # what is said of a wrong answer -> the answer that this mistake gives, or OneOf some
+
+
+class OneOf(tuple):
+    """Answers that one and the same mistake may give."""
 
 
 class Wrong(AssertionError):
@@ -65,7 +69,7 @@ def expect(
     if same(got, expected, tolerance):
         return
     for said, value in (mistakes or {}).items():
-        if same(got, value, tolerance):
+        if any(same(got, answer, tolerance) for answer in (value if isinstance(value, OneOf) else [value])):
             raise Wrong(case, expected, got, said, example)
     if got is None:
         likely = ""
@@ -162,12 +166,17 @@ def called(spots: list[Spot], work: Path, test: Path) -> str:
         names = {node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name)}
     except SyntaxError:  # a part of a longer statement
         names = set()
-    values = [f"{name} = {shown(frame.f_locals[name])}" for name in sorted(names & set(frame.f_locals) - {"work"})]
+    variables = {name: frame.f_locals[name] for name in sorted(names & set(frame.f_locals) - {"work"})}
+    values = [f"{name} = {shown(value)}" for name, value in variables.items() if " object at 0x" not in repr(value)]
     return expression + (", with " + ", ".join(values) if values else "")
 
 
 def shown(value: object) -> str:
-    return repr(value) if isinstance(value, str) else short(value)
+    """A value as a program has it, if it is not too long; of a large tensor its shape."""
+    if hasattr(value, "numel") and value.numel() > 16:
+        return f"a tensor of {list(value.shape)}"
+    text = repr(value.tolist() if hasattr(value, "tolist") else value)
+    return text if len(text) <= 200 else f"{text[:200]} …"
 
 
 def _of(path: Path, spots: list[Spot]) -> list[Spot]:

@@ -3,7 +3,7 @@
 import codecs
 
 from exercises.examples import Example, at_random
-from exercises.grading import expect, require
+from exercises.grading import OneOf, expect, require
 
 
 def sent(work, pieces, stop=()):
@@ -44,8 +44,7 @@ def test_holds_back_a_possible_stop_text(work):
     later = "after the stop text nothing more is sent, by flush neither"
     said = {"the beginning of the stop text was sent; it can't be taken back": ["a S", "T", "", "", ""],
             "look for the stop text in what was held back and the new text together": ["a ", "", "STOP b", "c", ""],
-            later: ["a ", "", "", "c", ""], f"{later}: not what stands behind it": ["a ", "", "", " bc", ""],
-            f"{later} ": ["a ", "", "", " b", "c"], f"{later}  ": ["a ", "", "", "", "c"]}  # fmt: skip
+            later: OneOf([["a ", "", "", "c", ""], ["a ", "", "", " bc", ""], ["a ", "", "", "", "c"]])}  # fmt: skip
     got, stopped = sent(work, [b"a S", b"T", b"OP b", b"c"], ("STOP",))
     expect("a S|T|OP b|c, stop 'STOP'", got, ["a ", "", "", "", ""], said)
     require(stopped, "stopped, after the stop text", True, stopped)

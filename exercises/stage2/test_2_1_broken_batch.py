@@ -3,7 +3,7 @@
 import torch
 
 from exercises.examples import Example, at_random
-from exercises.grading import Wrong, expect
+from exercises.grading import OneOf, Wrong, expect
 from exercises.tiny import one_thread
 from tests.adapter import STAGES
 
@@ -39,7 +39,7 @@ def test_each_prompt_is_cut_by_itself(work):
     lost = "the last tokens of the prompts are lost: cut each prompt to its last max_len tokens, then pad"
     got = work.generate(CountingModel(), [[10, 20, 30, 40], [50, 60]], 1, EOS, 3)
     expect("prompts 10 20 30 40 and 50 60, max_len 3", got, [[41], [61]],
-           {lost: [[31], [61]], f"the rectangle was cut, not the prompts: {lost}": [[31], [51]]})  # fmt: skip
+           {lost: OneOf([[[31], [61]], [[31], [51]]])})  # fmt: skip
     model = CountingModel()
     work.generate(model, [[10, 20, 30, 40], [50, 60]], 1, EOS, 3)
     seen = model.calls[0][0]

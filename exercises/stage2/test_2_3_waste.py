@@ -1,7 +1,7 @@
 """The count against the picture, against simple cases, and against the trace of the real engine."""
 
 from exercises.examples import Example, at_random
-from exercises.grading import expect
+from exercises.grading import OneOf, expect
 from exercises.tiny import counted
 from tests.adapter import STAGES
 
@@ -46,7 +46,7 @@ def test_sorting(work):
 def test_ties(work):
     got = work.positions([5, 5, 5], [1, 4, 2], 2, sort_by_length=True)
     expect("three prompts of 5, outputs 1, 4, 2, sorted, two at once", got, (42, 21),
-           {"equal prompts stay in the order given": (42, 12), "equal prompts stay in the order given, too": (42, 15)})  # fmt: skip
+           {"equal prompts stay in the order given": OneOf([(42, 12), (42, 15)])})  # fmt: skip
 
 
 def test_against_the_engine(work):

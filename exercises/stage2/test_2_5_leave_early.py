@@ -1,7 +1,7 @@
 """A model that counts its rows, and whose next token is the length of the sequence: mixed-up rows show at once."""
 
 from exercises.examples import Example, at_random
-from exercises.grading import expect, require
+from exercises.grading import OneOf, expect, require
 
 EOS = 99
 
@@ -36,7 +36,7 @@ def count(rows, sequences):
 
 
 def test_results(work):
-    said = {MOVED: [[11, 12, 23, 24], [21, 22], [31]], f"{MOVED} ": [[31], [21, 22, 23, 24], [11, 12]],
+    said = {MOVED: [[11, 12, 23, 24], [21, 22], [31]],
             "the prompt is no part of the result": [[1, 11, 12], [2, 21, 22, 23, 24], [3, 31]],
             "the results are in the order in which the rows were done, not in that of the prompts":
                 [[31], [11, 12], [21, 22, 23, 24]]}  # fmt: skip
@@ -44,9 +44,8 @@ def test_results(work):
     got = work.generate(Model(), prompts, [2, 4, 1], EOS)
     expect("prompts 1, 2, 3, outputs 2, 4, 1", got, [[11, 12], [21, 22, 23, 24], [31]], said)
     expect("the prompts afterwards", prompts, [[1], [2], [3]], likely="the caller's prompts were changed: copy them")
-    said = {"results are kept by prompt: two requests may have the same one": [[11, 12, 13]] * 2,
-            "results are kept by prompt: two requests may have the same": [[11]] * 2,
-            "results are kept by prompt, and both go into one list": [[11, 11, 12, 13]] * 2}  # fmt: skip
+    said = {"results are kept by prompt, but two requests may have the same one": OneOf(
+        [[answer] * 2 for answer in ([11, 12, 13], [11], [11, 11, 12, 13])])}  # fmt: skip
     expect("prompts 1 and 1, outputs 1 and 3", work.generate(Model(), [[1], [1]], [1, 3], EOS), [[11], [11, 12, 13]], said)
 
 
@@ -75,7 +74,7 @@ def test_end_token(work):
     model = Model()
     got = work.generate(model, [[1, EOS, 5], [2]], [2, 2], EOS)
     expect("an end token inside a prompt", got, [[13, 14], [21, 22]],
-           {"look for the end token in the new tokens only": [[13], [21, 22]], "look for it in the new tokens alone": [[], [21, 22]]})  # fmt: skip
+           {"look for the end token in the new tokens only": OneOf([[[13], [21, 22]], [[], [21, 22]]])})  # fmt: skip
 
 
 def test_any_requests(work):
