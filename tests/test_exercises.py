@@ -1,5 +1,7 @@
 """The exercises: stubs fail, solutions pass, and every wrong answer is told what is wrong with it."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -18,9 +20,11 @@ from exercises.catalogue import exercises, grade, load
 from exercises.grading import Wrong, expect, same, short
 from tests.adapter import ROOT
 
+PASTE = "Paste this into Python"
 BROKEN = ("2.1", "3.2")  # these begin with code that is to be mended
 EXERCISES = list(exercises().values())
 MUTANTS = [(exercise, *mutant) for exercise in EXERCISES for mutant in load(exercise.solution).MUTANTS]
+ALSO_RIGHT = [(exercise, *edit) for exercise in EXERCISES for edit in load(exercise.solution).ALSO_RIGHT]
 by_number = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.number)
 
 
@@ -35,6 +39,17 @@ def committed(path) -> str:
     command = ["git", "show", f"HEAD:{path.relative_to(ROOT).as_posix()}"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", check=False)
     return path.read_text(encoding="utf-8") if result.returncode else result.stdout
+
+
+def edited(exercise, old, new, folder) -> Path:
+    """A file with the solution in which one text, or each of several, stands for another."""
+    text = exercise.solution_text
+    for before, after in zip(old, new, strict=True) if isinstance(old, tuple) else [(old, new)]:
+        assert before in text
+        text = text.replace(before, after)
+    path = folder / exercise.work.name
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 def test_there_are_enough():
@@ -76,19 +91,40 @@ def test_solution_passes(exercise):
     assert result.seconds < 20  # five where nothing else runs
 
 
+@pytest.mark.parametrize("edit", ALSO_RIGHT, ids=lambda edit: f"{edit[0].number} {edit[1]}")
+def test_another_right_answer_passes(edit, tmp_path):
+    exercise, _, old, new = edit
+    result = grade(exercise, edited(exercise, old, new, tmp_path), whole=False)
+    assert (result.state, result.message) == ("passed", "")
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant[0].number} {mutant[1]}")
-def test_wrong_answer_is_told(mutant, tmp_path):
+def test_wrong_answer_is_told(mutant, tmp_path, monkeypatch):
     exercise, _, right, wrong, words = mutant
-    text = exercise.solution_text
-    for old, new in zip(right, wrong, strict=True) if isinstance(right, tuple) else [(right, wrong)]:
-        assert old in text
-        text = text.replace(old, new)
-    path = tmp_path / exercise.work.name
-    path.write_text(text, encoding="utf-8")
-    result = grade(exercise, path)
+    path = edited(exercise, right, wrong, tmp_path)
+    result = grade(exercise, path, whole=False)
     assert result.state == "failing"
     assert words, "a wrong answer needs words that it is told"
     assert words in result.message
+    if PASTE in result.message:
+        monkeypatch.setattr(catalogue.Exercise, "work", property(lambda self: path))
+        assert_goes_wrong(result.message.split(PASTE)[1].split("\n", 1)[1])
+
+
+def assert_goes_wrong(program: str):
+    """It is what the message promises: lines of their own that can be pasted, the last of which prints what is wrong."""
+    lines = program.strip().splitlines()
+    assert lines[-1].startswith("print(")
+    assert not any(line.startswith(" ") for line in lines)
+    names, printed = {}, io.StringIO()
+    expected = lines[-1].split("  # expected ")[1]
+    with contextlib.redirect_stdout(printed):
+        try:
+            for line in lines:
+                exec(compile(line, "pasted", "single"), names)
+        except Exception:
+            return
+    assert printed.getvalue().splitlines()[-1] != expected
 
 
 @pytest.mark.parametrize("number", BROKEN)

@@ -53,7 +53,7 @@ MUTANTS = [
     ("a set of those who left", ("self.waiting.pop(name, None)\n\n    def __len__", "if self.waiting.get(name) == number:"),
      ("self.waiting.pop(name, None)\n        self.gone = getattr(self, 'gone', set()) | {name}\n\n    def __len__",
       "if name in getattr(self, 'gone', ()):\n                self.gone.discard(name)\n            else:"), "expected:"),
-    ("numbers by how many wait", "next(self.numbers)", "len(self.waiting)", PASTE),
+    ("numbers by how many wait", "next(self.numbers)", "len(self.waiting)", "stands at the end"),
     ("an abort raises", "self.waiting.pop(name, None)", "self.waiting.pop(name)", "it may have been popped"),
     ("a name that was popped can't come back", "                del self.waiting[name]\n", "                self.waiting[name] = -1\n", "expected:"),
     ("a refused one takes the place", "        if name in self.waiting:\n            raise", "        if name in self.waiting:\n"

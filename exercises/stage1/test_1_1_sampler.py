@@ -115,7 +115,9 @@ def test_any_distribution(work):
                   choose.one_of([1.0, 0.9, 0.6, 0.4, 0.01]), choose.one_of([0.0, 0.3, 0.7, 1.0]))  # fmt: skip
         expected = slowly(logits, *values)
         if expected is not None:
-            arguments = ", ".join(f"{name}={value}" for name, value in zip(NAMES, values, strict=True) if value != NAMES[name])
+            arguments = ", ".join(
+                f"{name}={value}" for name, value in zip(NAMES, values, strict=True) if value != NAMES[name]
+            )
             example = Example(work, __file__)
             example.do(f"logits = {logits}")
             example.expect(f"work.distribution(logits{', ' * bool(arguments)}{arguments})", expected, tolerance=1e-4)

@@ -32,7 +32,9 @@ class SummingModel:
 
 def count(rows, sequences):
     rows.append(len(sequences))
-    require(len(rows) < 50, "outputs of a few tokens", "a few steps", "50 and no end", MOVED if rows[-1] < rows[0] else "")
+    require(
+        len(rows) < 50, "outputs of a few tokens", "a few steps", "50 and no end", MOVED if rows[-1] < rows[0] else ""
+    )
 
 
 def test_results(work):
@@ -46,7 +48,9 @@ def test_results(work):
     expect("the prompts afterwards", prompts, [[1], [2], [3]], likely="the caller's prompts were changed: copy them")
     said = {"results are kept by prompt, but two requests may have the same one": OneOf(
         [[answer] * 2 for answer in ([11, 12, 13], [11], [11, 11, 12, 13])])}  # fmt: skip
-    expect("prompts 1 and 1, outputs 1 and 3", work.generate(Model(), [[1], [1]], [1, 3], EOS), [[11], [11, 12, 13]], said)
+    expect(
+        "prompts 1 and 1, outputs 1 and 3", work.generate(Model(), [[1], [1]], [1, 3], EOS), [[11], [11, 12, 13]], said
+    )
 
 
 def test_rows(work):

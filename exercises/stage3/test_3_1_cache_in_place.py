@@ -97,7 +97,9 @@ def test_any_steps(work):
             for layer in range(n_layer):
                 size = batch * n_head * n_new * head_dim
                 new = torch.arange(number, number + size).view(batch, n_head, n_new, head_dim)
-                example.do(f"k = torch.arange({number}.0, {number + size}.0).view({batch}, {n_head}, {n_new}, {head_dim})")
+                example.do(
+                    f"k = torch.arange({number}.0, {number + size}.0).view({batch}, {n_head}, {n_new}, {head_dim})"
+                )
                 number += size
                 if filled + n_new > max_len:
                     example.expect(f"raised(lambda: cache.update({layer}, k, -k))", "ValueError")

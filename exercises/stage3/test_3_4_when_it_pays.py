@@ -56,7 +56,11 @@ def test_any_lengths(work):
         example.look(f"work.tokens_with({prompt}, {output})", len(cached))
         example.look(f"work.saving({prompt}, {output})", len(without) / len(cached))
         n_layer, n_embd, batch, context = (choose.between(1, most) for most in (5, 9, 9, 99))
-        parameters = sum(n_embd for _ in range(context) for _ in range(batch) for _ in range(n_layer) for _ in ("key", "value"))
-        example.look(f"work.even_context({parameters + n_layer * n_embd * batch}, {n_layer}, {n_embd}, {batch})", context + 0.5)
+        parameters = sum(
+            n_embd for _ in range(context) for _ in range(batch) for _ in range(n_layer) for _ in ("key", "value")
+        )
+        example.look(
+            f"work.even_context({parameters + n_layer * n_embd * batch}, {n_layer}, {n_embd}, {batch})", context + 0.5
+        )
 
     at_random(check)

@@ -122,7 +122,12 @@ def test_decodes_come_first(work):
     expect("both have more to compute than the budget", got, [("prefill", 4)], said)
     late.num_computed_tokens = late.num_tokens - 2
     got = [(request.name, n) for request, n in scheduler.schedule()]
-    said = {"running prefills go in the order in which they were admitted, not the shorter one first": [("late", 2), ("prefill", 2)]}
+    said = {
+        "running prefills go in the order in which they were admitted, not the shorter one first": [
+            ("late", 2),
+            ("prefill", 2),
+        ]
+    }
     expect("the same, and the second has two tokens left", got, [("prefill", 4)], said)
 
 
@@ -240,5 +245,9 @@ def test_a_crowd(work):
             arguments = f"s{len(slow.arrived)}", rng.randrange(1, 60), rng.randrange(1, 20)
             engine.add(*arguments)
             slow.add(*arguments)
-        expect(f"a crowd of {len(slow.arrived)} requests, 8 at once and 32 tokens a step: step {step}", engine.step(), slow.step())
+        expect(
+            f"a crowd of {len(slow.arrived)} requests, 8 at once and 32 tokens a step: step {step}",
+            engine.step(),
+            slow.step(),
+        )
     expect("who is not done after 300 steps", sum(n > 0 for n in engine.outputs.values()), 0)

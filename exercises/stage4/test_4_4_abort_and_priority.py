@@ -50,7 +50,7 @@ def test_again(work):
     queue.add("b")
     queue.abort("a")
     queue.add("a")
-    said = {"the entry of before was taken: who left and came back stands at the end": ["a", "b"]}
+    said = {"who left and came back stands at the end, not where its old entry is": ["a", "b"]}
     expect("a, b; a leaves and comes back", drained(queue), ["b", "a"], said)
     queue.add("a")
     queue.abort("a")

@@ -21,7 +21,7 @@ def test_best(work):
     check_lengths("best", outputs := work.best())
     static, continuous = passes(outputs)
     require(static >= 2 * continuous, f"best(): {outputs}", "a gain of at least 2", f"{static} / {continuous} passes",
-            "each static batch should have one long request, and all long ones should fit side by side")  # fmt: skip
+            "what if each static batch had one long request, and all long ones ran side by side?")  # fmt: skip
 
 
 def test_no_gain(work):
@@ -29,7 +29,7 @@ def test_no_gain(work):
     require(len(set(outputs)) > 1, f"no_gain(): {outputs}", "lengths that are not all equal", "all equal")
     static, continuous = passes(outputs)
     require(static == continuous, f"no_gain(): {outputs}", "a gain of exactly 1", f"{static} / {continuous} passes",
-            "they must be equal within each batch of four, not between them")  # fmt: skip
+            "what if they were equal within each batch of four, but not between them?")  # fmt: skip
 
 
 def test_loses_to_sorted(work):
