@@ -86,25 +86,29 @@ def seen(got: object, expected: object) -> str:
     """What is certain about a wrong answer, whatever its reason: it is nothing, or empty, or its rows are shared."""
     if got is None and expected is not None:
         return "None came back: is a `return` missing?"
-    got, expected = (value.tolist() if hasattr(value, "tolist") else value for value in (got, expected))
     if not isinstance(got, list | tuple) or not isinstance(expected, list | tuple):
-        return ""
+        return NAN if has_nan(got) and not has_nan(expected) else ""
     if not got and expected:
         return "it is empty: nothing was put into it, or it was emptied before it was returned"
-    pairs = list(zip(got, expected, strict=False))
     if has_nan(got) and not has_nan(expected):
-        return "there is a NaN in it: 0 / 0, inf - inf, or a softmax over nothing but -inf"
+        return NAN
+    pairs = list(zip(got, expected, strict=False))
     if any(x is None and y is not None for x, y in pairs):
         return "there is a None in it: a place that was never filled, or a `return` that is missing"
     for i, (x, wanted) in enumerate(pairs):
         for j, (y, other) in enumerate(pairs[:i]):
-            if x is y and isinstance(x, list) and wanted != other:
+            if x is y and isinstance(x, list) and not same(wanted, other, 0):
                 return f"rows {j} and {i} are one list under two names, as in [[]] * 2: what is put into one is in both"
     return ""
 
 
+NAN = "there is a NaN in it: 0 / 0, inf - inf, or a softmax over nothing but -inf"
+
+
 def has_nan(value: object) -> bool:
-    return any(map(has_nan, value)) if isinstance(value, list | tuple) else value != value
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return any(map(has_nan, value)) if isinstance(value, list | tuple) else isinstance(value, float) and value != value
 
 
 # --- Errors -----------------------------------------------------------------------------------------------------------

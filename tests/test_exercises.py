@@ -17,14 +17,17 @@ import pytest
 from exercises import __main__ as cli
 from exercises import catalogue
 from exercises.catalogue import exercises, grade, load
-from exercises.grading import Wrong, expect, same, short
+from exercises.examples import Example, at_random
+from exercises.grading import OneOf, Wrong, expect, same, short
 from tests.adapter import ROOT
 
 PASTE = "Paste this into Python"
 BROKEN = ("2.1", "3.2")  # these begin with code that is to be mended
 EXERCISES = list(exercises().values())
 MUTANTS = [(exercise, *mutant) for exercise in EXERCISES for mutant in load(exercise.solution).MUTANTS]
-ALSO_RIGHT = [(exercise, *edit) for exercise in EXERCISES for edit in load(exercise.solution).ALSO_RIGHT]
+ALSO_RIGHT = [
+    (exercise, *edit) for exercise in EXERCISES for edit in getattr(load(exercise.solution), "ALSO_RIGHT", [])
+]
 by_number = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.number)
 
 
@@ -112,7 +115,7 @@ def test_wrong_answer_is_told(mutant, tmp_path, monkeypatch):
 
 
 def assert_goes_wrong(program: str):
-    """It is what the message promises: lines of their own that can be pasted, the last of which prints what is wrong."""
+    """It is what the message promises: lines that can be pasted, the last of which prints what is wrong."""
     lines = program.strip().splitlines()
     assert lines[-1].startswith("print(")
     assert not any(line.startswith(" ") for line in lines)
@@ -241,16 +244,81 @@ def test_an_error_in_the_answer_names_its_line(tmp_path):
         assert words in result.message
 
 
-def test_an_endless_loop_is_ended(tmp_path, monkeypatch):
-    """The check runs in a process of its own, which is killed."""
+CASE = "work.make_batches([3, 9, 1, 9], 2)" if sys.version_info >= (3, 11) else "work.make_batches([3, 9, 1, 9], 2), [["
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("assert size > 2", ("AssertionError at line 2 of answer.py\n", "assert size > 2", CASE)),
+        ("assert size > 2, 'too small'", ("AssertionError at line 2 of answer.py: too small", CASE)),
+        ("return lengths[9]", ("IndexError at line 2 of answer.py", "return lengths[9]", CASE)),
+        ("lengths.sort()", ("None came back: is a `return` missing?",)),
+        ("return []", ("it is empty",)),
+        ("return [[]] * 2", ("rows 0 and 1 are one list under two names",)),
+        ("return [[1, 3], [None, None]]", ("got:       [[1, 3], [None, None]]",)),
+        ("return [i for i in range(4)][::size]", ("got:       [0, 2]",)),
+    ],
+)
+def test_what_is_certain_is_told(body, words, tmp_path):
+    """The case of an error, and where it was raised; that nothing came back; and no guess where nothing is known."""
+    path = tmp_path / "answer.py"
+    path.write_text(f"def make_batches(lengths, size):\n    {body}\n")
+    message = grade(exercises()["2.4"], path).message
+    for said in words:
+        assert said in message
+    assert ("likely:" in message) == any("`return`" in w or "empty" in w or "rows" in w for w in words)
+
+
+def test_a_none_over_which_the_test_stumbles(tmp_path):
+    path = tmp_path / "answer.py"
+    path.write_text("def complete(model, eos_token_id, stop, max_tokens):\n    text = ''\n")
+    message = grade(exercises()["1.2"], path).message
+    assert "'NoneType' object has no attribute 'text'" in message
+    assert "None came back where a value was expected" in message
+
+
+def test_what_is_not_written_yet(tmp_path):
+    """A file with one of two functions is begun; the other is named."""
+    path = tmp_path / "answer.py"
+    solution = exercises()["2.4"].solution_text
+    path.write_text(
+        solution[: solution.index("def restore")] + "def restore(batches, results):\n    raise NotImplementedError\n"
+    )
+    result = grade(exercises()["2.4"], path)
+    assert (result.state, result.num_passed) == ("failing", 3)
+    assert result.message == "2_4_sort_and_unsort.py still raises NotImplementedError, in restore"
+
+
+def timed(tmp_path, monkeypatch, text, seconds, patience):
+    """What exercise 2.4 says of this file with these limits."""
     copy = tmp_path / "2_4_sort_and_unsort.md"
     exercise = exercises()["2.4"]
-    copy.write_text(exercise.text.read_text(encoding="utf-8"), encoding="utf-8")
-    copy.with_suffix(".py").write_text("while True:\n    pass\n")
-    monkeypatch.setattr(catalogue, "SECONDS", 8)
-    result = catalogue.grade_in_time(catalogue.Exercise(copy, "2.4", exercise.title, 15))
+    shutil.copy(exercise.text, copy)
+    shutil.copy(exercise.test, tmp_path)
+    copy.with_suffix(".py").write_text(text)
+    monkeypatch.setattr(catalogue, "SECONDS", seconds)
+    monkeypatch.setattr(catalogue, "PATIENCE", patience)
+    return catalogue.grade_in_time(catalogue.Exercise(copy, "2.4", exercise.title, 15))
+
+
+def test_an_endless_loop_is_ended(tmp_path, monkeypatch):
+    """It says where, and with which case."""
+    text = "def make_batches(lengths, size):\n    while True:\n        size += 1\n"
+    result = timed(tmp_path, monkeypatch, text, seconds=1, patience=600)
     assert result.state == "failing"
     assert "a loop that does not end" in result.message
+    assert f"case:      {CASE}" in result.message
+    assert "it was at: line " in result.message
+
+
+def test_waiting_is_not_computing(tmp_path, monkeypatch):
+    """What the clock says does not count, so a busy machine fails nobody; what never comes back ends all the same."""
+    text = "import time\n\ntime.sleep(2)\n" + exercises()["2.4"].solution_text
+    assert timed(tmp_path, monkeypatch, text, seconds=1.5, patience=600).state == "passed"
+    result = timed(tmp_path, monkeypatch, "import time\n\ntime.sleep(10_000)\n", seconds=600, patience=5)
+    assert result.state == "failing"
+    assert "not done after 5 seconds" in result.message
 
 
 def test_a_prediction_is_kept():
@@ -374,7 +442,7 @@ def test_a_message_longer_than_a_pipe(own_command, monkeypatch):
     work.write_text("def make_batches(lengths, size):\n    raise ValueError('x' * 3_000_000)\n")
     exercise = catalogue.Exercise(work.with_suffix(".md"), "2.4", "Sort and unsort", 15)
     result = catalogue.grade_in_time(exercise)
-    assert result.message.startswith("ValueError at line 2")
+    assert "ValueError at line 2" in result.message
     assert len(result.message) > 3_000_000
 
 
@@ -481,6 +549,52 @@ def test_a_known_mistake_is_named():
         expect("case", 1, 2, {"other": 3}, likely="look again")
     assert str(raised.value) == "case:      case\nexpected:  2\ngot:       1\nlikely:    look again"
     expect("equal within the tolerance", [1.0, 2.0], (1.0, 2.000001))
+
+
+def test_one_mistake_with_several_answers():
+    with pytest.raises(Wrong, match="likely:    turned round"):
+        expect("case", [3, 2, 1], [1, 2, 3], {"turned round": OneOf([[3, 1, 2], [3, 2, 1]])})
+
+
+@pytest.fixture
+def summing(tmp_path):
+    """A module whose `total` is wrong from 100 on, and a check of it at random, which notes what it was asked."""
+    path = tmp_path / "answer.py"
+    path.write_text("def total(numbers):\n    return min(99, sum(numbers))\n")
+    work, asked = load(path), []
+
+    def check(choose):
+        numbers = choose.some(lambda: choose.upto(60), 20)
+        asked.append(numbers)
+        Example(work, "test_2_4_total.py").expect(f"work.total({numbers})", sum(numbers))
+
+    return check, asked
+
+
+def test_a_case_is_made_small(summing):
+    """As small as it can be, whatever it was; the same every time; and as lines that can be pasted."""
+    check, asked = summing
+    with pytest.raises(Wrong) as raised:
+        at_random(check)
+    first = str(raised.value)
+    assert "print(work.total([40, 60]))  # expected 100" in first or "print(work.total([60, 40]))" in first
+    assert 'work = work_of("2.4")' in first
+    assert len(asked) < 200 + 400
+    with pytest.raises(Wrong) as raised:
+        at_random(check)
+    assert str(raised.value) == first
+
+
+def test_a_smaller_case_fails_in_the_same_way(summing):
+    """What is said of the large case is said of the small one."""
+
+    def check(choose):
+        numbers = choose.some(lambda: choose.upto(9), 9)
+        expect("numbers", sum(numbers) > 20, False, {"their sum is over 20": True} if len(numbers) > 4 else {})
+
+    with pytest.raises(Wrong) as raised:
+        at_random(check)
+    assert raised.value.likely in ("their sum is over 20", "")
 
 
 def test_same_and_short():

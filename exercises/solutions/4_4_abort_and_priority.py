@@ -46,7 +46,7 @@ MUTANTS = [
      "if True:\n                self.waiting.pop(name, None)", "must not come up"),
     ("the old entry counts", "if self.waiting.get(name) == number:", "if name in self.waiting:", "stands at the end"),
     ("two of one name", "            raise ValueError(f\"{name!r} waits already\")", "            pass", "can't be told apart"),
-    ("nobody there", "        while True:\n", "        while self.heap:\n", "look if anybody is there"),
+    ("nobody there", "        while True:\n", "        while self.heap:\n", "which is an IndexError"),
     ("an abort that searches", "        self.waiting.pop(name, None)",
      "        for entry in list(self.heap):\n            if entry[2] == name:\n                self.waiting.pop(name, None)",
      "a dictionary finds"),

@@ -104,7 +104,7 @@ def test_prediction(work):
     for test in (test_parameters, test_flops, test_bytes, test_ceiling, test_any_sizes):
         test(work)
     require(isinstance(work.PREDICTION, int | float) and work.PREDICTION > 0, "PREDICTION", "a number of tokens per second",
-            work.PREDICTION, "write down a guess first; it is kept, and then it is measured")  # fmt: skip
+            work.PREDICTION, "write down a guess first; it is kept, and then it is measured" * (work.PREDICTION is None))  # fmt: skip
     prediction = lock("1.4", float(work.PREDICTION))
     if prediction != work.PREDICTION:
         print(f"your first prediction, {prediction:g}, is the one that counts")

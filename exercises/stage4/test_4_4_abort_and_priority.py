@@ -78,7 +78,8 @@ def test_empty(work):
         got = queue.pop()
     except IndexError:
         return
-    raise Wrong("pop after the only one left", "IndexError", got, "drop those who left, then look if anybody is there")
+    said = {"who left must not come up": "a", "nobody waits any more, which is an IndexError": None}
+    expect("pop after the only one left", got, "IndexError", said)
 
 
 def test_nothing_is_searched(work):

@@ -137,7 +137,7 @@ def test_any_calls(work):
                 example.expect(f"allocator.allocate({name!r}, {count})", fits)
                 if fits:
                     tokens[name], tables[name] = count, [None] * -(-count // size)
-            elif name not in tokens or action == 4 and choose.upto(3) == 3:
+            elif name not in tokens or (action == 4 and choose.upto(3) == 3):
                 call = ("append", "free", "block_table", "allocate")[3 if name in tokens else choose.upto(2)]
                 arguments = f"{name!r}, 1" if call == "allocate" else f"{name!r}"
                 example.expect(f"raised(lambda: allocator.{call}({arguments}))", "KeyError")

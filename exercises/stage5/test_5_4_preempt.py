@@ -64,9 +64,8 @@ def test_alone(work):
         got = names(work.make_room(sequences(work, ("A", 9, 2)), 0, 4))
     except MemoryError:
         return
-    raise Wrong(
-        "A is alone, needs a block, and none is free", "MemoryError", got, "it would be preempted and admitted for ever"
-    )
+    likely = "it would be preempted and admitted for ever" if got[1] == ["A"] else ""
+    raise Wrong("A is alone, needs a block, and none is free", "MemoryError", got, likely)
 
 
 def test_a_crowd_in_a_small_pool(work):
