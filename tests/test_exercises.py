@@ -17,7 +17,7 @@ import pytest
 from exercises import __main__ as cli
 from exercises import catalogue
 from exercises.catalogue import exercises, grade, load
-from exercises.examples import Example, at_random
+from exercises.examples import Choices, Example, at_random, fails, smallest
 from exercises.grading import OneOf, Wrong, expect, same, short
 from tests.adapter import ROOT
 
@@ -558,9 +558,9 @@ def test_one_mistake_with_several_answers():
 
 @pytest.fixture
 def summing(tmp_path):
-    """A module whose `total` is wrong from 100 on, and a check of it at random, which notes what it was asked."""
+    """A check at random of a `total` that is wrong about numbers over 30, and a list of what it was asked."""
     path = tmp_path / "answer.py"
-    path.write_text("def total(numbers):\n    return min(99, sum(numbers))\n")
+    path.write_text("def total(numbers):\n    return sum(min(30, number) for number in numbers)\n")
     work, asked = load(path), []
 
     def check(choose):
@@ -577,24 +577,24 @@ def test_a_case_is_made_small(summing):
     with pytest.raises(Wrong) as raised:
         at_random(check)
     first = str(raised.value)
-    assert "print(work.total([40, 60]))  # expected 100" in first or "print(work.total([60, 40]))" in first
-    assert 'work = work_of("2.4")' in first
+    assert 'work = work_of("2.4")\nprint(work.total([31]))  # expected 31\n' in first
     assert len(asked) < 200 + 400
     with pytest.raises(Wrong) as raised:
         at_random(check)
     assert str(raised.value) == first
 
 
-def test_a_smaller_case_fails_in_the_same_way(summing):
-    """What is said of the large case is said of the small one."""
+def test_a_smaller_case_fails_in_the_same_way():
+    """Another mistake, which has a smaller case, is not told instead."""
 
     def check(choose):
-        numbers = choose.some(lambda: choose.upto(9), 9)
-        expect("numbers", sum(numbers) > 20, False, {"their sum is over 20": True} if len(numbers) > 4 else {})
+        numbers = choose.some(lambda: choose.upto(9), 9, least=1)
+        expect(f"{numbers}", len(numbers) < 4, "right", {"too short": True, "too long": False})
 
-    with pytest.raises(Wrong) as raised:
-        at_random(check)
-    assert raised.value.likely in ("their sum is over 20", "")
+    made = [5, 1, 5, 1, 5, 1, 5, 1, 5]  # five numbers; before each but the first, that there is one more
+    found = smallest(check, made, fails(check, Choices(again=made)))
+    assert found.likely == "too long"
+    assert "case:      [0, 0, 0, 0]\n" in str(found)
 
 
 def test_same_and_short():
