@@ -1,8 +1,9 @@
 """Examples: small programs that use the learner's answer. They are made at random and run line by line; the first that
 goes wrong is made as small as it can be, and shown as it was run, so that it can be pasted into Python."""
 
+import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -10,6 +11,7 @@ from typing import TypeVar
 from .grading import Mistakes, Wrong, expect, raised_at, shown
 
 Item = TypeVar("Item")
+compiled = functools.lru_cache(maxsize=4096)(compile)  # the same lines are run again and again
 
 
 def raised(call: Callable[[], object]) -> object:
@@ -38,16 +40,17 @@ class Example:
     def do(self, line: str) -> None:
         """Run a statement of one line."""
         self.lines.append(line)
-        self.run(lambda: exec(line, self.names), line, "no error", "\n".join(self.lines))
+        self.run(lambda: exec(compiled(line, "<example>", "exec"), self.names), line, "no error", "\n".join(self.lines))
 
     def expect(
         self, expression: str, expected: object, mistakes: Mistakes | None = None, *, keep: bool = True, **how
     ) -> object:
-        """Compute an expression, compare it as `grading.expect` does, and return it. It stays a line of the program
-        unless it only looks (`keep=False`)."""
+        """Compute an expression, compare it as `grading.expect` does, and return it. Unless it only looks
+        (`keep=False`), it stays a line of the program."""
         print_it = f"print({expression})  # expected {shown(expected)}"
         example = "\n".join([*self.lines, print_it])
-        got = self.run(lambda: eval(expression, self.names), expression, expected, example)
+        code = compiled(expression, "<example>", "eval")
+        got = self.run(lambda: eval(code, self.names), expression, expected, example)
         expect(expression, got, expected, mistakes, example=example, **how)
         if keep:
             self.lines.append(expression)
@@ -90,12 +93,17 @@ class Choices:
         """One of them; the first is the simplest."""
         return options[self.upto(len(options) - 1)]
 
+    def each(self, item: Callable[[], Item], most: int, least: int = 0) -> Iterator[Item]:
+        """`least` to `most` items, one by one. Whether there is one more is a choice of its own, made after all that is
+        drawn for the one before: so an item can be dropped with what belongs to it."""
+        count = 0
+        while count < least or (count < most and self.upto(most) > 0):
+            yield item()
+            count += 1
+
     def some(self, item: Callable[[], Item], most: int, least: int = 0) -> list[Item]:
-        """`least` to `most` items. Whether there is one more is a choice of its own, so that an item can be dropped."""
-        items: list[Item] = []
-        while len(items) < least or (len(items) < most and self.upto(most) > 0):
-            items.append(item())
-        return items
+        """All of them at once."""
+        return list(self.each(item, most, least))
 
 
 def at_random(check: Callable[[Choices], None], number: int = 200) -> None:
@@ -115,25 +123,29 @@ def fails(check: Callable[[Choices], None], choices: Choices) -> Wrong | None:
     return None
 
 
-def smallest(check: Callable[[Choices], None], made: list[int], wrong: Wrong, tries: int = 400) -> Wrong:
-    """Leave choices out and lessen them as long as the case fails in the same way: greedily, not exhaustively."""
-    simpler = simplifications(made)
-    while tries and (attempt := next(simpler, None)) is not None:
+def smallest(check: Callable[[Choices], None], made: list[int], wrong: Wrong, tries: int = 600) -> Wrong:
+    """Leave choices out, many in a row at first, and lessen them, as long as the case fails in the same way: greedily,
+    until nothing is simpler or all tries are used."""
+
+    def try_it(attempt: list[int]) -> None:
+        nonlocal made, wrong, tries
+        if tries == 0:
+            return
         tries -= 1
         choices = Choices(again=attempt)
         found = fails(check, choices)
-        smaller = (len(choices.made), choices.made) < (len(made), made)
-        if found and smaller and (found.likely == wrong.likely or not wrong.likely):
+        simpler = (len(choices.made), choices.made) < (len(made), made)
+        if found and simpler and (found.likely == wrong.likely or not wrong.likely):
             made, wrong = choices.made, found
-            simpler = simplifications(made)
+
+    before = None
+    while before != made:
+        before = made
+        for size in (32, 16, 8, 4, 3, 2, 1):
+            for end in range(len(made), size - 1, -max(1, size // 4)):
+                try_it(made[: max(0, end - size)] + made[end:])
+        for i in range(len(made)):
+            for less in (0, made[i] // 2, made[i] - 1) if i < len(made) else ():
+                if i < len(made) and 0 <= less < made[i]:
+                    try_it([*made[:i], less, *made[i + 1 :]])
     return wrong
-
-
-def simplifications(made: list[int]):
-    """Without some choices in a row, many at first; then with one of them less."""
-    for size in (32, 16, 8, 4, 3, 2, 1):
-        for end in range(len(made), size - 1, -1):
-            yield made[: end - size] + made[end:]
-    for i, number in enumerate(made):
-        for less in sorted({0, number // 2, number - 1} & set(range(number))):
-            yield [*made[:i], less, *made[i + 1 :]]

@@ -93,7 +93,7 @@ def test_any_steps(work):
         example = Example(work, __file__, "import torch", "from exercises.examples import raised")
         example.do(f"cache = work.Cache({n_layer}, {batch}, {n_head}, {max_len}, {head_dim})")
         filled, number, columns = 0, 0, [[] for _ in range(n_layer)]
-        for n_new in choose.some(lambda: choose.between(1, 3), 5, least=1):
+        for n_new in choose.each(lambda: choose.between(1, 3), 5, least=1):
             for layer in range(n_layer):
                 size = batch * n_head * n_new * head_dim
                 new = torch.arange(number, number + size).view(batch, n_head, n_new, head_dim)

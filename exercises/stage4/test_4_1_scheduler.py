@@ -222,7 +222,7 @@ def test_any_crowd(work):
         example = Example(work, __file__, "from exercises.stage4.test_4_1_scheduler import Engine")
         example.do(f"engine = Engine(work, {sizes[0]}, {sizes[1]})")
         slow = SlowEngine(*sizes)
-        for action in choose.some(lambda: choose.upto(5), 40, least=1):
+        for action in choose.each(lambda: choose.upto(5), 40, least=1):
             if action < 3:
                 example.expect("engine.step()", slow.step())
             elif action < 5 or not slow.line:

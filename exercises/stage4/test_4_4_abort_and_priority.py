@@ -131,7 +131,7 @@ def test_any_visitors(work):
         example = Example(work, __file__, "from exercises.examples import raised")
         example.do("queue = work.Queue()")
         waiting = []  # (priority, number of arrival, name)
-        for number, action in enumerate(choose.some(lambda: choose.upto(3), 30, least=1)):
+        for number, action in enumerate(choose.each(lambda: choose.upto(3), 30, least=1)):
             name = choose.one_of("abc")
             there = [other for other in waiting if other[2] == name]
             if action < 2:

@@ -128,7 +128,7 @@ def test_any_calls(work):
         example = Example(work, __file__, "from exercises.examples import raised")
         example.do(f"allocator = work.Allocator({num_blocks}, {size})")
         tokens, tables = {}, {}
-        for action in choose.some(lambda: choose.upto(4), 25, least=1):
+        for action in choose.each(lambda: choose.upto(4), 25, least=1):
             name = choose.one_of("abc")
             free = num_blocks - sum(map(len, tables.values()))
             if action < 2 and name not in tokens:

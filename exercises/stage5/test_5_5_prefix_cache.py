@@ -164,18 +164,19 @@ def test_any_prompts(work):
         size, hashing = choose.between(1, 3), choose.one_of(["", ", hash_function=lambda key: 0"])
         example, slow = Example(work, __file__), SlowCache(size, 8)
         example.do(f"cache = work.PrefixCache({size}{hashing})")
-        for action in choose.some(lambda: choose.upto(9), 30, least=1):
-            tokens = choose.some(lambda: choose.upto(1), 9, least=1)
-            new = [prefix for prefix in slow.prefixes(tokens) if prefix not in slow.blocks]
-            if action < 4 and len(new) <= len(slow.free):
-                duplicates = action == 0 and len(new) == 0  # computed once more, in blocks that are free
-                blocks = slow.free[: len(slow.prefixes(tokens))] if duplicates else slow.enter(tokens)
-                if len(blocks) == len(slow.prefixes(tokens)):
-                    example.do(f"cache.enter({tokens}, {blocks})")
-            elif action < 6:
+        for action in choose.each(lambda: choose.upto(9), 30, least=1):
+            if action < 2:
                 block = choose.upto(8)
                 slow.evict(block)
                 example.do(f"cache.evict({block})")
+                continue
+            tokens = choose.some(lambda: choose.upto(1), 9, least=1)
+            new = [prefix for prefix in slow.prefixes(tokens) if prefix not in slow.blocks]
+            if action < 6 and len(new) <= len(slow.free):
+                again = action == 2 and not new  # computed once more, in blocks that are free
+                blocks = slow.free[: len(slow.prefixes(tokens))] if again else slow.enter(tokens)
+                if len(blocks) == len(slow.prefixes(tokens)):
+                    example.do(f"cache.enter({tokens}, {blocks})")
             else:
                 example.look(f"cache.find({tokens})", slow.find(tokens))
 

@@ -148,7 +148,7 @@ def test_any_family(work):
                           "from exercises.stage5.test_5_6_copy_on_write import Readers")  # fmt: skip
         example.do(f"readers = Readers(work, {num_blocks}, {size})")
         tables, written, numbers = {}, {}, itertools.count()
-        for action in choose.some(lambda: choose.upto(6), 30, least=1):
+        for action in choose.each(lambda: choose.upto(6), 30, least=1):
             name, free = (
                 choose.one_of("abcd"),
                 num_blocks - len({id(block) for table in tables.values() for block in table}),
