@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from .examples import Example
 from .grading import Wrong, function_of, raised_at, running_at, told
 
 try:
@@ -165,7 +166,7 @@ def grade_in_time(exercise: Exercise) -> Grade:
 def _grade_into(exercise: Exercise, sender, seconds: float) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     prepare_streams()
-    if "torch" in exercise.work.read_text(encoding="utf-8", errors="replace"):
+    if exercise.work.exists() and "torch" in exercise.work.read_text(encoding="utf-8", errors="replace"):
         import torch  # noqa: F401 (here, and with the test, so that no import counts as the learner's time)
     load(exercise.test)
     one_answer = threading.Lock()
@@ -184,9 +185,10 @@ def _end_in_time(exercise: Exercise, sender, seconds: float, one_answer: threadi
     while time.process_time() < end:
         time.sleep(0.05)
     place = running_at(sys._current_frames().get(threading.main_thread().ident), exercise.work, exercise.test)
-    said = f"not done after {seconds:g} seconds of computing; is there a loop that does not end?"
+    said = f"not done after {seconds:g} seconds of computing; is there a loop that does not end?\n{place}"
+    program = f"\nIt was running:\n\n{Example.now}\n" if Example.now else ""
     with one_answer:
-        sender.send(Grade("failing", f"{said}\n{place}"))
+        sender.send(Grade("failing", said + program))
         os._exit(1)
 
 

@@ -14,18 +14,20 @@ Item = TypeVar("Item")
 compiled = functools.lru_cache(maxsize=4096)(compile)  # the same lines are run again and again
 
 
-def raised(call: Callable[[], object]) -> object:
-    """The name of the error that a call raises, or what it returns."""
+def raised(call: Callable[[], object], kind: type[Exception]) -> object:
+    """The name of `kind` if the call raises an error of it, the name of another error, or what the call returns."""
     try:
         return call()
     except NotImplementedError:
         raise
     except Exception as error:
-        return type(error).__name__
+        return (kind if isinstance(error, kind) else type(error)).__name__
 
 
 class Example:
     """A program, line by line. `work` in it is the learner's module. Each line is run when it is given."""
+
+    now = ""  # the program that is running, for who ends it when it does not end
 
     def __init__(self, work: ModuleType, test: str, *imports: str):
         """`test` is the `__file__` of the test that makes it; `imports` are the lines that it needs of them."""
@@ -61,12 +63,18 @@ class Example:
         return self.expect(expression, expected, mistakes, keep=False, **how)
 
     def run(self, call: Callable[[], object], case: str, expected: object, example: str) -> object:
+        """What the call returns. Whatever it raises is told with the program."""
+        Example.now = example
         try:
             return call()
-        except (Wrong, NotImplementedError):
+        except NotImplementedError:
             raise
+        except Wrong as wrong:  # of what the test calls, or of a model that the learner calls
+            raise Wrong(*wrong.parts, example) from wrong
         except Exception as error:
             raise Wrong(case, expected, raised_at(error, self.path), "", example) from error
+        finally:
+            Example.now = ""
 
 
 class Choices:

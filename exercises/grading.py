@@ -4,6 +4,7 @@ import ast
 import linecache
 import traceback
 from collections.abc import Iterator, Mapping
+from numbers import Real
 from pathlib import Path
 from types import FrameType
 
@@ -24,7 +25,7 @@ class Wrong(AssertionError):
         if example:
             lines.append(f"Paste this into Python, started in the project's folder, and see:\n\n{example}\n")
         super().__init__("\n".join(lines))
-        self.likely = likely
+        self.likely, self.parts = likely, (case, expected, got, likely)
 
 
 def short(value: object, width: int = 300) -> str:
@@ -50,7 +51,7 @@ def same(a: object, b: object, tolerance: float) -> bool:
         b = b.tolist()
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(same(x, y, tolerance) for x, y in zip(a, b, strict=True))
-    numbers = [isinstance(x, int | float) and not isinstance(x, bool) for x in (a, b)]
+    numbers = [isinstance(x, Real) and not isinstance(x, bool) for x in (a, b)]
     return a == b or (all(numbers) and abs(a - b) <= tolerance * max(1.0, abs(b)))
 
 

@@ -111,7 +111,7 @@ def test_any_distribution(work):
     def check(choose):
         height = choose.one_of([0.0, 1000.0, -20_000.0])
         logits = [height + choose.upto(4) / 2 for _ in range(choose.between(1, 5))]
-        values = (choose.one_of([1.0, 0.5, 2.0, 0.0]), choose.one_of([0, 1, 2, 3, 7]),
+        values = (choose.one_of([1.0, 0.5, 2.0, 0.0, 0.01]), choose.one_of([0, 1, 2, 3, 7]),
                   choose.one_of([1.0, 0.9, 0.6, 0.4, 0.01]), choose.one_of([0.0, 0.3, 0.7, 1.0]))  # fmt: skip
         expected = slowly(logits, *values)
         if expected is not None:

@@ -117,10 +117,10 @@ def test_any_completion(work):
     """Stop texts that overlap and repeat, tokens without text, an end token whose text looks like any other."""
 
     def check_one(choose):
-        piece = lambda: "".join(choose.some(lambda: choose.one_of("ab."), 3))  # noqa: E731
+        piece = lambda: "".join(choose.some(lambda: choose.one_of("ab. A"), 3))  # noqa: E731
         max_tokens = choose.between(1, 6)
         tokens = [(EOS if choose.upto(9) == 9 else i, piece()) for i in range(max_tokens + 2)]
-        stop = tuple(choose.some(lambda: choose.one_of("ab.") + piece(), 3))
+        stop = tuple(choose.some(lambda: choose.one_of("ab. A") + piece(), 3))
         text, reason, num_tokens = slowly(tokens, stop, max_tokens)
         example = Example(work, __file__)
         example.do(f"model = iter({tokens})")

@@ -77,18 +77,19 @@ def test_flush_may_complete_a_stop_text(work):
 
 
 def slowly(pieces, stop):
-    """What each call returns, flush last, and whether it stopped; everything is worked out anew for each call."""
+    """(what a call returns, whether it has stopped then) for each call, flush last; all is worked out anew each time."""
     sent, returned = "", []
     for n in range(1, len(pieces) + 2):
         data, final = b"".join(pieces[:n]), n > len(pieces)
         text = codecs.getincrementaldecoder("utf-8")(errors="replace").decode(data, final=final)
         ends = [text.find(s) for s in stop if s in text]
         if ends:
-            return [*returned, text[len(sent) : min(ends)]] + [""] * (len(pieces) + 1 - n), True
+            returned.append((text[len(sent) : min(ends)], True))
+            return returned + [("", True)] * (len(pieces) + 1 - n)
         held = [len(text)] + [i for i in range(len(text)) if any(s.startswith(text[i:]) for s in stop) and not final]
-        returned.append(text[len(sent) : min(held)])
+        returned.append((text[len(sent) : min(held)], False))
         sent = text[: min(held)]
-    return returned, False
+    return returned
 
 
 def test_any_stream(work):
@@ -99,12 +100,11 @@ def test_any_stream(work):
         piece = lambda: b"".join(choose.some(lambda: choose.one_of(parts), 3))  # noqa: E731
         pieces = choose.some(piece, 6, least=1)
         stop = tuple(choose.some(lambda: "".join(choose.some(lambda: choose.one_of("abé�"), 4, least=1)), 3))
-        returned, stopped = slowly(pieces, stop)
+        returned = slowly(pieces, stop)
         example = Example(work, __file__)
         example.do(f"stream = work.TextStream({stop})")
-        for data, text in zip(pieces, returned, strict=False):
-            example.expect(f"stream.add({data})", text)
-        example.expect("stream.flush()", returned[-1])
-        example.look("stream.stopped", stopped)
+        for call, (text, stopped) in zip([f"add({data})" for data in pieces] + ["flush()"], returned, strict=True):
+            example.expect(f"stream.{call}", text)
+            example.look("stream.stopped", stopped)
 
     at_random(check, 600)

@@ -102,7 +102,7 @@ def test_any_steps(work):
                 )
                 number += size
                 if filled + n_new > max_len:
-                    example.expect(f"raised(lambda: cache.update({layer}, k, -k))", "ValueError")
+                    example.expect(f"raised(lambda: cache.update({layer}, k, -k), ValueError)", "ValueError")
                     break
                 example.do(f"keys, values = cache.update({layer}, k, -k)")
                 columns[layer].append(new)

@@ -85,7 +85,7 @@ def test_any_prompt(work):
         example = Example(work, __file__, "from exercises.examples import raised")
         example.do("seconds = lambda tokens: 10 + tokens")
         if decoding >= budget:
-            example.look(f"raised(lambda: work.plan({prompt}, {decoding}, {budget}))", "ValueError")
+            example.look(f"raised(lambda: work.plan({prompt}, {decoding}, {budget}), ValueError)", "ValueError")
         else:
             steps = [["other"] * decoding]
             for _ in range(prompt):

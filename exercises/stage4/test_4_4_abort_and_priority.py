@@ -137,7 +137,7 @@ def test_any_visitors(work):
             if action < 2:
                 priority = choose.one_of([0, 1, -1])
                 if there:
-                    example.expect(f"raised(lambda: queue.add({name!r}, {priority}))", "ValueError")
+                    example.expect(f"raised(lambda: queue.add({name!r}, {priority}), ValueError)", "ValueError")
                 else:
                     example.do(f"queue.add({name!r}, {priority})")
                     waiting.append((priority, number, name))
@@ -146,7 +146,7 @@ def test_any_visitors(work):
                 waiting = [other for other in waiting if other not in there]
             else:
                 first = min(waiting, default=None)
-                example.expect("raised(queue.pop)", first[2] if first else "IndexError")
+                example.expect("raised(queue.pop, IndexError)", first[2] if first else "IndexError")
                 waiting = [other for other in waiting if other is not first]
             example.look("len(queue)", len(waiting))
 

@@ -140,7 +140,7 @@ def test_any_calls(work):
             elif name not in tokens or (action == 4 and choose.upto(3) == 3):
                 call = ("append", "free", "block_table", "allocate")[3 if name in tokens else choose.upto(2)]
                 arguments = f"{name!r}, 1" if call == "allocate" else f"{name!r}"
-                example.expect(f"raised(lambda: allocator.{call}({arguments}))", "KeyError")
+                example.expect(f"raised(lambda: allocator.{call}({arguments}), KeyError)", "KeyError")
             elif action < 4:
                 fits = tokens[name] % size > 0 or free > 0
                 example.expect(f"allocator.append({name!r})", fits)

@@ -131,7 +131,7 @@ def test_any_room(work):
         outcome = slowly(tokens, blocks, num_free, size)
         call = f"work.make_room(running, {num_free}, {size})"
         if outcome is None:
-            example.expect(f"raised(lambda: {call})", "MemoryError")
+            example.expect(f"raised(lambda: {call}, MemoryError)", "MemoryError")
             return
         held, left = outcome
         example.do(f"on, preempted, num_free = {call}")
