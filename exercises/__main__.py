@@ -63,10 +63,10 @@ def tell(exercise: Exercise, result: Grade) -> None:
     how_far = f"; {result.num_passed} of {result.num_tests} tests pass" if result.num_tests else ""
     test = f" ({result.test})" if result.test else ""
     print(f"{name}: {result.state}{test}{how_far}")
-    print("\n".join(f"  {line}" for line in result.message.splitlines()))
+    print(result.message)  # as it stands: what is to be pasted begins at the left
     if result.state == "not started":
         text = exercise.text.relative_to(exercise.text.parents[2])
-        print(f"  read {text}, then edit {exercise.work.name} beside it")
+        print(f"read {text}, then edit {exercise.work.name} beside it")
 
 
 def hint(number: str) -> int:
