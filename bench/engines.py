@@ -94,7 +94,6 @@ def measured(job: dict) -> Iterator[None]:
 
 def run_stage(job: dict) -> dict:
     """A stage: the requests all at once, or as they arrive (`arrivals`; from stage 4 on)."""
-    from bench.machine import describe
     from tests.adapter import STAGES
 
     stage = next(stage for stage in STAGES if stage.directory == job["engine"])
@@ -102,29 +101,52 @@ def run_stage(job: dict) -> dict:
     llm = stage.LLM(
         job["model"], load_format=job["load_format"], dtype=job["dtype"], device=job["device"], trace=True, **arguments
     )
+    return run_engine(job, stage, llm)
+
+
+def run_own(job: dict) -> dict:
+    """An engine of somebody's own, the same way; it may lack what only tells of it."""
+    from tests.adapter import OwnEngine
+
+    own = OwnEngine(job["own"][job["engine"]])
+    told = {name: job[name] for name in ("load_format", "dtype", "device")}
+    return run_engine(job, own, own.engine(job["model"], {**told, "trace": True, **job["options"]}))
+
+
+def run_engine(job: dict, stage, llm) -> dict:
+    """stage: whose SamplingParams it takes"""
+    import torch
+
+    from bench.machine import describe
+
     prompts = [prompt for prompt, _ in job["requests"]]
     params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in job["requests"]]
     llm.generate(job["warm_up"], stage.SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
-    llm.stats = type(llm.stats)()
-    llm.trace.clear()
+    stats, trace = getattr(llm, "stats", None), getattr(llm, "trace", None)
+    if stats is not None:
+        llm.stats = type(stats)()
+    if trace is not None:
+        llm.trace.clear()
     send = at_once if job["arrivals"] is None else as_they_arrive
     with measured(job):
         tokens, times, seconds = send(llm, prompts, params, job["arrivals"])
-    stats, rows = llm.stats, [sum(row.num_tokens > 0 for row in step.rows) for step in llm.trace]
+    count = lambda name: getattr(llm.stats, name, None) if stats is not None else None  # noqa: E731
+    rows = [sum(row.num_tokens > 0 for row in step.rows) for step in llm.trace] if trace is not None else []
+    computed, padding, reserved = map(count, ("num_tokens_computed", "num_padding_tokens", "kv_tokens_reserved"))
     return {
         "token_ids": tokens,
         "times": times,
         "seconds": seconds,
-        "machine": describe(llm.engine.runner.device),
-        "peak_bytes": peak_memory(llm.engine.runner.device.type == "cuda"),
-        "forwards": stats.num_forwards,
-        "tokens_computed": stats.num_tokens_computed,
-        "padding_share": stats.num_padding_tokens / (stats.num_padding_tokens + stats.num_tokens_computed),
-        "rows_mean": statistics.mean(rows),
-        "rows_max": max(rows),
-        "kv_used_share": stats.kv_tokens_used / stats.kv_tokens_reserved if stage.number >= 3 else None,
-        "preemptions": getattr(stats, "num_preemptions", None),
-        "cached_tokens": getattr(stats, "num_cached_tokens", None),
+        "machine": describe(torch.device(job["device"])),
+        "peak_bytes": peak_memory(job["device"].startswith("cuda")),
+        "forwards": count("num_forwards"),
+        "tokens_computed": computed,
+        "padding_share": None if None in (computed, padding) else padding / (padding + computed),
+        "rows_mean": statistics.mean(rows) if rows else None,
+        "rows_max": max(rows, default=None),
+        "kv_used_share": count("kv_tokens_used") / reserved if reserved else None,
+        "preemptions": count("num_preemptions"),
+        "cached_tokens": count("num_cached_tokens"),
     }
 
 
@@ -188,6 +210,8 @@ def main() -> None:
         end_with_parent()
     if job["engine"].startswith("stage"):
         result = run_stage(job)
+    elif job["engine"] in job.get("own", ()):
+        result = run_own(job)
     else:
         from bench.peers import PEERS
 

@@ -134,7 +134,9 @@ def _speeds(axes, y: np.ndarray, speeds: list[float]) -> None:
 
 def _work(axes, y: np.ndarray, rows: list[dict]) -> None:
     """The positions that go through the model for a token; where these are the same, how many requests run at once."""
-    stages = [(place, row) for place, row in zip(y, rows, strict=True) if row.get("tokens_computed")]
+    stages = [
+        (place, row) for place, row in zip(y, rows, strict=True) if row.get("tokens_computed") and row.get("rows_mean")
+    ]
     if not stages:
         axes.set_visible(False)
         return

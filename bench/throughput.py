@@ -4,6 +4,7 @@
     python -m tests.throughput --stages 4 5 --workload mixed --kv-cache-bytes 603979776 --json FILE --plot FILE.png
     python -m tests.throughput --stages 4 5 --workload mixed --rate 0.5         # requests arrive one by one
     python -m tests.throughput --stages 5 --workload decode --peers hf,hf-continuous,vllm,openvino
+    python -m tests.throughput --stages mine 1 2 3        # an engine of your own (exercises/engine.md)
     python -m tests.throughput --stages 5 6 --company 0,1,2,4,torch --limit 60      # a machine that others use too
 
 Every engine runs in a fresh process, in alternating order, `--repeat` times, after a warm-up; the tables show medians.
@@ -109,12 +110,23 @@ def same_tokens(runs: list[dict]) -> None:
         run["same_ids_share"] = statistics.mean(a == b for a, b in pairs)
 
 
+def stage_or_path(text: str) -> int | str:
+    """A stage by its number; or an engine of somebody's own by its directory, under a name that no other engine has."""
+    if text.isdecimal():
+        return int(text)
+    if not (Path(text) / "__init__.py").is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a stage's number nor the directory of an engine")
+    return f"./{text}" if text.startswith("stage") or text in PEERS else text
+
+
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     names = [stage.number for stage in STAGES]
     parser = argparse.ArgumentParser(
         description=__doc__ + "\n" + DESCRIPTIONS, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--stages", type=int, nargs="*", default=names, metavar="N", help="which; default: all")
+    parser.add_argument(
+        "--stages", type=stage_or_path, nargs="*", default=names, metavar="N|DIRECTORY", help="which; default: all"
+    )
     parser.add_argument("--peers", default="", metavar="A,B", help=f"other engines: {', '.join(PEERS)}")
     parser.add_argument("--workload", default="tail", metavar="NAME|FILE", help=", ".join(workloads.SIZES))
     parser.add_argument(
@@ -144,10 +156,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison")
     args = parser.parse_args(argv)
     args.peers = [name for name in args.peers.split(",") if name]
+    args.own = list(dict.fromkeys(name for name in args.stages if isinstance(name, str)))
+    args.stages = [number for number in args.stages if isinstance(number, int)]
     for name, given, known in (("stage", args.stages, names), ("peer", args.peers, list(PEERS))):
         if unknown := [x for x in given if x not in known]:
             parser.error(f"there is no {name} {unknown[0]}; there are {', '.join(map(str, known))}")
-    if not args.stages and not args.peers:
+    if not args.stages and not args.own and not args.peers:
         parser.error("give at least one stage or peer")
     for name in ("requests", "max_num_seqs", "kv_cache_bytes", "rate", "limit", "repeat"):
         if getattr(args, name) is not None and not getattr(args, name) > 0:
@@ -166,11 +180,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
             parser.error("--company names one twice")
         if len(args.company) > 1 and args.plot:
             parser.error("--plot draws the engines beside one company, not several")
-    if args.rate and (args.peers or min(args.stages) < 4):
+    if args.rate and (args.peers or min(args.stages, default=4) < 4):
         parser.error("--rate needs an engine that takes requests while it runs: stage 4 or a later one")
     if args.workload not in workloads.SIZES and not Path(args.workload).is_file():
         parser.error(f"workload {args.workload!r} is neither a file nor one of {', '.join(workloads.SIZES)}")
-    if args.kv_cache_bytes and max(args.stages, default=0) < 3:
+    if args.kv_cache_bytes and max(args.stages, default=0) < 3 and not args.own:
         parser.error("--kv-cache-bytes needs a stage that has a KV cache: stage 3 or a later one")
     if args.peers and args.kv_cache_bytes:
         parser.error("--kv-cache-bytes is for the stages only; leave it out with --peers")
@@ -260,7 +274,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     missing = [name for name in args.peers if not PEERS[name].python.exists()]
     failures = {name: f"not installed; python -m bench.peers {PEERS[name].environment} installs it" for name in missing}
-    engines = [str(stage) for stage in STAGES if stage.number in args.stages]
+    engines = [str(stage) for stage in STAGES if stage.number in args.stages] + args.own
     engines += [name for name in args.peers if name not in missing]
     options = {
         "max_num_seqs": args.max_num_seqs or workloads.SIZES.get(args.workload, (None, 8))[1],
@@ -278,11 +292,12 @@ def main(argv: list[str] | None = None) -> int:
         "arrivals": workloads.poisson_arrivals(len(requests), args.rate, args.seed) if args.rate else None,
         "company": args.company[0] if args.company else None,
         "limit": args.limit,
+        "own": {name: str(Path(name).resolve()) for name in args.own},
     }
     companies = args.company if args.company and len(args.company) > 1 else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if args.peers:  # all read one checkpoint, the stages too
+        if args.peers or args.own:  # all read one checkpoint, the stages too
             job["model"] = str(directory)
             if args.load_format == "dummy":
                 write_model(folder, config)
@@ -296,7 +311,7 @@ def main(argv: list[str] | None = None) -> int:
     if not runs and not over:
         return 1
     same_tokens(runs)
-    wrong = [run for run in runs if run["engine"].startswith("stage") and run["same_ids_share"] < 0.95]
+    wrong = [run for run in runs if run["engine"] not in PEERS and run["same_ids_share"] < 0.95]
     if wrong and dtype == torch.float32:
         share = 1 - wrong[0]["same_ids_share"]
         print(

@@ -5,6 +5,8 @@ python -m exercises check 2.3       # grade one; or several, or `all`
 python -m exercises hint 2.3        # the next hint
 python -m exercises reveal 2.3      # a solution, after at least one attempt
 python -m exercises predict 2       # stage 2's experiment: you predict, it runs, and both are compared
+python -m exercises start 1         # a skeleton of an engine of your own, in mine/
+python -m exercises engine          # how far that engine is
 """
 
 import argparse
@@ -34,6 +36,7 @@ def show_all() -> int:
     print(
         f"\n{passed} of {len(exercises())} passed. The texts are in exercises/stage…/; begin with exercises/README.md."
     )
+    print("An engine of your own: exercises/engine.md, and `python -m exercises engine`.")
     return 0
 
 
@@ -95,14 +98,30 @@ def reveal(number: str) -> int:
     return 0
 
 
+def start(argv: list[str]) -> int:
+    """Put the skeleton of a milestone into a directory."""
+    from . import skeletons  # not before it is needed, nor is the next: they import torch
+
+    return skeletons.main(argv)
+
+
+def engine(argv: list[str]) -> int:
+    """Run the milestones on an engine."""
+    from .milestones import run
+
+    return run.main(argv)
+
+
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["predict"]:  # it has flags of its own
-        return guarded(lambda: predict.main(argv[1:]))
+    own = {"predict": predict.main, "start": start, "engine": engine}  # these have flags of their own
+    if argv[:1] and argv[0] in own:
+        return guarded(lambda: own[argv[0]](argv[1:]))
     parser = argparse.ArgumentParser(
         prog="python -m exercises", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("action", choices=("list", "check", "hint", "reveal", "predict"), nargs="?", default="list")
+    actions = ("list", "check", "hint", "reveal", *own)
+    parser.add_argument("action", choices=actions, nargs="?", default="list")
     parser.add_argument("numbers", nargs="*", metavar="N.M")
     args = parser.parse_args(argv)
     if args.action != "list" and not args.numbers:

@@ -4,11 +4,12 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -137,6 +138,51 @@ class Stage:
         process = self.start(*arguments, **environment)
         stdout, stderr = process.communicate(timeout=1200)
         return process.returncode, stdout, stderr
+
+
+class OwnEngine:
+    """An engine of somebody's own: any directory that has `LLM` and `SamplingParams`. Nothing else of it is known.
+
+    Raises:
+        ValueError: there is no such package, or it lacks one of the two.
+    """
+
+    def __init__(self, directory: str | Path):
+        self.directory = Path(directory).resolve()
+        if not (self.directory / "__init__.py").is_file():
+            raise ValueError(f"{directory} is no engine: it has no __init__.py")
+        # A name that no other module has, whatever the directory is called.
+        name = f"own_engine_{sum(name.startswith('own_engine_') for name in sys.modules)}"
+        spec = importlib.util.spec_from_file_location(
+            name, self.directory / "__init__.py", submodule_search_locations=[str(self.directory)]
+        )
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for part in ("LLM", "SamplingParams"):
+            if not hasattr(module, part):
+                raise ValueError(f"{directory} is no engine: its __init__.py has no {part}")
+        self.LLM, self.SamplingParams = module.LLM, module.SamplingParams
+
+    def __str__(self) -> str:
+        return self.directory.name
+
+    def engine(self, model: str | Path, options: dict, **needed):
+        """An engine of it. Options that it does not know are left out; what is needed raises TypeError then."""
+        while True:
+            try:
+                return self.LLM(str(model), **options, **needed)
+            except TypeError as error:
+                unknown = unknown_argument(error, options)
+                if unknown is None:
+                    raise
+                options = {name: value for name, value in options.items() if name != unknown}
+
+
+def unknown_argument(error: TypeError, names: Iterable[str]) -> str | None:
+    """Which of these keyword arguments a call did not know, if that is what the error says."""
+    if "unexpected keyword" not in str(error):
+        return None
+    return next((name for name in names if f"'{name}'" in str(error)), None)
 
 
 STAGES = [Stage(directory) for directory in read_stages()]

@@ -342,6 +342,40 @@ def test_requests_that_arrive(babble, tmp_path, capsys, no_probe):
         assert min(run["ttft"]) > 0
 
 
+OWN = """
+from stage01_single import LLM as Stage, SamplingParams
+
+class LLM:
+    def __init__(self, model, device):
+        self.stage = Stage(model, device=device)
+
+    def generate(self, prompts, params):
+        return self.stage.generate(prompts, params)
+
+    def stream(self, prompts, params):
+        return self.stage.stream(prompts, params)
+"""
+
+
+def test_an_engine_of_ones_own_is_measured_beside_a_stage(babble, requests_file, tmp_path, capsys, no_probe):
+    """One that has all that a stage has, and one that can only make tokens."""
+    (tmp_path / "hf").mkdir()  # a peer has this name
+    (tmp_path / "hf" / "__init__.py").write_text(OWN)
+    files = {"--json": tmp_path / "result.json", "--plot": tmp_path / "picture.png"}
+    own = [os.path.relpath(ROOT / "stage03_kvcache"), str(tmp_path / "hf")]
+    status = throughput.main([
+        "--model", str(babble), "--load-format", "auto", "--workload", str(requests_file), "--repeat", "1",
+        "--device", "cpu", "--stages", *own, "1", *[str(x) for pair in files.items() for x in pair],
+    ])  # fmt: skip
+    assert status == 0, capsys.readouterr().err
+    stage, whole, small = json.loads(files["--json"].read_text())["summary"]
+    assert [row["engine"] for row in (stage, whole, small)] == ["stage01_single", "./stage03_kvcache", own[1]]
+    assert [row["same_ids_share"] for row in (whole, small)] == [1, 1]
+    assert whole["tokens_computed"] < stage["tokens_computed"]
+    assert whole["ratio_to"] == small["ratio_to"] == "stage01_single"
+    assert small["tokens_computed"] is small["rows_mean"] is None
+
+
 def test_hugging_face_continuous_batching_is_run_right(babble, tail):
     """A peer that this environment has: the same greedy tokens as the stages, and a time for each."""
     stage = STAGES[4]
@@ -398,6 +432,7 @@ def test_what_was_measured_survives_an_interruption(babble, tmp_path, capsys, no
     ("arguments", "words"),
     [
         (["--stages", "9"], "there is no stage 9"),
+        (["--stages", "nowhere"], "'nowhere' is neither a stage's number nor the directory of an engine"),
         (["--peers", "hf,other"], "there is no peer other"),
         (["--workload", "none"], "workload 'none' is neither a file nor one of single"),
         (["--requests", "0"], "--requests must be more than 0, got 0"),

@@ -1,0 +1,212 @@
+"""Runs milestones on an engine, in a process of its own that is ended if the engine does not end."""
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+from tqdm import tqdm
+
+from exercises.catalogue import prepare_streams
+from exercises.grading import Wrong
+
+from . import MILESTONES
+
+CPU_SECONDS = 60.0  # that a check may compute; they take five at the most
+SECONDS = 600.0  # that it may take: one that waits for ever computes nothing
+
+# What comes of a check: (its milestone's number, what it checks, state, message), the state one of these. "case" says
+# only what it is about to do.
+PASSED, MISSING, WRONG, BLANK, CASE = "passed", "missing", "wrong", "not written", "case"
+Outcome = tuple[int, str, str, str]
+
+
+def outcomes(
+    directory: Path, numbers: Sequence[int], tell: Callable[[str], None] = lambda case: None
+) -> Iterator[Outcome]:
+    """Check an engine in this process, up to the first check that fails."""
+    from tests.adapter import OwnEngine
+
+    from .lab import Lab
+
+    own = OwnEngine(directory)
+    with tempfile.TemporaryDirectory() as folder:
+        lab = Lab(own, Path(folder), tell)
+        for milestone in (MILESTONES[number - 1] for number in numbers):
+            for check in milestone.checks:
+                outcome = run_check(check, lab)
+                yield milestone.number, check.__doc__.split("\n")[0], *outcome
+                if outcome[0] in (WRONG, BLANK):
+                    return
+
+
+def run_check(check: Callable, lab) -> tuple[str, str]:
+    """(state, message)"""
+    from .lab import Missing
+
+    lab.tell("")
+    try:
+        check(lab)
+    except Missing as error:
+        return MISSING, str(error)
+    except NotImplementedError as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return BLANK, f"{frame.name} is not written yet: {Path(frame.filename).name}, line {frame.lineno}"
+    except Wrong as error:
+        return WRONG, str(error)
+    except Exception as error:
+        return WRONG, f"got:       {lab.where(error)}"
+    return PASSED, ""
+
+
+def outcomes_in_time(
+    directory: Path, numbers: Sequence[int], cpu_seconds: float = CPU_SECONDS, seconds: float = SECONDS
+) -> Iterator[Outcome]:
+    """The same in a process of its own. A check that computes for longer than this, or takes longer, fails.
+
+    Raises ValueError if there is no engine in the directory.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(directory, numbers, sender), daemon=True)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it inherits this: a Ctrl-C is told once, by this process
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    sender.close()  # so that the pipe ends when the process does
+    number, case, limit = numbers[0], "", CPU_SECONDS  # which is for importing torch, at first
+    try:
+        while True:
+            if not _wait(receiver, process.pid, limit, seconds):
+                message = f"not done after {cpu_seconds:g} seconds of computing; is there a loop that does not end?"
+                yield number, "it ends", WRONG, "\n".join([*([f"case:      {case}"] if case else []), message])
+                return
+            got, limit = receiver.recv(), cpu_seconds
+            if isinstance(got, str):
+                raise ValueError(got)
+            if got is None:
+                return
+            if got[2] == CASE:
+                number, case = got[0] or number, got[3]
+            else:
+                number, case = got[0], ""
+                yield got
+    except EOFError:
+        process.join()
+        case = [f"case:      {case}"] if case else []
+        yield number, "it ends", WRONG, "\n".join([*case, f"the process ended with status {process.exitcode}"])
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+
+
+def _wait(receiver: Connection, pid: int, cpu_seconds: float, seconds: float) -> bool:
+    """Whether something comes before the process has computed, or taken, for so long."""
+    begun, start = time.monotonic(), _cpu_seconds(pid)
+    while not receiver.poll(0.5):
+        if _cpu_seconds(pid) - start > cpu_seconds or time.monotonic() - begun > seconds:
+            return False
+    return True
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:  # it has ended
+        return 0.0
+    return times.user + times.system
+
+
+def _send(directory: Path, numbers: Sequence[int], sender: Connection) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    prepare_streams()
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore, of which the system would tell that it was left behind
+    try:
+        for outcome in outcomes(directory, numbers, lambda case: sender.send((0, "", CASE, case))):
+            sender.send(outcome)
+        sender.send(None)
+    except ValueError as error:  # there is no engine
+        sender.send(str(error))
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        sender.send(f"{directory} can't be imported: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})")
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+# --- Telling ----------------------------------------------------------------------------------------------------------
+
+
+def check_engine(directory: Path, numbers: Sequence[int]) -> int:
+    """`python -m exercises engine`: run the milestones in order, tell of each check; the exit status."""
+    results = outcomes_in_time(directory, numbers)
+    for place, (number, checks) in enumerate(itertools.groupby(results, key=lambda outcome: outcome[0])):
+        print(f"milestone {number}, {MILESTONES[number - 1].title}", flush=True)
+        started, states = time.monotonic(), []
+        for _, what, state, message in checks:
+            states.append(state)
+            tell_check(what, state, message)
+        if not tell_milestone(number, states, time.monotonic() - started):
+            blank = states[-1] == BLANK
+            then = "Write it, then run this again" if blank else f"exercises/engine.md, milestone {number}, says more"
+            print(f"\n{place} of {len(numbers)} passed. {then}.")
+            return 1
+    print(f"\n{'All' if len(numbers) == len(MILESTONES) else 'These are'} passed. Your engine on the ladder:")
+    print(f"  python -m tests.throughput --stages {shown(directory)} 1 2 3 --repeat 1")
+    return 0
+
+
+def tell_check(what: str, state: str, message: str) -> None:
+    mark = {PASSED: "✓", MISSING: "–"}.get(state, "✗")
+    print(f"  {mark} {what}" + (f" ({message})" if state == MISSING else ""), flush=True)
+    if state in (WRONG, BLANK):
+        print("\n".join(f"      {line}" for line in message.splitlines()))
+
+
+def tell_milestone(number: int, states: list[str], seconds: float) -> bool:
+    """What comes of a milestone whose checks ended in these states: whether it is passed."""
+    if states[-1] in (WRONG, BLANK):
+        return False
+    if PASSED not in states:
+        print("  nothing of this is there yet")
+        return False
+    missing = states.count(MISSING)
+    print(f"  passed in {seconds:.0f} s" + (f", but for {missing} that could not be checked" if missing else ""))
+    if number < len(MILESTONES):
+        print(
+            f"  open now: milestone {number + 1}, {MILESTONES[number].title} (python -m exercises start {number + 1})"
+        )
+    return True
+
+
+def shown(directory: Path) -> str:
+    return str(directory) if directory.is_absolute() or len(directory.parts) == 1 else f"./{directory}"
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command `engine`."""
+    parser = argparse.ArgumentParser(prog="python -m exercises engine", description=check_engine.__doc__)
+    parser.add_argument("--directory", type=Path, default=Path("mine"), help="whose engine; default: mine")
+    parser.add_argument("milestones", type=int, nargs="*", metavar="N", help="which; default: all six")
+    args, numbers = parser.parse_args(argv), [milestone.number for milestone in MILESTONES]
+    if unknown := [number for number in args.milestones if number not in numbers]:
+        parser.error(f"there is no milestone {unknown[0]}; there are 1 to {numbers[-1]}")
+    if not args.directory.exists():
+        print(f"exercises: there is no {args.directory}/; `python -m exercises start 1` makes one", file=sys.stderr)
+        return 2
+    return check_engine(args.directory, sorted(set(args.milestones)) or numbers)

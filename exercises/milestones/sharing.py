@@ -1,0 +1,153 @@
+"""Milestone 6, sharing: what has been computed once is found again, and never for the wrong prompt."""
+
+from exercises.grading import expect, require
+
+from .blocks import BLOCK, num_blocks, paged
+from .lab import Lab, Missing, greedy, prompts_of, seeded
+
+WHOLE_PREFIX = (
+    "a block was found by its own tokens alone; but keys and values depend on all tokens before them: what names a "
+    "block has to name its whole prefix, and to compare it"
+)
+EVICTED = "a block that was given to somebody else can still be found: who takes a block has to make it forgotten"
+
+
+def cached(lab: Lab, case: str, llm, prompt: list[int], num: int = 4, likely: str = "") -> int:
+    """How much of a prompt was found; its tokens are compared, too.
+
+    likely: what is wrong if something was found and the tokens are others.
+    """
+    with lab.case(case):
+        output = llm.generate([prompt], lab.params(greedy(num)))[0]
+        found = getattr(output, "num_cached_tokens", None)
+        got = list(output.outputs[0].token_ids)
+    if found is None:
+        raise Missing("a result has no `num_cached_tokens`")
+    right = lab.expected([prompt], greedy(num))[0].token_ids
+    case = f"{case} ({found} tokens found)"
+    lab.same_tokens(case, prompt, got, right, likely=lambda at: likely if found else "")
+    return found
+
+
+def check_hits(lab: Lab) -> None:
+    """prefix hits: a prompt that came before is not computed again"""
+    for length in (22, 20):
+        prompt, llm = prompts_of(length)[0], paged(lab, block_size=BLOCK)
+        case = f"a prompt of {length} tokens, block_size={BLOCK}"
+        expect(f"{case}, for the first time: num_cached_tokens", cached(lab, case, llm, prompt), 0)
+        (before,) = lab.counted(llm, "num_tokens_computed")
+        known = {
+            "all of it was taken; but the last token has to be computed, for someone has to say what follows": length,
+            "nothing was found, or it was not told: a full block is findable under its tokens and its prefix, also "
+            "when nobody holds it, and `num_cached_tokens` says how much was found": 0,
+        }
+        right = (length - 1) // BLOCK * BLOCK
+        expect(f"{case}, for the second time: num_cached_tokens", cached(lab, case, llm, prompt), right, known)
+        computed, enough = lab.counted(llm, "num_tokens_computed")[0] - before, length - right + 3
+        require(
+            computed == enough,
+            f"{case}, for the second time: tokens computed",
+            enough,
+            f"you computed {computed} tokens where {enough} suffice",
+            "it was found and computed all the same",
+        )
+
+
+def check_chain(lab: Lab) -> None:
+    """wrong hits: the same block behind another prefix is another block"""
+    a, b, c = (prompts_of(BLOCK, seed=seed)[0] for seed in (1, 2, 3))
+    llm, end = paged(lab, block_size=BLOCK), [5, 6]
+    cached(lab, "the blocks A, B", llm, a + b + end)
+    others = {
+        "C, B after A, B": (c + b + end, 0),
+        "B alone after A, B": (b + end, 0),
+        "B, A after A, B and B": (b + a + end, BLOCK),
+        "A backwards, B after A, B": (a[::-1] + b + end, 0),
+        "A, and B with another last token, after A, B": (a + b[:-1] + [b[-1] % 200 + 1] + end, BLOCK),
+        "A, B again": (a + b + end, 2 * BLOCK),
+    }
+    for what, (prompt, right) in others.items():
+        found = cached(lab, f"the blocks {what}", llm, prompt, likely=WHOLE_PREFIX)
+        likely = WHOLE_PREFIX if found > right else ""
+        expect(f"the blocks {what}: num_cached_tokens", found, right, likely=likely)
+
+
+def check_answers(lab: Lab) -> None:
+    """outputs are found, too: the next turn of a chat"""
+    prompt, llm = prompts_of(10, seed=6)[0], paged(lab, block_size=BLOCK)
+    case = "a prompt of 10 tokens with an output of 11, and then both with one token more as a prompt"
+    answer = lab.expected([prompt], greedy(11))[0].token_ids
+    cached(lab, case, llm, prompt, 11)
+    known = {"only blocks of the prompt were found: those that the output fills are as good": 8}
+    expect(f"{case}: num_cached_tokens", cached(lab, case, llm, [*prompt, *answer, 7]), 20, known)
+
+
+def check_together(lab: Lab) -> None:
+    """prompts with the same beginning, all at once"""
+    head, llm = prompts_of(13, seed=7)[0], paged(lab, block_size=BLOCK, max_num_seqs=4)
+    prompts = [head + tail for tail in ([1, 2, 3, 4, 5], [1, 2], [9], [1, 2, 3, 4, 5, 6, 7])]
+    settings = [greedy(12), seeded(9, 1), greedy(3), greedy(12)]
+    case = "four prompts that begin with the same 13 tokens, at once"
+    got = lab.run(case, prompts, settings, llm)
+    for i, (prompt, one) in enumerate(zip(prompts, settings, strict=True)):
+        alone = lab.run(f"request {i} alone", [prompt], one, paged(lab, block_size=64))[0].token_ids
+        expect(
+            f"{case}: request {i}",
+            got[i].token_ids,
+            alone,
+            likely="does somebody write to a block that others hold? only full blocks are shared",
+        )
+
+
+def check_eviction(lab: Lab) -> None:
+    """a small pool: what was found is used, what is overwritten is not found"""
+    prompts, llm = prompts_of(17, 14, 18, 12, seed=8), paged(lab, block_size=BLOCK, num_blocks=8)
+    for turn, i in enumerate([0, 1, 0, 2, 3, 0, 1, 1, 3, 2, 0]):
+        case = f"num_blocks=8, prompt {i} as number {turn}, after others that took its blocks"
+        found = cached(lab, case, llm, prompts[i], 6, EVICTED)
+        most = (len(prompts[i]) - 1) // BLOCK * BLOCK
+        require(found <= most, f"{case}: num_cached_tokens", f"at most {most}", found)
+    case = "num_blocks=8: one that needs all of them, after all that"
+    prompt = prompts_of(20, seed=9)[0]
+    cached(lab, case, llm, prompt, 8 * BLOCK - 20 + 1)
+
+
+def check_completions(lab: Lab) -> None:
+    """several completions of a prompt: computed once, shared, and copied when one writes"""
+    if not lab.has("n", 2):
+        raise Missing("SamplingParams has no 'n'")
+    prompt, num, llm = prompts_of(10, seed=10)[0], 9, paged(lab, block_size=BLOCK, max_num_seqs=4)
+    case = f"a prompt of 10 tokens, n=3, 9 tokens each, block_size={BLOCK}: its last block is not full"
+    with lab.case(case):
+        output = llm.generate([prompt], lab.params(seeded(num, 5, n=3, logprobs=1)))[0]
+        completions = [list(one.token_ids) for one in output.outputs]
+        logprobs = [[e[i].logprob for e, i in zip(one.logprobs, one.token_ids, strict=True)] for one in output.outputs]
+    require(len({tuple(one) for one in completions}) == 3, case, "three that differ", completions)
+    network, model = lab.network(lab.model()), "the model's log-probabilities of these very tokens"
+    for i, ids in enumerate(completions):
+        right = [float(network.logits(prompt + ids[:t]).log_softmax(-1)[ids[t]]) for t in range(num)]
+        expect(
+            f"{case}: completion {i}, {model}",
+            logprobs[i],
+            right,
+            tolerance=1e-3,
+            likely="a block that several hold was written by one of them: who writes first takes a copy",
+        )
+    (computed,) = lab.counted(llm, "num_tokens_computed")
+    enough = 10 + 3 * (num - 1)
+    known = {3 * (10 + num - 1): "the prompt was computed for each of them"}
+    require(
+        computed == enough,
+        f"{case}: tokens computed",
+        enough,
+        f"you computed {computed} tokens where {enough} suffice",
+        known.get(computed, ""),
+    )
+    one = lab.run("the same with n=1", [prompt], seeded(num, 5), llm)[0].token_ids
+    expect("completion 0 of n=3, and the only one of n=1", completions[0], one)
+    pool = num_blocks(10 + num - 1) + 1
+    case = f"n=3 in a pool of {pool} blocks, too small for three of them at once"
+    again = lab.llm(block_size=BLOCK, num_blocks=pool)
+    with lab.case(case):
+        output = again.generate([prompt], lab.params(seeded(num, 5, n=3)))[0]
+    expect(case, [list(one.token_ids) for one in output.outputs], completions)

@@ -1,0 +1,335 @@
+"""Build your own engine: every stage passes its milestones, an engine with a mistake is told which one and why, and a
+skeleton is its stage without the idea."""
+
+import ast
+import shutil
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from exercises import __main__ as cli
+from exercises import skeletons
+from exercises.milestones import MILESTONES
+from exercises.milestones.lab import Lab, prompts_of
+from exercises.milestones.run import BLANK, MISSING, PASSED, WRONG, outcomes, outcomes_in_time
+from exercises.milestones.single import LENGTHS
+from tests.adapter import ROOT, STAGES, OwnEngine
+
+OF_STAGE = {1: [1], 2: [2], 3: [3], 4: [4], 5: [5, 6], 6: [5, 6]}  # what each stage brings
+
+
+def told(directory: Path, numbers: list[int]) -> list[tuple]:
+    return [outcome for outcome in outcomes(directory, numbers) if outcome[2] != PASSED]
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=str)
+def test_a_stage_passes_its_own_milestones(stage):
+    assert told(ROOT / stage.directory, OF_STAGE[stage.number]) == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stage", STAGES, ids=str)
+def test_a_stage_passes_those_before_and_not_the_next(stage):
+    numbers = [number for earlier in range(1, min(stage.number, 5) + 1) for number in OF_STAGE[earlier]]
+    assert told(ROOT / stage.directory, numbers) == []
+    if stage.number < 5:
+        assert told(ROOT / stage.directory, [stage.number + 1])
+
+
+# --- Engines with one mistake -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A stage with something wrong in it: `edits` are (file, text of it, what stands there instead)."""
+
+    name: str
+    stage: int
+    milestone: int
+    words: str  # that it is told
+    edits: list[tuple[str, str, str]]
+
+    def make(self, folder: Path) -> Path:
+        """The engine with the mistake."""
+        directory = folder / "engine"
+        shutil.copytree(
+            ROOT / STAGES[self.stage - 1].directory, directory, ignore=shutil.ignore_patterns("__pycache__")
+        )
+        for name, right, wrong in self.edits:
+            text = (directory / name).read_text(encoding="utf-8")
+            assert right in text, f"{self.name}: {name} has no {right!r}"
+            (directory / name).write_text(text.replace(right, wrong), encoding="utf-8")
+        return directory
+
+
+SEARCH_ALL = """        if set(request.eos_token_ids) & set(request.token_ids) and not request.params.ignore_eos:
+            request.progress.finish("stop")
+        return [request]"""
+MISTAKES = [
+    Mistake("erf GELU", 1, 1, "GPT-2's GELU is the tanh form", [("model.py", 'F.gelu(x, approximate="tanh")', "F.gelu(x)")]),
+    Mistake("no causal mask", 1, 1, "the causal mask is missing", [("model.py", "visible = positions <= positions[:, None]", "visible = positions >= 0 * positions[:, None]")]),
+    Mistake("the end token is searched in the prompt", 1, 1, "looked for in the prompt", [("engine.py", "        return [request]", SEARCH_ALL)]),
+    Mistake("silent left-cropping at the context", 1, 1, "cut at its beginning, silently", [
+        ("engine.py", "if num_tokens >= self.max_model_len", "if False"),
+        ("request.py", "min(params.max_tokens, max_length - len(prompt_token_ids))", "params.max_tokens"),
+        ("batch.py", "torch.tensor(request.token_ids", "torch.tensor(request.token_ids[-64:]"),
+    ]),
+    Mistake("a parameter that is accepted and ignored", 1, 1, "min_p is accepted and ignored", [("sampler.py", "if params.min_p > 0", "if False")]),
+    Mistake("an option that is accepted and ignored", 1, 1, "LLM(no_such_thing=1)", [("llm.py", "EngineConfig(model, **options)", "EngineConfig(model, device='cpu')")]),
+    Mistake("a stop text only within a token", 1, 1, "may begin in one token and end in a later one", [("progress.py", "self._matched = [n for n, _ in found]", "self._matched = [0 for _ in found]")]),
+    Mistake("a stop text at the last token", 1, 1, "finish_reason and stop_reason", [("progress.py", "if self.finish_reason is None and len(self.token_ids) >= self.max_tokens", "if len(self.token_ids) >= self.max_tokens"), ("progress.py", "        if self.finish_reason is None:\n            self.finish_reason, self", "        if True:\n            self.finish_reason, self")]),
+    Mistake("what is held back is lost", 1, 1, "what was held back was not told", [("progress.py", "        if self.finish_reason is not None:\n            return len(self.text)\n", "")]),
+    Mistake("one bad prompt kills a whole run", 1, 1, "one bad one must not cost the others", [("intake.py", "if bad := [t for t in ids if not 0 <= t < vocab_size]", "if bad := []")]),
+    Mistake("right padding, read at the last column", 2, 2, "rows are padded on the right", [
+        ("batch.py", "[0] * n + sequence", "sequence + [0] * n"),
+        ("batch.py", "num_padding=torch.tensor(num_padding", "num_padding=torch.tensor([0] * len(num_padding)"),
+    ]),
+    Mistake("no attention mask in a batch", 2, 2, "read it: the attention mask is missing", [("model.py", "own = columns >= num_padding[:, None]", "own = columns >= 0 * num_padding[:, None]")]),
+    Mistake("no position ids in a batch", 2, 2, "count it: a row's own first token has position 0", [("model.py", "(columns - num_padding[:, None])", "(columns - 0 * num_padding[:, None])")]),
+    Mistake("one random generator for all rows", 2, 2, "rows share one random generator", [("sampler.py", "u = uniform([[r.seed] for r in rows], [[len(r.output_token_ids)] for r in rows])", "u = np.random.default_rng(rows[0].seed + len(rows[0].output_token_ids)).random((len(rows), 1))")]),
+    Mistake("ended rows are not counted", 2, 2, "padding is what goes through the model for nothing", [("batch.py", "return self.token_ids.numel() - self.num_tokens", "return int(self.num_padding.sum())")]),
+    Mistake("batches in the order of the prompts", 2, 2, "sort them by length", [("engine.py", "if self.config.sort_by_length", "if False")]),
+    Mistake("results in the order of the lengths", 2, 2, "the right results in another order", [("llm.py", "[request.output() for request in requests]", "[r.output() for r in sorted(requests, key=lambda r: len(r.prompt_token_ids))]")]),
+    Mistake("everything is computed again", 2, 3, "you computed 459 tokens where 96 suffice", []),
+    Mistake("decodes count the padding", 3, 3, "the first decode is wrong", [("model.py", "positions = (new - num_padding[:, None])", "positions = (new - num_padding[:, None] * (cache.length == 0))")]),
+    Mistake("slots are filled when all are free", 3, 4, "a free slot stays empty", []),
+    Mistake("prefills before decodes", 4, 4, "decodes come first", [("scheduler.py", "[pair for pair in new if pair[1] == 1] + [pair for pair in new if pair[1] > 1]", "[pair for pair in new if pair[1] > 1] + [pair for pair in new if pair[1] == 1]")]),
+    Mistake("a bad request is found in the step", 4, 4, "refused by add_request", [("intake.py", "if bad := [t for t in ids if not 0 <= t < vocab_size]", "if bad := []")]),
+    Mistake("who is preempted goes on where it was", 5, 5, "prompt and output are computed again", [("scheduler.py", "request.num_computed_tokens = self.block_manager.allocate(request)", "request.num_computed_tokens = max(self.block_manager.allocate(request), request.num_tokens - 1 if request.output_token_ids else 0)")]),
+    Mistake("blocks for all that may come", 5, 5, "each request reserves all that it may need", [("block_manager.py", "self.num_needed(len(sequence.token_ids)) - len(found))]", "self.num_needed(len(sequence.prompt_token_ids) + sequence.max_tokens - 1) - len(found))]")]),
+    Mistake("blocks are named by their own tokens", 5, 6, "has to name its whole prefix", [("block_manager.py", "Key(nodes[-1] if nodes else ROOT, ", "Key(ROOT, ")]),
+    Mistake("a hash is trusted", 5, 6, "has to name its whole prefix", [("block_manager.py", "tuple(token_ids[start : start + self.block_size]))", "(sum(token_ids[start : start + self.block_size]),))")]),
+    Mistake("what is taken can still be found", 5, 6, "has to make it forgotten", [("block_manager.py", "            self._forget(block)\n", "")]),
+    Mistake("shared blocks are written", 5, 6, "who writes first takes a copy", [("block_manager.py", " or self.ref_counts[blocks[-1]] > 1", "")]),
+]  # fmt: skip
+by_mistake = pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+
+
+@by_mistake
+def test_a_mistake_is_told(mistake, tmp_path):
+    (number, _, state, message) = told(mistake.make(tmp_path), [mistake.milestone])[-1]
+    assert (number, state) == (mistake.milestone, WRONG)
+    assert mistake.words in message
+    assert message.startswith("case:")
+
+
+@pytest.mark.soak
+@by_mistake
+def test_the_milestones_before_a_mistake_pass(mistake, tmp_path):
+    if mistake.name in ("a bad request is found in the step", "decodes count the padding"):
+        pytest.skip("an earlier milestone finds it, in another way")
+    assert told(mistake.make(tmp_path), list(range(1, mistake.milestone))) == []
+
+
+def test_a_request_that_waits_for_ever_is_ended(tmp_path):
+    """One that is larger than the whole cache is preempted again and again: the computing time ends it, and says where."""
+    fits = ("engine.py", "if needed > self.runner.num_blocks", "if False")
+    directory = Mistake("a request larger than the cache", 5, 3, "", [fits]).make(tmp_path)
+    *passed, (number, _, state, message) = outcomes_in_time(directory, [3], cpu_seconds=6)
+    assert {outcome[2] for outcome in passed} == {PASSED}
+    assert (number, state) == (3, WRONG)
+    assert "a cache of 40 tokens" in message
+    assert "is there a loop that does not end?" in message
+
+
+# --- What an engine does not have -------------------------------------------------------------------------------------
+
+SMALL = """
+    from {stage} import LLM as Whole, SamplingParams
+
+    class LLM:
+        def __init__(self, model, device="cpu"):
+            self._whole = Whole(model, device=device)
+
+        def generate(self, prompts, sampling_params):
+            return self._whole.generate(prompts, sampling_params)
+"""
+
+
+@pytest.fixture
+def small_engine(tmp_path):
+    """An engine that can only `generate`."""
+    (tmp_path / "small").mkdir()
+    text = textwrap.dedent(SMALL.format(stage=STAGES[0].directory))
+    (tmp_path / "small" / "__init__.py").write_text(text)
+    return tmp_path / "small"
+
+
+def test_what_an_engine_does_not_have_is_told(small_engine):
+    """It passes what can be checked."""
+    found = told(small_engine, [1])
+    assert {outcome[2:] for outcome in found} == {(MISSING, "LLM has no `stream`")}
+
+
+def test_an_engine_without_any_of_it_is_stopped(small_engine, capsys):
+    assert cli.main(["engine", "--directory", str(small_engine), "2"]) == 1
+    out = capsys.readouterr().out
+    assert "– the first token of rows of unequal lengths, in one batch (LLM takes no option 'max_num_seqs')" in out
+    assert "nothing of this is there yet" in out
+
+
+def test_an_error_of_the_engine_names_the_case_and_the_line(small_engine):
+    path = small_engine / "__init__.py"
+    path.write_text(path.read_text().replace("return self._whole", "len(5)\n        return self._whole"))
+    ((_, what, state, message),) = told(small_engine, [1])
+    assert what.startswith("the first token")
+    assert state == WRONG
+    assert "a prompt of 3 tokens, greedy, 1 token" in message
+    assert "TypeError: object of type 'int' has no len()" in message
+    assert "__init__.py, line 9: len(5)" in message
+
+
+def test_what_is_no_engine_is_named(tmp_path, capsys):
+    with pytest.raises(ValueError, match=r"is no engine: it has no __init__\.py"):
+        OwnEngine(tmp_path)
+    (tmp_path / "__init__.py").write_text("LLM = 1")
+    with pytest.raises(ValueError, match=r"its __init__\.py has no SamplingParams"):
+        OwnEngine(tmp_path)
+    (tmp_path / "__init__.py").write_text("import nothing_like_it")
+    assert cli.main(["engine", "--directory", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert f"{tmp_path} can't be imported: ModuleNotFoundError: No module named 'nothing_like_it'" in err
+
+
+def test_bad_arguments_are_named(tmp_path, capsys):
+    assert cli.main(["engine", "--directory", str(tmp_path / "none")]) == 2
+    assert "`python -m exercises start 1` makes one" in capsys.readouterr().err
+    for arguments, words in ((["engine", "7"], "there is no milestone 7"), (["start", "0"], "invalid choice: 0")):
+        with pytest.raises(SystemExit):
+            cli.main(arguments)
+        assert words in capsys.readouterr().err
+
+
+def test_the_cases_are_what_they_say(tmp_path):
+    """What a check rests on: the network without mistakes is stage 1's, and no mistake gives what is right."""
+    lab = Lab(OwnEngine(ROOT / STAGES[0].directory), tmp_path)
+    network, prompts = lab.network(lab.model()), prompts_of(*LENGTHS)
+    best = lambda logits: float(logits.log_softmax(-1).max())  # noqa: E731
+    right = [best(network.logits(prompt)) for prompt in prompts]
+    settings = {"temperature": 0, "max_tokens": 1, "logprobs": 1}
+    assert [result.logprobs[0] for result in lab.expected(prompts, settings)] == pytest.approx(right, abs=1e-5)
+    mistakes = [{**network.mistakes(prompt), **network.mistakes_in_company(prompt, 32)} for prompt in prompts]
+    for said in mistakes[0]:
+        apart = [abs(best(logits[said]) - one) for logits, one in zip(mistakes, right, strict=True)]
+        assert max(apart) > 1e-4, said
+    whole = lab.expected([[1, 2]], {"temperature": 0, "max_tokens": 60}, lab.model(readable=False))[0]
+    assert "\ufffd" in whole.text
+
+
+# --- Skeletons --------------------------------------------------------------------------------------------------------
+
+by_milestone = pytest.mark.parametrize("milestone", MILESTONES, ids=lambda milestone: milestone.title)
+
+
+@by_milestone
+def test_a_skeleton_is_its_stage_without_the_idea(milestone):
+    for name, content in skeletons.skeleton(milestone).items():
+        original = (ROOT / milestone.stage / name).read_bytes()
+        empty = {*milestone.to_write.get(name, ()), *milestone.later.get(name, {})}
+        if not empty:
+            assert content == original
+            continue
+        before, after = (skeletons.functions(ast.parse(text)) for text in (original, content))
+        assert before.keys() == after.keys()
+        for function, node in before.items():
+            assert ast.get_docstring(after[function]) == ast.get_docstring(node)
+            assert ast.dump(after[function].args) == ast.dump(node.args)
+            same = ast.dump(after[function]) == ast.dump(node)
+            assert same == (function not in empty), function
+
+
+@by_milestone
+def test_a_skeleton_says_what_is_not_written(milestone, tmp_path):
+    skeletons.start(milestone.number, tmp_path / "mine")
+    (*_, state, message) = told(tmp_path / "mine", [milestone.number])[-1]
+    assert state == BLANK
+    assert "is not written yet" in message
+
+
+def test_the_loop_has_four_verbs(tmp_path):
+    skeletons.start(1, tmp_path / "mine")
+    step = (tmp_path / "mine" / "engine.py").read_text().split("def step")[1].split("def commit")[0]
+    assert [line.split()[1] for line in step.splitlines() if "# " in line] == [
+        "schedule:",
+        "forward:",
+        "sample:",
+        "commit:",
+    ]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+def test_nobodys_work_is_overwritten(tmp_path, capsys):
+    mine = tmp_path / "mine"
+    command = ["start", "2", "--directory", str(mine)]
+    assert cli.main(command) == 0
+    assert cli.main(command) == 0  # nobody has written anything
+    (mine / "engine.py").write_text("# my work\n")
+    before = contents(mine)
+    capsys.readouterr()
+    assert cli.main(command) == 2
+    err = capsys.readouterr().err
+    assert err == (
+        f"exercises: {mine}/ has work of yours (engine.py); `start 2 --aside` moves it to mine-1/ and goes on from there\n"
+    )
+    assert contents(mine) == before
+    assert cli.main([*command, "--aside"]) == 0
+    assert contents(tmp_path / "mine-1") == before
+    assert (mine / "engine.py").read_text() != "# my work\n"
+    (mine / "engine.py").write_text("# again\n")
+    assert cli.main([*command, "--aside"]) == 0
+    assert (tmp_path / "mine-2" / "engine.py").read_text() == "# again\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "mine-1", "mine-2"]
+
+
+def test_a_directory_that_start_has_not_made_is_somebodys_work(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"has work of yours \(notes.txt\)"):
+        skeletons.start(1, tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        skeletons.start(1, tmp_path / "file")
+
+
+def test_what_needs_no_change_stays_the_learners(tmp_path):
+    """From 2 to 3: the sampler is the same in both stages, the model is not, and helpers of one's own come along."""
+    mine = tmp_path / "mine"
+    skeletons.start(2, mine)
+    sampler = (ROOT / STAGES[1].directory / "sampler.py").read_text() + "\n# written by me\n"
+    (mine / "sampler.py").write_text(sampler)
+    (mine / "model.py").write_text("# a model of mine\n")
+    (mine / "helpers.py").write_text("# of mine\n")
+    said = skeletons.start(3, mine, aside=True)
+    assert (mine / "sampler.py").read_text() == sampler
+    assert (mine / "helpers.py").read_text() == "# of mine\n"
+    assert "raise NotImplementedError" in (mine / "model.py").read_text()
+    assert (tmp_path / "mine-1" / "model.py").read_text() == "# a model of mine\n"
+    assert "Still yours, as it was: helpers.py, sampler.py" in said
+    (mine / "kv_cache.py").write_text("# again\n")
+    assert "Still yours, as it was: helpers.py, sampler.py" in skeletons.start(4, mine, aside=True)
+
+
+def test_what_is_not_finished_is_taken_from_the_stage(tmp_path):
+    mine = tmp_path / "mine"
+    skeletons.start(2, mine)
+    with (mine / "sampler.py").open("a") as file:
+        file.write("# begun\n")
+    said = skeletons.start(3, mine, aside=True)
+    assert "Not finished, so the stage's now: sampler.py" in said
+    assert (mine / "sampler.py").read_bytes() == (ROOT / STAGES[2].directory / "sampler.py").read_bytes()
+
+
+def test_from_blocks_to_sharing_only_the_new_functions_are_empty(tmp_path):
+    mine = tmp_path / "mine"
+    skeletons.start(5, mine)
+    manager = mine / "block_manager.py"
+    own = (ROOT / STAGES[4].directory / "block_manager.py").read_text() + "\n# written by me\n"
+    manager.write_text(own)
+    skeletons.start(6, mine, aside=True)
+    text = manager.read_text()
+    assert text.endswith("# written by me\n")
+    assert text.count("raise NotImplementedError") == len(MILESTONES[5].to_write["block_manager.py"])
