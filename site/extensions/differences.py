@@ -13,6 +13,7 @@ from itertools import groupby, zip_longest
 from pathlib import Path
 
 from docutils import nodes
+from extensions.links import COPIED
 from extensions.sources import anchor, is_fresh
 from pygments.lexers import get_lexer_for_filename
 from pygments.token import STANDARD_TYPES
@@ -176,7 +177,7 @@ def changes() -> list[Change]:
         Change(stage, before, name)
         for before, stage in zip(stages, list(stages)[1:], strict=False)
         for name, state in stages[stage].items()
-        if state == "changed" and name != "README.md"
+        if state == "changed" and not name.endswith((".md", *COPIED))
     ]
 
 
@@ -218,22 +219,13 @@ def pages(app: Sphinx) -> Iterator[tuple[str, dict, str]]:
 # --- Links to the pages -----------------------------------------------------------------------------------------------
 
 
-def addresses(stage: str) -> dict[str, str]:
-    """The page that says most about each file of a stage that is not the same as before: file -> page from the root."""
-    changed = {change.name: change.page for change in changes() if change.stage == stage}
-    return changed | {name: f"{stage}/{name}.html" for name, state in read_stages()[stage].items() if state == "new"}
-
-
 class ChapterTables(SphinxTransform):
-    """In a chapter's table of changes, a file's name leads to its difference, a new file's to the file."""
+    """In a chapter's table of changes, the name of a changed file leads to its difference."""
 
-    default_priority = 410
+    default_priority = 410  # before extensions/links.py lets it lead to the file
 
     def apply(self, **_) -> None:
-        stage = self.env.docname.removesuffix("/README")
-        if stage not in read_stages():
-            return
-        page_of = addresses(stage)
+        page_of = {change.name: change.page for change in changes() if f"{change.stage}/README" == self.env.docname}
         for row in self.document.findall(nodes.row):
             for name in list(row[0].findall(nodes.literal)):
                 if page := page_of.get(name.astext()):
