@@ -1,11 +1,11 @@
 # make demo: a story.  make test: the tests.  make soak: those that take long.  make clients: other people's programs
-# against the server.  make test-browser: the pages of replay, in Chromium.  make notebooks: run them anew.  All make
-# .venv first.
+# against the server.  make test-browser: the pages of replay and the site, in Chromium.  make notebooks: run them anew.
+# make site: the chapters, notebooks, exercises and replays as web pages.  All make .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test soak clients test-browser lint notebooks
+.PHONY: demo test soak clients test-browser lint notebooks site
 
 demo: $(VENV)/installed
 	$(BIN)/python -m stage05 --temperature 0.8 --prompts \
@@ -27,7 +27,7 @@ clients: $(VENV)/installed-test
 	.clients/lm-eval/bin/python -m pytest serving/clients/test_lm_eval.py
 	$(BIN)/python -m serving.clients.load --seconds 20
 
-test-browser: $(VENV)/installed-browser
+test-browser: $(VENV)/installed-browser site
 	@for program in chromium chromedriver npm; do command -v $$program > /dev/null || \
 		{ echo "no $$program; on Debian: apt-get install chromium chromium-driver npm"; exit 1; }; done
 	@test -e .axe/package || { mkdir -p .axe && cd .axe && npm pack --silent axe-core@4 && tar -xzf axe-core-*.tgz; }
@@ -35,6 +35,14 @@ test-browser: $(VENV)/installed-browser
 
 notebooks: $(VENV)/installed-test
 	$(BIN)/python tools/run_notebooks.py
+
+# Mermaid draws the chapters' diagrams; where npm can't fetch it, they are shown as text.
+site: $(VENV)/installed-site
+	@test -e site/_build/mermaid/package || { mkdir -p site/_build/mermaid && cd site/_build/mermaid && \
+		npm pack --silent mermaid@11 > /dev/null && tar -xzf mermaid-*.tgz package/dist/mermaid.min.js; } || \
+		echo "no Mermaid: the diagrams stay text"
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c site -d site/_build/doctrees . site/_build/html
+	@echo "the site is at site/_build/html/index.html; python -m http.server --directory site/_build/html serves it"
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check --fix .
@@ -53,4 +61,8 @@ $(VENV)/installed-test: $(BIN)/python pyproject.toml
 
 $(VENV)/installed-browser: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[browser]"
+	touch $@
+
+$(VENV)/installed-site: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable ".[site]"
 	touch $@

@@ -14,6 +14,7 @@ import io
 import statistics
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullLocator
 
 from replay.trace import read_trace
 
@@ -80,65 +83,107 @@ def clock(trace: Sequence) -> tuple[np.ndarray, np.ndarray]:
 
 # --- From a benchmark's result ----------------------------------------------------------------------------------------
 
+IDEAS = {
+    "stage01_single": "1 one at a time",
+    "stage02_static_batch": "2 static batch",
+    "stage03_kvcache": "3 KV cache",
+    "stage04_continuous": "4 continuous batch",
+    "stage05_paged": "5 paged KV",
+    "stage06_fast": "6 fast kernels",
+}
+
 
 @styled
 def ladder(result: dict) -> Picture:
-    """The engines of a benchmark: output tokens per second, what it took, and how long the requests waited."""
+    """The engines of a benchmark, each beside the one before it: output tokens per second, what it took, and how long
+    the requests waited. The axes are logarithmic: equal ratios are equally long."""
     rows = result["summary"]
-    names = [f"stage {int(row['engine'][5:7])}" if row["engine"].startswith("stage") else row["engine"] for row in rows]
+    names = [IDEAS.get(row["engine"], row["engine"]) for row in rows]
     y = np.arange(len(rows))[::-1]
-    figure = Picture(figsize=(10.5, 1.25 + 0.42 * len(rows)))
-    axes = figure.subplots(1, 3, sharey=True)
-
-    speeds = [row["tokens_per_second"] for row in rows]
-    best, worst = speeds.index(max(speeds)), speeds.index(min(speeds))
-    bars = axes[0].barh(y, speeds, color=[SKY if i != best else BLUE for i in range(len(rows))], edgecolor=INK)
-    axes[0].bar_label(bars, [f"{v:.0f}" if v >= 10 else f"{v:.1f}" for v in speeds], padding=3)
-    axes[0].set_xlabel("output tokens per second")
-    axes[0].set_title(
-        f"{names[best].capitalize()} makes {speeds[best] / speeds[worst]:.1f} × the tokens of {names[worst]}"
-    )
-
-    stages = [row for row in rows if row.get("tokens_computed") and row.get("rows_mean")]
-    per_token = [row["tokens_computed"] / row["output_tokens"] for row in stages]
-    at_once = [row["rows_mean"] for row in stages]
-    if stages and max(per_token) < 1.1 * min(per_token) and max(at_once) > 1.1 * min(at_once):
-        bars = axes[1].barh(y[: len(stages)], at_once, color=GREEN, edgecolor=INK)
-        axes[1].bar_label(bars, [f"{v:.1f}" for v in at_once], padding=3)
-        axes[1].set_xlabel("requests at once, mean")
-        axes[1].set_title("The same memory holds more of them")
-    elif stages:
-        padding = [
-            v * row["padding_share"] / (1 - row["padding_share"]) for v, row in zip(per_token, stages, strict=True)
-        ]
-        axes[1].barh(y[: len(stages)], per_token, color=GREEN, edgecolor=INK, label="of live requests")
-        bars = axes[1].barh(
-            y[: len(stages)], padding, left=per_token, color=GREY, edgecolor=INK, hatch="////", label="padding"
-        )
-        axes[1].bar_label(bars, [f"{a + b:.1f}" for a, b in zip(per_token, padding, strict=True)], padding=3)
-        totals = [a + b for a, b in zip(per_token, padding, strict=True)]
-        axes[1].set_xlabel("positions computed per output token")
-        most, least = (pick(zip(totals, names, strict=False)) for pick in (max, min))
-        axes[1].set_title(f"{most[1].capitalize()} computes {most[0] / least[0]:.0f} × what {least[1]} does")
-        if max(padding) > 0:
-            axes[1].legend(loc="lower right", fontsize=8)
-
-    timed = [(place, row) for place, row in zip(y, rows, strict=True) if row.get("ttft_p50") is not None]
-    for place, row in timed:
-        axes[2].plot([row["ttft_p50"], row["ttft_p95"]], [place, place], color=INK, linewidth=1, zorder=1)
-        axes[2].scatter(row["ttft_p50"], place, color=ORANGE, edgecolor=INK, marker="o", zorder=2, label="p50")
-        axes[2].scatter(row["ttft_p95"], place, color=RED, edgecolor=INK, marker="D", zorder=2, label="p95")
-    axes[2].set_xlabel("time to first token, seconds")
-    if timed:
-        waits = sorted((row["ttft_p50"], names[rows.index(row)]) for _, row in timed)
-        axes[2].set_title(f"Median wait {waits[0][0]:.2g} s ({waits[0][1]}) to {waits[-1][0]:.2g} s ({waits[-1][1]})")
-        handles, labels = axes[2].get_legend_handles_labels()
-        axes[2].legend(handles[:2], labels[:2], loc="lower right", fontsize=8)
+    figure = Picture(figsize=(10, 1.6 + 0.62 * len(rows)))
+    axes = figure.subplots(2, 2, sharey=True).flat
+    _speeds(axes[0], y, [row["tokens_per_second"] for row in rows])
+    _work(axes[1], y, rows)
+    _waits(axes[2], y, rows, "ttft", "time to first token")
+    _waits(axes[3], y, rows, "itl", "time between two tokens")
     for one in axes:
-        one.margins(x=0.18)
-        one.set_xlim(left=0)
+        one.margins(x=0.22, y=0.12)
         one.set_yticks(y, names)
+        if one.get_xscale() == "log":
+            one.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            one.xaxis.set_minor_locator(NullLocator())
+            one.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     return figure
+
+
+def _speeds(axes, y: np.ndarray, speeds: list[float]) -> None:
+    """A dot for each engine, and a line that leads there from the one before."""
+    ratios = [after / before for before, after in pairwise(speeds)]
+    for place, before, after, ratio in zip(y[1:], speeds, speeds[1:], ratios, strict=False):
+        axes.plot([before, after], [place, place], color=GREEN if ratio >= 1 else RED, linewidth=2.5, zorder=1)
+        axes.scatter(before, place, marker="|", s=60, color=INK, linewidth=1, zorder=1)
+    axes.scatter(speeds, y, color=BLUE, edgecolor=INK, s=45, zorder=2)
+    labels = [f"{speed:.0f}" if speed >= 10 else f"{speed:.1f}" for speed in speeds]
+    labels[1:] = [f"{label} ({ratio:.2g} ×)" for label, ratio in zip(labels[1:], ratios, strict=True)]
+    for place, speed, label in zip(y, speeds, labels, strict=True):
+        axes.annotate(label, (speed, place), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+    axes.set_xscale("log")
+    axes.set_xlabel("output tokens per second (and its ratio to the engine above)")
+    axes.set_title(f"From the first row to the last: {speeds[-1] / speeds[0]:.1f} × the speed" if ratios else "Speed")
+
+
+def _work(axes, y: np.ndarray, rows: list[dict]) -> None:
+    """The positions that go through the model for a token; where these are the same, how many requests run at once."""
+    stages = [
+        (place, row) for place, row in zip(y, rows, strict=True) if row.get("tokens_computed") and row.get("rows_mean")
+    ]
+    if not stages:
+        axes.set_visible(False)
+        return
+    places = [place for place, _ in stages]
+    useful = [row["tokens_computed"] / row["output_tokens"] for _, row in stages]
+    at_once = [row["rows_mean"] for _, row in stages]
+    if max(useful) < 1.1 * min(useful) and max(at_once) > 1.1 * min(at_once):
+        bars = axes.barh(places, at_once, height=0.6, color=GREEN, edgecolor=INK)
+        axes.bar_label(bars, [f"{v:.1f}" for v in at_once], padding=3)
+        axes.set_xlabel("requests at once, mean")
+        axes.set_title("The same memory holds more of them")
+        return
+    total = [v / (1 - row["padding_share"]) for v, (_, row) in zip(useful, stages, strict=True)]
+    # From 1: with less than one position per token nobody gets by. On this axis lengths are ratios.
+    grey = [all_ - 1 for all_ in total]
+    axes.barh(places, grey, left=1, height=0.6, color=GREY, edgecolor=INK, hatch="////", label="with padding")
+    axes.barh(places, [v - 1 for v in useful], left=1, height=0.6, color=GREEN, edgecolor=INK, label="of live requests")
+    for place, all_ in zip(places, total, strict=True):
+        axes.annotate(f"{all_:.1f}", (all_, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_xscale("log")
+    axes.set_xlabel("positions computed per output token")
+    axes.set_title(f"From {max(total):.0f} positions per token to {min(total):.1f}")
+    if max(total) > 1.001 * max(useful):
+        axes.legend(loc="lower right", fontsize=8)
+
+
+def _waits(axes, y: np.ndarray, rows: list[dict], kind: str, what: str) -> None:
+    """The median and the 95th percentile of a wait, of the engines that tell it."""
+    p50, p95 = f"{kind}_p50", f"{kind}_p95"
+    timed = [(place, row[p50], row[p95]) for place, row in zip(y, rows, strict=True) if row.get(p50)]
+    if not timed:
+        axes.set_visible(False)
+        return
+    unit, factor = ("seconds", 1) if kind == "ttft" else ("milliseconds", 1000)
+    for place, median, most in timed:
+        median, most = factor * median, factor * most
+        axes.plot([median, most], [place, place], color=INK, linewidth=1, zorder=1)
+        axes.scatter(median, place, color=ORANGE, edgecolor=INK, marker="o", zorder=2, label="p50")
+        axes.scatter(most, place, color=RED, edgecolor=INK, marker="D", zorder=2, label="p95")
+        axes.annotate(f"{most:.3g}", (most, place), (6, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_xscale("log")
+    axes.set_xlabel(f"{what}, {unit}")
+    first, last = timed[0], timed[-1]
+    ratios = [f"p50 {last[1] / first[1]:.2g} ×", f"p95 {last[2] / first[2]:.2g} ×"]
+    axes.set_title(f"From the first row to the last: {', '.join(ratios)}" if len(timed) > 1 else what.capitalize())
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[:2], labels[:2], loc="best", fontsize=8)
 
 
 @styled
@@ -186,7 +231,8 @@ def places(trace: Sequence) -> dict[str, int]:
 
 @styled
 def slots(traces: dict[str, Sequence]) -> Picture:
-    """Who has which slot, when: a bar for each request, and grey where a slot computes nothing that anybody wants."""
+    """Who has which slot, when: a bar for each request, red where it is its prefill, and grey where a slot computes
+    nothing that anybody wants. A dotted line where a batch ends: nobody of it goes on."""
     counts = {name: 1 + max(places(trace).values()) for name, trace in traces.items()}
     figure = Picture(figsize=(9.5, 0.9 + sum(0.55 + 0.24 * n for n in counts.values())))
     axes = figure.subplots(len(traces), 1, sharex=True, squeeze=False, height_ratios=list(counts.values()))[:, 0]
@@ -205,19 +251,23 @@ def slots(traces: dict[str, Sequence]) -> Picture:
                 (0, -0.5), end[-1], counts[name], facecolor=GREY, hatch="////", edgecolor="white", linewidth=0
             )
         )
-        live, spans = 0.0, {}
+        live, spans, prefills = 0.0, {}, {}
         for i, step in enumerate(trace):
+            until = start[i + 1] if i + 1 < len(trace) else end[i]
             for row in step.rows:
                 if row.num_tokens:
                     live += end[i] - start[i]
-                    spans.setdefault(row.request_id, []).append(
-                        (start[i], (start[i + 1] if i + 1 < len(trace) else end[i]) - start[i])
-                    )
+                    spans.setdefault(row.request_id, []).append((start[i], until - start[i]))
+                    if row.phase == "prefill":
+                        prefills.setdefault(row.request_id, []).append((start[i], until - start[i]))
+        for i in batch_ends(trace):
+            one.axvline(end[i], color=INK, linestyle=":", linewidth=1)
         for request, own in spans.items():
             first, stop = own[0][0], own[-1][0] + own[-1][1]
             colour = shade(0.15 + 0.85 * lives[request] / max(lives.values()))
             one.broken_barh(own, (where[request] - 0.5, 1.0), color=colour)
             one.broken_barh([(first, stop - first)], (where[request] - 0.5, 1.0), facecolor="none", edgecolor="white")
+            one.broken_barh(prefills[request], (where[request] + 0.25, 0.25), color=RED)
             if stop - first > 0.02 * longest:
                 ink = "white" if sum(colour[:3]) < 1.5 else "black"
                 one.text(first + 0.003 * longest, where[request], request, va="center", fontsize=7, color=ink)
@@ -227,8 +277,16 @@ def slots(traces: dict[str, Sequence]) -> Picture:
         one.set_xlim(0, longest)
         one.set_ylim(counts[name] - 0.5, -0.5)
         one.set_yticks(range(counts[name]))
-    axes[-1].set_xlabel("seconds (each bar is a request, with its number; the darker, the longer its output)")
+    axes[-1].set_xlabel(
+        "seconds (a bar is a request: the darker, the longer its output; red: its prefill; dotted: a batch ends)"
+    )
     return figure
+
+
+def batch_ends(trace: Sequence) -> list[int]:
+    """The steps after which nobody goes on who was in them, with several at once: where a static batch ends."""
+    live = [{row.request_id for row in step.rows} for step in trace]
+    return [i for i, (now, then) in enumerate(pairwise(live)) if len(now) > 1 and not now & then]
 
 
 @styled
@@ -287,13 +345,16 @@ def kv_memory(traces: dict[str, Sequence]) -> Picture:
 
 @styled
 def block_map(trace: Sequence) -> Picture:
-    """Every block of the KV cache over the steps, in the colour of the completion that has it; black if several do."""
+    """Every block of the KV cache over the steps, in the colour of the completion that has it; black if several do.
+    Free ones are grey while the prefix cache can still find them, and white else; a cross is a copy (copy-on-write)."""
     holders = list(dict.fromkeys((row.request_id, row.index) for step in trace for row in step.rows))
-    num_blocks = 1 + max(block for step in trace for row in step.rows for block in row.blocks)
+    findable = [block for step in trace for block in step.findable]
+    num_blocks = 1 + max(*(block for step in trace for row in step.rows for block in row.blocks), *findable, 0)
     palette = [to_rgb(colour) for colour in (BLUE, ORANGE, SKY, RED, GREEN, "#F0E442", PURPLE)]
     image = np.ones((num_blocks, len(trace), 3))
     shared = 0
     for i, step in enumerate(trace):
+        image[step.findable, i] = to_rgb(GREY)
         owners: dict[int, list[tuple]] = {}
         for row in step.rows:
             for block in row.blocks:
@@ -304,6 +365,9 @@ def block_map(trace: Sequence) -> Picture:
     figure = Picture(figsize=(9.5, 4))
     axes = figure.subplots()
     axes.imshow(image, aspect="auto", interpolation="nearest")
+    copies = [(i, e["target"]) for i, step in enumerate(trace) for e in step.before if e["kind"] == "copied"]
+    axes.scatter(*zip(*copies, strict=True) if copies else ((), ()), marker="x", s=30, color="white", linewidth=3)
+    axes.scatter(*zip(*copies, strict=True) if copies else ((), ()), marker="x", s=30, color=INK, linewidth=1.2)
     what = f"shared ones (black) save up to {shared}" if shared else "nobody shares any"
     axes.set_title(f"{num_blocks} blocks, taken when they are needed, wherever they are free; {what}")
     axes.set_xlabel("step")
@@ -312,13 +376,21 @@ def block_map(trace: Sequence) -> Picture:
         several = any(index for _, index in holders)
         labels = [f"request {request}{f', completion {index}' if several else ''}" for request, index in holders]
         patches = [Patch(facecolor=c, label=label) for label, c in zip(labels, palette, strict=False)]
-        figure.legend(handles=patches, loc="outside right upper", fontsize=8)
+        patches += [Patch(facecolor=INK, label="shared")] if shared else []
+        patches += [Patch(facecolor=GREY, label="free, can be found")] if findable else []
+        patches += [Patch(facecolor="white", edgecolor=INK, label="free")]
+        crosses = [Line2D([], [], color=INK, marker="x", linestyle="none", label="copied")] if copies else []
+        figure.legend(handles=[*patches, *crosses], loc="outside right upper", fontsize=8)
     return figure
 
 
 @styled
-def time_per_token(traces: dict[str, Sequence]) -> Picture:
-    """Seconds of each step of a single request: what a token costs, the further behind it stands."""
+def time_per_token(traces: dict[str, Sequence], least: dict[str, Sequence[float]] | None = None) -> Picture:
+    """Seconds of each step of a single request: what a token costs, the further behind it stands. A dot is a step, the
+    line their running median.
+
+    least: of some of the traces the seconds that each step takes at least, on this machine (bench/machine.py).
+    """
     figure = Picture(figsize=(7, 3.2))
     axes = figure.subplots()
     ends = {}
@@ -326,25 +398,33 @@ def time_per_token(traces: dict[str, Sequence]) -> Picture:
         milliseconds = [1000 * step.seconds for step in trace]
         # a running median: what else the machine did for a moment is not the engine's
         smooth = [statistics.median(milliseconds[max(1, i - 4) : i + 5]) for i in range(1, len(milliseconds))]
+        axes.scatter(range(1, len(milliseconds) + 1), milliseconds, s=4, color=colour, alpha=0.35, linewidth=0)
         axes.plot(range(2, len(milliseconds) + 1), smooth, line, color=colour, label=name)
+        if least and name in least:
+            limit = [1000 * seconds for seconds in least[name]]
+            axes.plot(
+                range(1, len(limit) + 1), limit, color=colour, linewidth=0.8, label=f"{name}, the machine's limit"
+            )
         quarter = max(1, len(smooth) // 10)
         ends[name] = statistics.median(smooth[-quarter:]) / statistics.median(smooth[:quarter])
     seen = ", ".join(f"{ratio:.1f} × as long in {name}" for name, ratio in ends.items())
     axes.set_title(f"The last tokens against the first: {seen}")
     axes.set_xlabel("output token")
     axes.set_ylabel("milliseconds for the token")
-    axes.set_ylim(bottom=0)
-    axes.legend()
+    # The first step computes the prompt, and warms the machine up: it may be far above the others.
+    axes.set_ylim(0, 1.3 * max(1000 * step.seconds for trace in traces.values() for step in trace[1:]))
+    axes.legend(fontsize=8)
     return figure
 
 
 @styled
-def batch_size(traces: dict[int, Sequence], limits: dict[int, float]) -> Picture:
+def batch_size(traces: dict[int, Sequence], limits: dict[int, float], bend: float | None = None) -> Picture:
     """Tokens per second of full decode steps against the batch size, under the roofline.
 
     Args:
         traces: batch size -> a trace with decode steps of that many rows.
         limits: batch size -> output tokens per second that the machine could reach.
+        bend: the batch from which on arithmetic is the limit, and no longer memory.
     """
     reached = {}
     for batch, trace in traces.items():
@@ -363,6 +443,10 @@ def batch_size(traces: dict[int, Sequence], limits: dict[int, float]) -> Picture
             ha="center",
             fontsize=8,
         )
+    if bend is not None:
+        axes.axvline(bend, color=GREY, linewidth=1)
+        axes.annotate(f"from {bend:.2g} rows on\narithmetic is the limit", (bend, min(reached.values())), (4, 0),
+                      textcoords="offset points", fontsize=8)  # fmt: skip
     low, high = min(reached), max(reached)
     axes.set_title(f"{high // low} × the rows give {reached[high] / reached[low]:.1f} × the tokens per second")
     axes.set_xscale("log", base=2)

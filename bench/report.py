@@ -3,11 +3,12 @@
     python -m bench.report bench/results/ladder.json      # print a result's tables
     python -m bench.report --write                  # put them into the READMEs and draw their pictures
 
-A README names its results in a comment, `<!-- throughput: bench/results/ladder.json speed work -->`, with the tables
-that it wants; what stands between that line and `<!-- end -->` is written here. A picture of the same name beside the
-result is drawn anew. `<!-- comparison: FILE FILE … -->` is several results in one table, `<!-- company: FILE -->` is
-one of `--company` with several values, and `<!-- ablation: FILE … -->`, `profile`, `accuracy`, `linear` and `serving`
-are what the commands of these names print.
+A README, or another page in the root or a folder there, names its results in a comment,
+`<!-- throughput: bench/results/ladder.json speed work -->`, with the tables that it wants; what stands between that
+line and `<!-- end -->` is written here. Pictures of the same name beside the result are drawn anew if the page shows
+them: .png by plots.py, .svg by race.py. `<!-- comparison: FILE FILE … -->` is several results in one table,
+`<!-- company: FILE -->` is one of `--company` with several values, and `<!-- ablation: FILE … -->`, `profile`,
+`accuracy`, `linear`, `caches` and `serving` are what the commands of these names print.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import plots
+from bench import plots, race
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- (\w+):((?: \S+\.json)+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -33,6 +34,7 @@ MAKERS = {
     "profile": "bench.profile",
     "accuracy": "bench.accuracy",
     "linear": "bench.linear",
+    "caches": "bench.caches",
     "serving": "bench.serving",
 }
 
@@ -288,7 +290,7 @@ def check_outputs(outputs: dict[str, Path | None], inputs: dict[str, Path]) -> N
 
 
 def readmes() -> list[Path]:
-    paths = sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("*/README.md"))
+    paths = sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("*/*.md"))
     return [path for path in paths if BLOCK.search(path.read_text(encoding="utf-8"))]
 
 
@@ -298,8 +300,11 @@ def write_readmes() -> None:
         text = with_tables(readme.read_text(encoding="utf-8"))
         readme.write_text(text, encoding="utf-8")
         for path in (ROOT / match[3].strip() for match in BLOCK.finditer(text) if match[2] == "throughput"):
+            result = json.loads(path.read_text())
             if f"{path.stem}.png" in text:
-                plots.ladder(json.loads(path.read_text())).savefig(path.with_suffix(".png"))
+                plots.ladder(result).savefig(path.with_suffix(".png"))
+            if f"{path.stem}.svg" in text:
+                path.with_suffix(".svg").write_text(race.svg(result), encoding="utf-8")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,6 +4,7 @@ python -m exercises                 # all of them, with their state
 python -m exercises check 2.3       # grade one; or several, or `all`
 python -m exercises hint 2.3        # the next hint
 python -m exercises reveal 2.3      # a solution, after at least one attempt
+python -m exercises predict 2       # stage 2's experiment: you predict, it runs, and both are compared
 python -m exercises start 1         # a skeleton of an engine of your own, in mine/
 python -m exercises engine          # how far that engine is
 """
@@ -13,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from . import predict
 from .catalogue import Exercise, Grade, exercises, grade_in_time, prepare_streams, progress, read_progress
 
 
@@ -24,6 +26,9 @@ def show_all() -> int:
         if exercise.text.parent.name != stage:
             stage = exercise.text.parent.name
             print(f"\n{stage}")
+            for experiment in predict.EXPERIMENTS:
+                if f"stage{experiment.stage}" == stage:
+                    print(f"  {predict.line(experiment, records)}")
         state = records.get(number, {}).get("state", "not started")
         mark = {"passed": "✓", "failing": "✗"}.get(state, " ")
         print(f"  {mark} {number:4} {exercise.title:48} {exercise.minutes:3} min   {state}")
@@ -61,10 +66,10 @@ def tell(exercise: Exercise, result: Grade) -> None:
     how_far = f"; {result.num_passed} of {result.num_tests} tests pass" if result.num_tests else ""
     test = f" ({result.test})" if result.test else ""
     print(f"{name}: {result.state}{test}{how_far}")
-    print("\n".join(f"  {line}" for line in result.message.splitlines()))
+    print(result.message)  # as it stands: what is to be pasted begins at the left
     if result.state == "not started":
         text = exercise.text.relative_to(exercise.text.parents[2])
-        print(f"  read {text}, then edit {exercise.work.name} beside it")
+        print(f"read {text}, then edit {exercise.work.name} beside it")
 
 
 def hint(number: str) -> int:
@@ -109,16 +114,14 @@ def engine(argv: list[str]) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["start"]:  # these have flags of their own
-        return guarded(lambda: start(argv[1:]))
-    if argv[:1] == ["engine"]:
-        return guarded(lambda: engine(argv[1:]))
+    own = {"predict": predict.main, "start": start, "engine": engine}  # these have flags of their own
+    if argv[:1] and argv[0] in own:
+        return guarded(lambda: own[argv[0]](argv[1:]))
     parser = argparse.ArgumentParser(
         prog="python -m exercises", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "action", choices=("list", "check", "hint", "reveal", "start", "engine"), nargs="?", default="list"
-    )
+    actions = ("list", "check", "hint", "reveal", *own)
+    parser.add_argument("action", choices=actions, nargs="?", default="list")
     parser.add_argument("numbers", nargs="*", metavar="N.M")
     args = parser.parse_args(argv)
     if args.action != "list" and not args.numbers:

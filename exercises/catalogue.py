@@ -12,12 +12,14 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+
+from .examples import Example
+from .grading import Wrong, function_of, raised_at, running_at, told
 
 try:
     import fcntl
@@ -29,7 +31,8 @@ FOLDER = Path(__file__).parent
 PROGRESS = FOLDER.parent / ".exercises.json"  # git-ignored
 HINT = re.compile(r"<details><summary>(.*?)</summary>\s*(.*?)\s*</details>", re.DOTALL)
 TITLE = re.compile(r"# (\d+\.\d+) (.*) \((\d+) minutes\)")
-SECONDS = 60  # that a check may take; they take five at the most
+SECONDS = 60  # of computing that a check may take; they take five at the most
+PATIENCE = 600  # seconds by the clock: for code that waits, or that lets nobody look at it
 MUTANTS = "# --- Wrong answers"  # in a solution: from here on it is not the learner's
 
 
@@ -101,36 +104,46 @@ class Grade:
     seconds: float = 0.0
 
 
-def grade(exercise: Exercise, work: Path | ModuleType | None = None) -> Grade:
-    """Run the tests of an exercise on a file (the learner's unless another is given)."""
-    started = time.perf_counter()
-    try:
-        module = work if isinstance(work, ModuleType) else load(work or exercise.work)
-    except Exception as error:
-        return Grade("failing", f"the file can't be read: {where(error, work or exercise.work)}")
+def work_of(number: str) -> ModuleType:
+    """The learner's file, executed anew: what a check shows for pasting begins with it."""
+    return load(exercises()[number].work)
+
+
+def grade(exercise: Exercise, work: Path | None = None, *, whole: bool = True) -> Grade:
+    """Run the tests of an exercise on a file (the learner's unless another is given); unless the `whole` is asked for,
+    up to the first that fails."""
+    work = work or exercise.work
     tests = {name: test for name, test in vars(load(exercise.test)).items() if name.startswith("test_")}
+    started = time.process_time()
+    try:
+        module = load(work)
+    except Exception as error:
+        return Grade("failing", f"the file can't be read: {raised_at(error, work)}")
     failure, passed = None, 0  # the first failure is told; the others show how far one is
     for name, test in tests.items():
         try:
             test(module)
-        except NotImplementedError:
-            return Grade("not started", f"{exercise.work.name} still raises NotImplementedError", name)
-        except AssertionError as error:
+            passed += 1
+        except NotImplementedError as error:
+            unwritten = f"{exercise.work.name} still raises NotImplementedError, in {function_of(error)}"
+            if not passed and not failure:
+                return Grade("not started", unwritten, name)
+            failure = failure or (unwritten, name)
+        except Wrong as error:
             failure = failure or (str(error), name)
         except Exception as error:
-            failure = failure or (where(error, Path(module.__file__ or "")), name)
-        else:
-            passed += 1
-    if failure:
-        return Grade("failing", *failure, passed, len(tests))
-    return Grade("passed", "", "", passed, len(tests), time.perf_counter() - started)
+            failure = failure or (told(error, work, exercise.test), name)
+        if failure and not whole:
+            break
+    state = "failing" if failure else "passed"
+    return Grade(state, *(failure or ("", "")), passed, len(tests), time.process_time() - started)
 
 
 def grade_in_time(exercise: Exercise) -> Grade:
     """Grade the learner's file in a process of its own, which is ended if the code in it does not end."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_grade_into, args=(exercise, sender), daemon=True)
+    process = context.Process(target=_grade_into, args=(exercise, sender, SECONDS), daemon=True)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it inherits this: a Ctrl-C is told once, by this process
     try:
         process.start()
@@ -138,9 +151,9 @@ def grade_in_time(exercise: Exercise) -> Grade:
         signal.signal(signal.SIGINT, before)
     sender.close()  # so that the pipe ends when the process does
     try:
-        if receiver.poll(SECONDS):  # read while it runs: a long message does not fit into a pipe
+        if receiver.poll(PATIENCE):  # read while it runs: a long message does not fit into a pipe
             return receiver.recv()
-        return Grade("failing", f"not done after {SECONDS} seconds; is there a loop that does not end?")
+        return Grade("failing", f"not done after {PATIENCE} seconds; does it wait for something, or never end?")
     except EOFError:
         process.join()
         return Grade("failing", f"the process that ran it ended with status {process.exitcode}")
@@ -150,14 +163,33 @@ def grade_in_time(exercise: Exercise) -> Grade:
         receiver.close()
 
 
-def _grade_into(exercise: Exercise, sender) -> None:
+def _grade_into(exercise: Exercise, sender, seconds: float) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     prepare_streams()
+    if exercise.work.exists() and "torch" in exercise.work.read_text(encoding="utf-8", errors="replace"):
+        import torch  # noqa: F401 (here, and with the test, so that no import counts as the learner's time)
+    load(exercise.test)
+    one_answer = threading.Lock()
+    threading.Thread(target=_end_in_time, args=(exercise, sender, seconds, one_answer), daemon=True).start()
     result = grade(exercise)
     with suppress(OSError):  # the parent process has the same stdout, and tells what is wrong with it
         if sys.stdout is not None:
             sys.stdout.flush()
-    sender.send(result)  # the last thing: with it the parent ends this process
+    with one_answer:
+        sender.send(result)  # the last thing: with it the parent ends this process
+
+
+def _end_in_time(exercise: Exercise, sender, seconds: float, one_answer: threading.Lock) -> None:
+    """Say where the learner's code is if it has computed for too long. What else the machine does is not counted."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        time.sleep(0.05)
+    place = running_at(sys._current_frames().get(threading.main_thread().ident), exercise.work, exercise.test)
+    said = f"not done after {seconds:g} seconds of computing; is there a loop that does not end?\n{place}"
+    program = f"\nIt was running:\n\n{Example.now}\n" if Example.now else ""
+    with one_answer:
+        sender.send(Grade("failing", said + program))
+        os._exit(1)
 
 
 def _end_with_parent() -> None:
@@ -174,13 +206,6 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a closed one is None
             stream.reconfigure(errors="backslashreplace")
-
-
-def where(error: Exception, path: Path) -> str:
-    """What an exception says, and at which line of the learner's file."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    line = frames[-1].lineno if frames else getattr(error, "lineno", None)
-    return f"{type(error).__name__}{f' at line {line} of {path.name}' if line else ''}: {error}"
 
 
 # --- Progress ---------------------------------------------------------------------------------------------------------
@@ -251,7 +276,18 @@ def is_record(record: object) -> bool:
         return False
     counts = [record.get("attempts", 0), record.get("hints", 0)]
     whole = all(isinstance(count, int) and count >= 0 for count in counts)
-    return whole and isinstance(record.get("prediction", 0.0), int | float)
+    return whole and isinstance(record.get("prediction", 0.0), int | float) and is_prediction(record)
+
+
+def is_prediction(record: dict) -> bool:
+    """Whether the fields that `predict` writes, if they are there, are as it writes them."""
+    lists, times = ("predictions", "results"), {"predicted_at": "predictions", "compared_at": "results"}
+    numbers = [record.get(name, []) for name in lists]
+    if not all(isinstance(some, list) and all(isinstance(x, int | float) for x in some) for some in numbers):
+        return False
+    return all(
+        (name in record) == (of in record) and isinstance(record.get(name, ""), str) for name, of in times.items()
+    )
 
 
 def _write_progress(everything: dict[str, dict]) -> None:

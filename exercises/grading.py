@@ -1,16 +1,31 @@
-"""What a test of an exercise says: which case, what was expected, what came, and the mistake that it looks like."""
+"""What a check says: which case was run, what was expected, what came, and the mistake that it looks like."""
 
-from collections.abc import Mapping
+import ast
+import linecache
+import traceback
+from collections.abc import Iterator, Mapping
+from numbers import Real
+from pathlib import Path
+from types import FrameType
 
-Mistakes = Mapping[str, object]  # what is said of a wrong answer -> the answer that this mistake gives
+Mistakes = Mapping[str, object]  # what is said of a wrong answer -> the answer that this mistake gives, or OneOf some
+
+
+class OneOf(tuple):
+    """Answers that one and the same mistake may give."""
 
 
 class Wrong(AssertionError):
-    """A wrong answer, told so that one can learn from it."""
+    """A wrong answer, told so that one can learn from it. `example` is a program that shows it."""
 
-    def __init__(self, case: str, expected: object, got: object, likely: str = ""):
+    def __init__(self, case: str, expected: object, got: object, likely: str = "", example: str = ""):
         lines = [f"case:      {case}", f"expected:  {short(expected)}", f"got:       {short(got)}"]
-        super().__init__("\n".join([*lines, *([f"likely:    {likely}"] if likely else [])]))
+        if likely:
+            lines.append(f"likely:    {likely}")
+        if example:
+            lines.append(f"Paste this into Python, started in the project's folder, and see:\n\n{example}\n")
+        super().__init__("\n".join(lines))
+        self.likely, self.parts = likely, (case, expected, got, likely)
 
 
 def short(value: object, width: int = 300) -> str:
@@ -36,7 +51,7 @@ def same(a: object, b: object, tolerance: float) -> bool:
         b = b.tolist()
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(same(x, y, tolerance) for x, y in zip(a, b, strict=True))
-    numbers = [isinstance(x, int | float) and not isinstance(x, bool) for x in (a, b)]
+    numbers = [isinstance(x, Real) and not isinstance(x, bool) for x in (a, b)]
     return a == b or (all(numbers) and abs(a - b) <= tolerance * max(1.0, abs(b)))
 
 
@@ -48,17 +63,144 @@ def expect(
     *,
     tolerance: float = 1e-5,
     likely: str = "",
+    example: str = "",
 ) -> None:
-    """Raise Wrong unless `got` is as expected. If it is what a known mistake gives, that is said, else `likely`."""
+    """Raise Wrong unless `got` is as expected. It names the known mistake that gives this answer; else `likely`, which
+    is for cases where nothing else can be the reason; else what can be seen of the answer itself."""
     if same(got, expected, tolerance):
         return
     for said, value in (mistakes or {}).items():
-        if same(got, value, tolerance):
-            raise Wrong(case, expected, got, said)
-    raise Wrong(case, expected, got, likely)
+        if any(same(got, answer, tolerance) for answer in (value if isinstance(value, OneOf) else [value])):
+            raise Wrong(case, expected, got, said, example)
+    if got is None:
+        likely = ""
+    raise Wrong(case, expected, got, likely or seen(got, expected), example)
 
 
 def require(holds: bool, case: str, expected: object, got: object, likely: str = "") -> None:
     """Raise Wrong unless something holds that is no plain equality."""
     if not holds:
-        raise Wrong(case, expected, got, likely)
+        raise Wrong(case, expected, got, likely or seen(got, expected))
+
+
+def seen(got: object, expected: object) -> str:
+    """What is certain about a wrong answer, whatever its reason: it is nothing, or empty, or its rows are shared."""
+    if got is None and expected is not None:
+        return "None came back: is a `return` missing?"
+    if not isinstance(got, list | tuple) or not isinstance(expected, list | tuple):
+        return NAN if has_nan(got) and not has_nan(expected) else ""
+    if not got and expected:
+        return "it is empty: nothing was put into it, or it was emptied before it was returned"
+    if has_nan(got) and not has_nan(expected):
+        return NAN
+    pairs = list(zip(got, expected, strict=False))
+    if any(x is None and y is not None for x, y in pairs):
+        return "there is a None in it: a place that was never filled, or a `return` that is missing"
+    for i, (x, wanted) in enumerate(pairs):
+        for j, (y, other) in enumerate(pairs[:i]):
+            if x is y and isinstance(x, list) and not same(wanted, other, 0):
+                return f"rows {j} and {i} are one list under two names, as in [[]] * 2: what is put into one is in both"
+    return ""
+
+
+NAN = "there is a NaN in it: 0 / 0, inf - inf, or a softmax over nothing but -inf"
+
+
+def has_nan(value: object) -> bool:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return any(map(has_nan, value)) if isinstance(value, list | tuple) else isinstance(value, float) and value != value
+
+
+# --- Errors -----------------------------------------------------------------------------------------------------------
+
+Spot = tuple[FrameType, int, int]  # a frame, the line that it has reached, and which of its instructions
+
+
+def told(error: BaseException, work: Path, test: Path) -> str:
+    """An error as a message: the case that was run, what was raised, and the line of the learner's file."""
+    spots = [(tb.tb_frame, tb.tb_lineno, tb.tb_lasti) for tb in _tracebacks(error)]
+    case = called(spots, work, test)
+    none = "'NoneType'" in str(error) and _of(test, spots[-1:])  # the test stumbles over what came back
+    lines = [
+        *([f"case:      {case}"] if case else []),
+        f"got:       {raised_at(error, work)}",
+        *(["likely:    None came back where a value was expected: is a `return` missing?"] if none else []),
+    ]
+    return "\n".join(lines)
+
+
+def raised_at(error: BaseException, work: Path) -> str:
+    """What an error says, at which line of the learner's file, and that line."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == work]
+    line = frames[-1].lineno if frames else getattr(error, "lineno", None)
+    text = frames[-1].line if frames else ""
+    said = f": {error}" if str(error) else ""
+    place = f" at line {line} of {work.name}" if line else ""
+    return f"{type(error).__name__}{place}{said}" + (f"\n           {text}" if text else "")
+
+
+def function_of(error: BaseException) -> str:
+    """The name of the function that raised it."""
+    return traceback.extract_tb(error.__traceback__)[-1].name
+
+
+def running_at(frame: FrameType | None, work: Path, test: Path) -> str:
+    """Where a program is that has not come back: the case, and the line of the learner's file."""
+    spots = []
+    while frame:
+        spots.insert(0, (frame, frame.f_lineno, frame.f_lasti))
+        frame = frame.f_back
+    case, own = called(spots, work, test), _of(work, spots)
+    lines = [f"case:      {case}"] if case else []
+    if own:
+        line = own[-1][1]
+        lines.append(f"it was at: line {line} of {work.name}: {linecache.getline(str(work), line).strip()}")
+    return "\n".join(lines)
+
+
+def called(spots: list[Spot], work: Path, test: Path) -> str:
+    """The expression of a test that was being computed, with the values of its variables."""
+    own = next((i for i, spot in enumerate(spots) if Path(spot[0].f_code.co_filename) == work), len(spots))
+    tests = _of(test, spots[:own])
+    if not tests:
+        return ""
+    frame, line, instruction = tests[-1]
+    expression = _source(frame, line, instruction)
+    try:
+        names = {node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name)}
+    except SyntaxError:  # a part of a longer statement
+        names = set()
+    variables = {name: frame.f_locals[name] for name in sorted(names & set(frame.f_locals) - {"work"})}
+    values = [f"{name} = {shown(value)}" for name, value in variables.items() if " object at 0x" not in repr(value)]
+    return expression + (", with " + ", ".join(values) if values else "")
+
+
+def shown(value: object) -> str:
+    """A value as a program has it, if it is not too long; of a large tensor its shape."""
+    if hasattr(value, "numel") and value.numel() > 16:
+        return f"a tensor of {list(value.shape)}"
+    text = repr(value.tolist() if hasattr(value, "tolist") else value)
+    return text if len(text) <= 200 else f"{text[:200]} …"
+
+
+def _of(path: Path, spots: list[Spot]) -> list[Spot]:
+    return [spot for spot in spots if Path(spot[0].f_code.co_filename) == path]
+
+
+def _source(frame: FrameType, line: int, instruction: int) -> str:
+    """The source of the expression that this instruction computes; before Python 3.11 its whole line."""
+    if not hasattr(frame.f_code, "co_positions"):
+        return linecache.getline(frame.f_code.co_filename, line).strip()
+    first, last, begin, end = list(frame.f_code.co_positions())[instruction // 2]
+    lines = [linecache.getline(frame.f_code.co_filename, i).encode() for i in range(first, last + 1)]
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][begin:]
+    return " ".join(line.decode().strip() for line in lines)
+
+
+def _tracebacks(error: BaseException) -> Iterator:
+    traceback_ = error.__traceback__
+    while traceback_:
+        yield traceback_
+        traceback_ = traceback_.tb_next

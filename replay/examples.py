@@ -60,6 +60,7 @@ class Run:
 
 
 TAIL = (4, 7, 36, 5, 9, 28, 6, 12)  # most are short, some are long
+SHORT_TAIL = (4, 7, 16, 5, 9, 12)
 THREE = {"max_num_seqs": 3}
 SMALL = {"max_num_seqs": 8, "max_model_len": 128, "kv_cache_bytes": 2 * 128 * 4608}  # 2 slots, or 16 blocks
 LATE = ((TALES[0], TALES[1], TALES[3], LONG, TALES[5]), (8, 20, 20, 8, 8))  # the long one comes when others decode
@@ -69,6 +70,11 @@ SHARED = tuple(f"{LONG} {end}" for end in ("the sun", "a boat", "a bear", "his f
 DRAWN = {"n": 4, "temperature": 0.8, "seed": 3}
 
 EXAMPLES: dict[str, tuple[Run, ...]] = {
+    "recomputation": (Run("stage01_single", TALES[:1], (12,), {}), Run("stage03_kvcache", TALES[:1], (12,), {})),
+    "padding": (
+        Run("stage02_static_batch", TALES[:6], SHORT_TAIL, THREE),
+        Run("stage02_static_batch", TALES[:6], SHORT_TAIL, {**THREE, "sort_by_length": False}),
+    ),
     "static_and_continuous": (
         Run("stage03_kvcache", TALES, TAIL, THREE),
         Run("stage04_continuous", TALES, TAIL, THREE),

@@ -16,7 +16,7 @@ class Completion:
     """One completion of a request, as far as it is.
 
     Attributes:
-        status: "waiting", "running" or "finished".
+        status: "waiting", "running" or "finished"; "gone" if an interrupted step took it away.
         seat: counts admissions; who runs is shown in this order.
         num_computed: so many of its tokens have gone through the model (and are in the KV cache, where there is one).
         furthest: the most that `num_computed` ever was: what is computed again below it is recomputed.
@@ -150,8 +150,8 @@ class State:
                     completion.finish_reason = event["reason"]
             case "restarted":
                 for completion in self.completions.values():
-                    if completion.status == "running":
-                        completion.leave("waiting")
+                    if completion.status != "finished":
+                        completion.leave("gone")  # unless it is queued again
 
     def copy(self, completion: Completion, **changes) -> Completion:
         return replace(completion, arrival=len(self.completions), recomputed=0, **changes)

@@ -15,8 +15,9 @@ Header: {"trace": 2, …}
     num_blocks      of the KV cache (stages 5, 6)
     bytes_per_token of the KV cache (from stage 3)
 
-Step:
-    step            counts from 0
+Step: a forward pass; or, without rows, what happened since the last one when the engine came to rest (from stage 4:
+the last requests were aborted, say).
+    step            counts from 0 (on a live page: from the engine's first step)
     start, seconds  when its forward pass began, and how long it took from there to the end of the commit
     parts           seconds of "schedule", "build", "forward", "sample", "commit" (stages 1 to 3 schedule nothing).
                     The first two are before `start`, the others make up `seconds`
@@ -67,7 +68,9 @@ Event: {"kind": …, "request_id": …, "index": …, …}
     beams           beam search: the request's beams are replaced, beam i by parents[i] with token_ids[i] behind it.
                     Beams are known by their index; one that is no parent is dropped
     finished        reason: "stop", "length" or "abort" (or "beams": the search is done)
-    restarted       a step was cut short: everybody waits again, all memory is free and nothing can be found in it
+    restarted       a step was cut short: all memory is free and nothing can be found in it. Those that go on wait
+                    again, each with a "queued" behind this; of the others (an interrupted beam search, say) there
+                    is no more
 """
 
 import json

@@ -37,7 +37,7 @@ class Recorder:
         start = time.perf_counter()
         yield
         seconds = time.perf_counter() - start
-        self.tracer.end(self.stats.num_forwards, start, seconds)
+        self.tracer.end(start, seconds)
         self.stats.num_forwards += 1
         self.stats.num_tokens_computed += batch.num_tokens
         self.stats.num_padding_tokens += batch.num_padding_tokens

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +53,11 @@ class StepRecord:
     kv_tokens_used: int | None = None
     num_blocks_shared: int | None = None
     num_blocks_saved: int | None = None
-    free: list[int] | None = None
+    free: list[tuple[int, int]] | None = None
     findable: list[int] | None = None
 
     def to_dict(self) -> dict:
-        free = None if self.free is None else runs(self.free)
-        return {**vars(self), "rows": [vars(row) for row in self.rows], "free": free}
+        return {**vars(self), "rows": [vars(row) for row in self.rows]}
 
 
 class Tracer:
@@ -85,7 +83,7 @@ class Tracer:
         self._events: list[dict] = []
         self._parts: dict[str, float] = {}
         self._part, self._since = None, 0.0
-        self._rows, self._num_before, self._memory = [], 0, {}
+        self._rows, self._num_before, self._memory, self._num_steps = [], 0, {}, 0
 
     def look_on(self, listener: Callable[[StepRecord], object]) -> int:
         """Give somebody each record from now on. Returns how many events of the first one were before that. Call this
@@ -142,8 +140,9 @@ class Tracer:
             memory["kv_tokens_reserved"], memory["kv_tokens_used"] = kv_use
         self._rows, self._memory, self._num_before = rows, memory, len(self._events)
 
-    def end(self, step: int, start: float, seconds: float) -> None:
+    def end(self, start: float, seconds: float) -> None:
         """The step has happened. One that fails does not end; what was told is then part of the next one."""
+        step, self._num_steps = self._num_steps, self._num_steps + 1
         if not self.listeners:
             return
         self.mark(None)
@@ -154,6 +153,17 @@ class Tracer:
         record = StepRecord(step, start, seconds, parts, before, self._rows, after, texts, **self._memory)
         for listener in list(self.listeners):
             listener(record)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something has happened since the last step."""
+        return bool(self._events)
+
+    def rest(self, kv_use: tuple[int, int], **memory: Any) -> None:
+        """No step comes soon: a record without rows, of what has happened since the last one."""
+        self.begin([], kv_use, **memory)
+        self._part, self._parts = None, {}
+        self.end(time.perf_counter(), 0.0)
 
 
 def event(kind: str, request: Request | None, /, **details: Any) -> dict:
@@ -196,12 +206,6 @@ def new_texts(events: Iterable[dict], named: set[int], token_text: Callable[[int
 def index_of(request: Request) -> int:
     """Which completion of its request it is; 0 where there is one only."""
     return getattr(request, "index", 0)
-
-
-def runs(numbers: list[int]) -> list[tuple[int, int]]:
-    """Numbers in their order, as (first, count) of those that rise by one."""
-    starts = [i for i, (a, b) in enumerate(pairwise(numbers), start=1) if b != a + 1]
-    return [(numbers[i], j - i) for i, j in pairwise([0, *starts, len(numbers)])] if numbers else []
 
 
 def write_trace(path: Path, tracer: Tracer) -> None:

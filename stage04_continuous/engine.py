@@ -137,6 +137,10 @@ class Engine:
             self._finish(request)
         return [request for request, _ in self.committed] + self.aborted
 
+    def rest(self) -> None:
+        """There is nothing to do; call this between two steps. Whoever looks on sees who was aborted."""
+        self.recorder.rest(self.kv_use([]))
+
     def kv_use(self, rows: list[Row]) -> tuple[int, int]:
         """In tokens, what of the KV cache is reserved, and what running requests will use of it after this step."""
         running = self.scheduler.running

@@ -183,6 +183,8 @@ class EngineLoop:
 
     def _take_commands(self) -> bool:
         """Sleep until there is something to do, then do what was asked for. False when all is done and closed."""
+        if not self.router.engine.unfinished:
+            self.router.rest()
         with self._changed:
             while not (self._commands or self._closing or self._news or self.router.engine.unfinished):
                 self._changed.wait()

@@ -13,6 +13,7 @@ of hashes costs time and nothing else.
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 ROOT = 0  # the node before the first block
@@ -102,7 +103,7 @@ class BlockManager:
         num_shared, num_saved = self.sharing()
         sharing = {"num_blocks_shared": num_shared, "num_blocks_saved": num_saved}
         findable = [block for block in self._keys if self.ref_counts[block] == 0]
-        return {**sharing, "free": list(self._free), "findable": findable}
+        return {**sharing, "free": runs(list(self._free)), "findable": findable}
 
     @property
     def num_held(self) -> int:
@@ -264,3 +265,9 @@ class BlockManager:
             raise RuntimeError(f"blocks {sorted(self._free)} are called free, but the counts are {held}")
         if {block: key for key, (block, _) in self._entries.items()} != self._keys:
             raise RuntimeError("the entries of the prefix cache and the blocks that they name are not the same")
+
+
+def runs(numbers: list[int]) -> list[tuple[int, int]]:
+    """Numbers in their order, as (first, count) of those that rise by one."""
+    starts = [i for i, (a, b) in enumerate(pairwise(numbers), start=1) if b != a + 1]
+    return [(numbers[i], j - i) for i, j in pairwise([0, *starts, len(numbers)])] if numbers else []

@@ -188,6 +188,10 @@ class Engine:
             self._finish(request)
         return [request for request, _ in self.committed] + self.aborted
 
+    def rest(self) -> None:
+        """There is nothing to do; call this between two steps. Whoever looks on sees who was aborted."""
+        self.recorder.rest(self.block_manager, self.kv_use([]))
+
     def kv_use(self, rows: list[Row]) -> tuple[int, int]:
         """In tokens, what of the KV cache is reserved, and what running requests will use of it after this step."""
         manager = self.block_manager

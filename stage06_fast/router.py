@@ -41,6 +41,11 @@ class Router:
         """Run a step."""
         self.change(self._advance)
 
+    def rest(self) -> None:
+        """There is nothing to do."""
+        with self.lock:
+            self.engine.rest()
+
     def run(self, requests: Sequence[Request], tell: Callable[[list[Request]], object]) -> Iterator:
         """Run steps until these requests are finished; yields, after each, what `tell` makes of those with news.
 

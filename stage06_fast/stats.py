@@ -69,12 +69,17 @@ class Recorder:
         start = time.perf_counter()
         yield
         seconds = time.perf_counter() - start
-        self.tracer.end(self.stats.num_forwards, start, seconds)
+        self.tracer.end(start, seconds)
         self.stats.num_forwards += 1
         self.stats.num_tokens_computed += batch.num_tokens
         self.stats.kv_tokens_reserved += kv_use[0]
         self.stats.kv_tokens_used += kv_use[1]
         self.stats.seconds += seconds
+
+    def rest(self, manager: BlockManager, kv_use: tuple[int, int]) -> None:
+        """There is nothing to do: record what happened since the last step, if anything did."""
+        if self.tracer.has_news:
+            self.tracer.rest(kv_use, **manager.memory())
 
     def finished(self, request: Request) -> None:
         """Count a request that has ended by itself."""

@@ -47,6 +47,11 @@ def test_what_each_is_for():
             for _, *steps in embedded(name)[1]
         ]
 
+    def count(name, field):
+        return [sum(row[field] for step in steps for row in step["rows"]) for _, *steps in embedded(name)[1]]
+
+    assert count("recomputation", "num_tokens") == [114, 15]
+    assert count("padding", "num_padding") == [898, 1105]
     assert [len(steps) for _, *steps in embedded("static_and_continuous")[1]] == [76, 37]
     assert max(row["num_tokens"] for step in embedded("chunked_prefill")[1][0][1:] for row in step["rows"]) > 60
     assert max(row["num_tokens"] for step in embedded("chunked_prefill")[1][1][1:] for row in step["rows"]) <= 16

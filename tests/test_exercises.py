@@ -1,5 +1,7 @@
 """The exercises: stubs fail, solutions pass, and every wrong answer is told what is wrong with it."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -15,12 +17,17 @@ import pytest
 from exercises import __main__ as cli
 from exercises import catalogue
 from exercises.catalogue import exercises, grade, load
-from exercises.grading import Wrong, expect, same, short
+from exercises.examples import Choices, Example, at_random, fails, smallest
+from exercises.grading import OneOf, Wrong, expect, same, short
 from tests.adapter import ROOT
 
+PASTE = "Paste this into Python"
 BROKEN = ("2.1", "3.2")  # these begin with code that is to be mended
 EXERCISES = list(exercises().values())
 MUTANTS = [(exercise, *mutant) for exercise in EXERCISES for mutant in load(exercise.solution).MUTANTS]
+ALSO_RIGHT = [
+    (exercise, *edit) for exercise in EXERCISES for edit in getattr(load(exercise.solution), "ALSO_RIGHT", [])
+]
 by_number = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.number)
 
 
@@ -37,12 +44,23 @@ def committed(path) -> str:
     return path.read_text(encoding="utf-8") if result.returncode else result.stdout
 
 
+def edited(exercise, old, new, folder) -> Path:
+    """A file with the solution in which one text, or each of several, stands for another."""
+    text = exercise.solution_text
+    for before, after in zip(old, new, strict=True) if isinstance(old, tuple) else [(old, new)]:
+        assert before in text
+        text = text.replace(before, after)
+    path = folder / exercise.work.name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
 def test_there_are_enough():
     assert len(EXERCISES) >= 20
-    for stage in (1, 2, 3, 4, 5):
+    for stage in (1, 2, 3, 4, 5, 6):
         own = [exercise.number for exercise in EXERCISES if exercise.text.parent.name == f"stage{stage}"]
         assert own == [f"{stage}.{i}" for i in range(1, len(own) + 1)]
-        assert len(own) >= 4
+        assert len(own) >= (4 if stage < 6 else 1)
 
 
 @by_number
@@ -76,19 +94,40 @@ def test_solution_passes(exercise):
     assert result.seconds < 20  # five where nothing else runs
 
 
+@pytest.mark.parametrize("edit", ALSO_RIGHT, ids=lambda edit: f"{edit[0].number} {edit[1]}")
+def test_another_right_answer_passes(edit, tmp_path):
+    exercise, _, old, new = edit
+    result = grade(exercise, edited(exercise, old, new, tmp_path), whole=False)
+    assert (result.state, result.message) == ("passed", "")
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant[0].number} {mutant[1]}")
-def test_wrong_answer_is_told(mutant, tmp_path):
+def test_wrong_answer_is_told(mutant, tmp_path, monkeypatch):
     exercise, _, right, wrong, words = mutant
-    text = exercise.solution_text
-    for old, new in zip(right, wrong, strict=True) if isinstance(right, tuple) else [(right, wrong)]:
-        assert old in text
-        text = text.replace(old, new)
-    path = tmp_path / exercise.work.name
-    path.write_text(text, encoding="utf-8")
-    result = grade(exercise, path)
+    path = edited(exercise, right, wrong, tmp_path)
+    result = grade(exercise, path, whole=False)
     assert result.state == "failing"
     assert words, "a wrong answer needs words that it is told"
     assert words in result.message
+    if PASTE in result.message:
+        monkeypatch.setattr(catalogue.Exercise, "work", property(lambda self: path))
+        assert_goes_wrong(result.message.split(PASTE)[1].split("\n", 1)[1])
+
+
+def assert_goes_wrong(program: str):
+    """It is what the message promises: lines that can be pasted, the last of which prints what is wrong."""
+    lines = program.strip().splitlines()
+    assert lines[-1].startswith("print(")
+    assert not any(line.startswith(" ") for line in lines)
+    names, printed = {}, io.StringIO()
+    expected = lines[-1].split("  # expected ")[1]
+    with contextlib.redirect_stdout(printed):
+        try:
+            for line in lines:
+                exec(compile(line, "pasted", "single"), names)
+        except Exception:
+            return
+    assert printed.getvalue().splitlines()[-1] != expected
 
 
 @pytest.mark.parametrize("number", BROKEN)
@@ -205,16 +244,81 @@ def test_an_error_in_the_answer_names_its_line(tmp_path):
         assert words in result.message
 
 
-def test_an_endless_loop_is_ended(tmp_path, monkeypatch):
-    """The check runs in a process of its own, which is killed."""
+CASE = "work.make_batches([3, 9, 1, 9], 2)" if sys.version_info >= (3, 11) else "work.make_batches([3, 9, 1, 9], 2), [["
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("assert size > 2", ("AssertionError at line 2 of answer.py\n", "assert size > 2", CASE)),
+        ("assert size > 2, 'too small'", ("AssertionError at line 2 of answer.py: too small", CASE)),
+        ("return lengths[9]", ("IndexError at line 2 of answer.py", "return lengths[9]", CASE)),
+        ("lengths.sort()", ("None came back: is a `return` missing?",)),
+        ("return []", ("it is empty",)),
+        ("return [[]] * 2", ("rows 0 and 1 are one list under two names",)),
+        ("return [[1, 3], [None, None]]", ("got:       [[1, 3], [None, None]]",)),
+        ("return [i for i in range(4)][::size]", ("got:       [0, 2]",)),
+    ],
+)
+def test_what_is_certain_is_told(body, words, tmp_path):
+    """The case of an error, and where it was raised; that nothing came back; and no guess where nothing is known."""
+    path = tmp_path / "answer.py"
+    path.write_text(f"def make_batches(lengths, size):\n    {body}\n")
+    message = grade(exercises()["2.4"], path).message
+    for said in words:
+        assert said in message
+    assert ("likely:" in message) == any("`return`" in w or "empty" in w or "rows" in w for w in words)
+
+
+def test_a_none_over_which_the_test_stumbles(tmp_path):
+    path = tmp_path / "answer.py"
+    path.write_text("def complete(model, eos_token_id, stop, max_tokens):\n    text = ''\n")
+    message = grade(exercises()["1.2"], path).message
+    assert "'NoneType' object has no attribute 'text'" in message
+    assert "None came back where a value was expected" in message
+
+
+def test_what_is_not_written_yet(tmp_path):
+    """A file with one of two functions is begun; the other is named."""
+    path = tmp_path / "answer.py"
+    solution = exercises()["2.4"].solution_text
+    path.write_text(
+        solution[: solution.index("def restore")] + "def restore(batches, results):\n    raise NotImplementedError\n"
+    )
+    result = grade(exercises()["2.4"], path)
+    assert (result.state, result.num_passed) == ("failing", 3)
+    assert result.message == "2_4_sort_and_unsort.py still raises NotImplementedError, in restore"
+
+
+def timed(tmp_path, monkeypatch, text, seconds, patience):
+    """What exercise 2.4 says of this file with these limits."""
     copy = tmp_path / "2_4_sort_and_unsort.md"
     exercise = exercises()["2.4"]
-    copy.write_text(exercise.text.read_text(encoding="utf-8"), encoding="utf-8")
-    copy.with_suffix(".py").write_text("while True:\n    pass\n")
-    monkeypatch.setattr(catalogue, "SECONDS", 8)
-    result = catalogue.grade_in_time(catalogue.Exercise(copy, "2.4", exercise.title, 15))
+    shutil.copy(exercise.text, copy)
+    shutil.copy(exercise.test, tmp_path)
+    copy.with_suffix(".py").write_text(text)
+    monkeypatch.setattr(catalogue, "SECONDS", seconds)
+    monkeypatch.setattr(catalogue, "PATIENCE", patience)
+    return catalogue.grade_in_time(catalogue.Exercise(copy, "2.4", exercise.title, 15))
+
+
+def test_an_endless_loop_is_ended(tmp_path, monkeypatch):
+    """It says where, and with which case."""
+    text = "def make_batches(lengths, size):\n    while True:\n        size += 1\n"
+    result = timed(tmp_path, monkeypatch, text, seconds=1, patience=600)
     assert result.state == "failing"
     assert "a loop that does not end" in result.message
+    assert f"case:      {CASE}" in result.message
+    assert "it was at: line " in result.message
+
+
+def test_waiting_is_not_computing(tmp_path, monkeypatch):
+    """What the clock says does not count, so a busy machine fails nobody; what never comes back ends all the same."""
+    text = "import time\n\ntime.sleep(2)\n" + exercises()["2.4"].solution_text
+    assert timed(tmp_path, monkeypatch, text, seconds=1.5, patience=600).state == "passed"
+    result = timed(tmp_path, monkeypatch, "import time\n\ntime.sleep(10_000)\n", seconds=600, patience=5)
+    assert result.state == "failing"
+    assert "not done after 5 seconds" in result.message
 
 
 def test_a_prediction_is_kept():
@@ -338,7 +442,7 @@ def test_a_message_longer_than_a_pipe(own_command, monkeypatch):
     work.write_text("def make_batches(lengths, size):\n    raise ValueError('x' * 3_000_000)\n")
     exercise = catalogue.Exercise(work.with_suffix(".md"), "2.4", "Sort and unsort", 15)
     result = catalogue.grade_in_time(exercise)
-    assert result.message.startswith("ValueError at line 2")
+    assert "ValueError at line 2" in result.message
     assert len(result.message) > 3_000_000
 
 
@@ -445,6 +549,52 @@ def test_a_known_mistake_is_named():
         expect("case", 1, 2, {"other": 3}, likely="look again")
     assert str(raised.value) == "case:      case\nexpected:  2\ngot:       1\nlikely:    look again"
     expect("equal within the tolerance", [1.0, 2.0], (1.0, 2.000001))
+
+
+def test_one_mistake_with_several_answers():
+    with pytest.raises(Wrong, match="likely:    turned round"):
+        expect("case", [3, 2, 1], [1, 2, 3], {"turned round": OneOf([[3, 1, 2], [3, 2, 1]])})
+
+
+@pytest.fixture
+def summing(tmp_path):
+    """A check at random of a `total` that is wrong about numbers over 30, and a list of what it was asked."""
+    path = tmp_path / "answer.py"
+    path.write_text("def total(numbers):\n    return sum(min(30, number) for number in numbers)\n")
+    work, asked = load(path), []
+
+    def check(choose):
+        numbers = choose.some(lambda: choose.upto(60), 20)
+        asked.append(numbers)
+        Example(work, "test_2_4_total.py").expect(f"work.total({numbers})", sum(numbers))
+
+    return check, asked
+
+
+def test_a_case_is_made_small(summing):
+    """As small as it can be, whatever it was; the same every time; and as lines that can be pasted."""
+    check, asked = summing
+    with pytest.raises(Wrong) as raised:
+        at_random(check)
+    first = str(raised.value)
+    assert 'work = work_of("2.4")\nprint(work.total([31]))  # expected 31\n' in first
+    assert len(asked) < 200 + 400
+    with pytest.raises(Wrong) as raised:
+        at_random(check)
+    assert str(raised.value) == first
+
+
+def test_a_smaller_case_fails_in_the_same_way():
+    """Another mistake, which has a smaller case, is not told instead."""
+
+    def check(choose):
+        numbers = choose.some(lambda: choose.upto(9), 9, least=1)
+        expect(f"{numbers}", len(numbers) < 4, "right", {"too short": True, "too long": False})
+
+    made = [5, 1, 5, 1, 5, 1, 5, 1, 5]  # five numbers; before each but the first, that there is one more
+    found = smallest(check, made, fails(check, Choices(again=made)))
+    assert found.likely == "too long"
+    assert "case:      [0, 0, 0, 0]\n" in str(found)
 
 
 def test_same_and_short():

@@ -1,11 +1,13 @@
 """The pictures say what the traces say."""
 
+import json
 import re
+from itertools import pairwise
 
 import pytest
 
 from bench import plots, workloads
-from tests.adapter import STAGES
+from tests.adapter import ROOT, STAGES
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,10 @@ def test_slots_tell_the_waste(traces):
     assert static > continuous > 0
     for axes, trace in zip(figure.axes, (traces[3], traces[4]), strict=True):
         steps = {row.request_id: 0 for step in trace for row in step.rows}
-        assert len(axes.collections) == 2 * len(steps)  # a bar and its outline for each request
+        assert len(axes.collections) == 3 * len(steps)  # a bar, its outline and its prefill for each request
+    ends = plots.batch_ends(traces[3])
+    assert len(figure.axes[0].lines) == len(ends) >= 2
+    assert not plots.batch_ends(traces[4])
 
 
 def test_padding_is_counted(traces):
@@ -81,16 +86,36 @@ def test_block_map_marks_what_is_shared(babble):
     saved = max(step.num_blocks_saved for step in llm.trace)
     assert saved >= 4
     assert f"save up to {saved}" in texts(figure)
+    copied = [(i, e["target"]) for i, step in enumerate(llm.trace) for e in step.before if e["kind"] == "copied"]
+    assert figure.axes[0].collections[-1].get_offsets().tolist() == [list(map(float, pair)) for pair in copied]
+    llm.generate([[2] * 20], stage.SamplingParams(max_tokens=3))
+    image = plots.block_map(llm.trace).axes[0].images[0].get_array()
+    grey = (image == plots.to_rgb(plots.GREY)).all(axis=-1)
+    assert grey[:, -1].sum() == len(llm.trace[-1].findable) > 0
+
+
+def test_ladder_compares_neighbours():
+    result = json.loads((ROOT / "bench/results/ladder.json").read_text())
+    speeds = [row["tokens_per_second"] for row in result["summary"]]
+    told = texts(plots.ladder(result))
+    for before, after in pairwise(speeds):
+        assert f"({after / before:.2g} ×)" in told
+    assert "3 KV cache" in told
+    mixed = json.loads((ROOT / "bench/results/mixed.json").read_text())
+    first, last = mixed["summary"]
+    assert f"p95 {last['itl_p95'] / first['itl_p95']:.2g} ×" in texts(plots.ladder(mixed))
 
 
 def test_the_others_draw(traces, tmp_path):
     rows = [{"rate": r, "ttft_p50": 0.1, "ttft_p95": 0.1 * r, "itl_p50": 0.01, "itl_p95": 0.02} for r in (1, 2, 4)]
     pictures = [
-        plots.time_per_token({"stage 1": traces[1], "stage 3": traces[3]}),
-        plots.batch_size({1: traces[1], 3: traces[3]}, {1: 1e5, 3: 1e5}),
+        plots.time_per_token({"stage 1": traces[1], "stage 3": traces[3]}, {"stage 3": [1e-4] * 9}),
+        plots.batch_size({1: traces[1], 3: traces[3]}, {1: 1e5, 3: 1e5}, bend=2.4),
         plots.gain([(1.0, traces[3], traces[4]), (0.0, traces[3], traces[3])]),
         plots.latency({"stage 4": rows}),
     ]
+    assert "stage 3, the machine's limit" in texts(pictures[0])
+    assert "from 2.4 rows on" in texts(pictures[1])
     assert "p95 of the wait: 4 ×" in texts(pictures[3])
     assert "Nothing at equal lengths (1.00 ×)" in texts(pictures[2])
     for i, picture in enumerate(pictures):

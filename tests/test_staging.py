@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from stage05_paged import cli as stage05_cli
 from tests.adapter import ROOT, STAGES, TINYTALES
 
 sys.path.insert(0, str(ROOT / "tools"))  # a tool finds its neighbours as when it is run
@@ -146,12 +147,49 @@ def test_stage_diff_counts_lines():
     assert removed > 0
 
 
-def test_documents_link_to_files_that_are_there():
+def test_stage_diff_shows_functions_of_c(tmp_path):
+    (tmp_path / "x.h").write_text(
+        "int one(void); /* later */\n#define ONE(x) (x)\nstatic int twice(int x,\n          int y) {\n"
+        "    return 2 * x;\n}\nint one(void) { return f(1); }\n"
+    )
+    shown = stage_diff.source(tmp_path / "x.h", ["one", "twice"])
+    assert shown.split("\n\n\n") == [
+        "int one(void) { return f(1); }",
+        "static int twice(int x,\n          int y) {\n    return 2 * x;\n}",
+    ]
+    with pytest.raises(ValueError, match="no function ONE"):
+        stage_diff.source(tmp_path / "x.h", ["ONE"])
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = [re.sub(r"[^\w\- ]", "", title.lower()) for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {title.strip().replace(" ", "-") for title in titles}
+
+
+def test_documents_link_to_what_is_there():
     for path in [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("models/*/*.md")]:
         text = path.read_text(encoding="utf-8")
-        for target in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert (path.parent / target).exists(), f"{path} links to {target}"
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", text):
+            page = path.parent / target if target else path
+            assert page.exists(), f"{path} links to {target}"
+            assert not anchor or page.suffix != ".md" or anchor in anchors(page), f"{path}: {target}#{anchor}"
         assert not re.search(r"^[A-Z]{4,}$", text, re.MULTILINE), f"{path} has a place that was never filled"
+
+
+def test_the_front_page_shows_what_make_demo_writes(capsys):
+    """The quoted tale is one of those that the demo's prompts get. If the bundled model is a new one: quote it anew."""
+    page, makefile = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile"))
+    assert "\nmake demo " in page
+    assert "\nmake test " in page
+    recipe = re.search(r"^demo:.*?\n\n", makefile, re.MULTILINE | re.DOTALL)[0]
+    prompts = re.findall(r'"(.*?)"', recipe)
+    assert "-m stage05 --temperature 0.8 --prompts" in recipe
+    assert stage05_cli.main(["--temperature", "0.8", "--quiet", "--prompts", *prompts]) == 0
+    quoted = " ".join(line[2:] for line in page.splitlines() if line.startswith("> "))
+    assert quoted
+    assert quoted in " ".join(capsys.readouterr().out.split())
 
 
 def test_root_modules_are_short():

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from bench import engines, report, throughput, workloads
+from bench import caches, engines, race, report, throughput, workloads
 from bench.machine import least_seconds, pass_work
 from bench.peers import PEERS
 from stage01_single.model import ModelConfig
@@ -785,6 +785,45 @@ def test_committed_results_are_of_these_workloads():
         assert re.search(rf"--json bench/results/(\w+/)?{path.name}", result["command"]), path
         if result["dtype"] == "float32":
             assert all(row["same_ids_share"] >= 0.9 for row in result["summary"]), path
+
+
+def test_the_race_is_that_of_the_committed_result():
+    results = ROOT / "bench" / "results"
+    picture = race.svg(json.loads((results / "ladder.json").read_text()))
+    assert (results / "ladder.svg").read_text(encoding="utf-8") == picture, "python -m bench.report --write"
+    rows = [{"engine": "stage01_single", "seconds": 40.0}, {"engine": "other", "seconds": 10.0}]
+    picture = race.svg({"requests": 7, "summary": rows})
+    assert "one at a time, 40 seconds; other, 10 seconds" in picture
+    assert "scaleX(0.250)" in picture  # of the first, when the second is done
+    assert "10.00%, 100%" in picture  # the second is done after 10 of 40 seconds and a pause of 60
+
+
+def test_the_picture_of_the_memory_hierarchy_shows_what_was_measured():
+    result = json.loads((ROOT / "bench" / "results" / "caches.json").read_text())
+    picture = (ROOT / "stage06_fast" / "pictures" / "hierarchy.svg").read_text(encoding="utf-8")
+    rows = {row["bytes"]: row for row in result["rows"]}
+    for size in (16 << 10, 128 << 10, 2 << 20, 256 << 20):
+        row = rows[size]
+        nanoseconds = f"{row['nanoseconds']:.1f}" if row["nanoseconds"] < 10 else f"{row['nanoseconds']:.0f}"
+        assert f">{row['bytes_per_second'] / 1e9:.0f} GB/s · {nanoseconds} ns<" in picture
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_the_probe_of_the_caches_reads_all_that_it_says():
+    size, numbers = 1 << 14, caches.LINE // 8
+    places, at, seen = caches.chain(size), 0, []
+    for _ in range(size // caches.LINE):
+        seen.append(at)
+        at = int(places[at])
+    assert at == 0
+    assert sorted(seen) == [*range(0, size // 8, numbers)]
+    probes = caches.load_probes()
+    assert probes.chase(places.data_ptr(), 0, 3) == seen[3]
+    row = caches.measure(probes, size, repeat=2)
+    pieces = caches.measure_pieces(probes, 4096, size=1 << 20, repeat=2)
+    result = {"rows": [row], "pieces": [pieces], "levels": [{"level": 1, "bytes": 1 << 15}], "machine": {"device": "A"}}
+    assert "| 16 KB | level 1 | " in caches.table(result)
+    assert "in pieces of 4 KB. One thread; A, caches: level 1 32 KB." in caches.table(result)
 
 
 def test_report_prints_a_result(capsys, tmp_path):

@@ -1,7 +1,13 @@
 """What the engine counts, exactly: forward passes, tokens computed, padding, and the trace that the plots read."""
 
+import asyncio
+import json
+import time
+
 import pytest
 
+from replay.state import states
+from replay.trace import Trace, check_step
 from tests.adapter import STAGES, random_prompts
 
 LENGTHS, OUTPUTS = [5, 12, 3, 9, 7], [4, 2, 6, 6, 1]
@@ -160,8 +166,9 @@ def test_where_the_keys_and_values_lie(small_checkpoint):
     for stage in STAGES[4:]:
         for step in run(stage, small_checkpoint, max_num_seqs=3, num_blocks=9, block_size=4).trace:
             held = {block for row in step.rows for block in row.blocks}
-            assert sorted([*held, *step.free]) == list(range(9))
-            assert set(step.findable) <= set(step.free)
+            free = [block for first, count in step.free for block in range(first, first + count)]
+            assert sorted([*held, *free]) == list(range(9))
+            assert set(step.findable) <= set(free)
 
 
 @pytest.mark.parametrize("stage", STAGES[3:], ids=str)
@@ -286,9 +293,63 @@ def test_nobody_listens_nothing_is_kept(stage, small_checkpoint):
     assert len(events(looked, "token")) == 3
 
 
+def test_steps_are_counted_on_when_the_counters_are_not(stage, small_checkpoint):
+    llm = run(stage, small_checkpoint)
+    llm.stats = type(llm.stats)()
+    llm.generate([[1, 2]], stage.SamplingParams(max_tokens=2, ignore_eos=True))
+    assert llm.stats.num_forwards == 2
+    assert [step.step for step in llm.trace] == list(range(len(llm.trace)))
+
+
+@pytest.mark.parametrize("stage", STAGES[3:], ids=str)
+def test_who_is_aborted_last_is_told_though_no_step_comes(stage, small_checkpoint):
+    """When the engine comes to rest there is a record without rows, and one only."""
+    params = stage.SamplingParams(max_tokens=100, ignore_eos=True)
+
+    async def look(engine):
+        async for _ in engine.generate([1, 2, 3], params):
+            break  # who listens no more aborts
+
+    with stage.part("async_llm").AsyncLLM(model=small_checkpoint, device="cpu", trace=True) as engine:
+        asyncio.run(look(engine))
+        deadline = time.monotonic() + 60
+        while engine.llm.trace[-1].rows:
+            assert time.monotonic() < deadline, "there is no such record"
+            time.sleep(0.01)
+        engine.complete([4, 5], stage.SamplingParams(max_tokens=2, ignore_eos=True))
+        trace = engine.llm.trace
+    rests = [step for step in trace if not step.rows]
+    assert len(rests) == 1
+    assert [event["reason"] for event in events(rests, "finished")] == ["abort"]
+    assert (rests[0].parts, rests[0].seconds) == ({}, 0.0)
+    if stage.number >= 5:
+        assert rests[0].free  # its blocks are
+    for number, step in enumerate(trace):
+        check_step(json.loads(json.dumps(step.to_dict())), number)
+
+
+@pytest.mark.parametrize("stage", STAGES[4:], ids=str)
+def test_an_interrupted_beam_search_is_gone(stage, small_checkpoint, monkeypatch):
+    llm = stage.LLM(small_checkpoint, device="cpu", trace=True)
+    forward, calls = llm.engine.runner.forward, []
+
+    def failing(batch):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return forward(batch)
+
+    monkeypatch.setattr(llm.engine.runner, "forward", failing)
+    with pytest.raises(KeyboardInterrupt):
+        llm.beam_search([[1, 2, 3]], beam_width=2, max_tokens=6)
+    llm.generate([[4, 5]], stage.SamplingParams(max_tokens=2, ignore_eos=True))
+    *_, last = states(Trace("made", llm.engine.tracer.header, [step.to_dict() for step in llm.trace]))
+    assert [completion.status for completion in last.completions.values()] == ["gone", "gone", "finished"]
+
+
 def test_runs():
-    for stage in STAGES:
-        runs = stage.part("trace").runs
+    for stage in STAGES[4:]:
+        runs = stage.part("block_manager").runs
         assert runs([]) == []
         assert runs([4]) == [(4, 1)]
         assert runs([7, 8, 9, 2, 1, 3, 4]) == [(7, 3), (2, 1), (1, 1), (3, 2)]

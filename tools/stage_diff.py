@@ -5,8 +5,8 @@
     python tools/stage_diff.py 2 model.py   # the diff of this file
     python tools/stage_diff.py --write      # put every stage's table, and the code that it shows, into its README
 
-READMEs are left out: they hold the tables. The code that a README shows stands between the marks
-`<!-- code: FILE FUNCTION ... -->` and `<!-- end of code -->`.
+Pages and pictures are left out: they hold the tables. The code that a README shows stands between the marks
+`<!-- code: FILE FUNCTION ... -->` and `<!-- end of code -->`, where a function may be `Class.method`.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sync_stages import ROOT, read_stages
 
+TEXTS = {".md", ".svg"}  # what is read, not run
 BEGIN, END = "<!-- stage_diff: made by tools/stage_diff.py --write -->", "<!-- end of stage_diff -->"
 
 
@@ -45,7 +46,7 @@ def table(stage: str) -> str:
     before = stages[stages.index(stage) - 1] if stages.index(stage) else None
     rows, same, totals = [], [], {"new": [0, 0], "changed": [0, 0]}
     for name, state in read_stages()[stage].items():
-        if name == "README.md":
+        if Path(name).suffix in TEXTS:
             continue
         if state == "same":
             same.append(f"`{name}`")
@@ -73,17 +74,35 @@ def with_table(readme: str, new_table: str) -> str:
 
 
 def source(path: Path, names: list[str]) -> str:
-    """These functions or methods of a file, as they stand there. Raises ValueError if there is no such function."""
+    """These functions of a file, as they stand there; a method's name may be `Class.method`. Raises ValueError if there
+    is no such function."""
     text = path.read_text(encoding="utf-8")
-    found = {node.name: node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)}
+    lines, found = text.splitlines(), (python_functions if path.suffix == ".py" else c_functions)(text)
     if unknown := [name for name in names if name not in found]:
         raise ValueError(f"{path} has no function {unknown[0]}")
-    parts = []
-    for name in names:
-        first = min([found[name].lineno, *(decorator.lineno for decorator in found[name].decorator_list)])
-        lines = text.splitlines()[first - 1 : found[name].end_lineno]
-        parts.append(textwrap.dedent("\n".join(lines)))
-    return "\n\n\n".join(parts)
+    return "\n\n\n".join(textwrap.dedent("\n".join(lines[slice(*found[name])])) for name in names)
+
+
+def python_functions(text: str) -> dict[str, tuple[int, int]]:
+    """name -> where its lines begin and end, decorators among them."""
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef):
+                first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
+                found[child.name] = found[owner + child.name] = first - 1, child.end_lineno
+    return found
+
+
+def c_functions(text: str) -> dict[str, tuple[int, int]]:
+    """The same of C: from a line that is not indented and has `name(` to the next line that is only a brace."""
+    lines, found = text.splitlines(), {}
+    for number, line in enumerate(lines):
+        if (match := re.match(r"\w[\w *]* \**(\w+)\(", line)) and not re.search(r"\);[^{}]*$", line):  # no prototype
+            end = next((n for n in range(number, len(lines)) if lines[n].endswith("}") and lines[n][0] != " "), number)
+            found[match[1]] = number, end + 1
+    return found
 
 
 def with_code(readme: str, stage: str) -> str:
@@ -91,9 +110,8 @@ def with_code(readme: str, stage: str) -> str:
 
     def fresh(match: re.Match) -> str:
         name, *functions = match[1].split()
-        return (
-            f"<!-- code: {match[1]} -->\n```python\n{source(ROOT / stage / name, functions)}\n```\n<!-- end of code -->"
-        )
+        language, code = "python" if name.endswith(".py") else "c", source(ROOT / stage / name, functions)
+        return f"<!-- code: {match[1]} -->\n```{language}\n{code}\n```\n<!-- end of code -->"
 
     return re.sub(r"<!-- code: ([^>]+) -->\n.*?<!-- end of code -->", fresh, readme, flags=re.DOTALL)
 
@@ -121,7 +139,8 @@ def main(argv: list[str] | None = None) -> int:
     if not 1 <= args.stage <= len(stages):
         parser.error(f"there are stages 1 to {len(stages)}, got {args.stage}")
     stage, before = stages[args.stage - 1], stages[args.stage - 2] if args.stage > 1 else None
-    changed = [name for name, state in read_stages()[stage].items() if state != "same" and name != "README.md"]
+    files = {name: state for name, state in read_stages()[stage].items() if Path(name).suffix not in TEXTS}
+    changed = [name for name, state in files.items() if state != "same"]
     if unknown := [name for name in args.files if name not in changed]:
         parser.error(f"{stage} changed no {unknown[0]}; it changed {', '.join(changed)}")
     if not args.files:

@@ -49,6 +49,7 @@ def draw(probabilities: list[float], u: float) -> int:
 
 # --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
 
+PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("multiplies by the temperature", "logit / temperature", "logit * temperature", "multiplied by the temperature"),
     ("overflows", "largest = max(scores)", "largest = 0", "OverflowError"),
@@ -68,4 +69,41 @@ MUTANTS = [
      "summed to 1 again"),
     ("draws what has no probability", "if total > u:", "if total >= u:", "never drawn"),
     ("falls off the end", "return last  #", "return len(probabilities)  #", "rounding may leave the sum below u"),
+    ("falls off the end, as None", "    return last  # rounding left the sum a little below u\n", "", "is a `return` missing?"),
+    ("ties at the k-th are dropped", "score if score >= kth", "score if score > kth", "the k-th best is kept"),
+    ("among equals the lower number first", "key=lambda i: (probabilities[i], i), reverse=True)",
+     "key=lambda i: -probabilities[i])", "the higher number is kept first"),
+    ("more than top_p", "if before < top_p:", "if before <= top_p:", "*at least* top_p"),
+    ("min-p before top-p", "    if top_p < 1:\n", "    if min_p > 0:\n        p = softmax(scores)\n"
+     "        scores = [s if q >= min_p * max(p) else -math.inf for s, q in zip(scores, p)]\n        min_p = 0\n    if top_p < 1:\n", PASTE),
+    ("the temperature comes last", ("[logit / temperature for logit in logits]", "    return softmax(scores)\n\n"),
+     ("list(logits)", "    return softmax([s / temperature for s in scores])\n\n"), "top-p was applied before the temperature"),
+    ("the best is left out of min-p", "p >= min_p * max(probabilities)", "p > min_p * max(probabilities)", "there is a NaN in it"),
+    ("scales the caller's logits", "    scores = [logit / temperature for logit in logits]\n",
+     "    logits[:] = [logit / temperature for logit in logits]\n    scores = list(logits)\n", "work on a copy"),
+    ("a temperature just above zero for greedy", "        best = logits.index(max(logits))\n        return [float(i == best) for i in range(len(logits))]\n",
+     "        temperature = 1e-6\n", "they share"),
+    ("top-k of one too many", "reverse=True)[top_k - 1]", "reverse=True)[top_k]", "one too many"),
+    ("stops before u", "if total > u:", "if total > u + 0.01:", PASTE),
+]  # fmt: skip
+
+TORCH = """def with_torch(logits, temperature, top_k, top_p, min_p):
+    import torch
+
+    scores = torch.tensor(logits, dtype=torch.float32) / temperature
+    if top_k:
+        scores[scores < scores.topk(min(top_k, len(scores))).values[-1]] = -torch.inf
+    if top_p < 1:
+        order = scores.flip(0).argsort(descending=True, stable=True)
+        p = scores.flip(0)[order].softmax(0)
+        scores[(len(scores) - 1 - order)[p.cumsum(0) - p >= top_p - 1e-7]] = -torch.inf
+    p = scores.softmax(0)
+    return scores.masked_fill(p < min_p * p.max(), -torch.inf).softmax(0).tolist()
+
+
+def distribution("""
+ALSO_RIGHT = [
+    ("with torch, in float32", ("def distribution(", "    scores = [logit / temperature for logit in logits]\n"),
+     (TORCH, "    return with_torch(logits, temperature, top_k, top_p, min_p)\n")),
+    ("scales u by the sum", "    total, last = 0.0, 0\n", "    total, last = 0.0, 0\n    u *= sum(probabilities)\n"),
 ]  # fmt: skip

@@ -40,6 +40,7 @@ class TextStream:
 
 HELD = 'text, self.held = self.held + new, ""'
 DECODE = "self.decoder.decode(data)"
+PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("decodes each token alone", DECODE, 'data.decode("utf-8", errors="replace")', "each token was decoded alone"),
     ("drops half characters", DECODE, 'data.decode("utf-8", errors="ignore")', "not to be dropped"),
@@ -59,4 +60,25 @@ MUTANTS = [
      "        for length, stop in pairs:\n"
      "            if stop.startswith(text[-length:]) and len(text) >= length:\n", "over all stop texts"),
     ("takes the shortest beginning", "default=1) - 1, 0, -1)", "default=1))", "the longest beginning"),
+    ("looks for stop texts in the new text only", "found = [position for position in map(text.find, self.stop) if position >= 0]",
+     "found = [text.find(s) for s in self.stop if s in new]", "held back and the new text together"),
+    ("flush does not stop", "        if certain is None:  # the end: nothing can follow\n            return text\n", "", "what was held back is lost"),
+    ("never says that it stopped", "            self.stopped = True\n            return text[: min(found)]\n",
+     "            self.stop, self.held = (\"\",), \"\"\n            return text[: min(found)]\n", "stopped, after the stop text"),
+    ("the last place of a stop text", "map(text.find, self.stop)", "map(text.rfind, self.stop)", PASTE),
+    ("an empty token flushes", "        return self.send(self.decoder.decode(data), 0)", "        return self.send(self.decoder.decode(data, not data), 0)", PASTE),
+    ("one replacement for all broken bytes", DECODE, "__import__('re').sub('�+', '�', self.decoder.decode(data))", "for each broken piece"),
+]  # fmt: skip
+
+ANEW = """    def anew(self, data, final=False):
+        self.data += data
+        text = codecs.getincrementaldecoder("utf-8")(errors="replace").decode(self.data, final)
+        before, self.decoded = len(self.decoded), text
+        return text[before:]
+
+"""
+ALSO_RIGHT = [
+    ("decodes everything anew", ("        self.decoder = codecs", DECODE, 'self.decoder.decode(b"", final=True)', "    def add("),
+     ("        self.data, self.decoded = b'', ''\n        self.decoder = codecs", "self.anew(data)", 'self.anew(b"", True)',
+      ANEW + "    def add(")),
 ]  # fmt: skip

@@ -34,6 +34,7 @@ def tokens_per_second(
 
 # --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
 
+PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("no keys and values", "n_embd * 3 * n_embd", "n_embd * n_embd", "three matrices"),
     ("half a feed-forward layer", " + n_inner * n_embd", "", "there and back"),
@@ -49,4 +50,17 @@ MUTANTS = [
     ("weights for every sequence", "(weights + batch * cached)", "batch * (weights + cached)", "not once for each sequence"),
     ("the faster one", "max(reading, computing)", "min(reading, computing)", "not the faster"),
     ("no prediction", "PREDICTION = 40", "PREDICTION = None", "write down a guess first"),
+    ("four times the width inside", "n_embd * n_inner + n_inner * n_embd", "8 * n_embd * n_embd", "a size of its own"),
+    ("always four bytes", "return itemsize * (", "return 4 * (", PASTE),
+    ("one sequence's operations", "computing = batch * flops", "computing = flops", "each of the sequences computes"),
+    ("tokens of one sequence", "return batch / max(", "return 1 / max(", "a token for each"),
+    ("one cache for the batch", "(weights + batch * cached)", "(weights + cached)", "a cache of its own"),
+    ("cached numbers without their bytes", "cached = bytes_read(**sizes, context=context, itemsize=itemsize) - weights",
+     "cached = (bytes_read(**sizes, context=context, itemsize=itemsize) - weights) / itemsize", "read in bytes"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("other formulas", ("    layer = n_embd * 3 * n_embd + n_embd * n_embd + n_embd * n_inner + n_inner * n_embd\n",
+                        "return batch / max(reading, computing)"),
+     ("    layer = 2 * n_embd * (2 * n_embd + n_inner)\n", "return min(batch / reading, batch / computing)")),
 ]  # fmt: skip

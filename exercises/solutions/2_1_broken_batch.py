@@ -33,6 +33,7 @@ def generate(model: Model, prompts: list[list[int]], max_tokens: int, eos: int, 
 
 # --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
 
+PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("padded on the right", "[eos] * (longest - len(prompt)) + prompt", "prompt + [eos] * (longest - len(prompt))",
      "read at its padding"),
@@ -49,4 +50,16 @@ MUTANTS = [
     ("no mask after the first step", "        visible = visible & (columns >= num_padding[:, None])[:, None, :]\n",
      "        if tokens.shape[1] == start:\n"
      "            visible = visible & (columns >= num_padding[:, None])[:, None, :]\n", "visible again"),
+    ("the prompt's own end token is hidden", "columns >= num_padding[:, None])[:, None, :]",
+     "tokens != eos)[:, None, :]", PASTE),
+    ("a row ends with the first row that does", "        if all(eos in row", "        if any(eos in row", PASTE),
+    ("the end token is dropped", "row[: row.index(eos) + 1]", "row[: row.index(eos)]", "the end token is kept"),
+    ("cut to one token too many", "prompt[-max_len:]", "prompt[-max_len - 1 :]", "nothing was cut"),
+    ("a token more at the end", "range(max_tokens)", "range(max_tokens + 1)", "not one more"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("pads with another token", "[eos] * (longest", "[1] * (longest"),
+    ("positions by counting what is visible", "(columns - num_padding[:, None]).clamp(min=0)",
+     "((columns >= num_padding[:, None]).cumsum(dim=1) - 1).clamp(min=0)"),
 ]  # fmt: skip

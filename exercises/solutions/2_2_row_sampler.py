@@ -35,6 +35,7 @@ def sample_one(logits, temperature, top_k, u):
     logits, temperature, top_k, u = logits[None], temperature[None], top_k[None], u[None]
     greedy = temperature == 0
 """
+PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("forgets the greedy rows", "torch.where(greedy, logits.argmax(dim=-1), drawn)", "drawn", "greedy is the argmax"),
     ("one greedy row makes all greedy", "return torch.where(greedy,", "return torch.where(greedy.any(),", "must not make all rows greedy"),
@@ -52,4 +53,28 @@ MUTANTS = [
     ("changes the caller's logits", "    greedy = temperature == 0\n",
      "    greedy = temperature == 0\n    logits += 1\n", "work on a copy"),
     ("a loop over the rows", "    greedy = temperature == 0\n", LOOP, "a loop over the rows"),
+    ("greedy by a tiny temperature", ("torch.where(greedy, 1.0, temperature)", "torch.where(greedy, logits.argmax(dim=-1), drawn)"),
+     ("torch.where(greedy, 1e-6, temperature)", "drawn"), "takes the first of equals"),
+    ("greedy by a top-k of 1", ("torch.where(top_k == 0, vocab_size, top_k)", "torch.where(greedy, logits.argmax(dim=-1), drawn)"),
+     ("torch.where(greedy, 1, torch.where(top_k == 0, vocab_size, top_k))", "drawn"), "takes the first of equals"),
+    ("a temperature of at least 0.01", "torch.where(greedy, 1.0, temperature)", "torch.where(greedy, 1.0, temperature).clamp(min=0.01)",
+     "none is clamped"),
+    ("a temperature just above 0 is greedy", "greedy = temperature == 0\n", "greedy = temperature < 0.05\n", PASTE),
+    ("int32", "logits.argmax(dim=-1), drawn)", "logits.argmax(dim=-1), drawn).int()", "int64"),
+    ("a column", "logits.argmax(dim=-1), drawn)", "logits.argmax(dim=-1), drawn)[:, None]", "expected:  [1, 2]"),
+    ("changes the caller's temperature", "    scores = logits / torch.where(greedy, 1.0, temperature)[:, None]\n",
+     "    temperature[greedy] = 1.0\n    scores = logits / temperature[:, None]\n", "work on a copy"),
+    ("the last of equals is greedy", "torch.where(greedy, logits.argmax(dim=-1), drawn)",
+     "torch.where(greedy, vocab_size - 1 - logits.flip(1).argmax(dim=-1), drawn)", "greedy takes the first"),
+    ("top-k of one less", "gather(1, k[:, None] - 1)", "gather(1, (k[:, None] - 2).clamp(min=0))", "one less than k"),
+    ("numbers of Python", "    vocab_size = logits.shape[1]\n", "    vocab_size = len(logits.tolist()[0])\n", "a loop over the rows"),
+    ("no largest subtracted", "scores.double().softmax(dim=-1).cumsum(dim=-1)", "scores.double().exp().cumsum(dim=-1)", PASTE),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("one k for the whole batch, taken out of it", "    kth = scores.sort(dim=-1, descending=True).values.gather(1, k[:, None] - 1)  # [rows, 1]\n",
+     "    kth = scores.topk(k.max().item()).values.gather(1, k[:, None] - 1)\n"),
+    ("compares with the cumulative sums", "torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0]",
+     "(cdf <= u[:, None] * cdf[:, -1:]).sum(dim=-1)"),
+    ("in float32", "cdf = scores.double()", "u = u.float()\n    cdf = scores"),
 ]  # fmt: skip

@@ -20,6 +20,7 @@ def positions(
 
 # --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
 
+PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("the last token is computed", "[p + min(step, n) for p, n in batch]", "[p + min(step + 1, n) for p, n in batch]", "never computed"),
     ("no rectangle", "total += len(batch) * max(lengths)", "total += sum(lengths)", "count the rectangle"),
@@ -34,4 +35,20 @@ MUTANTS = [
      "requests[:max_num_seqs] = sorted(requests[:max_num_seqs])", "before they are put into batches"),
     ("sorts the prompts alone", "requests.sort(key=lambda request: -request[0])",
      "requests = list(zip(sorted(prompts, reverse=True), outputs))", "sort them together"),
+    ("equal prompts turned around", "requests.sort(key=lambda request: -request[0])", "requests.sort(key=lambda request: request[0])\n        requests.reverse()",
+     "equal prompts stay"),
+    ("longer outputs first among equals", "requests.sort(key=lambda request: -request[0])", "requests.sort(reverse=True)", "equal prompts stay"),
+    ("sorts the caller's lists", "        requests.sort(key=lambda request: -request[0])\n",
+     "        requests.sort(key=lambda request: -request[0])\n        prompts.sort(reverse=True)\n", "sort a copy"),
+    ("all of them, and what is live", "return live, total - live", "return live, total", "not all that was"),
+    ("a step too many", "for step in range(max(n for _, n in batch)):", "for step in range(max(n for _, n in batch) + 1):", "no step is left then"),
+    ("the last batch is left out", "for start in range(0, len(requests), max_num_seqs):",
+     "for start in range(0, len(requests) - (len(requests) > 4), max_num_seqs):", PASTE),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("sums by row", "            live += sum(length for length, (_, n) in zip(lengths, batch, strict=True) if step < n)\n",
+     "        live += sum(n * p + n * (n - 1) // 2 for p, n in batch)\n"),
+    ("sorts indices", "requests.sort(key=lambda request: -request[0])",
+     "requests = [requests[i] for i in sorted(range(len(prompts)), key=lambda i: (-prompts[i], i))]"),
 ]  # fmt: skip

@@ -18,6 +18,7 @@ def restore(batches: list[list[int]], results: list) -> list:
 
 # --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
 
+PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("the shortest first", "-lengths[i]", "lengths[i]", "the longest come first"),
     ("not stable", "key=lambda i: -lengths[i]", "key=lambda i: (-lengths[i], -i)", "keep the order"),
@@ -31,4 +32,23 @@ MUTANTS = [
     ("the permutation itself", "    restored = [None] * len(results)\n    for i, result in zip(order, results, strict=True):\n"
      "        restored[i] = result\n    return restored", "    return [results[i] for i in order]", "its inverse is needed"),
     ("no way back", "    return restored", "    return results", "still in the order of the batches"),
+    ("reverses what was sorted", "sorted(range(len(lengths)), key=lambda i: -lengths[i])", "sorted(range(len(lengths)), key=lambda i: lengths[i])[::-1]",
+     "keep the order"),
+    ("finds indices by their lengths", "sorted(range(len(lengths)), key=lambda i: -lengths[i])",
+     "[lengths.index(length) for length in sorted(lengths, reverse=True)]", "an index is in there twice"),
+    ("sorts the caller's list", "    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])\n",
+     "    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])\n    lengths.sort(reverse=True)\n", "sort indices, or a copy"),
+    ("sorts results", "    return restored", "    return sorted(results)", "not supported between"),
+    ("finds the place by the result", "restored[i] = result", "restored[order[results.index(result)]] = result", PASTE),
+    ("leaves out what is nothing", "    return restored", "    return [result for result in restored if result is not None]", PASTE),
+    ("sorts in place", "    restored = [None] * len(results)\n    for i, result in zip(order, results, strict=True):\n"
+     "        restored[i] = result\n    return restored", "    results[:] = [results[order.index(i)] for i in range(len(order))]\n    return results",
+     "make a new one"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("pairs that are sorted", "    restored = [None] * len(results)\n    for i, result in zip(order, results, strict=True):\n"
+     "        restored[i] = result\n    return restored", "    return [result for _, result in sorted(zip(order, results), key=lambda pair: pair[0])]"),
+    ("a dictionary", "    restored = [None] * len(results)\n", "    restored = {}\n    return [dict(zip(order, results))[i] for i in range(len(order))]\n"),
+    ("sorted with reverse", "key=lambda i: -lengths[i]", "key=lengths.__getitem__, reverse=True"),
 ]  # fmt: skip

@@ -34,4 +34,23 @@ MUTANTS = [
     ("drops the end token", "    return outputs", "    return [o[:-1] if o[-1] == eos else o for o in outputs]", "the end token is kept"),
     ("goes on after the end token", " and outputs[i][-1] != eos", "", "the end token ends a row"),
     ("searches the prompt", "outputs[i][-1] != eos]", "eos not in sequences[i]]", "in the new tokens only"),
+    ("results by prompt", ("    outputs: list[list[int]] = [[] for _ in prompts]\n", "return outputs"),
+     ("    outputs: list[list[int]] = [[] for _ in prompts]\n", "return [{tuple(p): o for p, o in zip(prompts, outputs)}[tuple(p)] for p in prompts]"),
+     "kept by prompt"),
+    ("one list for all", "[[] for _ in prompts]", "[[]] * len(prompts)", "one list under two names"),
+    ("in the order of their ends", ("    live = list(range(len(prompts)))\n", LIVE, "return outputs"),
+     ("    live, done = list(range(len(prompts))), []\n", LIVE.replace("        live =", "        left =") + "        done += [outputs[i] for i in live if i not in left]\n"
+      "        live = left\n", "return done"), "in which the rows were done"),
+    ("counts the prompt", "len(outputs[i]) < max_tokens[i]", "len(sequences[i]) < max_tokens[i]", "expected:"),
+    ("a limit for all", "len(outputs[i]) < max_tokens[i]", "len(outputs[i]) < max(max_tokens)", "expected:"),
+    ("returns nothing", "    return outputs\n", "", "None came back"),
+    ("counts the caller's limits down", LIVE, "        for i in live:\n            max_tokens[i] -= 1\n"
+     "        live = [i for i in live if max_tokens[i] and outputs[i][-1] != eos]\n", "the caller's lists were changed"),
+    ("steps without anybody", "    while live:\n", "    for _ in range(max(max_tokens) + 1):\n", "one step too many"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("pairs of prompt and output", "step([sequences[i] for i in live])", "step([list(prompts[i]) + outputs[i] for i in live])"),
+    ("a set of those who are done", LIVE, "        done = {i for i in live if len(outputs[i]) == max_tokens[i] or outputs[i][-1] == eos}\n"
+     "        live = sorted(set(live) - done)\n"),
 ]  # fmt: skip

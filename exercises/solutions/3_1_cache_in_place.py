@@ -28,6 +28,7 @@ class Cache:
 
 # --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
 
+PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("moves within the step", "        return keys, values\n", "        self.length = end\n        return keys, values\n",
      "layer 1 wrote behind layer 0"),
@@ -40,9 +41,23 @@ MUTANTS = [
      "room that grows is copied"),
     ("memory of the class", "        self.data = torch.empty(n_layer, 2, batch, n_head, max_len, head_dim)",
      "        Cache.data = getattr(Cache, \"data\", torch.empty(n_layer, 2, batch, n_head, max_len, head_dim))",
-     "belongs to the class"),
+     "does it belong to the class"),
     ("does not look", "        if end > self.data.shape[4]:\n            raise ValueError(f\"{end} columns, there is room for {self.data.shape[4]}\")\n",
      "", "in silence"),
     ("drops in silence", "            raise ValueError(f\"{end} columns, there is room for {self.data.shape[4]}\")",
      "            return self.data[layer, 0], self.data[layer, 1]", "in silence"),
+    ("counts from one step further", "end = self.length + k.shape[2]\n", "end = self.length + 1\n", "RuntimeError at line 20"),
+    ("a limit of one less", "if end > self.data.shape[4]:", "if end >= self.data.shape[4]:", "ValueError at line 18"),
+    ("shapes of the first head", "keys[:, :, self.length :] = k", "keys[:, :1, self.length :] = k[:, :1]", "in other rows or heads"),
+    ("a copy", "return keys, values", "return keys.clone(), values.clone()", "a copy is no view"),
+    ("advances by one", "self.length += n_new", "self.length += 1", "expected:  5"),
+    ("looks after it wrote", "        if end > self.data.shape[4]:\n            raise", "        if end > self.data.shape[4]:\n"
+     "            self.data[layer, :, :, :, : min(end, 12) - self.length] = 0\n            raise", PASTE),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("a list of tensors, one for each layer", ("self.data = torch.empty(n_layer, 2, batch, n_head, max_len, head_dim)",
+     "keys, values = self.data[layer, :, :, :, :end]", "self.data.shape[4]"),
+     ("self.data = [torch.zeros(2, batch, n_head, max_len, head_dim) for _ in range(n_layer)]",
+      "keys, values = (x[:, :, :end] for x in self.data[layer])", "self.data[0].shape[3]")),
 ]  # fmt: skip

@@ -33,6 +33,7 @@ class Decoder:
 
 # --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
 
+PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("a stale position", "len(prompt) + len(outputs) - 1)", "len(prompt))", "is stale"),
     ("a position behind", "len(prompt) + len(outputs) - 1)", "len(prompt) + len(outputs) - 2)", "stands behind the prompt"),
@@ -42,4 +43,18 @@ MUTANTS = [
     ("computes the prompt again", "        for start in range(0, len(prompt), chunk):\n            token = self.forward(prompt[start : start + chunk], start)\n",
      "        for start in range(0, len(prompt), chunk):\n            self.cache.clear()\n            token = self.forward(prompt[: start + chunk], 0)\n",
      "must not be computed again"),
+    ("the cache is cleared if it is longer than the prompt", "        self.cache = []  # of this sequence alone\n",
+     "        if len(self.cache) > len(prompt):\n            self.cache = []\n", "still there"),
+    ("the cache is cut to the prompt", "        self.cache = []  # of this sequence alone\n",
+     "        del self.cache[len(prompt) :]\n", "still there"),
+    ("positions of a chunk from 0", "self.forward(prompt[start : start + chunk], start)", "self.forward(prompt[start : start + chunk], 0)", PASTE),
+    ("a chunk looks at its own columns alone", "j <= before + i", "before <= j <= before + i", "expected:"),
+    ("the last chunk is left out if it is short", "range(0, len(prompt), chunk)", "range(0, max(1, len(prompt) - 1), chunk)", "expected:"),
+    ("puts the output into the prompt", "        return outputs\n", "        prompt += outputs\n        return outputs\n", PASTE),
+    ("a token more", "while len(outputs) < max_tokens", "while len(outputs) <= max_tokens", "expected:"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("positions from the cache", ("positions = [position + i for", "        self.cache = []  # of this sequence alone\n"),
+     ("position = len(self.cache)\n        positions = [position + i for", "        self.cache.clear()\n")),
 ]  # fmt: skip

@@ -40,4 +40,18 @@ MUTANTS = [
     ("less than nothing", "max(0, memory - parameters * itemsize - activations)", "memory - parameters * itemsize - activations",
      "less than nothing"),
     ("one sequence", "// (batch * bytes", "// (bytes", "every sequence of the batch grows"),
+    ("always four bytes", "2 * n_layer * n_embd * itemsize", "2 * n_layer * n_embd * 4", "expected:  307200"),
+    ("weights of four bytes", "parameters * itemsize -", "parameters * 4 -", "weights have itemsize bytes too"),
+    ("a step for each sequence", "// (max_len * bytes_per_token(n_layer, n_embd, itemsize))",
+     "// (max_len * bytes_per_token(n_layer, n_embd, itemsize) + activations // 10)", "expected:"),
+    ("rounds to the nearest", "return room(memory, parameters, activations, itemsize) // (batch * bytes_per_token(n_layer, n_embd, itemsize))",
+     "return round(room(memory, parameters, activations, itemsize) / (batch * bytes_per_token(n_layer, n_embd, itemsize)))", "fit whole"),
+    ("the whole room must be more than enough", "max(0, memory - parameters", "max(0, memory - 1 - parameters", "expected:  3"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("floats, rounded down", "return room(memory, parameters, activations, itemsize) // (max_len * bytes_per_token(n_layer, n_embd, itemsize))",
+     "return int(room(memory, parameters, activations, itemsize) / (max_len * bytes_per_token(n_layer, n_embd, itemsize)))"),
+    ("an early return", "    return max(0, memory - parameters * itemsize - activations)\n",
+     "    if memory < parameters * itemsize + activations:\n        return 0\n    return memory - parameters * itemsize - activations\n"),
 ]  # fmt: skip

@@ -34,4 +34,15 @@ MUTANTS = [
     ("one layer", "2 * n_layer * n_embd)", "2 * n_embd)", "every layer"),
     ("one sequence", "(batch * 2", "(2", "are not shared"),
     ("the batch helps", "parameters / (batch * 2", "parameters * batch / (2", "earlier, not later"),
+    ("a sum that forgets half", "sum(prompt + step for step in range(output))", "output * prompt + output * output // 2", "expected:"),
+    ("the average length for each step", "sum(prompt + step for step in range(output))", "output * (prompt + output // 2)", "expected:  150"),
+    ("a step more than tokens", "return prompt + output - 1", "return prompt + max(1, output - 1)", "expected:"),
+    ("whole numbers", "return tokens_without(prompt, output) / tokens_with", "return tokens_without(prompt, output) // tokens_with", "expected:  2.5"),
+    ("a whole context", "return parameters / (batch", "return parameters // (batch", "expected:"),
+    ("bytes on one side", "(batch * 2 * n_layer * n_embd)", "(batch * 2 * n_layer * n_embd * 4)", "expected:"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("by the formula", "sum(prompt + step for step in range(output))", "prompt * output + output * (output - 1) // 2"),
+    ("counts the first step apart", "return prompt + output - 1", "return prompt + len(range(1, output))"),
 ]  # fmt: skip

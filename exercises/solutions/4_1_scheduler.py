@@ -65,4 +65,27 @@ MUTANTS = [
     ("forgets the aborted", "            self.waiting.remove(request)", "            pass", "must leave the queue"),
     ("schedules nothing", "            if num_tokens:\n                scheduled.append((request, num_tokens))\n                budget -= num_tokens\n",
      "            scheduled.append((request, num_tokens))\n            budget -= num_tokens\n", "for no tokens"),
+    ("removes by swapping", "            self.running.remove(request)\n",
+     "            i = self.running.index(request)\n            self.running[i] = self.running[-1]\n            self.running.pop()\n",
+     "the last one took its place"),
+    ("removes from the queue by swapping", "            self.waiting.remove(request)",
+     "            self.waiting[self.waiting.index(request)] = self.waiting[-1]\n            self.waiting.pop()", "the last one took its place"),
+    ("finishes by name", "        if request in self.running:\n            self.running.remove(request)\n",
+     "        same = [r for r in self.running if r.name == request.name]\n        if same:\n            self.running.remove(same[0])\n", "one name"),
+    ("finishes all of a name", "        if request in self.running:\n            self.running.remove(request)\n",
+     "        if request in self.running:\n            self.running = [r for r in self.running if r.name != request.name]\n", "one name"),
+    ("sorts the running ones for good", "        for request in sorted(self.running, key=lambda r: r.num_tokens - r.num_computed_tokens > 1):",
+     "        self.running.sort(key=lambda r: r.num_tokens - r.num_computed_tokens > 1)\n        for request in self.running:", "expected:"),
+    ("puts the aborted last", "            self.waiting.remove(request)", "            self.waiting.remove(request)\n            self.waiting.rotate(-1)",
+     "expected:"),
+    ("a shorter prefill goes first", "key=lambda r: r.num_tokens - r.num_computed_tokens > 1)", "key=lambda r: r.num_tokens - r.num_computed_tokens)", "not the shorter one first"),
+    ("schedules and counts", "            if num_tokens:\n", "            if num_tokens:\n                request.num_computed_tokens += 0 * num_tokens\n"
+     "                if request.num_tokens > 50:\n                    num_tokens = min(num_tokens, 20)\n", "a crowd of"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("two passes over the running ones", "for request in sorted(self.running, key=lambda r: r.num_tokens - r.num_computed_tokens > 1):",
+     "left = {r: r.num_tokens - r.num_computed_tokens for r in self.running}\n"
+     "        for request in [r for r in left if left[r] == 1] + [r for r in left if left[r] > 1]:"),
+    ("a list that waits", ("self.waiting: deque[Request] = deque()", "self.waiting.popleft()"), ("self.waiting = []", "self.waiting.pop(0)")),
 ]  # fmt: skip

@@ -32,4 +32,21 @@ MUTANTS = [
      "    for i, output in enumerate(outputs):\n        free[i % slots] += output\n", "dealt to the slots"),
     ("adds up", "return max(free)", "return sum(free)", "not the sum"),
     ("the longest first", "for output in outputs:", "for output in sorted(outputs, reverse=True):", "take another order"),
+    ("max() of nothing", "    return max(free)", "    return max(free[: len(outputs)])", "ValueError at line 18"),
+    ("sorts the caller's list", "        outputs = sorted(outputs, reverse=True)\n", "        outputs.sort(reverse=True)\n", "changes the caller's"),
+    ("empties the caller's list", "    for output in outputs:\n        heapq", "    while outputs:\n        output = outputs.pop(0)\n        heapq",
+     "changes the caller's"),
+    ("a pass between two requests", "heapq.heappop(free) + output)", "(t := heapq.heappop(free)) + output + (t > 0))", "expected:"),
+    ("the last batch must be full", "range(0, len(outputs), slots)", "range(0, len(outputs) - slots + 1, slots)", "expected:"),
+    ("the average load", "return max(free)", "return max(max(outputs, default=0), -(-sum(outputs) // slots))", "cut in pieces"),
+    ("the slot that was free last", "heapq.heappush(free, heapq.heappop(free) + output)",
+     "free[free.index(max(free) if 0 not in free else 0)] += output", "expected:"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("pass by pass", "    free = [0] * slots  # when each slot gets free\n", "    left, busy, passes = list(outputs), [], 0\n    while left or busy:\n"
+     "        while left and len(busy) < slots:\n            busy.append(left.pop(0))\n        busy = [n - 1 for n in busy if n > 1]\n"
+     "        passes += 1\n    return passes\n    free = []\n"),
+    ("static with a loop", "    return sum(max(outputs[start : start + slots]) for start in range(0, len(outputs), slots))\n",
+     "    passes = 0\n    while outputs:\n        passes += max(outputs[:slots])\n        outputs = outputs[slots:]\n    return passes\n"),
 ]  # fmt: skip

@@ -23,6 +23,7 @@ def longest_gap(prompt: int, decoding: int, budget: int, seconds: Callable[[int]
 
 # --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
 
+PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("the decodes are free", "room = budget - decoding", "room = budget", "take a token of the budget each"),
     ("whole chunks", "chunks.append(min(prompt, room))", "chunks.append(room)", "not a whole one"),
@@ -39,4 +40,18 @@ MUTANTS = [
     ("chunks always", "if chunked else [prompt]", "", "the whole prompt is one step"),
     ("always a full step", "max(seconds(chunk + decoding) for chunk in chunks)",
      "seconds(budget) if chunked else seconds(prompt + decoding)", "only a bound"),
+    ("a short prompt takes the whole budget", "[prompt]\n    return max(seconds(chunk + decoding)",
+     "[max(prompt, budget - decoding)]\n    return max(seconds(chunk + decoding)", "only a bound"),
+    ("a short step takes the whole budget", "seconds(chunk + decoding)", "seconds(max(budget, chunk + decoding))", "only a bound"),
+    ("the last step", "return max(seconds(chunk + decoding) for chunk in chunks)", "return seconds(chunks[-1] + decoding)", "expected:"),
+    ("equal chunks", "        chunks.append(min(prompt, room))\n", "        chunks.append(min(prompt, -(-prompt // -(-prompt // room))))\n", "expected:"),
+    ("the chunks upside down", "    return chunks\n", "    return chunks[::-1]\n", "expected:"),
+    ("refuses the last place", "if room < 1:", "if room < 2:", PASTE),
+    ("in one piece only if it fits", "if chunked else [prompt]", "if chunked or prompt + decoding > budget else [prompt]", "expected:"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("whole chunks and a rest", "    chunks = []\n    while prompt > 0:\n        chunks.append(min(prompt, room))\n        prompt -= chunks[-1]\n    return chunks\n",
+     "    return [room] * (prompt // room) + [prompt % room] * (prompt % room > 0)\n"),
+    ("the first chunk is the longest", "return max(seconds(chunk + decoding) for chunk in chunks)", "return seconds(chunks[0] + decoding)"),
 ]  # fmt: skip

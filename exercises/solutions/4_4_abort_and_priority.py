@@ -35,6 +35,7 @@ class Queue:
 # --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
 
 PUSH = "heapq.heappush(self.heap, (priority, self.waiting[name], name))"
+PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("higher numbers first", PUSH, PUSH.replace("(priority,", "(-priority,"), "lower numbers go first"),
     ("no priorities", PUSH, PUSH.replace("(priority,", "(0,"), "priorities are ignored"),
@@ -45,8 +46,25 @@ MUTANTS = [
      "if True:\n                self.waiting.pop(name, None)", "must not come up"),
     ("the old entry counts", "if self.waiting.get(name) == number:", "if name in self.waiting:", "stands at the end"),
     ("two of one name", "            raise ValueError(f\"{name!r} waits already\")", "            pass", "can't be told apart"),
-    ("nobody there", "        while True:\n", "        while self.heap:\n", "look if anybody is there"),
+    ("nobody there", "        while True:\n", "        while self.heap:\n", "which is an IndexError"),
     ("an abort that searches", "        self.waiting.pop(name, None)",
      "        for entry in list(self.heap):\n            if entry[2] == name:\n                self.waiting.pop(name, None)",
      "a dictionary finds"),
+    ("a set of those who left", ("self.waiting.pop(name, None)\n\n    def __len__", "if self.waiting.get(name) == number:"),
+     ("self.waiting.pop(name, None)\n        self.gone = getattr(self, 'gone', set()) | {name}\n\n    def __len__",
+      "if name in getattr(self, 'gone', ()):\n                self.gone.discard(name)\n            else:"), "expected:"),
+    ("numbers by how many wait", "next(self.numbers)", "len(self.waiting)", "stands at the end"),
+    ("an abort raises", "self.waiting.pop(name, None)", "self.waiting.pop(name)", "it may have been popped"),
+    ("a name that was popped can't come back", "                del self.waiting[name]\n", "                self.waiting[name] = -1\n", "expected:"),
+    ("a refused one takes the place", "        if name in self.waiting:\n            raise", "        if name in self.waiting:\n"
+     "            self.waiting[name] = next(self.numbers)\n            heapq.heappush(self.heap, (priority, self.waiting[name], name))\n            raise", PASTE),
+    ("searches a sorted list", "        heapq.heappush(self.heap, (priority, self.waiting[name], name))",
+     "        self.heap.append((priority, self.waiting[name], name))\n        self.heap.sort(key=lambda entry: entry[:2])", "a heap the first"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("entries that are marked", (PUSH, "self.heap: list[tuple[int, int, str]] = []", "self.waiting[name] = next(self.numbers)", "self.waiting.pop(name, None)",
+                                 "_, number, name = heapq.heappop(self.heap)", "if self.waiting.get(name) == number:"),
+     ("heapq.heappush(self.heap, self.waiting[name])", "self.heap = []", "self.waiting[name] = [priority, next(self.numbers), name]",
+      "self.waiting.pop(name, [0, 0, 0])[2] = None", "_, _, name = heapq.heappop(self.heap)", "if name is not None:")),
 ]  # fmt: skip

@@ -19,10 +19,20 @@ def loses_to_sorted() -> list[int]:
 # --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
 
 MUTANTS = [
-    ("one long request", "[32, 1, 1, 1] * 3", "[32] + [1] * 11", "one long request, and all long ones"),
-    ("long ones together", "[32, 1, 1, 1] * 3", "[32, 32, 32, 1] + [1] * 8", "one long request, and all long ones"),
+    ("one long request", "[32, 1, 1, 1] * 3", "[32] + [1] * 11", "one long request, and all"),
+    ("long ones together", "[32, 1, 1, 1] * 3", "[32, 32, 32, 1] + [1] * 8", "one long request, and all"),
     ("too long", "[32, 1, 1, 1] * 3", "[33, 1, 1, 1] * 3", "from 1 to 32"),
     ("all equal", "[3] * 4 + [9] * 4 + [5] * 4", "[3] * 12", "not all equal"),
     ("equal across batches", "[3] * 4 + [9] * 4 + [5] * 4", "[3, 9, 5] * 4", "equal within each batch"),
     ("sorted already", "[32] * 3 + [1] * 8 + [32]", "[32] + [1] * 11", "comes last"),
+    ("two in each batch", "[32, 1, 1, 1] * 3", "[32, 32, 1, 1] * 3", "a gain of at least 2"),
+    ("eleven", "[32, 1, 1, 1] * 3", "[32, 1, 1, 1] * 2 + [32, 1, 1]", "a list of twelve"),
+    ("True for 1", "[32] * 3 + [1] * 8 + [32]", "[32] * 3 + [True] * 8 + [32]", "whole numbers"),
+    ("a few long ones", "[32] * 3 + [1] * 8 + [32]", "[1] * 8 + [32] * 4", "comes last"),
+    ("nothing", "return [3] * 4 + [9] * 4 + [5] * 4", "return None", "a list of twelve"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("others", ("[32, 1, 1, 1] * 3", "[3] * 4 + [9] * 4 + [5] * 4", "[32] * 3 + [1] * 8 + [32]"),
+     ("[1, 2, 1, 30, 30, 1, 2, 1, 1, 31, 1, 1]", "[7, 7, 7, 7, 7, 7, 7, 7, 2, 2, 2, 1]", "[20, 20, 20, 2, 2, 2, 2, 2, 2, 2, 2, 21]")),
 ]  # fmt: skip

@@ -47,6 +47,7 @@ class Allocator:
 
 # --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
 
+PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("one block too many", "return -(-num_tokens // self.block_size)", "return num_tokens // self.block_size + 1",
      "needs no further one"),
@@ -74,4 +75,24 @@ MUTANTS = [
     ("loses blocks", "self.free_blocks += self.tables.pop(name)", "self.tables.pop(name)", "blocks were lost"),
     ("free twice", "        self.free_blocks += self.tables.pop(name)\n        del self.num_tokens[name]",
      "        self.free_blocks += self.tables.pop(name, [])\n        self.num_tokens.pop(name, None)", "free twice"),
+    ("sorts the table", "            self.tables[name].append(self.free_blocks.pop())\n",
+     "            self.tables[name].append(self.free_blocks.pop())\n            self.tables[name].sort()\n", "the order of the tokens"),
+    ("blocks of one never grow", "if self.num_needed(self.num_tokens[name] + 1) > len(self.tables[name]):",
+     "if (self.num_tokens[name] + 1) % self.block_size == 1:", "the remainder by 1"),
+    ("a refused token is counted", "            if not self.free_blocks:\n                return False\n",
+     "            if not self.free_blocks:\n                self.num_tokens[name] += 1\n                return False\n", PASTE),
+    ("a refused name has an empty table", "            return False\n        self.tables[name] = [",
+     "            self.tables[name] = []\n            return False\n        self.tables[name] = [", "KeyError at line"),
+    ("forgets to return True", "        self.num_tokens[name] += 1\n        return True\n", "        self.num_tokens[name] += 1\n", "there is a None in it"),
+    ("a block of 4 always", "position // self.block_size] * self.block_size + position % self.block_size",
+     "position // 4] * 4 + position % 4", PASTE),
+    ("gives back the first block alone", "self.free_blocks += self.tables.pop(name)", "self.free_blocks += self.tables.pop(name)[:1]", "free after all were given back"),
+    ("takes the block at the end twice", "self.tables[name].append(self.free_blocks.pop())", "self.tables[name].append(self.free_blocks[-1])", "expected:"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("a set of free blocks", ("self.free_blocks = list(range(num_blocks))", "self.free_blocks += self.tables.pop(name)"),
+     ("self.free_blocks = set(range(num_blocks))", "self.free_blocks |= set(self.tables.pop(name))")),
+    ("the first that is free, and copies of tables", ("self.free_blocks.pop()", "        return self.tables[name]\n"),
+     ("self.free_blocks.pop(0)", "        return list(self.tables[name])\n")),
 ]  # fmt: skip

@@ -25,6 +25,7 @@ BODY = """keys = key_cache[table].flatten(0, 1)[:length]  # [length, n_head, hea
     values = value_cache[table].flatten(0, 1)[:length]
     scores = torch.einsum("hd,thd->ht", query, keys) / math.sqrt(query.shape[-1])  # [n_head, length]
     return"""
+PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("no scale", " / math.sqrt(query.shape[-1])", "", "square root of head_dim"),
     ("scaled by head_dim", "math.sqrt(query.shape[-1])", "query.shape[-1]", "not by head_dim"),
@@ -38,4 +39,19 @@ MUTANTS = [
     ("without itself", BODY, BODY.replace("[:length]", "[: length - (length % 4 > 0)]"), "it looks at itself"),
     ("a weight of zero", BODY, MASKED, "a weight of 0 is not enough"),
     ("writes into the cache", "    scores =", "    key_cache[table] /= 1.0 + 1e-3\n    scores =", "others read the same cache"),
+    ("blocks in the order of their numbers", BODY, BODY.replace("[table]", "[sorted(table)]"), "expected:"),
+    ("blocks of four", BODY, BODY.replace("[:length]", "[: length if key_cache.shape[1] > 1 else 4]"), "5 tokens in blocks of 1"),
+    ("blocks that are full alone", BODY, BODY.replace("[:length]", "[: max(1, length // key_cache.shape[1] * key_cache.shape[1])]"), "expected:"),
+    ("one softmax for all heads", "scores.softmax(dim=-1)", "scores.flatten().softmax(dim=0).view_as(scores)", "expected:"),
+    ("a scale of 8 for every width", "math.sqrt(query.shape[-1])", "math.sqrt(8)", PASTE),
+    ("NaN to numbers", ("key_cache[table].flatten(0, 1)[:length]  # [length, n_head, head_dim]", "value_cache[table].flatten(0, 1)[:length]"),
+     ("key_cache[table].flatten(0, 1).nan_to_num()", "value_cache[table].flatten(0, 1).nan_to_num()"), "behind the last token"),
+    ("fills the cache", "    scores =", "    key_cache.nan_to_num_(), value_cache.nan_to_num_()\n    scores =", "others read the same cache"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("a loop over tokens", BODY.split("    scores")[0], "slots = [(table[i // key_cache.shape[1]], i % key_cache.shape[1]) for i in range(length)]\n"
+     "    keys, values = (torch.stack([cache[slot] for slot in slots]) for cache in (key_cache, value_cache))\n"),
+    ("torch's own attention", "    return torch.einsum(", "    return torch.nn.functional.scaled_dot_product_attention(\n"
+     "        query[:, None], keys.transpose(0, 1), values.transpose(0, 1))[:, 0]\n    return torch.einsum("),
 ]  # fmt: skip

@@ -48,4 +48,22 @@ MUTANTS = [
      "            return [], running, num_free + sequence.num_blocks", "for ever"),
     ("blocks get lost", "num_free += youngest.num_blocks", "num_free += max(0, youngest.num_blocks - (youngest.num_blocks > 3))",
      "blocks were lost"),
+    ("needs a block at the end of the last", "-(-sequence.num_tokens // block_size) -", "-(-(sequence.num_tokens + 1) // block_size) -", "expected:"),
+    ("changes the list that was given", "running, preempted, i = list(running), [], 0", "preempted, i = [], 0", "work on a copy"),
+    ("goes from the youngest", "sequence = running[i]\n", "sequence = running[len(running) - 1 - i]\n", "expected:"),
+    ("preempts whoever has most blocks", "youngest = running.pop()\n", "youngest = max(running[i:], key=lambda s: s.num_blocks)\n        running.remove(youngest)\n",
+     "expected:"),
+    ("one for each that is missing", "        youngest = running.pop()\n", "        youngest = running.pop()\n        num_free += missing > 2\n", "A needs three blocks"),
+    ("fails if the first does not fit", "if len(running) == 1:", "if i == 0:", "MemoryError at line"),
+    ("keeps a last block", "youngest.num_blocks = youngest.num_computed_tokens = 0", "youngest.num_blocks, youngest.num_computed_tokens = int(youngest.num_blocks > 1), 0",
+     "expected:"),
+    ("does not count what it gave", "            num_free -= missing\n", "", "expected:"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("one index for each end", ("running, preempted, i = list(running), [], 0", "while i < len(running):", "if len(running) == 1:", "youngest = running.pop()",
+     "preempted.insert(0, youngest)", "return running, preempted, num_free"),
+     ("i, end = 0, len(running)", "while i < end:", "if end == 1:", "end -= 1\n        youngest = running[end]", "pass", "return running[:end], running[end:], num_free")),
+    ("takes back before it counts", "        youngest = running.pop()\n        num_free += youngest.num_blocks\n",
+     "        *running, youngest = running\n        num_free = num_free + youngest.num_blocks\n"),
 ]  # fmt: skip

@@ -79,6 +79,7 @@ BEHIND = """        for other in entry.behind:
                 self.evict(other.block)
 """
 BY_BLOCK = "if (entry.before and entry.before.block) == (before and before.block) and entry.tokens == tokens:"
+PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("half blocks", "len(token_ids) - self.block_size + 1, self.block_size):", "len(token_ids), self.block_size):",
      "only full blocks"),
@@ -103,4 +104,45 @@ MUTANTS = [
      "self.entries[self.hash_of(before, tokens)] = [entry]", "overwrite each other"),
     ("compares hashes of what came before", COMPARED,
      "if (entry.before is None) == (before is None) and entry.tokens == tokens:", "not its hash"),
+    ("a root for each length", "if entry.before is before and entry.tokens == tokens:",
+     "if bool(entry.before) == bool(before) and entry.tokens == tokens and (before is None or before.tokens == entry.before.tokens):", PASTE),
+    ("the tokens as a set", "if entry.before is before and entry.tokens == tokens:", "if entry.before is before and sorted(entry.tokens) == sorted(tokens):", PASTE),
+    ("evicts the other of two duplicates", "        entry = self.of_block.pop(block, None)\n",
+     "        entry = next((e for e in self.of_block.values() if e.block >= block), None)\n        self.of_block.pop(entry and entry.block, None)\n", "expected:"),
+    ("goes on behind a hole", "            if before is None:\n                break\n", "            if before is None:\n                continue\n", "expected:"),
 ]  # fmt: skip
+
+NUMBERS = """    def __init__(self, block_size, hash_function=hash):
+        self.block_size, self.names, self.count = block_size, {}, 0
+
+    def chain(self, token_ids):
+        name = 0
+        for start in range(0, len(token_ids) - self.block_size + 1, self.block_size):
+            key = name, tuple(token_ids[start : start + self.block_size])
+            yield key
+            name = self.names.get(key, (0, -1))[1]
+
+    def enter(self, token_ids, blocks):
+        for key, block in zip(self.chain(token_ids), blocks):
+            if key not in self.names:
+                self.count += 1
+                self.names[key] = block, self.count
+
+    def find(self, token_ids):
+        found = []
+        for key in self.chain(token_ids[:-1]):
+            if key not in self.names:
+                break
+            found.append(self.names[key][0])
+        return found
+
+    def evict(self, block):
+        for key in [key for key, (other, _) in self.names.items() if other == block]:
+            del self.names[key]
+
+
+class Unused:
+"""
+ALSO_RIGHT = [
+    ("prefixes named by numbers that are given out once", "class PrefixCache:\n", "class PrefixCache:\n" + NUMBERS)
+]

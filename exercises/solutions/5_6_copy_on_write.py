@@ -57,6 +57,7 @@ class Blocks:
 # --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
 
 SHARED = "elif self.counts[table[-1]] > 1:"
+PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("a fork copies", "        self.tables[child] = list(self.tables[parent])\n",
      "        self.tables[child] = [self.take() for _ in self.tables[parent]]\n", "blocks of its own"),
@@ -81,4 +82,24 @@ MUTANTS = [
     ("takes before it knows", "        if needed > self.num_free:\n            raise MemoryError(f\"{needed} blocks are needed, {self.num_free} are free\")\n",
      "", "is lost"),
     ("writes without memory", "            raise MemoryError(\"no block is free\")", "            return 0", "no place of its own"),
+    ("copies as soon as it was shared once", ("        self.counts = [0]", "            self.counts[block] += 1\n", SHARED),
+     ("        self.once = set()\n        self.counts = [0]", "            self.counts[block] += 1\n            self.once.add(block)\n",
+      "elif table[-1] in self.once:"), "holds the block alone"),
+    ("frees the last block alone", "        for block in self.tables.pop(name):\n            self.counts[block] -= 1",
+     "        for block in self.tables.pop(name)[-2:]:\n            self.counts[block] -= 1", PASTE),
+    ("a fork of a fork is not counted", "        for block in self.tables[child]:\n            self.counts[block] += 1\n",
+     "        for block in self.tables[child]:\n            self.counts[block] = 2\n", PASTE),
+    ("counts a refused token", "        table, copy = self.tables[name], None\n", "        table, copy = self.tables[name], None\n        self.num_tokens[name] += 1\n"
+     "        self.num_tokens[name] -= bool(self.num_free)\n", "expected:"),
+    ("the child forgets its tokens", "self.num_tokens[child] = self.num_tokens[parent]", "self.num_tokens[child] = len(self.tables[parent]) * self.block_size",
+     "expected:"),
+    ("the child copies at once what is not full", "        self.num_tokens[child] = self.num_tokens[parent]\n",
+     "        self.num_tokens[child] = self.num_tokens[parent]\n        if self.num_tokens[parent] % self.block_size:\n"
+     "            self.tables[child][-1] = self.take()\n            self.counts[self.tables[child][-1]] = 0\n", "the fork took blocks of its own"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("a list of free blocks", ("self.counts = [0] * num_blocks", "return self.counts.count(0)", "block = self.counts.index(0)"),
+     ("self.counts = [0] * num_blocks", "return sum(count == 0 for count in self.counts)", "block = max(i for i, count in enumerate(self.counts) if count == 0)")),
+    ("counts anew from the tables", SHARED, "elif sum(table[-1] in other for other in self.tables.values()) > 1:"),
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 import itertools
 
+from exercises.examples import Example, at_random
 from exercises.grading import expect, require
 
 EOS = 9
@@ -19,14 +20,18 @@ class Model:
             require(self.taken < 100, "a completion of at most 9 tokens", "it ends", "100 tokens and no end")
             yield (EOS, "<end>") if text is None else (i % 9, text)
 
+    def __repr__(self):
+        return f"Model{self.texts!r}"
+
 
 def check(work, case, texts, stop, max_tokens, expected, mistakes=None):
     model = Model(*texts)
     got = work.complete(iter(model), EOS, stop, max_tokens)
-    expect(case, (got.text, got.finish_reason, got.num_tokens), expected, mistakes,
-           likely="num_tokens counts the token that ended it" if got.num_tokens == expected[2] - 1 else "")  # fmt: skip
-    expect(f"{case}: tokens taken from the model", model.taken, expected[2], {
-        "a token was taken from the model after the end: that is a forward pass for nothing": expected[2] + 1})  # fmt: skip
+    text, reason, num_tokens = expected
+    counted = {"num_tokens counts the token that ended it too": (text, reason, num_tokens - 1)}
+    expect(case, (got.text, got.finish_reason, got.num_tokens), expected, {**(mistakes or {}), **counted})
+    expect(f"{case}: tokens taken from the model", model.taken, num_tokens, {
+        "a token was taken from the model after the end: that is a forward pass for nothing": num_tokens + 1})  # fmt: skip
 
 
 def test_length(work):
@@ -37,6 +42,20 @@ def test_end_token(work):
     said = {"the end token's text is no part of the completion": ("a<end>", "stop", 2),
             "the end token counts: the model made it": ("a", "stop", 1)}  # fmt: skip
     check(work, "a, end token", ("a", None), (), 5, ("a", "stop", 2), said)
+    said = {"the first token may be the end token": ("<end>…", "length", 2)}
+    check(work, "the end token as the first of all, max_tokens=2", (None,), (), 2, ("", "stop", 1), said)
+    said = {"the end token's text is not searched for stop texts: it is no text of the completion": ("", "stop", 2)}
+    check(work, "a, end token <end>, stop 'a<end>'", ("a", None), ("a<end>",), 5, ("a", "stop", 2), said)
+    check(work, "ab, end token <end>, stop 'b<'", ("ab", None), ("b<",), 5, ("ab", "stop", 2),
+          {"the end token's text is not searched for stop texts: it is no text of the completion": ("a", "stop", 2)})  # fmt: skip
+
+
+def test_tokens_without_text(work):
+    """Half a character may have none yet; it cost a forward pass all the same."""
+    said = {"a token whose text is empty counts too: it was computed": ("ab", "length", 2),
+            "a token whose text is empty counts for max_tokens too": ("ab", "length", 3),
+            "the end token is known by its id; no text is no sign of it": ("a", "stop", 2)}  # fmt: skip
+    check(work, "a, a token without text, b, max_tokens=2", ("a", "", "b"), (), 2, ("a", "length", 2), said)
 
 
 def test_the_last_token_may_end_it(work):
@@ -59,8 +78,55 @@ def test_a_stop_text_over_tokens(work):
 def test_the_first_to_begin(work):
     said = {"of several stop texts the one that begins first counts, not the first in the list": ("a b ", "stop", 1)}
     check(work, "stops 'c', 'b' in 'a b c'", ("a b c",), ("c", "b"), 3, ("a ", "stop", 1), said)
+    said = {"the one that begins first counts, not the one that ends first": ("abc", "stop", 1)}
+    check(work, "stops 'bcde', 'd' in 'abcdef'", ("abcdef",), ("bcde", "d"), 3, ("a", "stop", 1), said)
+    said = {"the first place where a stop text stands counts, not the last": ("ab.", "stop", 1)}
+    check(work, "stop 'b' in 'ab.b'", ("ab.b",), ("b",), 3, ("a", "stop", 1), said)
+
+
+def test_a_stop_text_over_many_tokens(work):
+    said = {"a stop text may be spread over any number of tokens: look into the whole text": ("abcd", "length", 4)}
+    check(work, "stop 'bcd' over three tokens", ("a", "b", "c", "d"), ("bcd",), 4, ("a", "stop", 4), said)
+
+
+def test_a_stop_text_is_no_pattern(work):
+    said = {"in a regular expression . and * mean something else; a stop text means itself": ("", "stop", 1)}
+    check(work, "stop '.' in 'ab' and 'c.'", ("ab", "c."), (".",), 3, ("abc", "stop", 2), said)
 
 
 def test_an_earlier_end(work):
     said = {"a stop text is looked for after every token, not at the end": ("a", "stop", 4)}
     check(work, "stop 'b', then the end token", ("a", "b", "c", None), ("b",), 9, ("a", "stop", 2), said)
+
+
+def slowly(tokens, stop, max_tokens):
+    """(text, finish_reason, num_tokens), from every beginning of the tokens."""
+    for n in range(1, len(tokens) + 1):
+        text = "".join(piece for _, piece in tokens[:n])
+        if tokens[n - 1][0] == EOS:
+            return text.removesuffix(tokens[n - 1][1]), "stop", n
+        for begin in range(len(text)):
+            if any(text.startswith(s, begin) for s in stop):
+                return text[:begin], "stop", n
+        if n == max_tokens:
+            return text, "length", n
+    return None
+
+
+def test_any_completion(work):
+    """Stop texts that overlap and repeat, tokens without text, an end token whose text looks like any other."""
+
+    def check_one(choose):
+        piece = lambda: "".join(choose.some(lambda: choose.one_of("ab. A"), 3))  # noqa: E731
+        max_tokens = choose.between(1, 6)
+        tokens = [(EOS if choose.upto(9) == 9 else i, piece()) for i in range(max_tokens + 2)]
+        stop = tuple(choose.some(lambda: choose.one_of("ab. A") + piece(), 3))
+        text, reason, num_tokens = slowly(tokens, stop, max_tokens)
+        example = Example(work, __file__)
+        example.do(f"model = iter({tokens})")
+        example.do(f"completion = work.complete(model, {EOS}, {stop}, {max_tokens})")
+        fields = "(completion.text, completion.finish_reason, completion.num_tokens)"
+        example.look(fields, (text, reason, num_tokens))
+        example.look("len(list(model))  # tokens that were left in the model", len(tokens) - num_tokens)
+
+    at_random(check_one, 400)

@@ -5,6 +5,7 @@ import time
 import torch
 
 from exercises.catalogue import lock
+from exercises.examples import Example, at_random
 from exercises.grading import expect, require
 from tests.adapter import STAGES
 
@@ -19,6 +20,7 @@ def test_parameters(work):
         "the feed-forward layer has two matrices, there and back": 3 * (layer - 40) + 28,
         "the last matrix, to the vocabulary, is missing": 3 * layer,
         "each layer has its own matrices": layer + 28,
+        "n_inner is a size of its own, not always 4 n_embd": 3 * (4 * 12 + 4 * 4 + 2 * 4 * 16) + 28,
     }
     expect(f"parameters of {TINY}", work.parameters(**TINY), 3 * layer + 28, said)
     expect("parameters of GPT-2 small", work.parameters(**SMALL), 123_532_032)
@@ -58,18 +60,51 @@ def test_ceiling(work):
                 "a batch reads the weights once, not once for each sequence":
                     batch / max(batch * (4 * weights + cached) / bandwidth, computing),
                 "the slower one limits, not the faster": batch / min(reading, computing),
+                "each of the sequences computes": batch / max(reading, computing / batch),
+                "a step makes a token for each of the sequences": 1 / max(reading, computing),
+                "each of the sequences has a cache of its own": batch / max((4 * weights + cached) / bandwidth, computing),
+                "the cache is read in bytes, not in numbers":
+                    batch / max((4 * weights + batch * cached / 4) / bandwidth, computing),
             }  # fmt: skip
             got = work.tokens_per_second(TINY, 5, 4, batch, bandwidth, rate)
             case = f"{TINY}, context 5, 4 bytes, batch {batch}, {bandwidth:g} bytes/s, {rate:g} operations/s"
             expect(case, got, batch / max(reading, computing), said)
 
 
+def counted(n_layer, n_embd, n_inner, vocab_size, context):
+    """(weights, cached numbers), matrix by matrix and token by token."""
+    matrices = [(n_embd, n_embd)] * 4 + [(n_embd, n_inner), (n_inner, n_embd)]
+    weights = sum(rows * columns for _ in range(n_layer) for rows, columns in matrices) + n_embd * vocab_size
+    return weights, sum(len(("key", "value")) * n_embd for _ in range(n_layer) for _ in range(context))
+
+
+def test_any_sizes(work):
+    def check(choose):
+        sizes = dict(n_layer=choose.between(1, 9), n_embd=choose.between(1, 99), n_inner=choose.between(1, 99),
+                     vocab_size=choose.between(1, 999))  # fmt: skip
+        context, itemsize, batch = choose.between(1, 99), choose.one_of([1, 2, 4]), choose.between(1, 40)
+        bandwidth, rate = choose.one_of([1.0, 1e3, 1e6]), choose.one_of([1.0, 2e3, 1e6])
+        weights, cached = counted(**sizes, context=context)
+        example = Example(work, __file__)
+        example.do(f"sizes = {sizes}")
+        example.look("work.parameters(**sizes)", weights)
+        example.look(f"work.flops(**sizes, context={context})", 2 * weights + 2 * cached)
+        example.look(f"work.bytes_read(**sizes, context={context}, itemsize={itemsize})", itemsize * (weights + cached))
+        reading = itemsize * (weights + batch * cached) / bandwidth
+        ceiling = batch / max(reading, batch * 2 * (weights + cached) / rate)
+        arguments = f"sizes, {context}, {itemsize}, {batch}, {bandwidth}, {rate}"
+        example.look(f"1e6 * work.tokens_per_second({arguments})", 1e6 * ceiling)
+        example.look("sizes", sizes, likely="the caller's sizes were changed")
+
+    at_random(check)
+
+
 def test_prediction(work):
     """Never wrong, but kept before the measurement, which comes only when the functions are right."""
-    for test in (test_parameters, test_flops, test_bytes, test_ceiling):
+    for test in (test_parameters, test_flops, test_bytes, test_ceiling, test_any_sizes):
         test(work)
     require(isinstance(work.PREDICTION, int | float) and work.PREDICTION > 0, "PREDICTION", "a number of tokens per second",
-            work.PREDICTION, "write down a guess first; it is kept, and then it is measured")  # fmt: skip
+            work.PREDICTION, "write down a guess first; it is kept, and then it is measured" * (work.PREDICTION is None))  # fmt: skip
     prediction = lock("1.4", float(work.PREDICTION))
     if prediction != work.PREDICTION:
         print(f"your first prediction, {prediction:g}, is the one that counts")

@@ -1,11 +1,14 @@
 """Rows against the same rows alone, and the number of operations."""
 
 import contextlib
+import math
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from exercises.examples import Example, at_random
 from exercises.grading import Wrong, expect, require
+from exercises.tiny import one_thread
 
 
 class Counter(TorchDispatchMode):
@@ -32,13 +35,20 @@ def of(*weights):
 def test_greedy_rows(work):
     logits = [[1.0, 5.0, 2.0], [7.0, 5.0, 9.0]]
     got = call(work, logits, [0.0, 0.0], [0, 0], [0.0, 0.0])
-    expect("temperature 0 in both rows", got, [1, 2], likely="greedy is the argmax of the row; dividing by 0 gives NaN")
+    said = {"greedy is the argmax of the row, whatever u is": [0, 0],
+            "greedy is the argmax of the row; dividing by 0 gives NaN, in which nothing is found": [3, 3]}  # fmt: skip
+    expect("temperature 0 in both rows", got, [1, 2], said)
+    said = "greedy takes the first of equals: a very small temperature, or top-k of 1, keeps them all and draws"
+    expect("temperature 0, logits 5, 9, 9, 9, u = 0.1, 0.5 and 0.9", call(
+        work, [[5.0, 9.0, 9.0, 9.0]] * 3, [0.0] * 3, [0] * 3, [0.1, 0.5, 0.9]), [1, 1, 1],
+        {said: [1, 2, 3], "of equal logits greedy takes the first": [3, 3, 3]})  # fmt: skip
 
 
 def test_each_row_has_its_k(work):
     logits = [of(4, 3, 2, 1)] * 3
     said = {"all rows got the largest k": [3, 3, 3], "all rows got the smallest k": [0, 0, 0],
-            "top_k 0 keeps all, not none": [0, 1, 0]}  # fmt: skip
+            "top_k 0 keeps all, not none": [0, 1, 0],
+            "one less than k were kept": [0, 0, 2]}  # fmt: skip
     got = call(work, logits, [1.0] * 3, [1, 2, 0], [0.95, 0.95, 0.95])
     expect("top_k 1, 2 and 0 (all), weights 4 3 2 1, u = 0.95", got, [0, 1, 3], said)
     expect("top_k 2, weights 2, 1, 1, u = 0.99", call(work, [of(2, 1, 1)], [1.0], [2], [0.99]), [2],
@@ -56,6 +66,9 @@ def test_each_row_has_its_temperature(work):
     logits = [of(1, 4), of(1, 4)]
     said = {"multiply and divide are the other way round": [0, 1]}
     expect("temperatures 0.5 and 2, u = 0.2", call(work, logits, [0.5, 2.0], [0, 0], [0.2, 0.2]), [1, 0], said)
+    said = {"a small temperature is a temperature: only 0 is another matter, none is clamped": [0, 0]}
+    got = call(work, [[0.0, 0.015625]] * 2, [0.001, 1.0], [0, 0], [0.1, 0.1])
+    expect("logits 0 and 1/64, temperatures 0.001 and 1, u = 0.1", got, [1, 0], said)
 
 
 def test_each_row_has_its_number(work):
@@ -74,35 +87,41 @@ def test_edges(work):
     )
     require(int(tokens.max()) < 50_000, "eight rows of 50,000 tokens, u just below 1", "tokens below 50,000", tokens,
             "the sum may end a little below 1: scale u by the last sum of its row")  # fmt: skip
-    logits = torch.randn(4, 9)
-    before = logits.clone()
-    work.sample(logits, torch.full((4,), 0.5), torch.full((4,), 2), torch.rand(4))
-    require(torch.equal(logits, before), "the caller's logits afterwards", "as they were", "changed",
-            "log-probabilities are made of them later: work on a copy")  # fmt: skip
+    logits, temperature = torch.randn(4, 9), torch.tensor([0.5, 0.0, 1.0, 0.0])
+    arguments = logits, temperature, torch.tensor([2, 0, 0, 1]), torch.rand(4)
+    before = [tensor.clone() for tensor in arguments]
+    tokens = work.sample(*arguments)
+    for name, tensor, kept in zip(("logits", "temperature", "top_k", "u"), arguments, before, strict=True):
+        require(torch.equal(tensor, kept), f"the caller's {name} afterwards", "as they were", "changed",
+                "the engine uses them again: work on a copy")  # fmt: skip
+    expect("shape of the tokens of four rows", list(tokens.shape), [4],
+           {"a column was returned: take its numbers, [:, 0]": [4, 1]})  # fmt: skip
+    expect("type of the tokens", str(tokens.dtype), "torch.int64",
+           {"token ids are int64, as torch indexes with": "torch.int32"})  # fmt: skip
 
 
+@one_thread()
 def test_no_loop_over_rows(work):
     said = "a loop over the rows: at batch 64 the sampler would take longer than the model"
     counts = []
     for rows in (2, 32):
         torch.manual_seed(0)
         arguments = torch.randn(rows, 50), torch.rand(rows), torch.randint(0, 9, (rows,)), torch.rand(rows)
-        with Counter() as counter, in_torch_alone(said):
+        with Counter() as counter, in_torch_alone():
             work.sample(*arguments)
         counts.append(counter.count)
     require(counts[0] == counts[1], "torch operations for 2 and for 32 rows", "as many for 32 as for 2", counts, said)
 
 
 @contextlib.contextmanager
-def in_torch_alone(said):
-    """Whoever takes numbers out of a tensor one by one is told."""
+def in_torch_alone():
+    """Whoever turns a tensor into numbers of Python, which torch's operations don't show, is told."""
 
     def forbidden(*_):
-        raise Wrong(
-            "the numbers of the tensors", "they stay in torch", "they were taken out, for a loop in Python", said
-        )
+        raise Wrong("the numbers of the tensors", "they stay in torch", "they were made numbers of Python",
+                    "a loop over the rows, in Python? find the operation that does it for all of them")  # fmt: skip
 
-    kept = {name: getattr(torch.Tensor, name) for name in ("tolist", "item", "__iter__", "numpy")}
+    kept = {name: getattr(torch.Tensor, name) for name in ("tolist", "__iter__", "numpy")}
     try:
         for name in kept:
             setattr(torch.Tensor, name, forbidden)
@@ -110,3 +129,36 @@ def in_torch_alone(said):
     finally:
         for name, method in kept.items():
             setattr(torch.Tensor, name, method)
+
+
+def slowly(logits, temperature, top_k, u):
+    """The token of one row, weight by weight; None where rounding decides."""
+    if temperature == 0:
+        return logits.index(max(logits))
+    kth = sorted(logits, reverse=True)[min(top_k or len(logits), len(logits)) - 1]
+    weights = [math.exp((x - max(logits)) / temperature) if x >= kth else 0.0 for x in logits]
+    sums = [sum(weights[: i + 1]) / sum(weights) for i in range(len(weights))]
+    unsure = any(0 < w < 1e-6 for w in weights) if u == 0 else any(abs(s - u) < 1e-3 for s in sums)
+    return None if unsure else next(i for i, s in enumerate(sums) if s > u)
+
+
+@one_thread()
+def test_any_rows(work):
+    """Rows of a few tokens, many of them equal, at any height and temperature."""
+
+    def check(choose):
+        vocab_size = choose.between(1, 5)
+
+        def row():
+            height = choose.one_of([0.0, 1000.0, -20_000.0])
+            return ([height + choose.upto(4) / 2 for _ in range(vocab_size)], choose.one_of([1.0, 0.0, 0.5, 2.0, 0.001, 50.0]),
+                    choose.one_of([0, 1, 2, 3, 9]), choose.upto(15) / 16)  # fmt: skip
+
+        rows = choose.some(row, 4, least=1)
+        expected = [slowly(*row) for row in rows]
+        if None not in expected:
+            example = Example(work, __file__, "import torch")
+            arguments = ", ".join(f"torch.tensor({list(column)})" for column in zip(*rows, strict=True))
+            example.expect(f"work.sample({arguments}).tolist()", expected)
+
+    at_random(check)

@@ -1,8 +1,7 @@
 """Batches by length, and results back in their order."""
 
-import random
-
-from exercises.grading import expect, require
+from exercises.examples import Example, at_random
+from exercises.grading import expect
 
 
 def test_the_picture(work):
@@ -10,6 +9,7 @@ def test_the_picture(work):
         "the longest come first": [[2, 0], [1, 3]],
         "equal lengths keep the order in which they came": [[3, 1], [0, 2]],
         "a batch holds indices, not lengths": [[9, 9], [3, 1]],
+        "an index is in there twice: two lengths are equal, and index() finds the first": [[1, 1], [0, 2]],
         "sort all of them, then cut into batches": [[1, 0], [3, 2]],
     }
     expect("lengths 3, 9, 1, 9, two at once", work.make_batches([3, 9, 1, 9], 2), [[1, 3], [0, 2]], said)
@@ -28,20 +28,38 @@ def test_restore(work):
     expect("batches [2, 0] [1], results x a b", work.restore(batches, ["x", "a", "b"]), ["a", "b", "x"], said)
 
 
-def test_there_and_back(work):
-    rng = random.Random(0)
-    for _ in range(50):
-        lengths = [rng.randrange(1, 6) for _ in range(rng.randrange(1, 12))]
-        batches = work.make_batches(lengths, 3)
-        results = [f"result {i}" for batch in batches for i in batch]
-        expect(
-            f"lengths {lengths}, there and back",
-            work.restore(batches, results),
-            sorted(results, key=lambda r: int(r[7:])),
-        )
-        padding = sum(max(lengths[i] for i in batch) * len(batch) - sum(lengths[i] for i in batch) for batch in batches)
-        by_length = sorted(lengths, reverse=True)
-        best = sum(
-            by_length[s] * len(by_length[s : s + 3]) - sum(by_length[s : s + 3]) for s in range(0, len(lengths), 3)
-        )
-        require(padding == best, f"padding of {batches} for lengths {lengths}", best, padding)
+def test_any_lengths(work):
+    """Many equal lengths; the longest found one after another."""
+
+    def check(choose):
+        lengths, size = choose.some(lambda: choose.between(1, 4), 9), choose.between(1, 4)
+        order = [i for length in range(4, 0, -1) for i in range(len(lengths)) if lengths[i] == length]
+        batches = []
+        for i in order:
+            if not batches or len(batches[-1]) == size:
+                batches.append([])
+            batches[-1].append(i)
+        example = Example(work, __file__)
+        example.do(f"lengths = {lengths}")
+        example.expect(f"work.make_batches(lengths, {size})", batches)
+        example.look("lengths", lengths, likely="the caller's list was changed: sort indices, or a copy")
+
+    at_random(check)
+
+
+def test_any_order(work):
+    """Results that are equal, None or 0, from batches in any order."""
+
+    def check(choose):
+        left, batches = list(range(choose.upto(7))), []
+        while left:
+            batches.append([left.pop(choose.upto(len(left) - 1)) for _ in range(choose.between(1, len(left)))])
+        order = [i for batch in batches for i in batch]
+        results = [choose.one_of([0, None, "a", "b"]) for _ in order]
+        expected = [result for i in range(len(order)) for j, result in zip(order, results, strict=True) if i == j]
+        example = Example(work, __file__)
+        example.do(f"batches, results = {batches}, {results}")
+        example.expect("work.restore(batches, results)", expected)
+        example.look("batches, results", (batches, results), likely="the caller's lists were changed: make a new one")
+
+    at_random(check)

@@ -1,8 +1,12 @@
 """A model that counts its rows, and whose next token is the length of the sequence: mixed-up rows show at once."""
 
-from exercises.grading import expect, require
+from exercises.examples import Example, at_random
+from exercises.grading import OneOf, expect, require
 
 EOS = 99
+
+
+MOVED = "after a row has left, the rows behind it moved up: row r is not request r any more"
 
 
 class Model:
@@ -10,25 +14,43 @@ class Model:
         self.rows, self.ends = [], ends or {}
 
     def __call__(self, sequences):
-        self.rows.append(len(sequences))
-        require(len(self.rows) < 50, "outputs of at most 4 tokens", "a few steps", "50 and no end",
-                "after a row has left, the rows behind it moved up: row r is not request r any more")  # fmt: skip
+        count(self.rows, sequences)
         tokens = [10 * sequence[0] + len(sequence) for sequence in sequences]
         return [EOS if self.ends.get(s[0]) == len(s) else t for s, t in zip(sequences, tokens, strict=True)]
 
 
+class SummingModel:
+    """Its next token, 0 to 4, is a sum over all tokens of the sequence."""
+
+    def __init__(self):
+        self.rows = []
+
+    def __call__(self, sequences):
+        count(self.rows, sequences)
+        return [sum((token + 1) * (i + 1) for i, token in enumerate(sequence)) % 5 for sequence in sequences]
+
+
+def count(rows, sequences):
+    rows.append(len(sequences))
+    require(
+        len(rows) < 50, "outputs of a few tokens", "a few steps", "50 and no end", MOVED if rows[-1] < rows[0] else ""
+    )
+
+
 def test_results(work):
-    expected = [[11, 12], [21, 22, 23, 24], [31]]
-    said = {
-        "after a row has left, the rows behind it moved up: row r is not request r any more":
-            [[11, 12], [21, 22, 23, 24], [31]][::-1],
-        "the prompt is no part of the result": [[1, 11, 12], [2, 21, 22, 23, 24], [3, 31]],
-    }  # fmt: skip
+    said = {MOVED: [[11, 12, 23, 24], [21, 22], [31]],
+            "the prompt is no part of the result": [[1, 11, 12], [2, 21, 22, 23, 24], [3, 31]],
+            "the results are in the order in which the rows were done, not in that of the prompts":
+                [[31], [11, 12], [21, 22, 23, 24]]}  # fmt: skip
     prompts = [[1], [2], [3]]
     got = work.generate(Model(), prompts, [2, 4, 1], EOS)
-    expect("prompts 1, 2, 3, outputs 2, 4, 1", got, expected, said,
-           likely="after a row has left, the rows behind it moved up: row r is not request r any more")  # fmt: skip
+    expect("prompts 1, 2, 3, outputs 2, 4, 1", got, [[11, 12], [21, 22, 23, 24], [31]], said)
     expect("the prompts afterwards", prompts, [[1], [2], [3]], likely="the caller's prompts were changed: copy them")
+    said = {"results are kept by prompt, but two requests may have the same one": OneOf(
+        [[answer] * 2 for answer in ([11, 12, 13], [11], [11, 11, 12, 13])])}  # fmt: skip
+    expect(
+        "prompts 1 and 1, outputs 1 and 3", work.generate(Model(), [[1], [1]], [1, 3], EOS), [[11], [11, 12, 13]], said
+    )
 
 
 def test_rows(work):
@@ -42,7 +64,7 @@ def test_neighbours_that_end_together(work):
     model = Model()
     got = work.generate(model, [[1], [2], [3], [4]], [1, 1, 1, 3], EOS)
     expect("rows of each step, outputs 1, 1, 1, 3", model.rows, [4, 1, 1],
-           likely="a list that shrinks under a loop over it skips every second")  # fmt: skip
+           {"a list that shrinks under a loop over it skips every second": [4, 2, 1]})  # fmt: skip
     expect("their results", got, [[11], [21], [31], [41, 42, 43]])
 
 
@@ -56,4 +78,26 @@ def test_end_token(work):
     model = Model()
     got = work.generate(model, [[1, EOS, 5], [2]], [2, 2], EOS)
     expect("an end token inside a prompt", got, [[13, 14], [21, 22]],
-           likely="look for the end token in the new tokens only")  # fmt: skip
+           {"look for the end token in the new tokens only": OneOf([[[13], [21, 22]], [[], [21, 22]]])})  # fmt: skip
+
+
+def test_any_requests(work):
+    """Equal prompts, end tokens anywhere, no request at all."""
+
+    def check(choose):
+        token = lambda: choose.upto(4)  # noqa: E731
+        prompts = choose.some(lambda: choose.some(token, 3, least=1), 5)
+        max_tokens, eos, expected = [choose.between(1, 5) for _ in prompts], token(), []
+        for prompt, most in zip(prompts, max_tokens, strict=True):
+            outputs = []
+            while len(outputs) < most and eos not in outputs:
+                outputs += SummingModel()([prompt + outputs])
+            expected.append(outputs)
+        rows = [sum(len(outputs) > step for outputs in expected) for step in range(max(map(len, expected), default=0))]
+        example = Example(work, __file__, "from exercises.stage2.test_2_5_leave_early import SummingModel")
+        example.do(f"model, prompts, max_tokens = SummingModel(), {prompts}, {max_tokens}")
+        example.expect(f"work.generate(model, prompts, max_tokens, {eos})", expected)
+        example.look("model.rows", rows)
+        example.look("prompts, max_tokens", (prompts, max_tokens), likely="the caller's lists were changed: copy them")
+
+    at_random(check)

@@ -2,6 +2,7 @@
 
 import torch
 
+from exercises.examples import Example, at_random
 from exercises.grading import Wrong, expect, require
 
 SIZES = dict(n_layer=3, batch=2, n_head=2, max_len=12, head_dim=4)
@@ -21,14 +22,16 @@ def test_values(work):
             layers[layer] = [torch.cat(pair, dim=2) for pair in zip(layers[layer], (k, v), strict=True)]
             got = cache.update(layer, k, v)
             shape = list(layers[layer][0].shape)
-            likely = "length moved within the step: layer 1 wrote behind layer 0" if layer else ""
+            behind = [2, 2, shape[2] + layer * n_new, 4]
             expect(f"step {step}, layer {layer}: shape of all keys", list(got[0].shape), shape, {
                 "only the new columns were returned; attention needs all": [2, 2, n_new, 4],
-                "the empty columns were returned too": [2, 2, 12, 4]}, likely=likely)  # fmt: skip
+                "the empty columns were returned too": [2, 2, 12, 4],
+                "length moved within the step: layer 1 wrote behind layer 0": behind})  # fmt: skip
             case = f"step {step}, layer {layer}: first numbers of"
             said = {"keys and values are swapped": layers[layer][1][0, 0, :, 0]}
+            kept = torch.equal(got[0][:, :, :-n_new], layers[layer][0][:, :, :-n_new])
             expect(f"{case} the keys", got[0][0, 0, :, 0], layers[layer][0][0, 0, :, 0], said,
-                   likely="old columns were overwritten, or layers share their memory")  # fmt: skip
+                   likely="" if kept else "columns of earlier steps were overwritten: by this step, or by another layer")  # fmt: skip
             expect(f"{case} the values", got[1][0, 0, :, 0], layers[layer][1][0, 0, :, 0])
             require(torch.equal(got[0], layers[layer][0]) and torch.equal(got[1], layers[layer][1]), f"{case} all",
                     "what torch.cat would give", "something else in other rows or heads")  # fmt: skip
@@ -42,7 +45,7 @@ def test_nothing_is_copied(work):
     place = first.untyped_storage().data_ptr()
     room = first.untyped_storage().nbytes()
     require(room >= 2 * 2 * 12 * 4 * 4, "bytes taken at the beginning", "room for all 12 columns", room,
-            "room that grows is copied when it grows; take it once")  # fmt: skip
+            "they are in a tensor of their own: room that grows is copied when it grows, and a copy is no view")  # fmt: skip
     cache.advance(5)
     again, _ = cache.update(0, *new(1, 1))
     require(again.untyped_storage().data_ptr() == place, "where the keys lie after another step", "at the same place",
@@ -59,7 +62,7 @@ def test_two_caches_share_nothing(work):
     kept, _ = one.update(0, k, v)
     two.update(0, k + 1, v + 1)
     expect("the keys of one cache, after another was written", kept[0, 0, :, 0], k[0, 0, :, 0],
-           likely="the memory belongs to the class, not to the cache: the next batch reads this one's keys")  # fmt: skip
+           likely="both write to the same memory; does it belong to the class? The next batch reads this one's keys")  # fmt: skip
 
 
 def test_full(work):
@@ -80,3 +83,34 @@ def test_full(work):
         if filled < 12:
             keys, _ = cache.update(0, *new(1, 2))
             expect(f"{case}, then one that fits", keys[0, 0, -1], new(1, 2)[0][0, 0, -1])
+
+
+def test_any_steps(work):
+    """Caches of every small size, filled in steps, also with more than fits."""
+
+    def check(choose):
+        n_layer, batch, n_head, head_dim, max_len = (choose.between(1, most) for most in (3, 2, 2, 2, 6))
+        example = Example(work, __file__, "import torch", "from exercises.examples import raised")
+        example.do(f"cache = work.Cache({n_layer}, {batch}, {n_head}, {max_len}, {head_dim})")
+        filled, number, columns = 0, 0, [[] for _ in range(n_layer)]
+        for n_new in choose.each(lambda: choose.between(1, 3), 5, least=1):
+            for layer in range(n_layer):
+                size = batch * n_head * n_new * head_dim
+                new = torch.arange(number, number + size).view(batch, n_head, n_new, head_dim)
+                example.do(
+                    f"k = torch.arange({number}.0, {number + size}.0).view({batch}, {n_head}, {n_new}, {head_dim})"
+                )
+                number += size
+                if filled + n_new > max_len:
+                    example.expect(f"raised(lambda: cache.update({layer}, k, -k), ValueError)", "ValueError")
+                    break
+                example.do(f"keys, values = cache.update({layer}, k, -k)")
+                columns[layer].append(new)
+                expected = torch.cat(columns[layer], dim=2)
+                example.look("(keys.tolist(), values.tolist())", (expected.tolist(), (-expected).tolist()))
+            else:
+                filled += n_new
+                example.do(f"cache.advance({n_new})")
+            example.look("cache.length", filled)
+
+    at_random(check, 60)

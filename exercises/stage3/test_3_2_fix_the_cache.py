@@ -1,5 +1,6 @@
 """A model that writes down what it is asked; its next token is a sum over what it may see, so that all of it matters."""
 
+from exercises.examples import Example, at_random
 from exercises.grading import expect
 
 
@@ -59,17 +60,36 @@ def test_mask(work):
 
 
 def test_called_again(work):
-    decoder = work.Decoder(Model())
+    decoder, still = (
+        work.Decoder(Model()),
+        "something of the first call is still there: each begins with an empty cache",
+    )
     first, second = (decoder.generate([3, 1, 4], 4, chunk=8) for _ in range(2))
-    expect("the same prompt twice", second, first,
-           likely="the cache of the first call is still there: each call begins with an empty one")  # fmt: skip
+    expect("the same prompt twice", second, first, likely=still)
     one, two = work.Decoder(Model()), work.Decoder(Model())
     one.generate([3, 1, 4], 4, chunk=8)
     expect("another decoder, after the first was used", two.generate([3, 1, 4], 4, chunk=8), first,
-           likely="two decoders share one cache: what belongs to a batch must be made for it")  # fmt: skip
+           likely="two decoders share something: what belongs to a batch must be made for it")  # fmt: skip
+    long = [2, 7, 1, 8, 2, 8, 1, 8]
+    alone = work.Decoder(Model()).generate(list(long), 4, chunk=8)
+    expect("a longer prompt after that", two.generate(long, 4, chunk=8), alone, likely=still)
 
 
-def test_against_no_cache(work):
-    for prompt, chunk in (([5], 1), ([3, 1, 4, 1, 5, 9, 2], 3), (list(range(20)), 7)):
-        got = work.Decoder(Model()).generate(prompt, 6, chunk)
-        expect(f"prompt {prompt}, chunks of {chunk}, against computing all", got, without_cache(prompt, 6))
+def test_any_calls(work):
+    """One decoder, one prompt after another, longer and shorter ones, in chunks of any size."""
+
+    def check(choose):
+        example = Example(work, __file__, "from exercises.stage3.test_3_2_fix_the_cache import Model")
+        example.do("model = Model()")
+        example.do("decoder = work.Decoder(model)")
+        sizes = []
+        for _ in range(choose.between(1, 3)):
+            prompt = choose.some(lambda: choose.upto(9), 8, least=1)
+            max_tokens, chunk = choose.between(1, 4), choose.between(1, 9)
+            sizes += [len(prompt[i : i + chunk]) for i in range(0, len(prompt), chunk)] + [1] * (max_tokens - 1)
+            example.do(f"prompt = {prompt}")
+            example.expect(f"decoder.generate(prompt, {max_tokens}, {chunk})", without_cache(prompt, max_tokens))
+            example.look("prompt", prompt, likely="the caller's prompt was changed")
+        example.look("[len(tokens) for tokens, *_ in model.calls]", sizes)
+
+    at_random(check)

@@ -1,7 +1,8 @@
 """Counts against stages 1 and 3, and the edges of the trade."""
 
+from exercises.examples import Example, at_random
 from exercises.grading import expect, require
-from exercises.tiny import tiny_engine
+from exercises.tiny import counted
 from tests.adapter import STAGES
 
 
@@ -16,10 +17,8 @@ def test_the_picture(work):
 def test_against_the_engines(work):
     for prompt, output in ((1, 1), (7, 12), (30, 5)):
         for stage, count in ((STAGES[0], work.tokens_without), (STAGES[2], work.tokens_with)):
-            llm = tiny_engine(stage)
-            llm.generate([[1] * prompt], stage.SamplingParams(max_tokens=output, ignore_eos=True))
-            got = count(prompt, output)
-            expect(f"prompt {prompt}, output {output}, against {stage}", got, llm.stats.num_tokens_computed)
+            computed = counted(stage, (prompt,), (output,)).computed
+            expect(f"prompt {prompt}, output {output}, against {stage}", count(prompt, output), computed)
 
 
 def test_saving(work):
@@ -41,3 +40,27 @@ def test_even_context(work):
     said = {"the weights are read once for the whole batch, the caches are not shared": expected,
             "more sequences reach it earlier, not later": expected * 32}  # fmt: skip
     expect("GPT-2 small, 32 sequences", work.even_context(weights, 12, 768, 32), expected / 32, said)
+
+
+def test_any_lengths(work):
+    """The sequences as lists, token by token; and sizes of models, up to the token that evens out."""
+
+    def check(choose):
+        prompt, output, sequence, without, cached = choose.between(1, 20), choose.between(1, 20), [], [], []
+        for step in range(output):
+            sequence += ["prompt"] * prompt if step == 0 else ["output"]
+            without += sequence
+            cached += sequence[len(cached) :]
+        example = Example(work, __file__)
+        example.look(f"work.tokens_without({prompt}, {output})", len(without))
+        example.look(f"work.tokens_with({prompt}, {output})", len(cached))
+        example.look(f"work.saving({prompt}, {output})", len(without) / len(cached))
+        n_layer, n_embd, batch, context = (choose.between(1, most) for most in (5, 9, 9, 99))
+        parameters = sum(
+            n_embd for _ in range(context) for _ in range(batch) for _ in range(n_layer) for _ in ("key", "value")
+        )
+        example.look(
+            f"work.even_context({parameters + n_layer * n_embd * batch}, {n_layer}, {n_embd}, {batch})", context + 0.5
+        )
+
+    at_random(check)

@@ -1,21 +1,29 @@
 """Steps by hand, and a crowd."""
 
 import random
+from dataclasses import dataclass
 
-from exercises.grading import Wrong, expect, require
+from exercises.examples import Example, at_random
+from exercises.grading import OneOf, Wrong, expect
 
 
 class Engine:
     """Does what the scheduler says: computes tokens, makes outputs, ends requests."""
 
     def __init__(self, work, max_num_seqs, budget):
-        self.work, self.scheduler, self.outputs = work, work.Scheduler(max_num_seqs, budget), {}
+        self.work, self.scheduler = work, work.Scheduler(max_num_seqs, budget)
+        self.requests, self.outputs = [], {}  # in order of arrival; request -> tokens that it still has to make
 
     def add(self, name, prompt, output):
         request = self.work.Request(name, prompt)
-        self.outputs[name] = output
+        self.requests.append(request)
+        self.outputs[request] = output
         self.scheduler.add(request)
         return request
+
+    def abort(self, number):
+        """The request that came as number 0, 1, …"""
+        self.scheduler.finish(self.requests[number])
 
     def step(self):
         scheduled = self.scheduler.schedule()
@@ -23,8 +31,8 @@ class Engine:
             request.num_computed_tokens += num_tokens
             if request.num_computed_tokens == request.num_tokens:
                 request.num_tokens += 1
-                self.outputs[request.name] -= 1
-                if self.outputs[request.name] == 0:
+                self.outputs[request] -= 1
+                if self.outputs[request] == 0:
                     self.scheduler.finish(request)
         return [(request.name, num_tokens) for request, num_tokens in scheduled]
 
@@ -61,10 +69,12 @@ def test_nobody_overtakes(work):
     said = {"the budget is for all tokens of a step": [[("A", 3), ("big", 7), ("small", 1)], [("A", 1)], [("A", 1)]],
             "a prompt that does not fit is cut, not left waiting": [[("A", 3)], [("A", 1)], [("A", 1)]]}  # fmt: skip
     expected = [[("A", 3), ("big", 1)], [("A", 1), ("big", 3)], [("A", 1), ("big", 3)]]
-    overtaken = "who came first is not overtaken: with a stream of small ones a big one would wait for ever"
-    empty = any(n == 0 for step in got for _, n in step)
-    expect("3, 7 and 1 tokens, four a step, at most four requests", got, expected, said,
-           likely="do not schedule a request for no tokens" if empty else overtaken)  # fmt: skip
+    likely = ""
+    if any(n == 0 for step in got for _, n in step):
+        likely = "do not schedule a request for no tokens"
+    elif any(name == "small" for step in got for name, _ in step):
+        likely = "who came first is not overtaken: with a stream of small ones a big one would wait for ever"
+    expect("3, 7 and 1 tokens, four a step, at most four requests", got, expected, said, likely=likely)
 
 
 def test_budget(work):
@@ -110,6 +120,15 @@ def test_decodes_come_first(work):
     got = [(request.name, n) for request, n in scheduler.schedule()]
     said = {"do not schedule a request for no tokens": [("prefill", 4), ("late", 0)]}
     expect("both have more to compute than the budget", got, [("prefill", 4)], said)
+    late.num_computed_tokens = late.num_tokens - 2
+    got = [(request.name, n) for request, n in scheduler.schedule()]
+    said = {
+        "running prefills go in the order in which they were admitted, not the shorter one first": [
+            ("late", 2),
+            ("prefill", 2),
+        ]
+    }
+    expect("the same, and the second has two tokens left", got, [("prefill", 4)], said)
 
 
 def test_abort(work):
@@ -131,32 +150,104 @@ def test_abort(work):
            {"a request that was aborted while it waited must leave the queue": [("B", 2)]})  # fmt: skip
 
 
+def test_who_leaves_changes_no_order(work):
+    engine = Engine(work, 3, 100)
+    for name, output in (("A", 1), ("B", 2), ("C", 2), ("D", 1), ("E", 1), ("F", 1)):
+        engine.add(name, 4, output)
+    engine.abort(3)
+    got = [engine.step() for _ in range(3)]
+    swapped = "who leaves must not change the order of the others: the last one took its place"
+    expected = [[("A", 4), ("B", 4), ("C", 4)], [("B", 1), ("C", 1), ("E", 4)], [("F", 4)]]
+    expect("A to F in three places; D leaves the queue, A is done after a step", got, expected, {swapped: OneOf([
+        [expected[0], [("C", 1), ("B", 1), ("E", 4)], [("F", 4)]], [expected[0], [("C", 1), ("B", 1), ("F", 4)], [("E", 4)]],
+        [expected[0], [("B", 1), ("C", 1), ("F", 4)], [("E", 4)]]])})  # fmt: skip
+
+
+def test_equal_names(work):
+    engine = Engine(work, 2, 100)
+    engine.add("A", 4, 3)
+    engine.add("A", 4, 1)
+    got = [engine.step() for _ in range(4)]
+    said = "two requests may have one name: the one that is done leaves, not the other, and not both"
+    expected = [[("A", 4), ("A", 4)], [("A", 1)], [("A", 1)], []]
+    expect("two requests named A, outputs 3 and 1", got, expected, {said: OneOf([
+        [expected[0], [("A", 1)], [("A", 1)], [("A", 1)]], [expected[0], [], [], []]])})  # fmt: skip
+
+
+@dataclass(eq=False)
+class Line:
+    """Who stands in the line of the slow engine: `missing` tokens to compute, and when it was admitted, if it was."""
+
+    name: str
+    missing: int
+    output: int
+    admitted: int = 0
+
+
+class SlowEngine:
+    """Gives away the places of a step one by one: each to the first in line that still has something to compute."""
+
+    def __init__(self, max_num_seqs, budget):
+        self.max_num_seqs, self.budget, self.line, self.arrived = max_num_seqs, budget, [], []
+
+    def add(self, name, prompt, output):
+        self.line.append(Line(name, prompt, output))
+        self.arrived.append(self.line[-1])
+
+    def step(self):
+        running = [one for one in self.line if one.admitted]
+        order = sorted(running, key=lambda one: (one.missing > 1, one.admitted))
+        order += [one for one in self.line if not one.admitted]
+        places = []
+        for _ in range(self.budget):
+            full = sum(one.admitted > 0 for one in self.line) == self.max_num_seqs
+            first = next((o for o in order if places.count(o) < o.missing and (o.admitted or not full)), None)
+            if first is None:
+                break
+            first.admitted = first.admitted or 1 + max(one.admitted for one in self.line)
+            places.append(first)
+        counts = {one: places.count(one) for one in places}
+        for one, count in counts.items():
+            one.output -= count == one.missing
+            one.missing = one.missing - count or 1
+        self.line = [one for one in self.line if one.output]
+        return [(one.name, count) for one, count in counts.items()]
+
+
+def test_any_crowd(work):
+    """Requests that come and leave between steps, some of one name, through few places and small budgets."""
+
+    def check(choose):
+        sizes = choose.between(1, 4), choose.between(1, 12)
+        example = Example(work, __file__, "from exercises.stage4.test_4_1_scheduler import Engine")
+        example.do(f"engine = Engine(work, {sizes[0]}, {sizes[1]})")
+        slow = SlowEngine(*sizes)
+        for action in choose.each(lambda: choose.upto(5), 40, least=1):
+            if action < 3:
+                example.expect("engine.step()", slow.step())
+            elif action < 5 or not slow.line:
+                arguments = choose.one_of("ABC"), choose.between(1, 9), choose.between(1, 4)
+                slow.add(*arguments)
+                example.do(f"_ = engine.add{arguments}")
+            else:
+                gone = choose.one_of(slow.line)
+                slow.line.remove(gone)
+                example.do(f"engine.abort({slow.arrived.index(gone)})")
+
+    at_random(check)
+
+
 def test_a_crowd(work):
-    """Two hundred requests at random moments: limits hold, all are served, and whoever runs decodes in every step."""
-    rng, engine = random.Random(0), Engine(work, 8, 32)
-    names, waiting_since, step = iter(range(200)), {}, 0
-    unfinished = {}
-    while step < 30 or unfinished:
-        if step < 30:
-            for _ in range(rng.randrange(0, 13)):
-                name = next(names, None)
-                if name is not None:
-                    unfinished[name] = engine.add(name, rng.randrange(1, 60), rng.randrange(1, 20))
-                    waiting_since[name] = step
-        scheduled = engine.step()
-        require(
-            sum(n for _, n in scheduled) <= 32, f"tokens of step {step}", "at most 32", sum(n for _, n in scheduled)
+    """Two hundred requests, long ones among them, until all are done."""
+    rng, engine, slow = random.Random(0), Engine(work, 8, 32), SlowEngine(8, 32)
+    for step in range(300):
+        for _ in range(rng.randrange(0, 13) if step < 30 else 0):
+            arguments = f"s{len(slow.arrived)}", rng.randrange(1, 60), rng.randrange(1, 20)
+            engine.add(*arguments)
+            slow.add(*arguments)
+        expect(
+            f"a crowd of {len(slow.arrived)} requests, 8 at once and 32 tokens a step: step {step}",
+            engine.step(),
+            slow.step(),
         )
-        require(len(scheduled) <= 8, f"requests of step {step}", "at most 8", len(scheduled))
-        require(all(n > 0 for _, n in scheduled), f"tokens of each request of step {step}", "at least 1", scheduled,
-                "do not schedule a request for no tokens")  # fmt: skip
-        require(
-            bool(scheduled) or not unfinished,
-            f"step {step}, {len(unfinished)} requests are not done",
-            "some tokens",
-            "none",
-        )
-        for name in [name for name in unfinished if engine.outputs[name] == 0]:
-            del unfinished[name]
-        step += 1
-        require(step < 3000, "a crowd of 200", "all served within 3,000 steps", f"{len(unfinished)} still there")
+    expect("who is not done after 300 steps", sum(n > 0 for n in engine.outputs.values()), 0)

@@ -1,5 +1,8 @@
 """Plans by hand and against the engine; the gap."""
 
+import functools
+
+from exercises.examples import Example, at_random
 from exercises.grading import Wrong, expect
 from exercises.tiny import tiny_engine
 from tests.adapter import STAGES
@@ -50,10 +53,13 @@ def test_gap(work):
     expect("in one piece beside seven, of a budget of 6", work.longest_gap(9, 7, 6, seconds, False), 0.026)
     expect("a prompt of 2, chunked", work.longest_gap(2, 2, 6, seconds, True), 0.014,
            {"a step is as large as what is in it; the budget is only a bound": 0.016})  # fmt: skip
+    expect("a prompt of 2, in one piece", work.longest_gap(2, 2, 6, seconds, False), 0.014,
+           {"a step is as large as what is in it; the budget is only a bound": 0.016})  # fmt: skip
 
 
-def test_against_the_engine(work):
-    """Three decode, then a prompt of 50 arrives, 16 tokens a step."""
+@functools.cache
+def chunks_of_the_engine():
+    """Of a prompt of 50 that arrives while three decode, 16 tokens a step."""
     stage = STAGES[3]
     llm = tiny_engine(stage, n_positions=128, max_num_seqs=4, max_num_batched_tokens=16, trace=True)
     params = stage.SamplingParams(max_tokens=40, ignore_eos=True)
@@ -64,5 +70,31 @@ def test_against_the_engine(work):
     while llm.has_unfinished_requests():
         llm.step()
     rows = [row for step in llm.trace for row in step.rows]
-    chunks = [row.num_tokens for row in rows if row.request_id == "long" and row.phase == "prefill"]
-    expect("prompt 50, three decode, 16 tokens a step, against stage 4", work.plan(50, 3, 16), chunks)
+    return [row.num_tokens for row in rows if row.request_id == "long" and row.phase == "prefill"]
+
+
+def test_against_the_engine(work):
+    expect("prompt 50, three decode, 16 tokens a step, against stage 4", work.plan(50, 3, 16), chunks_of_the_engine())
+
+
+def test_any_prompt(work):
+    """Tokens put into steps one by one, those of the others first."""
+
+    def check(choose):
+        prompt, decoding, budget = choose.between(1, 20), choose.upto(5), choose.between(1, 9)
+        example = Example(work, __file__, "from exercises.examples import raised")
+        example.do("seconds = lambda tokens: 10 + tokens")
+        if decoding >= budget:
+            example.look(f"raised(lambda: work.plan({prompt}, {decoding}, {budget}), ValueError)", "ValueError")
+        else:
+            steps = [["other"] * decoding]
+            for _ in range(prompt):
+                if len(steps[-1]) == budget:
+                    steps.append(["other"] * decoding)
+                steps[-1].append("prompt")
+            example.look(f"work.plan({prompt}, {decoding}, {budget})", [step.count("prompt") for step in steps])
+            longest = 10 + max(map(len, steps))
+            example.look(f"work.longest_gap({prompt}, {decoding}, {budget}, seconds, True)", longest)
+        example.look(f"work.longest_gap({prompt}, {decoding}, {budget}, seconds, False)", 10 + decoding + prompt)
+
+    at_random(check)

@@ -6,7 +6,13 @@ import weakref
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exercises.grading import expect, require
+from exercises.examples import Example, at_random
+from exercises.grading import OneOf, expect, require
+from exercises.tiny import one_thread
+
+OVERFLOWS = (
+    "e^x overflows unless x is at most 0: the largest so far is subtracted from each score, and from the old largest"
+)
 
 
 def dense(query, keys, values):
@@ -25,14 +31,38 @@ def data(sizes, scale=1.0, n_head=2, head_dim=8, seed=0):
     return query, keys, values, list(zip(keys.split(sizes), values.split(sizes), strict=True))
 
 
+def is_nan(result):
+    return isinstance(result, torch.Tensor) and bool(result.isnan().any())
+
+
+def blocks_of(scores):
+    """Blocks of (keys, values), for a query of ones of width 4, from [block][token][head] -> score. The values are the
+    number of the token."""
+    number = 0
+    for block in scores:
+        keys = torch.tensor(block)[:, :, None].expand(-1, -1, 4) / 2  # 4 numbers of half a score, divided by √4
+        values = torch.arange(number, number + len(block)).float()[:, None, None].expand(keys.shape).clone()
+        number += len(block)
+        yield keys, values
+
+
 def test_one_block(work):
     query, keys, values, blocks = data([5])
     said = {"divide by the sum of the weights at the end": dense(query, keys, values) * torch.einsum(
         "hd,thd->ht", query, keys).div(math.sqrt(8)).sub(torch.einsum("hd,thd->ht", query, keys).div(math.sqrt(8)).amax(-1, True))
         .exp().sum(-1, keepdim=True)}  # fmt: skip
-    expect("one block of 5", work.attend(query, iter(blocks)), dense(query, keys, values), said,
-           likely="with one block it is plain attention: scores / √head_dim, softmax, weighted values; nothing is there yet "
-           "to be corrected: the factor is e^(-inf) = 0")  # fmt: skip
+    got = work.attend(query, iter(blocks))
+    said["the scores are query · keys / √head_dim"] = OneOf(
+        [dense(query * math.sqrt(8), keys, values), dense(query / math.sqrt(8), keys, values)]
+    )
+    likely = "nothing is there yet to be corrected: the factor is e^(-inf) = 0, and inf - inf is NaN"
+    expect(
+        "one block of 5, which is plain attention",
+        got,
+        dense(query, keys, values),
+        said,
+        likely=likely if is_nan(got) else "",
+    )
 
 
 def test_blocks(work):
@@ -47,7 +77,8 @@ def test_blocks(work):
                 "only the last block is in the result": dense(query, *blocks[-1]),
                 "only the first block is in the result": dense(query, *blocks[0])}  # fmt: skip
         expect(f"blocks of 4 and 2, scores {name}", work.attend(query, iter(blocks)), dense(query, k, v), said,
-               likely="when a larger score comes, the sum *and* the weighted values are multiplied by e^(old - new largest)")  # fmt: skip
+               likely="with one block it was right, so it is what is done between two: when a larger score comes, the sum *and* "
+               "the weighted values are multiplied by e^(old - new largest)")  # fmt: skip
 
 
 def test_heads_have_their_own_largest(work):
@@ -58,7 +89,7 @@ def test_heads_have_their_own_largest(work):
     blocks = list(zip(keys.split(3), values.split(3), strict=True))
     got = work.attend(query, iter(blocks))
     require(bool(got.isfinite().all()), "heads whose scores differ by thousands", "finite numbers", got,
-            "the largest score is kept for every head by itself, and subtracted before exp")  # fmt: skip
+            f"the largest score is kept for every head by itself; {OVERFLOWS}")  # fmt: skip
     expect("heads whose scores differ by thousands", got, dense(query, keys, values), tolerance=1e-4)
 
 
@@ -70,17 +101,21 @@ def test_large_scores(work):
         "scores of thousands",
         "finite numbers",
         got,
-        "subtract the largest score before exp",
+        OVERFLOWS,
     )
     expect("scores of thousands", got, dense(query, keys, values), tolerance=1e-3)
 
 
 def test_scores_far_below_zero(work):
-    torch.manual_seed(0)
-    query, keys, values = torch.ones(2, 8), torch.rand(6, 2, 8) - 60, torch.randn(6, 2, 8)
-    got = work.attend(query, iter(list(zip(keys.split(3), values.split(3), strict=True))))
-    expect("all scores about -170", got, dense(query, keys, values), tolerance=1e-4,
-           likely="the largest begins at -inf: below 0 nothing would weigh anything, and 0 / 0 is NaN")  # fmt: skip
+    query, values = torch.full((2, 4), 0.5), torch.randn(6, 2, 4)
+    for height in (-170.0, -20_000.0):
+        keys = torch.tensor([[height + i % 3, height - i % 2] for i in range(6)])[:, :, None].expand(6, 2, 4)
+        got = work.attend(query * 2, iter(list(zip(keys.split(3), values.split(3), strict=True))))
+        likely = (
+            "the largest begins at -inf: far below any other beginning nothing would weigh anything, and 0 / 0 is NaN"
+        )
+        expect(f"all scores about {2 * height:g}", got, dense(query * 2, keys, values), tolerance=1e-4,
+               likely=likely if is_nan(got) else "")  # fmt: skip
 
 
 def test_each_block_is_seen_once(work):
@@ -125,3 +160,30 @@ def test_nothing_is_gathered(work):
         work.attend(query, iter(blocks))
     require(Largest.seen <= 4 * 2 * 8 * 2, "the largest tensor made for 50 blocks of 4", "no larger than a block or two (128 numbers)",
             Largest.seen, "the blocks were gathered: keep three things per head, not the blocks")  # fmt: skip
+
+
+def slowly(scores):
+    """The weighted mean of the tokens' numbers, for each head: two passes over all scores, in Python's numbers."""
+    tokens, means = [token for block in scores for token in block], []
+    for of_head in zip(*tokens, strict=True):
+        weights = [math.exp(score - max(of_head)) for score in of_head]
+        means.append(sum(i * weight for i, weight in enumerate(weights)) / sum(weights))
+    return [[mean] * 4 for mean in means]
+
+
+@one_thread()
+def test_any_blocks(work):
+    """Blocks of any length; scores that are equal, that grow and fall, at any height, another one for each head."""
+
+    def check(choose):
+        heights = choose.some(lambda: choose.one_of([0.0, 100.0, 10_000.0, -100.0, -20_000.0]), 3, least=1)
+        token = lambda: [height + choose.upto(6) / 2 for height in heights]  # noqa: E731
+        scores = choose.some(lambda: choose.some(token, 3, least=1), 4, least=1)
+        example = Example(
+            work, __file__, "import torch", "from exercises.stage5.test_5_3_online_softmax import blocks_of"
+        )
+        example.expect(
+            f"work.attend(torch.ones({len(heights)}, 4), blocks_of({scores})).tolist()", slowly(scores), tolerance=1e-4
+        )
+
+    at_random(check, 150)

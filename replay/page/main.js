@@ -95,6 +95,9 @@ class Page {
     this.position = 0;
     this.chosen = { id: null, index: 0 };
     this.views = this.replays.map((replay) => new View(replay, this.chosen, () => this.render()));
+    differences(this.replays.map(({ header }) => header)).forEach((text, i) => {
+      if (text) this.views[i].nodes.title.lastChild.append(`, ${text}`);
+    });
     document.getElementById("panels").append(...this.views.map(({ root }) => root));
     document.getElementById("panels").classList.toggle("two", this.views.length > 1);
     this.films = this.replays.map(

@@ -184,7 +184,9 @@ class State {
         }
         break;
       case "restarted":
-        for (const other of [...this.running]) this.leave(other, "waiting");
+        for (const [other, { status }] of this.completions) {
+          if (status !== "finished") this.leave(other, "gone"); // unless it is queued again
+        }
         break;
     }
   }

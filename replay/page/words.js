@@ -10,6 +10,13 @@ const STAGE_IDEAS = [
   "paged KV cache, fast",
 ];
 
+/** Of each of these engines, the options that both have and in which they differ: "max_num_batched_tokens 16". */
+function differences(headers) {
+  const [a, b] = headers.map(({ options }) => options);
+  const names = b ? Object.keys(a).filter((name) => name in b && JSON.stringify(a[name]) !== JSON.stringify(b[name])) : [];
+  return headers.map(({ options }) => names.map((name) => `${name} ${options[name] ?? "not set"}`).join(", "));
+}
+
 const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 
 function list(names) {
@@ -132,7 +139,7 @@ const SENTENCES = {
     };
     return `${each(group, (event) => nameOf(replay, event))} ${are(group.length)} finished: ${why[reason] ?? reason}.`;
   },
-  restarted: () => "A step was cut short: everybody waits again, and all memory is free.",
+  restarted: () => "A step was cut short: all memory is free, and those that go on wait again.",
 };
 
 const REFUSED = {
@@ -158,6 +165,7 @@ function isPrefill(replay, row) {
 /** What the forward pass of a step computes, in a sentence. */
 function passInWords(replay, state) {
   const rows = [...state.rows.values()];
+  if (!rows.length) return "Nothing is computed: the engine is at rest.";
   const name = (row) => replay.name(row.request_id, row.index);
   const parts = [];
   const live = rows.filter((row) => row.num_tokens);

@@ -142,9 +142,10 @@ function placeLevers(levers) {
   }
 }
 
-async function moveLever(name) {
+/** Move some levers, or with no body only see where they are. */
+async function moveLevers(body) {
   try {
-    placeLevers(await (await ask("/live/levers", { [name]: Number(find(name).value) })).json());
+    placeLevers(await (await ask("/live/levers", body)).json());
   } catch (error) {
     note(error.message);
   }
@@ -164,6 +165,8 @@ function lookOn() {
       else header = told;
     } else if (shown) {
       shown.append(0, told);
+      // All blocks are free then, those that were held back too.
+      if (told.before.some(({ kind }) => kind === "restarted")) moveLevers();
       if (shown.replays[0].steps.length >= MOST_STEPS) end(`This page keeps ${MOST_STEPS.toLocaleString("en")} steps, and has them.`);
     } else {
       shown = new Page([[header, told]]);
@@ -186,7 +189,7 @@ function start() {
   for (const input of document.querySelectorAll(".slide input")) input.addEventListener("input", () => showSlider(input));
   for (const id of ["arrivals", "prompt-words", "output-tokens"]) showSlider(find(id));
   find("arrivals").addEventListener("input", arrive);
-  for (const id of ["max_num_seqs", "num_blocks"]) find(id).addEventListener("change", () => moveLever(id));
+  for (const id of ["max_num_seqs", "num_blocks"]) find(id).addEventListener("change", () => moveLevers({ [id]: Number(find(id).value) }));
   find("ask-form").addEventListener("submit", (event) => {
     event.preventDefault();
     write();
@@ -194,7 +197,7 @@ function start() {
   find("predict").checked = false; // nobody knows yet what comes next
   find("predict").parentElement.hidden = true;
   findModel().catch((error) => error.status === 401 || note(error.message));
-  ask("/live/levers").then((response) => response.json()).then(placeLevers, (error) => note(error.message));
+  moveLevers();
   lookOn();
 }
 

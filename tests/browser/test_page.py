@@ -298,6 +298,32 @@ def test_two_traces_on_one_clock(browser, make_page):
     assert boxes[0] == boxes[1]  # side by side
 
 
+def test_two_traces_of_one_stage_are_told_apart(browser, make_page):
+    (header, steps), (_, others) = MADE["stage 5"](), MADE["stage 5"]()
+    other = {**header, "options": {**header["options"], "max_num_seqs": 3, "policy": None}}
+    header["options"] |= {"max_num_seqs": 5, "policy": "fcfs"}
+    page, _ = make_page("same", (header, steps), (other, others))
+    browser.open(page)
+    titles = browser("return [...document.querySelectorAll('.panel .title small')].map((node) => node.textContent)")
+    assert titles == ["made, max_num_seqs 5, policy fcfs", "made, max_num_seqs 3, policy not set"]
+
+
+def test_a_record_without_rows(browser, make_page):
+    """The engine came to rest: what it was last asked for was aborted."""
+    header, steps = MADE["stage 5"]()
+    steps, last = steps[:10], steps[10]
+    for row in (rows := steps[-1]["rows"]):
+        last["before"].append(
+            {"kind": "finished", "request_id": row["request_id"], "index": row["index"], "reason": "abort"}
+        )
+    last |= dict(rows=[], after=[], parts={}, seconds=0.0, before=last["before"][-len(rows) :])
+    page, _ = make_page("rest", (header, [*steps, last]))
+    browser.open(page, "#step=10")
+    assert browser("return page.replays[0].at(10).shown().length") == 0
+    assert "at rest" in browser("return document.querySelector('.summary').textContent")
+    assert "aborted" in browser("return document.querySelector('.events').textContent")
+
+
 # --- Sizes, print, large traces ---------------------------------------------------------------------------------------
 
 

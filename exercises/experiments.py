@@ -1,0 +1,386 @@
+"""The experiments of `python -m exercises predict`: what is asked about each stage, what is run, and why it comes so.
+
+A result is a count, which is the same on every machine, or a ratio of two times from one run. No result is written down
+anywhere: each is computed from what the engines did a moment ago, and so is what is said about it. The arguments of a
+`run` are what `--with` may change; the tests make the models small with them.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .catalogue import FOLDER
+
+OPENINGS = FOLDER.parent / "examples" / "prompts.txt"
+
+
+class Question(NamedTuple):
+    """What a learner is asked for, the name of it in a table, and its unit."""
+
+    text: str
+    name: str
+    unit: str
+
+
+class Outcome(NamedTuple):
+    """A result for each question (infinite if it never happens), and a few sentences that say why."""
+
+    results: list[float]
+    why: list[str]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One stage's experiment. `seconds` is about how long it takes on two cores; `change` says what to change to see it
+    turn out differently: (what `--with` takes, what happens then)."""
+
+    stage: int
+    title: str
+    setting: str
+    questions: tuple[Question, ...]
+    seconds: int
+    change: tuple[tuple[str, str], ...]
+    run: Callable[..., Outcome]
+
+
+def openings() -> list[str]:
+    return OPENINGS.read_text(encoding="utf-8").splitlines()
+
+
+def prompts_of(count: int, length: int) -> list[list[int]]:
+    """Prompts of token ids, no two of which begin alike."""
+    return [[1 + row] * length for row in range(count)]
+
+
+def join(numbers: Sequence[int]) -> str:
+    return ", ".join(f"{number:,}" for number in numbers)
+
+
+def model_bytes(llm: Any) -> int:
+    """What every pass reads of a model's weights."""
+    model = llm.engine.runner.model
+    return sum(p.nbytes for p in model.parameters()) - model.wpe.weight.nbytes  # few positions are read
+
+
+# --- Stage 1: short passes wait for the weights -----------------------------------------------------------------------
+
+
+def last_token(model: str = "gpt2", prompt: int = 4, tokens: int = 200, repeat: int = 5) -> Outcome:
+    """The first token's pass against the last one's. In stage 1 the last token of an output costs what the first one
+    behind a longer prompt does, so those in between are left out."""
+    from stage01_single import LLM, SamplingParams
+
+    llm = LLM(model, load_format="dummy", device="cpu", trace=True)
+    params, lengths = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), (prompt, prompt + tokens - 1)
+    seconds: dict[int, list[float]] = {length: [] for length in lengths}
+    for turn in range(1 + repeat):  # in turns, so that a busy moment of the machine meets both
+        for length in lengths:
+            llm.generate(prompts_of(1, length), params)
+            if turn:  # the first turn warms up
+                seconds[length].append(llm.trace[-1].seconds)
+    short, long = (statistics.median(seconds[length]) for length in lengths)
+    positions, megabytes = lengths[1] / lengths[0], model_bytes(llm) / 1e6
+    return Outcome(
+        [positions, long / short],
+        [
+            f"The first pass takes {lengths[0]} positions through the model, number {tokens} takes {lengths[1]:,}. "
+            f"That is {positions:.1f} times the arithmetic.",
+            f"They took {1e3 * short:.1f} and {1e3 * long:.1f} ms. Each pass also reads all weights, "
+            f"{megabytes:,.0f} MB, once, for however many positions. A short pass waits for these bytes and its "
+            "arithmetic is nearly free; a long pass waits for its arithmetic. So time grows more slowly than work, "
+            "until arithmetic is all of it.",
+        ],
+    )
+
+
+# --- Stage 2: a batch is a rectangle ----------------------------------------------------------------------------------
+
+
+def padding(slots: int = 8, tokens: int = 256) -> Outcome:
+    """The padding of the eight tales, and how much of it is rows that have ended."""
+    from stage02_static_batch import LLM, SamplingParams
+
+    llm = LLM("tinytales", device="cpu", max_num_seqs=slots, trace=True)
+    outputs = llm.generate(openings(), SamplingParams(temperature=0, max_tokens=tokens))
+    lengths = [len(output.outputs[0].token_ids) for output in outputs]
+    rows = [row for step in llm.trace for row in step.rows]
+    useless, useful = llm.stats.num_padding_tokens, llm.stats.num_tokens_computed
+    ended = sum(row.num_padding for row in rows if not row.num_tokens)
+    return Outcome(
+        [100 * useless / (useless + useful), 100 * ended / max(1, useless)],
+        [
+            f"{useless + useful:,} positions went through the model, {useful:,} of them for a tale that was not "
+            "finished.",
+            f"The tales have {join(lengths)} tokens. Every batch goes on until its longest one ends, and a row that "
+            f"has ended stays in it: {ended:,} positions. The other {useless - ended:,} are at the left of sequences "
+            "that are shorter than the longest of their batch.",
+        ],
+    )
+
+
+# --- Stage 3: what the cache saves ------------------------------------------------------------------------------------
+
+
+def cached(model: str = "gpt2", batch: int = 8, prompt: int = 32, tokens: int = 16) -> Outcome:
+    """The same requests without a cache (stage 2) and with one (stage 3)."""
+    import stage02_static_batch
+    import stage03_kvcache
+
+    positions, seconds = [], []
+    for stage in (stage02_static_batch, stage03_kvcache):
+        llm = stage.LLM(model, load_format="dummy", device="cpu", max_num_seqs=batch, trace=True)
+        llm.generate(prompts_of(batch, prompt), stage.SamplingParams(max_tokens=2, ignore_eos=True))  # warms up
+        llm.trace.clear()
+        llm.generate(prompts_of(batch, prompt), stage.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
+        positions.append(sum(row.num_tokens for step in llm.trace for row in step.rows))
+        seconds.append(sum(step.seconds for step in llm.trace))
+    prefill, *decodes = [step.seconds for step in llm.trace]
+    decode = statistics.median(decodes) if decodes else math.nan
+    return Outcome(
+        [positions[0] / positions[1], seconds[0] / seconds[1]],
+        [
+            f"Without a cache {positions[0]:,} positions went through the model in {seconds[0]:.2f} s, with it "
+            f"{positions[1]:,} in {seconds[1]:.2f} s.",
+            f"With the cache, the prefill's {batch * prompt:,} positions took {1e3 * prefill:.0f} ms, and each decode "
+            f"step's {batch} took {1e3 * decode:.0f} ms. A decode step computes little, but it reads all weights, as "
+            f"every step does: the cache saves arithmetic, and leaves the reading.",
+        ],
+    )
+
+
+# --- Stage 4: nobody waits for the slowest ----------------------------------------------------------------------------
+
+
+def passes(slots: int = 4, tokens: int = 256) -> Outcome:
+    """The eight tales through slots (stage 4), and through static batches (stage 3)."""
+    import stage03_kvcache
+    import stage04_continuous
+
+    counts, kinds = [], ((stage03_kvcache, {"sort_by_length": False}), (stage04_continuous, {}))
+    for stage, options in kinds:
+        llm = stage.LLM("tinytales", device="cpu", max_num_seqs=slots, trace=True, **options)
+        outputs = llm.generate(openings(), stage.SamplingParams(temperature=0, max_tokens=tokens))
+        counts.append(llm.stats.num_forwards)
+    lengths = [len(output.outputs[0].token_ids) for output in outputs]
+    seen = [(row.request_id, number) for number, step in enumerate(llm.trace, start=1) for row in step.rows]
+    began = dict(reversed(seen))  # the first pass of each
+    first = [began[output.request_id] for output in outputs]
+    last = max(range(len(outputs)), key=lambda i: first[i] + lengths[i])
+    least = max(max(lengths), math.ceil(sum(lengths) / slots))
+    waits = " + ".join(str(max(lengths[i : i + slots])) for i in range(0, len(lengths), slots))
+    return Outcome(
+        counts[::-1],
+        [
+            f"The tales have {join(lengths)} tokens, {sum(lengths):,} in all. A pass makes at most one token for "
+            f"each of {slots} tales, and a tale's tokens come one after another: no engine takes fewer than "
+            f"{least:,} passes.",
+            f"Stage 4 gives a free slot to the next tale in the next pass. The last to end is one of {lengths[last]} "
+            f"tokens, which got its slot in pass {first[last]}; meanwhile the others run out of tales, and slots stay "
+            f"empty. Stage 3 waits for the longest tale of each batch: {waits} passes.",
+        ],
+    )
+
+
+# --- Stage 5: memory is given block by block --------------------------------------------------------------------------
+
+
+def crowd(
+    blocks: int = 128,
+    requests: int = 64,
+    prompt: int = 32,
+    tokens: int = 64,
+    slots: int = 64,
+    model: str = "tinytales",
+) -> Outcome:
+    """How many requests a small pool keeps at once, and what it costs to let more in than can stay. Every request gets
+    all of its tokens, so it does not matter which: the weights may be random."""
+    from stage05_paged import LLM, SamplingParams
+
+    llm = LLM(model, load_format="dummy", device="cpu", num_blocks=blocks, max_num_seqs=slots, trace=True)
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    llm.generate(prompts_of(requests, prompt), params)
+    stats, size = llm.stats, llm.engine.config.block_size
+    whole = math.ceil((prompt + tokens - 1) / size)  # the last token is never computed
+    again = stats.num_tokens_computed - requests * (prompt + tokens - 1)
+    peak, times = max(len(step.rows) for step in llm.trace), stats.num_preemptions
+    then = (
+        f"Then all grow, and the blocks run out. The latest is preempted: it gives its blocks back, waits, and is "
+        f"computed again. That happened {times} times, and {again:,} of {stats.num_tokens_computed:,} positions were "
+        f"computed twice."
+        if times
+        else "The blocks never ran out, so nobody was preempted."
+    )
+    return Outcome(
+        [peak, times],
+        [
+            f"A request that is done fills {whole} blocks, so {blocks // whole} fit up to their ends. But stage 5 "
+            f"admits one as soon as there are the {math.ceil(prompt / size)} blocks of its prompt, and gives it the "
+            "others one by one. Many are short at first, so many run.",
+            f"{then} All in all there were {stats.num_forwards:,} passes.",
+        ],
+    )
+
+
+# --- Stage 6: what memory allows, and what packing costs --------------------------------------------------------------
+
+
+def packed(model: str = "gpt2", tokens: int = 16, read: int = 1 << 26) -> Outcome:
+    """One request's decode steps by torch and by the packed kernels, against the time that reading the weights takes;
+    and the time that packing took. `read` is how many float32s are read to measure the memory."""
+    from stage06_fast import LLM  # before torch, whose threads it asks to wait briefly
+    from stage06_fast.fast_model import enabled, pick_model
+    from stage06_fast.openmp import WAITS_BRIEFLY
+
+    llm = LLM(model, load_format="dummy", device="cpu", dtype="float32", max_num_seqs=1, num_blocks=8,
+              disable=["linear"], trace=True)  # fmt: skip
+    runner, size = llm.engine.runner, model_bytes(llm)
+    if runner.attention_backend != "c":
+        raise ValueError("stage 6's kernels need a C compiler, and there is none; install gcc or clang and come back")
+    plain = decode_seconds(llm, tokens)
+    started = time.perf_counter()
+    runner.model = pick_model(runner.model, enabled(()), max_num_seqs=1)
+    packing, runner.waits_briefly = time.perf_counter() - started, WAITS_BRIEFLY  # as the runner does with the kernels
+    fast = decode_seconds(llm, tokens)
+    from bench.machine import read_bandwidth
+
+    least = size / read_bandwidth(runner.device, read)
+    pays = packing / (plain - fast) if fast < plain else math.inf
+    return Outcome([100 * least / fast, pays], why_packed(size, least, plain, fast, packing))
+
+
+def decode_seconds(llm: Any, tokens: int) -> float:
+    """The median decode step of one request, after as many that warm up."""
+    from stage06_fast import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=1 + tokens, ignore_eos=True)
+    for _ in range(2):
+        llm.trace.clear()
+        llm.generate(prompts_of(1, 8), params)
+    return statistics.median(step.seconds for step in llm.trace if step.rows[0].phase == "decode")
+
+
+def why_packed(size: int, least: float, plain: float, fast: float, packing: float) -> list[str]:
+    saved = f"saves {1e3 * (plain - fast):.1f} ms a token" if fast < plain else "saves nothing a token, here and now"
+    return [
+        f"A token needs all weights, {size / 1e6:,.0f} MB. A plain sum over a large tensor reads "
+        f"{size / least / 1e9:.1f} GB/s here, so no token takes less than {1e3 * least:.1f} ms. With torch's layers "
+        f"one took {1e3 * plain:.1f} ms ({least / plain:.0%} of the limit), with panels and kernels of its own "
+        f"{1e3 * fast:.1f} ms ({least / fast:.0%}).",
+        "A panel is one run of memory, read from front to back, an order that the CPU's prefetcher follows. To put "
+        f"the weights into panels took {packing:.2f} s, once, and {saved}. An engine that answers one short question "
+        "and ends should not pack.",
+    ]
+
+
+EXPERIMENTS = (
+    Experiment(
+        1,
+        "The last token",
+        "Stage 1 computes the whole sequence again for each token. The model has GPT-2's sizes and random weights, the "
+        "prompt 4 tokens, the output 200.",
+        (
+            Question(
+                "How many times as many positions go through the model for the 200th token as for the first?",
+                "positions",
+                "times as many",
+            ),
+            Question("How many times as long does the 200th token take as the first?", "time", "times as long"),
+        ),
+        20,
+        (
+            ("tokens=1000", "arithmetic becomes nearly all of the last pass: time and work come closer"),
+            ("prompt=100", "the first pass has enough arithmetic to wait for it too"),
+        ),
+        last_token,
+    ),
+    Experiment(
+        2,
+        "Eight tales in one batch",
+        "Stage 2 completes the eight openings of examples/prompts.txt in one batch, greedily, with at most 256 tokens "
+        "each. The openings are of unequal lengths, and the tales end when they end.",
+        (
+            Question("Which share of all positions that go through the model is padding?", "padding", "%"),
+            Question("Which share of the padding belongs to rows that have ended?", "of it, ended rows", "%"),
+        ),
+        20,
+        (
+            ("slots=2", "four batches of two: each waits for the longer of two only"),
+            ("tokens=30", "few tales end so early: what remains is more and more the padding at the left"),
+        ),
+        padding,
+    ),
+    Experiment(
+        3,
+        "With and without a cache",
+        "Eight requests in one batch, prompts of 32 tokens, 16 tokens out; GPT-2's sizes with random weights. Stage 2 "
+        "computes them without a cache, stage 3 with one.",
+        (
+            Question("How many times fewer positions go through the model with the cache?", "positions", "times fewer"),
+            Question("How many times less time does it take?", "time", "times less"),
+        ),
+        20,
+        (
+            ("batch=1", "fewer positions in each pass: reading the weights is a larger part, and the cache gains less"),
+            ("tokens=32", "the longer the output, the more there is not to compute again"),
+        ),
+        cached,
+    ),
+    Experiment(
+        4,
+        "Eight tales, four at once",
+        "The eight openings again, greedily, at most 256 tokens each (the experiment of stage 2 says how long the "
+        "tales are). Four run at once.",
+        (
+            Question("How many forward passes does stage 4 take?", "stage 4", "passes"),
+            Question(
+                "And stage 3, which makes two static batches of four, in the order of the file?", "stage 3", "passes"
+            ),
+        ),
+        10,
+        (
+            ("slots=8", "everybody has a slot, there is nothing to schedule: both take as long as the longest tale"),
+            ("slots=2", "more tales wait, so a free slot is worth more"),
+        ),
+        passes,
+    ),
+    Experiment(
+        5,
+        "More than fit",
+        "A pool of 128 blocks of 16 tokens: the memory of two of stage 4's slots of 1,024 tokens. 64 requests come at "
+        "once, each with a prompt of 32 tokens and 64 tokens out; as many may run as there is memory for.",
+        (
+            Question("How many requests run in the busiest step?", "at once", "requests"),
+            Question("How many times is a request preempted, to be computed again later?", "preempted", "times"),
+        ),
+        10,
+        (
+            ("slots=21", "never more than fit up to their ends: nobody is preempted, but compare the passes"),
+            ("blocks=384", "room for all of them"),
+        ),
+        crowd,
+    ),
+    Experiment(
+        6,
+        "At the limit",
+        "One request, decoded token by token with stage 6; GPT-2's sizes with random weights in float32. It runs with "
+        "torch's linear layers first; then the weights are packed into panels, and the kernels take over.",
+        (
+            Question(
+                "Which share of the limit does the packed engine reach? At 100 % a token takes as long as it takes to "
+                "read the weights once.",
+                "of the limit",
+                "%",
+            ),
+            Question("After how many tokens has packing the weights paid for itself?", "packing pays", "tokens"),
+        ),
+        20,
+        (
+            ("model=tinytales", "a small model stays in the CPU's cache, so the limit is another one"),
+            ("model=gpt2-medium", "three times the weights: what happens to both answers? (about 3 GB of memory)"),
+        ),
+        packed,
+    ),
+)

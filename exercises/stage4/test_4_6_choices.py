@@ -1,0 +1,251 @@
+"""Boundaries by hand and with GPT-2's tokenizer, sums by hand, and everything against a slow reference and stage 4 itself."""
+
+import math
+import random
+
+import torch
+
+from exercises.grading import expect, require
+from tests.adapter import STAGES
+
+WORDS = [
+    "walking",
+    "walk",
+    "ing",
+    "in fact",
+    "in",
+    " fact",
+    "fact",
+    " the",
+    "the",
+    " sky",
+    "sky",
+    " is",
+    " blue",
+    "blue",
+    " ",
+    ".",
+]
+
+
+def toy(text):
+    """The first word that fits: "walking" is one token, and so are " blue" and "in fact"."""
+    tokens = []
+    while text:
+        word = next(word for word in WORDS if text.startswith(word))
+        tokens.append(WORDS.index(word))
+        text = text[len(word) :]
+    return tokens
+
+
+def likeliest(got, mistakes):
+    """What is said of the mistake that gives this answer; nothing if it may be one of several."""
+    found = {said for said, answer in mistakes if answer == got}
+    return found.pop() if len(found) == 1 else ""
+
+
+# --- Slow references --------------------------------------------------------------------------------------------------
+
+
+def split_slowly(prompt, choice, encode):
+    begin, spaces = prompt.rstrip(), prompt[len(prompt.rstrip()) :]
+    first, whole = encode(begin), encode(prompt + choice)
+    return (first, whole[len(first) :]) if len(whole) > len(first) else (first, encode(spaces + choice))
+
+
+def logprob_slowly(rows, token_ids, num_prompt):
+    """Number by number, in Python's floats."""
+    total = 0.0
+    for i in range(num_prompt, len(token_ids)):
+        row = rows[i - 1]
+        most = max(row)
+        total += row[token_ids[i]] - most - math.log(sum(math.exp(logit - most) for logit in row))
+    return total
+
+
+# --- split ------------------------------------------------------------------------------------------------------------
+
+
+def check_split(work, prompt, choice, encode):
+    right = split_slowly(prompt, choice, encode)
+    begin, spaces = prompt.rstrip(), prompt[len(prompt.rstrip()) :]
+    first, long, whole = encode(begin), encode(prompt), encode(prompt + choice)
+    boundary = "the space at the prompt's end belongs to the choice: count the prompt's tokens without it"
+    lost = "the space at the prompt's end is lost: it goes with the choice"
+    mistakes = [
+        ("the model sees the whole text: its tokens are not always those of the parts", [first, encode(spaces + choice)]),
+        ("no token is left for the choice: where both grow together, each is encoded by itself", [first, whole[len(first) :]]),
+        ("the prompt's tokens are those of the prompt by itself", [whole[: len(first)], right[1]]),
+    ]  # fmt: skip
+    only_spaces = encode(prompt.rstrip(" "))
+    if only_spaces != first:
+        mistakes.append(("a line end is white space too, like a space", [only_spaces, whole[len(only_spaces) :]]))
+    if spaces:
+        mistakes += [(boundary, [long, whole[len(long) :]]), (boundary, [long, encode(choice)])]
+        mistakes += [(lost, [first, encode(begin + choice)[len(first) :]]), (lost, [first, encode(choice)])]
+    got = [list(part) for part in work.split(prompt, choice, encode)]
+    expect(f"split({prompt!r}, {choice!r})", got, [list(part) for part in right], likely=likeliest(got, mistakes))
+
+
+def test_split(work):
+    check_split(work, "the sky is", " blue", toy)
+    check_split(work, "the sky is ", "blue", toy)
+    check_split(work, "the walk", "ing", toy)
+    check_split(work, "the walk", "ing.", toy)
+    check_split(work, "the sky ", "walk", toy)
+    check_split(work, "walk", "ing.", toy)
+    check_split(work, "walk ", " ", toy)
+    check_split(work, "in ", "fact", toy)
+
+
+def test_split_by_gpt2(work):
+    encode = STAGES[3].engine().engine.tokenizer.encode
+    pairs = (("Once upon a", " time"), ("Once upon a ", "time"), ("Who walk", "ing"), ("A fox said: \"", "Hello\""),
+             ("Price: 1", "000 crowns"), ("the café", "s of Paris"), ("One\n", "\nTwo"), ("and  ", "so"))  # fmt: skip
+    check_split(work, "Who said:\n ", "I did", encode)
+    for prompt, choice in pairs:
+        check_split(work, prompt, choice, encode)
+
+
+# --- log_probability --------------------------------------------------------------------------------------------------
+
+
+def logprob_mistakes(rows, tokens, start):
+    def row_logprob(row, token):
+        return logprob_slowly([row], [0, token], 1)
+
+    mine = range(start, len(tokens))
+    right = logprob_slowly(rows, tokens, start)
+    said = {
+        "a row speaks about the token behind it: token i is told by row i - 1":
+            sum(row_logprob(rows[i], tokens[i]) for i in mine),
+        "the prompt's own tokens don't count": logprob_slowly(rows, tokens, 1),
+        "the choice has several tokens, and the first counts like the others": logprob_slowly(rows, tokens, start + 1),
+        "the choice has several tokens: all of them count": logprob_slowly(rows, tokens[: start + 1], start),
+        "the sum is wanted, not the mean": right / max(1, len(mine)),
+        "logits are no log-probabilities: subtract the logarithm of the sum of their exponentials":
+            sum(rows[i - 1][tokens[i]] for i in mine),
+        "probabilities are multiplied, so their logarithms are added up": sum(math.exp(row_logprob(rows[i - 1], tokens[i])) for i in mine),
+    }  # fmt: skip
+    return right, {text: value for text, value in said.items() if abs(value - right) > 1e-3 * max(1, abs(right))}
+
+
+def check_logprob(work, rows, tokens, start):
+    right, said = logprob_mistakes(rows, tokens, start)
+    got = work.log_probability(torch.tensor(rows), tokens, start)
+    got = got.item() if isinstance(got, torch.Tensor) else got
+    case = f"logits {rows}, tokens {tokens}, of which the prompt has {start}"
+    lost = isinstance(got, float) and not math.isfinite(got)
+    likely = (
+        "a probability that is too small for a float has become 0: compute with logarithms from the start"
+        if lost
+        else ""
+    )
+    expect(case, got, right, said, likely=likely, tolerance=1e-5)
+
+
+def test_log_probability(work):
+    rows = [[1.0, 0.0, 2.0], [3.0, 1.0, 0.0], [0.0, 1.0, 4.0], [2.0, 2.0, 1.0], [0.0, 3.0, 1.0]]
+    check_logprob(work, rows, [0, 2, 1, 0, 2], 3)
+    check_logprob(work, rows[:4], [1, 1, 2, 0], 3)
+    check_logprob(work, rows[:4], [2, 0, 2, 1], 1)
+
+
+def test_large_logits(work):
+    check_logprob(work, [[0.0, -20000.0], [20000.0, 0.0], [0.0, 0.0]], [0, 1, 1], 1)
+    check_logprob(work, [[20000.0, 20000.0], [-20000.0, -20000.0], [0.0, 0.0]], [0, 1, 0], 1)
+    check_logprob(work, [[150.0, 0.0, 0.0], [0.0, 0.0, 0.0]], [1, 2], 1)
+
+
+# --- choose, accuracy -------------------------------------------------------------------------------------------------
+
+
+def check_choice(work, logprobs, choices, per_byte):
+    sizes = [len(choice.encode()) for choice in choices]
+
+    def first_best(values):
+        return max(range(len(values)), key=lambda i: values[i])
+
+    each = [a / n for a, n in zip(logprobs, sizes, strict=True)]
+    values = each if per_byte else logprobs
+    mistakes = [
+        ("of equal ones the first", max(i for i, value in enumerate(values) if value == max(values))),
+        ("the highest is the best: log-probabilities are negative", first_best([-value for value in values])),
+    ]
+    if per_byte:
+        characters = [a / len(choice) for a, choice in zip(logprobs, choices, strict=True)]
+        mistakes += [
+            ("per_byte divides by the length", first_best(logprobs)),
+            ("length is counted in bytes of UTF-8, not in characters", first_best(characters)),
+            (
+                "divided by the length, not multiplied",
+                first_best([a * n for a, n in zip(logprobs, sizes, strict=True)]),
+            ),
+        ]
+    else:
+        mistakes.append(("without per_byte the sum itself is compared", first_best(each)))
+    got, case = (
+        work.choose(list(logprobs), list(choices), per_byte),
+        f"choose({logprobs}, {choices}, per_byte={per_byte})",
+    )
+    expect(case, got, first_best(values), likely=likeliest(got, mistakes), tolerance=0)
+
+
+def test_choose(work):
+    check_choice(work, [-3.0, -1.0, -2.0], ["a", "b", "c"], False)
+    check_choice(work, [-2.0, -1.0, -1.0, -3.0], ["a", "b", "c", "d"], False)
+    check_choice(work, [-2.0, -3.0, -9.0], ["no", "certainly", "so"], False)
+    check_choice(work, [-4.0, -3.0, -5.0, -40.0], ["a", "bc", "certainly!", "no"], True)
+    check_choice(work, [-2.0, -2.0], ["ab", "ab"], True)
+    check_choice(work, [-8.0, -6.5, -5.0], ["éééé", "abcde", "ab"], True)
+
+
+def test_accuracy(work):
+    said = {"a question that failed was not answered right: it counts, as wrong": 2 / 3,
+            "a share is wanted, from 0 to 1": 2, "a share is wanted, from 0 to 1: no percentage": 50.0}  # fmt: skip
+    expect("answers 0, 1, None, 2, where 0, 1, 1, 0 are right", work.accuracy([0, 1, None, 2], [0, 1, 1, 0]), 0.5, said)
+    said = {"None is no answer, and not the answer 0": 1.0}
+    expect("one question that failed, where 0 is right", work.accuracy([None], [0]), 0.0, said)
+    expect("two right answers", work.accuracy([1, 0], [1, 0]), 1.0)
+
+
+# --- Against slow references, and the engine --------------------------------------------------------------------------
+
+
+def test_against_slow_references(work):
+    """Sizes grow, so the first that fails is small."""
+    rng = random.Random(0)
+    parts = ["walk", "ing", "in", " ", "fact", " blue", "the", "."]
+    for i in range(150):
+        most = 2 + i // 30
+        prompt = rng.choice(["the", "walk", "in"]) + "".join(rng.choice(parts) for _ in range(rng.randrange(most)))
+        check_split(work, prompt, "".join(rng.choice(parts) for _ in range(rng.randint(1, most))), toy)
+        length, vocab, scale = rng.randint(2, 2 + most), rng.randint(2, 1 + most), rng.choice([1, 30, 20000])
+        rows = [[float(rng.randint(-scale, scale)) for _ in range(vocab)] for _ in range(length)]
+        tokens = [rng.randrange(vocab) for _ in range(length)]
+        check_logprob(work, rows, tokens, rng.randint(1, length - 1))
+        count = rng.randint(1, 1 + most)
+        logprobs = [-float(rng.randint(0, 6)) for _ in range(count)]
+        choices = ["".join(rng.choice("aé日") for _ in range(rng.randint(1, most))) for _ in range(count)]
+        check_choice(work, logprobs, choices, rng.random() < 0.5)
+        answers = [rng.choice([None, 0, 1, 2]) for _ in range(count)]
+        references = [rng.randrange(3) for _ in range(count)]
+        right = sum(a == r for a, r in zip(answers, references, strict=True)) / count
+        expect(f"accuracy({answers}, {references})", work.accuracy(answers, references), right)
+
+
+def test_against_stage_4(work):
+    """The logits of stage 1's model, position by position, and what stage 4 says of the same texts."""
+    engine = STAGES[3].engine()
+    model = STAGES[0].part("model").GPT2(engine.engine.model_config)
+    model.load_state_dict(engine.engine.runner.model.state_dict())
+    for prompt, choice in (("Once upon a ", "time"), ("Long ago, a little", " fox lived"), ("A", " shy bear.")):
+        first, second = work.split(prompt, choice, engine.engine.tokenizer.encode)
+        tokens = [*first, *second]
+        with torch.inference_mode():
+            logits = torch.stack([model(torch.tensor(tokens[: i + 1])) for i in range(len(tokens))])
+        score, got = (
+            engine.score([prompt], [choice])[0].logprob,
+            float(work.log_probability(logits, tokens, len(first))),
+        )
+        require(abs(got - score) < 1e-3, f"prompt {prompt!r}, choice {choice!r}, by tinytales", score, got)

@@ -1,0 +1,74 @@
+"""How Sphinx makes the site: from the Markdown files and notebooks of the repository, as they stand.
+
+The source folder is the repository itself, so a page's address is its file's: stage03_kvcache/README.md becomes
+stage03_kvcache/README.html, and a link between two files is a link between two pages. A new Markdown file needs no line
+here; extensions/contents.py finds its place. `make site` builds. Nothing is executed, and neither the build nor the
+reader's browser fetches anything.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(HERE)]
+
+from extensions.api import source_address as linkcode_resolve  # noqa: F401  Sphinx looks for it here
+
+project = "stagewise"
+html_title = "stagewise"
+copyright = "the authors of stagewise, MIT licence"
+language = "en"
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.linkcode",
+    "extensions.api",
+    "extensions.contents",
+    "extensions.links",
+    "extensions.mermaid",
+    "extensions.sources",
+    "extensions.differences",
+]
+own = [path for path in sorted(HERE.glob("*/*.*")) if path.parent.name in ("extensions", "static")]
+site_code = hashlib.sha256(
+    b"".join(path.read_bytes() for path in own)
+).hexdigest()  # where it changes, all is made anew
+root_doc = "README"
+include_patterns = ["*.md", "**/*.md", "notebooks/*.ipynb", "site/*.rst"]
+exclude_patterns = [".*", "**/.*", "**/_build", "build", "mine"]
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(?!stage05_paged\.(LLM|AsyncLLM|\w+(Output|Params|Event|Error))).*")]
+
+# Markdown as GitHub reads it; notebooks with the outputs that are stored in them.
+myst_heading_anchors = 6
+nb_execution_mode = "off"
+nb_merge_streams = True
+highlight_language = "text"
+
+# Docstrings are in Google's style, with code in single backticks.
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+napoleon_use_ivar = True
+python_maximum_signature_line_length = 88
+
+html_theme = "furo"
+html_theme_options = {
+    "light_css_variables": {"color-code-background": "#f6f8fa"},
+    "dark_css_variables": {"color-code-background": "#22272e"},
+}
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
+html_favicon = "static/favicon.svg"
+html_show_sphinx = False
+html_copy_source = False
+html_domain_indices = False
+html_use_index = False
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"

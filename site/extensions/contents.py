@@ -1,0 +1,72 @@
+"""Every page's place in the sidebar, without a list to keep: a page belongs to the nearest README above it."""
+
+from fnmatch import fnmatch
+from posixpath import dirname
+
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+# The headings below the root README: a page goes to the first heading with a pattern that it matches.
+HEADINGS = {
+    "The stages": ["stage*"],
+    "Do it yourself": ["exercises/*", "notebooks/*"],
+    "Look and serve": ["replay/*", "serving/*"],
+    "Look it up": ["GLOSSARY", "*"],
+}
+
+
+def readme_above(docname: str, docs: set[str]) -> str:
+    """The README that a page belongs to: that of its folder, or of the nearest one above; a README's is further up."""
+    folder = dirname(docname)
+    if docname.endswith("README"):
+        folder = dirname(folder)
+    while folder and f"{folder}/README" not in docs:
+        folder = dirname(folder)
+    return f"{folder}/README" if folder else "README"
+
+
+def pages_below(readme: str, docs: set[str]) -> list[str]:
+    """The pages that belong to a README, in the order of their names."""
+    return sorted(doc for doc in docs if doc != "README" and readme_above(doc, docs) == readme)
+
+
+def toctree(pages: list[str], heading: str = "") -> str:
+    caption = [f":caption: {heading}"] if heading else []
+    return "\n".join(["\n\n```{toctree}", ":hidden:", *caption, *(f"/{page}" for page in pages), "```\n"])
+
+
+def headings(pages: list[str]) -> dict[str, list[str]]:
+    """The pages below each heading, in the order of its patterns."""
+    found, left = {}, list(pages)
+    for heading, patterns in HEADINGS.items():
+        found[heading] = list(dict.fromkeys(page for pattern in patterns for page in left if fnmatch(page, pattern)))
+        left = [page for page in left if page not in found[heading]]
+    return found
+
+
+def add_toctrees(app: Sphinx, docname: str, source: list[str]) -> None:
+    """What Sphinx reads of a README ends with the list of the pages that belong to it; the file has no such list."""
+    if not docname.endswith("README") or not (pages := pages_below(docname, app.env.found_docs)):
+        return
+    if docname == "README":
+        source[0] += "".join(toctree(pages, heading) for heading, pages in headings(pages).items() if pages)
+    else:
+        source[0] += toctree(pages)
+
+
+def outdated_readmes(app: Sphinx, env: BuildEnvironment, added: set, changed: set, removed: set) -> list[str]:
+    """Where a page has come or gone, its README is read again."""
+    return sorted({readme_above(doc, env.found_docs) for doc in added | removed} & env.found_docs)
+
+
+def copy_to_index(app: Sphinx, exception: Exception | None) -> None:
+    """The root README also stands at the address that a server shows first."""
+    if exception is None:
+        (app.outdir / "index.html").write_bytes((app.outdir / "README.html").read_bytes())
+
+
+def setup(app: Sphinx) -> dict:
+    app.connect("source-read", add_toctrees)
+    app.connect("env-get-outdated", outdated_readmes)
+    app.connect("build-finished", copy_to_index)
+    return {"parallel_read_safe": True}

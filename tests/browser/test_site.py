@@ -1,0 +1,275 @@
+"""The site that `make site` makes: no page or link is broken, nothing is fetched, and it reads well at three widths."""
+
+import html
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from urllib.parse import unquote, urldefrag
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.browser.conftest import ROOT, Browser
+from tests.browser.test_perfetto import served
+from tools.sync_stages import read_stages
+
+AXE = ROOT / ".axe/package/axe.min.js"
+WIDTHS = {1280: 800, 800: 1000, 390: 844}
+BUILD = "-m sphinx --quiet --fail-on-warning --keep-going -c site -d site/_build/doctrees . site/_build/html"
+STAGES = read_stages()
+
+
+@pytest.fixture(scope="module")
+def site():
+    made = subprocess.run([sys.executable, *BUILD.split()], cwd=ROOT, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    return ROOT / "site/_build/html"
+
+
+@pytest.fixture(scope="module")
+def texts(site):
+    """Every page of the site itself: path -> its HTML."""
+    pages = [page for page in site.rglob("*.html") if "_static" not in page.parts and page.parent.name != "examples"]
+    return {page: page.read_text(encoding="utf-8") for page in sorted(pages)}
+
+
+@pytest.fixture
+def browser(driver):
+    """The browser at a laptop's size. After the test: nothing came from the network, nothing stands in the console."""
+    browser = Browser(driver)
+    browser.size(1280, 800)
+    driver.get_log("browser")
+    yield browser
+    assert not fetched(browser)
+    assert [entry["message"] for entry in driver.get_log("browser")] == []
+
+
+def fetched(browser):
+    names = browser("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+    return [name for name in names if not name.startswith(("file:", "data:", "http://127.0.0.1:"))]
+
+
+def documents():
+    """The Markdown files and notebooks that Git has, or would take."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md", "*.ipynb"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return [ROOT / name for name in names if (ROOT / name).exists()]
+
+
+def page_of(site, path):
+    return site / path.relative_to(ROOT).with_suffix(".html")
+
+
+def plain(code):
+    return html.unescape(re.sub(r"<[^>]*>", "", code))
+
+
+# --- The files --------------------------------------------------------------------------------------------------------
+
+
+def test_every_text_has_a_page_that_the_root_leads_to(site, texts):
+    reached, todo = set(), [site / "index.html"]
+    while todo:
+        page = todo.pop()
+        if page not in reached:
+            reached.add(page)
+            links = re.findall(r'href="([^"#?:]+\.html)', texts.get(page, ""))
+            todo += [(page.parent / unquote(link)).resolve() for link in links]
+    assert [path for path in documents() if page_of(site, path) not in reached] == []
+
+
+def test_no_link_is_broken(site, texts):
+    ids = {page: set(re.findall(r'\b(?:id|name)="([^"]*)"', text)) for page, text in texts.items()}
+    broken = []
+    for page, text in texts.items():
+        for address in re.findall(r'\b(?:href|src)="([^"]*)"', text):
+            address, fragment = urldefrag(html.unescape(address))
+            if re.match(r"[a-z]+:", address):
+                continue
+            target = (page.parent / unquote(address.split("?")[0])).resolve() if address else page
+            if not target.is_file() or (fragment and unquote(fragment) not in ids.get(target, {fragment})):
+                broken.append((page.relative_to(site).as_posix(), address, fragment))
+    assert broken == []
+
+
+def test_links_have_words_and_hold_no_links(texts):
+    wrong = re.compile(r"<a\b[^>]*\bhref[^>]*>(?:\s|</?span[^>]*>)*</a>|<a\b[^>]*>(?:(?!</a>).)*<a\b", re.DOTALL)
+    found = {page.name: wrong.findall(text[text.index("<article") :]) for page, text in texts.items()}
+    assert [(page, links) for page, links in found.items() if links] == []
+
+
+def test_nothing_comes_from_the_network(texts):
+    loaded = (
+        r'<(?:script|img|iframe|source|video)\b[^>]*\b(?:src|srcset)="(?:https?:)?//|<link\b[^>]*\bhref="(?:https?:)?//'
+    )
+    assert [page for page, text in texts.items() if re.search(loaded, text)] == []
+
+
+def folds(path):
+    return len(re.findall(r"^<details>", path.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def test_folds_are_all_there(texts, site):
+    assert any(map(folds, documents()))
+    for path in documents():
+        page = texts[page_of(site, path)]
+        article = page[page.index("<article") : page.index("</article>")]
+        assert article.count("<details>") == article.count("</details>") == article.count("<summary>") == folds(path)
+
+
+def test_chapters_show_the_replays_they_link_to(texts, site):
+    linked, shown = (
+        re.compile(r"\]\([^)]*replay/examples/(\w+)\.html"),
+        re.compile(r'<iframe src="[^"]*/(\w+)\.html"'),
+    )
+    chapters = {path: set(linked.findall(path.read_text(encoding="utf-8"))) for path in documents()}
+    assert any(chapters.values())
+    for path, replays in chapters.items():
+        assert set(shown.findall(texts[page_of(site, path)])) >= replays
+
+
+@pytest.mark.parametrize("folder", STAGES)
+def test_every_file_of_a_stage_is_shown(texts, site, folder):
+    for name in [name for name in STAGES[folder] if not name.endswith((".md", ".svg"))]:
+        lines = (ROOT / folder / name).read_text(encoding="utf-8").splitlines()
+        page = texts[site / folder / f"{name}.html"]
+        shown = re.findall(r'<span id="line-\d+">(.*)', page)
+        assert [plain(line).lstrip(" 0123456789") for line in shown] == [line.lstrip(" 0123456789") for line in lines]
+
+
+@pytest.mark.parametrize(("before", "after"), list(pairwise(STAGES)))
+def test_both_sides_of_a_difference_are_the_files(texts, site, before, after):
+    changed = [name for name, state in STAGES[after].items() if state == "changed" and not name.endswith(".md")]
+    assert changed
+    for name in changed:
+        page = texts[site / "differences" / after / f"{name}.html"]
+        cells = re.findall(r'<td class="number">(\d*)</td><td class="(\w*)">(?:<code>(.*?)</code>)?</td>', page)
+        for side, folder in enumerate((before, after)):
+            lines = [plain(code) for number, _, code in cells[side::2] if number]
+            assert lines == (ROOT / folder / name).read_text(encoding="utf-8").splitlines()
+        for (old_number, old_kind, old), (new_number, new_kind, new) in zip(cells[::2], cells[1::2], strict=True):
+            unmarked = not old_kind and not new_kind
+            assert not unmarked or (old_number and new_number and plain(old) == plain(new))
+
+
+# --- In the browser ---------------------------------------------------------------------------------------------------
+
+
+def sample(site, texts):
+    """All pages made from a text, and some of the others."""
+    made = [page_of(site, path) for path in documents()] + [site / "search.html"]
+    return made + [page for page in texts if page not in made][::20]
+
+
+TOO_WIDE = """
+    return [...document.querySelectorAll("article *")].filter((node) => node.getClientRects().length
+      && node.getBoundingClientRect().right > innerWidth + 1
+      && !node.closest("pre, .table-wrapper, .side-by-side, .highlight")).map((node) => node.outerHTML.slice(0, 100))"""
+
+
+def test_no_page_scrolls_sideways(browser, site, texts):
+    wrong = []
+    for page in sample(site, texts):
+        browser.open(page)
+        for width, height in WIDTHS.items():
+            browser.size(width, height, mobile=width < 500)
+            if browser("return document.documentElement.scrollWidth") > width or browser(TOO_WIDE):
+                wrong.append((page.relative_to(site).as_posix(), width, browser(TOO_WIDE)))
+        console = [entry["message"] for entry in browser.driver.get_log("browser")]
+        if console or fetched(browser):
+            wrong.append((page.relative_to(site).as_posix(), console, fetched(browser)))
+    assert wrong == []
+
+
+def test_search(browser, site):
+    """With a server: a browser lets no script read the neighbours of a local file, which the results' extracts need."""
+    links = "return [...document.querySelectorAll('#search-results li a')].map((link) => link.href)"
+    with served(site) as address:
+        browser.driver.get(f"{address}/search.html?q=preemption")
+        WebDriverWait(browser.driver, 30).until(lambda _: browser(links))
+        assert f"{address}/stage05_paged/README.html" in [link.split("#")[0] for link in browser(links)]
+        WebDriverWait(browser.driver, 30).until(lambda _: browser("return document.querySelector('#search-results p')"))
+        browser.driver.find_element(By.CSS_SELECTOR, "#search-results li a").click()
+        WebDriverWait(browser.driver, 30).until(lambda _: "search.html" not in browser.driver.current_url)
+        assert "preempt" in browser("return document.querySelector('article').textContent").lower()
+        browser.driver.get("about:blank")
+
+
+def test_folds_open(browser, site):
+    browser.open(page_of(site, next(filter(folds, documents()))))
+    shown = "const fold = document.querySelector('details'); return fold.lastElementChild.checkVisibility()"
+    assert not browser(shown)
+    browser.driver.find_element(By.CSS_SELECTOR, "details summary").click()
+    assert browser(shown)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_an_embedded_replay_runs(browser, site, width):
+    browser.size(width, WIDTHS[width], mobile=width < 500)
+    browser.open(site / "stage05_paged/README.html")
+    frame = browser.driver.find_element(By.TAG_NAME, "iframe")
+    browser("arguments[0].scrollIntoView()", frame)
+    browser.driver.switch_to.frame(frame)
+    WebDriverWait(browser.driver, 30).until(lambda _: browser("return typeof page !== 'undefined'"))
+    browser("page.predict.checked = false")
+    assert browser("return page.position") == 0
+    browser("page.forward(); page.renderNow()")
+    assert browser("return page.position") > 0
+    assert browser("return document.documentElement.scrollWidth <= innerWidth")
+    browser.driver.switch_to.default_content()
+
+
+def test_unchanged_lines_unfold(browser, site, texts):
+    page = next(page for page, text in texts.items() if "differences" in page.parts and 'class="fold"' in text)
+    browser.open(page)
+    visible = "return [...document.querySelectorAll('.side-by-side tbody')].filter((part) => part.hidden).length"
+    folded = browser(visible)
+    assert folded > 0
+    browser.driver.find_element(By.CSS_SELECTOR, ".fold button").click()
+    assert browser(visible) == folded - 1
+
+
+def test_a_difference_fits_a_laptop_and_scrolls_on_a_phone(browser, site):
+    sizes = "const table = document.querySelector('.side-by-side'); return [table.scrollWidth, table.clientWidth]"
+    browser.open(site / "differences/stage05_paged/engine.py.html")
+    needed, there = browser(sizes)
+    assert needed <= there
+    browser.size(390, 844, mobile=True)
+    needed, there = browser(sizes)
+    assert needed > there
+    assert browser("return document.documentElement.scrollWidth") <= 390
+
+
+def test_diagrams_are_drawn(browser, site, texts):
+    with_diagram = [page for page, text in texts.items() if 'class="mermaid"' in text]
+    for page in with_diagram:
+        browser.open(page)
+        drawn = "return [...document.querySelectorAll('pre.mermaid')].every((node) => node.querySelector('svg'))"
+        if browser("return typeof mermaid !== 'undefined'"):
+            WebDriverWait(browser.driver, 30).until(lambda _, drawn=drawn: browser(drawn))
+
+
+KINDS = """README.html exercises/stage1/1_1_sampler.html notebooks/02_batching.html site/api.html
+    differences/stage05_paged/llm.py.html stage05_paged/__main__.py.html"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("name", KINDS.split())
+def test_accessibility(browser, site, name, dark):
+    """axe-core finds nothing serious, the replays in a chapter left to their own tests."""
+    if not AXE.exists():
+        pytest.fail("no axe-core: make test-browser fetches it")
+    browser.size(1280, 800, dark=dark)
+    browser.open(site / name)
+    browser(AXE.read_text(encoding="utf-8"))
+    options = "preload: false, rules: {'definition-list': {enabled: false}}"  # Sphinx's own lists of parameters
+    run = f"axe.run({{exclude: ['iframe']}}, {{{options}}}).then((found) => arguments[0](found.violations))"
+    serious = [
+        (violation["id"], node["html"], node["failureSummary"])
+        for violation in browser.driver.execute_async_script(run)
+        for node in violation["nodes"]
+        if violation["impact"] in ("serious", "critical")
+    ]
+    assert serious == []

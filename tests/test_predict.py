@@ -1,0 +1,348 @@
+"""`python -m exercises predict`: predictions are asked for, kept, compared and explained; and every experiment runs."""
+
+import inspect
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from exercises import __main__ as cli
+from exercises import catalogue, experiments, predict
+from exercises.experiments import EXPERIMENTS, Experiment, Outcome, Question
+from stage06_fast.kernels.c_kernel import load_kernel
+from tests.adapter import ROOT
+
+QUESTIONS = (Question("How many passes?", "passes", "passes"), Question("How many times faster?", "speed", "times"))
+SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 97, "n_positions": 64, "eos_token_id": 0}
+
+
+def a_run(slots: int = 4, model: str = "gpt2") -> Outcome:
+    return Outcome([2.0 * slots, 1.5], [f"Because of {slots} slots of {model}."])
+
+
+@pytest.fixture(autouse=True)
+def own_progress(tmp_path, monkeypatch):
+    """Nothing here touches the progress of who runs the tests."""
+    monkeypatch.setattr(catalogue, "PROGRESS", tmp_path / "progress.json")
+
+
+@pytest.fixture
+def one(monkeypatch):
+    """An experiment that takes no time, as stage 1's."""
+    change = (("slots=8", "twice as many"),)
+    experiment = Experiment(1, "Slots", "The setting.", QUESTIONS, 1, change, a_run)
+    monkeypatch.setattr(predict, "EXPERIMENTS", (experiment,))
+    return experiment
+
+
+def run(capsys, *arguments):
+    try:
+        status = cli.main(["predict", *arguments])
+    except SystemExit as exit:
+        status = exit.code
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def record():
+    return catalogue.read_progress().get("predict 1", {})
+
+
+def answer(monkeypatch, text):
+    """What stdin says; None: it is closed."""
+    monkeypatch.setattr(sys, "stdin", None if text is None else io.StringIO(text))
+
+
+# --- Said, kept, compared ---------------------------------------------------------------------------------------------
+
+
+def test_a_prediction_is_asked_for_and_compared(capsys, one, monkeypatch):
+    answer(monkeypatch, "4\n 3x \n")
+    status, out, err = run(capsys, "1")
+    assert (status, err) == (0, "")
+    for words in (
+        "How many passes?",
+        "your prediction (times): ",
+        "4 passes, 3 times",
+        "too low by a factor of 2",
+        "too high by a factor of 2",
+        "Because of 4 slots of gpt2.",
+        "predict 1 --with slots=8",
+        "twice as many",
+    ):
+        assert words in out
+    assert record()["predictions"] == [4.0, 3.0]
+    assert record()["results"] == [8.0, 1.5]
+    assert record()["predicted_at"] <= record()["compared_at"]
+
+
+def test_after_it_was_compared_it_stays(capsys, one):
+    assert run(capsys, "1", "--say", "4", "3")[0] == 0
+    before = catalogue.PROGRESS.read_bytes()
+    status, out, err = run(capsys, "1", "--say", "8", "1.5")
+    assert (status, out) == (2, "")
+    assert "was compared, so it stays: 4 passes, 3 times" in err
+    assert err.count("\n") == 1
+    status, out, _ = run(capsys, "1")  # without asking: it is known
+    assert status == 0
+    assert "too low by a factor of 2" in out
+    assert catalogue.PROGRESS.read_bytes() == before
+
+
+def test_until_it_is_compared_it_may_be_said_anew(capsys, one, monkeypatch):
+    """And an experiment that was interrupted has lost nothing."""
+
+    def interrupted(slots: int = 4) -> Outcome:
+        raise KeyboardInterrupt
+
+    whole = one.run
+    object.__setattr__(one, "run", interrupted)
+    status, _, err = run(capsys, "1", "--say", "4", "3")
+    assert (status, err) == (130, "interrupted\n")
+    assert record()["predictions"] == [4.0, 3.0]
+    assert "results" not in record()
+    assert run(capsys, "1", "--say", "5", "3")[0] == 130
+    assert record()["predictions"] == [5.0, 3.0]
+    object.__setattr__(one, "run", whole)
+    answer(monkeypatch, None)  # nothing is asked
+    status, out, _ = run(capsys, "1")
+    assert status == 0
+    assert "5 passes, 3 times" in out
+    assert record()["results"] == [8.0, 1.5]
+
+
+def test_a_changed_experiment_comes_after_the_comparison(capsys, one):
+    status, _, err = run(capsys, "1", "--with", "slots=8")
+    assert status == 2
+    assert "no prediction is compared yet" in err
+    assert run(capsys, "1", "--say", "4", "3")[0] == 0
+    before = catalogue.PROGRESS.read_bytes()
+    status, out, _ = run(capsys, "1", "--with", "slots=8", "model=gpt2-xl")
+    assert status == 0
+    assert "passes                         8          16 passes" in out
+    assert "Because of 8 slots of gpt2-xl." in out
+    assert catalogue.PROGRESS.read_bytes() == before
+
+
+def test_lists_show_what_was_said_and_what_came(capsys, one):
+    assert "not predicted" in run(capsys)[1]
+    run(capsys, "1", "--say", "1234", "0.25")
+    assert "✓ predict 1  Slots" in run(capsys)[1]
+    assert cli.main([]) == 0
+    assert "said 1,234, 0.25; it came to 8, 1.5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("said", "came", "words"),
+    [
+        (3.0, 3.0, "exactly"),
+        (30.0, 20.0, "too high by a factor of 1.5"),
+        (20.0, 30.0, "too low by a factor of 1.5"),
+        (0.0, 30.0, "too low"),
+        (30.0, 0.0, "too high"),
+        (30.0, float("inf"), "too low"),
+    ],
+)
+def test_the_factor_between_them(said, came, words):
+    assert predict.judged(said, came).endswith(words)
+
+
+# --- Bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["1", "--say", "many", "3"], "a prediction is a number of 0 or more, such as 12 or 1.5; got 'many'"),
+        (["1", "--say", "nan", "3"], "got 'nan'"),
+        (["1", "--say", "-1", "3"], "got '-1'"),
+        (["1", "--say", "inf", "3"], "got 'inf'"),
+        (["1", "--say", "4"], "2 numbers are asked for (passes, speed), got 1"),
+        (["1", "--say", "4", "3", "2"], "got 3"),
+        (["9"], "invalid choice"),
+        (["--say", "4"], "of which stage?"),
+        (["1", "--say", "4", "--with", "slots=8"], "one at a time"),
+        (["1", "--with", "width=8"], "NAME is one of slots, model; got 'width=8'"),
+        (["1", "--with", "slots"], "got 'slots'"),
+        (["1", "--with", "slots=0"], "--with slots= takes a whole number of 1 or more, got '0'"),
+        (["1", "--with", "slots=x"], "got 'x'"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, one, arguments, words):
+    status, _, err = run(capsys, *arguments)
+    assert status == 2
+    assert words in err.splitlines()[-1]
+    assert record() == {}
+
+
+def test_a_bad_answer_is_one_line(capsys, one, monkeypatch):
+    for text, words in (("4\nmany\n", "got 'many'"), ("4\n", "stdin ended"), (None, "stdin ended")):
+        answer(monkeypatch, text)
+        status, _, err = run(capsys, "1")
+        assert status == 2
+        assert words in err
+        assert err.count("\n") == 1
+        assert record() == {}
+
+
+def test_on_a_terminal_a_bad_answer_is_asked_for_again(capsys, one, monkeypatch):
+    answer(monkeypatch, "many\n4\n3\n")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    status, out, _ = run(capsys, "1")
+    assert status == 0
+    assert "got 'many'" in out
+    assert record()["predictions"] == [4.0, 3.0]
+
+
+def test_an_experiment_without_memory_is_one_line(capsys, one):
+    def fail(slots: int = 4) -> Outcome:
+        raise RuntimeError("can't allocate memory: you tried to allocate 4 bytes\nand a trace")
+
+    object.__setattr__(one, "run", fail)
+    status, _, err = run(capsys, "1", "--say", "4", "3")
+    assert status == 2
+    assert "your prediction is kept: can't allocate memory" in err
+    assert err.count("\n") == 1
+    assert record()["predictions"] == [4.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"predictions": "x", "predicted_at": "now"},
+        {"predictions": ["x"], "predicted_at": "now"},
+        {"predictions": [1.0, 2.0]},
+        {"predictions": [1.0, 2.0], "predicted_at": 5},
+        {"predictions": [1.0, 2.0], "predicted_at": "now", "compared_at": "now"},
+    ],
+)
+def test_damaged_predictions_are_copied_aside(capsys, one, damaged):
+    catalogue.PROGRESS.write_text(json.dumps({"1.1": {"attempts": 1}, "predict 1": damaged}))
+    status, out, err = run(capsys)
+    assert status == 0
+    assert "is damaged (no record: predict 1); 1 records of it stay" in err
+    assert "not predicted" in out
+
+
+def test_predictions_of_another_edition_are_said_anew(capsys, one):
+    """An experiment that asks for something else than it did when this was said."""
+    old = {"predictions": [1.0], "predicted_at": "then", "results": [2.0], "compared_at": "then"}
+    catalogue.PROGRESS.write_text(json.dumps({"predict 1": old}))
+    assert "not predicted" in run(capsys)[1]
+    assert run(capsys, "1", "--say", "4", "3")[0] == 0
+    assert record()["results"] == [8.0, 1.5]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_an_interrupt_where_it_is_typed(tmp_path):
+    """A process of its own, which gets Ctrl-C while its experiment runs."""
+    code = (
+        "import sys, time; from pathlib import Path; from exercises import catalogue, predict, __main__ as cli\n"
+        "catalogue.PROGRESS = Path(sys.argv[1])\n"
+        "experiment = predict.EXPERIMENTS[0]\n"
+        "object.__setattr__(experiment, 'run', lambda: time.sleep(600))\n"
+        "sys.exit(cli.write_out(cli.main(['predict', '1', '--say', '40', '3'])))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "progress.json")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while "The experiment runs" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (130, "interrupted\n")
+    assert record()["predictions"] == [40.0, 3.0]
+
+
+# --- The experiments --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A model for which nothing takes time."""
+    directory = tmp_path_factory.mktemp("small")
+    (directory / "config.json").write_text(json.dumps(SMALL))
+    return str(directory)
+
+
+def results_of(number, **arguments):
+    outcome = EXPERIMENTS[number - 1].run(**arguments)
+    assert len(outcome.results) == len(EXPERIMENTS[number - 1].questions)
+    assert all(result >= 0 for result in outcome.results)
+    assert all(len(text) > 40 for text in outcome.why)
+    return outcome
+
+
+def test_there_is_one_for_each_stage():
+    assert [experiment.stage for experiment in EXPERIMENTS] == [1, 2, 3, 4, 5, 6]
+    for experiment in EXPERIMENTS:
+        assert 1 <= len(experiment.questions) <= 2
+        assert experiment.seconds <= 60
+        known = inspect.signature(experiment.run).parameters
+        assert all(setting.partition("=")[0] in known for setting, _ in experiment.change)
+        for setting, _ in experiment.change:
+            predict.parse_changes(experiment, [setting])
+
+
+def test_the_last_token(small):
+    positions, seconds = results_of(1, model=small, prompt=4, tokens=20, repeat=2).results
+    assert positions == 23 / 4
+    assert seconds > 0
+
+
+def test_padding():
+    """Two rows at a time: fewer rows wait, and all that is padding is one or the other kind."""
+    share, ended = results_of(2, tokens=10).results
+    fewer, _ = results_of(2, tokens=3, slots=1).results
+    assert 0 < share < 100
+    assert 0 < ended < 100
+    assert fewer == 0
+
+
+def test_with_and_without_a_cache(small):
+    positions, seconds = results_of(3, model=small, batch=3, prompt=5, tokens=4).results
+    assert positions == (5 + 6 + 7 + 8) / (5 + 3)
+    assert seconds > 0
+
+
+def test_passes():
+    """One at a time there is no difference; with three slots stage 4 is not behind."""
+    alone, three = (results_of(4, slots=slots, tokens=3).results for slots in (1, 3))
+    assert alone[0] == alone[1] > 8
+    assert 3 < three[0] <= three[1] < alone[0]
+
+
+def test_a_pool_that_is_too_small(small):
+    size = dict(requests=8, prompt=20, tokens=30, model=small)
+    peak, preempted = results_of(5, blocks=16, slots=8, **size).results
+    assert 16 // 4 < peak <= 8  # more than fit up to their ends
+    assert preempted > 0
+    outcome = results_of(5, blocks=32, slots=8, **size)
+    assert outcome.results == [8, 0]
+    assert "never ran out" in outcome.why[1]
+    assert results_of(5, blocks=16, slots=4, **size).results == [4, 0]
+
+
+def test_at_the_limit(small):
+    try:
+        load_kernel()
+    except RuntimeError as error:
+        pytest.skip(f"no kernels: {error}")
+    share, pays = results_of(6, model=small, tokens=4, read=1 << 16).results
+    assert share > 0
+    assert pays > 0  # or infinite
+
+
+def test_without_a_compiler_the_last_one_says_so(small, monkeypatch):
+    from stage06_fast import runner
+
+    original = runner.pick_backend
+    monkeypatch.setattr(runner, "pick_backend", lambda _, *rest: original("torch", *rest))
+    with pytest.raises(ValueError, match="need a C compiler"):
+        experiments.packed(model=small)

@@ -1,0 +1,24 @@
+"""The worked examples in the chapters are what the stages do."""
+
+import sys
+
+import pytest
+
+from tests.adapter import ROOT, STAGES
+
+sys.path.insert(0, str(ROOT / "tools"))  # a tool finds its neighbours as when it is run
+import worked_examples
+
+
+@pytest.mark.parametrize("directory", [stage.directory for stage in STAGES[:5]])
+def test_chapters_show_what_runs(directory):
+    readme = (ROOT / directory / "README.md").read_text(encoding="utf-8")
+    assert worked_examples.BLOCK.search(readme)
+    fresh = worked_examples.fresh_readme(directory)
+    assert fresh == readme, "run `python tools/worked_examples.py --write`, and read what the chapter says of it"
+
+
+def test_a_command_that_fails_leaves_the_chapters_as_they_are(capsys):
+    with pytest.raises(ValueError, match="it fails: python -m stage01 --max-tokens 0"):
+        worked_examples.run("stage01_single", "python -m stage01 --max-tokens 0")
+    assert "no prompts" in capsys.readouterr().err

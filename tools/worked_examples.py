@@ -1,0 +1,148 @@
+"""The worked examples of the stages' READMEs: a run that is small enough to follow by hand, step by step, as a table.
+
+    python tools/worked_examples.py --write     # run them all, and put the tables into the READMEs
+
+A README names the run in a comment, `<!-- worked: python -m stage04 --prompts "A fox" … -->`; what stands between that
+line and `<!-- end of worked -->` is written here: the command, and a table that is read off its trace. The runs are
+greedy, so they come out the same each time.
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import re
+import shlex
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+from sync_stages import ROOT, read_stages
+
+sys.path.insert(0, str(ROOT))  # the stages, and the reader of their traces
+from replay.state import Key, State
+from replay.trace import Trace, read_trace
+
+BLOCK = re.compile(r"<!-- worked: (python -m stage\d\d [^\n]+) -->\n.*?<!-- end of worked -->", re.DOTALL)
+
+
+def run(stage: str, command: str) -> Trace:
+    """Run a command of a stage, with a trace. Raises ValueError if it fails."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        path = Path(folder, "trace.jsonl")
+        arguments = [*shlex.split(command)[3:], "--quiet", "--trace", str(path)]
+        if importlib.import_module(f"{stage}.cli").main(arguments) != 0:
+            raise ValueError(f"it fails: {command}")
+        return read_trace(path)
+
+
+def table(trace: Trace) -> str:
+    """A line per step: what goes through the model for whom, what comes of it, and what that takes."""
+    state, texts, lines = State(trace.header["options"].get("block_size") or 16), {}, []
+    for step in trace.steps:
+        texts |= step["texts"]
+        state.begin(step)
+        cells = {key: computed(state, key, texts) for key in state.completions}
+        costs = {**work(trace, state), **memory(trace, state, step)}
+        state.end(step)
+        lines.append(({key: cells.get(key, "") + outcome(step, key, texts) for key in state.completions}, costs))
+    keys = sorted(state.completions)
+    head = ["step", *(name(state, key) for key in keys), *lines[0][1]]
+    rule = ["---:", *["---"] * len(keys), *("---" if title in ("slots", "blocks") else "---:" for title in lines[0][1])]
+    rows = [
+        [str(number), *(cells.get(key, "").strip() for key in keys), *costs.values()]
+        for number, (cells, costs) in enumerate(lines)
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *rows])
+
+
+def name(state: State, key: Key) -> str:
+    """A, B, C …; of several completions A1, A2 …"""
+    letter = chr(ord("A") + int(key[0]))
+    return f"{letter}{key[1] + 1}" if state.completions[key].n > 1 else letter
+
+
+def computed(state: State, key: Key, texts: dict[str, str]) -> str:
+    """What a step computes of a completion: its tokens, and a dot for each position of padding."""
+    row, completion = state.rows.get(key), state.completions[key]
+    if row is None:
+        return "waits" if key in state.waiting else ""
+    tokens = completion.tokens[row["start"] : row["start"] + row["num_tokens"]]
+    return " ".join(["·" * row["num_padding"], *(written(token, texts) for token in tokens)])
+
+
+def written(token: int, texts: dict[str, str]) -> str:
+    return f"`{texts[str(token)].strip() or '␣'}`"
+
+
+def outcome(step: dict, key: Key, texts: dict[str, str]) -> str:
+    """The token that a completion gets in a step; a square if it is its last."""
+    own = [event for event in step["after"] if (event.get("request_id"), event.get("index")) == key]
+    tokens = [f" → {written(event['token_id'], texts)}" for event in own if event["kind"] == "token"]
+    return "".join(tokens + [" ■" for event in own if event["kind"] == "finished"])
+
+
+def work(trace: Trace, state: State) -> dict[str, str]:
+    """How many tokens a step computes, of how many that it may, and what of this is for nothing."""
+    options, num_tokens = trace.header["options"], sum(row["num_tokens"] for row in state.rows.values())
+    if most := options.get("max_num_batched_tokens"):
+        cells = {"budget used": f"{num_tokens} of {most}"}
+    else:
+        cells = {"tokens computed": str(num_tokens)}
+    if "bytes_per_token" not in trace.header or "num_blocks" in trace.header:
+        cells["of them again"] = str(sum(state.completions[key].recomputed for key in state.rows))
+    if "max_num_seqs" in options and not most:
+        cells["padding"] = str(sum(row["num_padding"] for row in state.rows.values()))
+    return cells
+
+
+def memory(trace: Trace, state: State, step: dict) -> dict[str, str]:
+    """Who has which slots or blocks, and how much of what is reserved is used."""
+    cells = {}
+    if step["free"] is not None:
+        copies = {event["target"]: event["source"] for event in step["before"] if event["kind"] == "copied"}
+        tables = []
+        for key, row in sorted(state.rows.items()):
+            own = [f"{block} (copy of {copies[block]})" if block in copies else str(block) for block in row["blocks"]]
+            tables.append(f"{name(state, key)}: {', '.join(own)}")
+        return {"blocks": "; ".join(tables), "free": str(sum(count for _, count in step["free"]))}
+    if num_slots := trace.header.get("num_slots"):
+        holders = {row["slot"]: name(state, key) for key, row in state.rows.items()}
+        cells["slots"] = ", ".join(f"{slot}: {holders.get(slot, '–')}" for slot in range(num_slots))
+    if step["kv_tokens_reserved"] is not None:
+        cells["KV cache used"] = f"{step['kv_tokens_used']} of {step['kv_tokens_reserved']}"
+    return cells
+
+
+def over_lines(command: str) -> str:
+    """A command that a shell takes as it is, in lines that a page has room for."""
+    words = [flag.replace(" ", "\0") for flag in command.split(" --")]  # a flag keeps its values
+    lines = textwrap.wrap(
+        " --".join(words), 96, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    return " \\\n".join(lines).replace("\0", " ")
+
+
+def fresh_readme(stage: str) -> str:
+    """A stage's README with its worked examples as they run now."""
+
+    def fresh(match: re.Match) -> str:
+        shown = f"```bash\n{over_lines(match[1])}\n```\n\n{table(run(stage, match[1]))}"
+        return f"<!-- worked: {match[1]} -->\n{shown}\n<!-- end of worked -->"
+
+    return BLOCK.sub(fresh, (ROOT / stage / "README.md").read_text(encoding="utf-8"))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", required=True, help="write the tables into the READMEs")
+    parser.parse_args(argv)
+    for stage in read_stages():
+        text = fresh_readme(stage)
+        (ROOT / stage / "README.md").write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
