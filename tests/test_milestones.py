@@ -131,7 +131,7 @@ def test_a_request_that_waits_for_ever_is_ended(tmp_path):
     assert {outcome[2] for outcome in passed} == {PASSED}
     assert (number, state) == (3, WRONG)
     assert "a cache of 40 tokens" in message
-    assert "is there a loop that does not end?" in message
+    assert "is there a loop without an end?" in message
 
 
 # --- What an engine does not have -------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Runs milestones on an engine, in a process of its own that is ended if the engine does not end."""
 
 import argparse
+import functools
 import itertools
 import multiprocessing
 import os
@@ -32,20 +33,24 @@ Outcome = tuple[int, str, str, str]
 
 
 def outcomes(
-    directory: Path, numbers: Sequence[int], tell: Callable[[str], None] = lambda case: None
+    directory: Path, numbers: Sequence[int], tell: Callable[[int, str], None] = lambda number, case: None
 ) -> Iterator[Outcome]:
-    """Check an engine in this process, up to the first check that fails."""
+    """Check an engine in this process, up to the first check that fails.
+
+    tell: is told which case of which milestone begins, for when it does not end.
+    """
     from tests.adapter import OwnEngine
 
     from .lab import Lab
 
     own = OwnEngine(directory)
     with tempfile.TemporaryDirectory() as folder:
-        lab = Lab(own, Path(folder), tell)
-        for milestone in (MILESTONES[number - 1] for number in numbers):
-            for check in milestone.checks:
+        lab = Lab(own, Path(folder))
+        for number in numbers:
+            lab.tell = functools.partial(tell, number)
+            for check in MILESTONES[number - 1].checks:
                 outcome = run_check(check, lab)
-                yield milestone.number, check.__doc__.split("\n")[0], *outcome
+                yield number, check.__doc__.split("\n")[0], *outcome
                 if outcome[0] in (WRONG, BLANK):
                     return
 
@@ -76,6 +81,32 @@ def outcomes_in_time(
 
     Raises ValueError if there is no engine in the directory.
     """
+    process, receiver = _start(directory, numbers)
+    number, case, limit = numbers[0], "", CPU_SECONDS  # which is for importing torch, at first
+    try:
+        while _wait(receiver, process.pid, limit, seconds):
+            got, limit = receiver.recv(), cpu_seconds
+            if got is None:
+                return
+            if isinstance(got, str):
+                raise ValueError(got)
+            number, _, state, message = got
+            case = message if state == CASE else ""
+            if state != CASE:
+                yield got
+        yield _broken_off(
+            number, case, f"not done after {limit:g} seconds of computing; is there a loop without an end?"
+        )
+    except EOFError:
+        process.join()
+        yield _broken_off(number, case, f"the process ended with status {process.exitcode}")
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+
+
+def _start(directory: Path, numbers: Sequence[int]) -> tuple[multiprocessing.Process, Connection]:
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(directory, numbers, sender), daemon=True)
@@ -85,31 +116,13 @@ def outcomes_in_time(
     finally:
         signal.signal(signal.SIGINT, before)
     sender.close()  # so that the pipe ends when the process does
-    number, case, limit = numbers[0], "", CPU_SECONDS  # which is for importing torch, at first
-    try:
-        while True:
-            if not _wait(receiver, process.pid, limit, seconds):
-                message = f"not done after {cpu_seconds:g} seconds of computing; is there a loop that does not end?"
-                yield number, "it ends", WRONG, "\n".join([*([f"case:      {case}"] if case else []), message])
-                return
-            got, limit = receiver.recv(), cpu_seconds
-            if isinstance(got, str):
-                raise ValueError(got)
-            if got is None:
-                return
-            if got[2] == CASE:
-                number, case = got[0] or number, got[3]
-            else:
-                number, case = got[0], ""
-                yield got
-    except EOFError:
-        process.join()
-        case = [f"case:      {case}"] if case else []
-        yield number, "it ends", WRONG, "\n".join([*case, f"the process ended with status {process.exitcode}"])
-    finally:
-        process.kill()
-        process.join()
-        receiver.close()
+    return process, receiver
+
+
+def _broken_off(number: int, case: str, message: str) -> Outcome:
+    """What comes of a check that did not come to an end."""
+    lines = [*([f"case:      {case}"] if case else []), f"got:       {message}"]
+    return number, "it comes to an end", WRONG, "\n".join(lines)
 
 
 def _wait(receiver: Connection, pid: int, cpu_seconds: float, seconds: float) -> bool:
@@ -134,7 +147,7 @@ def _send(directory: Path, numbers: Sequence[int], sender: Connection) -> None:
     prepare_streams()
     tqdm.set_lock(threading.RLock())  # its own is a semaphore, of which the system would tell that it was left behind
     try:
-        for outcome in outcomes(directory, numbers, lambda case: sender.send((0, "", CASE, case))):
+        for outcome in outcomes(directory, numbers, lambda number, case: sender.send((number, "", CASE, case))):
             sender.send(outcome)
         sender.send(None)
     except ValueError as error:  # there is no engine

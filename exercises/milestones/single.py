@@ -2,7 +2,7 @@
 
 from exercises.grading import Wrong, expect, require
 
-from .lab import END, Lab, Missing, greedy, prompts_of, seeded
+from .lab import END, Lab, Missing, Result, greedy, prompts_of, seeded
 
 LENGTHS = (3, 1, 9, 30)
 
@@ -24,7 +24,7 @@ def check_logprobs(lab: Lab) -> None:
     prompts, network = prompts_of(*LENGTHS), lab.network(lab.model())
     case = "prompts of 3, 1, 9 and 30 tokens, logprobs=1: the log-probability of the first token"
     got = [lab.run(case, [prompt], greedy(1, logprobs=1))[0].logprobs for prompt in prompts]
-    require(all(got), case, "one for each", got, "they were asked for, and none came")
+    require(all(got), case, "one for each", "none", "they were asked for, and none came")
     mistakes = [network.mistakes(prompt) for prompt in prompts]
     known = {said: [[float(logits[said].log_softmax(-1).max())] for logits in mistakes] for said in mistakes[0]}
     expected = [result.logprobs for result in lab.expected(prompts, greedy(1, logprobs=1))]
@@ -60,6 +60,11 @@ def check_order(lab: Lab) -> None:
     expect("no prompts at all: results", len(lab.run("no prompts at all", [], greedy(6))), 0)
 
 
+def ended(result: Result) -> str:
+    """Why an output ended."""
+    return f"{result.finish_reason!r} and {result.stop_reason!r}"
+
+
 def check_end_token(lab: Lab) -> None:
     """the end token ends an output, and in a prompt it ends nothing"""
     prompt = prompts_of(5, seed=1)[0]
@@ -70,7 +75,7 @@ def check_end_token(lab: Lab) -> None:
     got = lab.run(case, [prompt], params, lab.shared(model))[0]
     known = {"the end token is part of token_ids: the model made it": ids[:at], "the end token ended nothing": ids}
     expect(f"{case}: token_ids", got.token_ids, ids[: at + 1], known)
-    expect(f"{case}: finish_reason and stop_reason", [got.finish_reason, got.stop_reason], ["stop", None])
+    expect(f"{case}: finish_reason and stop_reason", ended(got), "'stop' and None")
     expected = lab.expected([prompt], params, model)[0]
     said = {"the end token's text is no part of the text": lab.expected([prompt], greedy(at + 1))[0].text}
     expect(f"{case}: text", got.text, expected.text, said)
@@ -79,7 +84,7 @@ def check_end_token(lab: Lab) -> None:
     got = lab.run(case, [prompt], params, lab.shared(model))[0].token_ids
     right = lab.expected([prompt], params, model)[0].token_ids
     likely = "the end token is looked for in the prompt, too; look for it in new tokens only"
-    expect(f"{case}: token_ids", got, right, likely=likely if got == right[: len(got)] and len(got) < 2 else "")
+    expect(f"{case}: token_ids", got, right, {likely: right[: len(got)]} if len(got) < 2 else {})
 
 
 def check_stop_texts(lab: Lab) -> None:
@@ -103,8 +108,7 @@ def check_stop_texts(lab: Lab) -> None:
             expected.token_ids,
             likely="it ends with the token that completes the stop text, which is kept",
         )
-        reasons = [[r.finish_reason, r.stop_reason] for r in (got, expected)]
-        expect(f"{case}: finish_reason and stop_reason", *reasons)
+        expect(f"{case}: finish_reason and stop_reason", ended(got), ended(expected))
     case = "stop='a fox', which only the prompt has"
     got = lab.run(case, ["a fox"], greedy(6, stop="a fox"))[0]
     expect(f"{case}: tokens", len(got.token_ids), 6, likely="a stop text is looked for in the prompt, too")
