@@ -84,8 +84,8 @@ def test_any_calls(work):
         example.do("decoder = work.Decoder(model)")
         sizes = []
         for _ in range(choose.between(1, 3)):
-            prompt = choose.some(lambda: choose.upto(9), 8, least=1)
-            max_tokens, chunk = choose.between(1, 4), choose.between(1, 9)
+            prompt = choose.some(lambda: choose.upto(9), 20, least=1)
+            max_tokens, chunk = choose.between(1, 4), choose.between(1, 12)
             sizes += [len(prompt[i : i + chunk]) for i in range(0, len(prompt), chunk)] + [1] * (max_tokens - 1)
             example.do(f"prompt = {prompt}")
             example.expect(f"decoder.generate(prompt, {max_tokens}, {chunk})", without_cache(prompt, max_tokens))

@@ -226,7 +226,7 @@ def test_any_crowd(work):
             if action < 3:
                 example.expect("engine.step()", slow.step())
             elif action < 5 or not slow.line:
-                arguments = choose.one_of("ABC"), choose.between(1, 9), choose.between(1, 4)
+                arguments = choose.one_of("ABC"), choose.between(1, 30), choose.between(1, 4)
                 slow.add(*arguments)
                 example.do(f"_ = engine.add{arguments}")
             else:
