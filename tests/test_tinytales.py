@@ -12,8 +12,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.adapter import ROOT, STAGES, TINYTALES
 
 sys.path.insert(0, str(ROOT / "tools"))
+from tale_check import Reader, sentences, slips
 from tale_grammar import write_tale
-from train_tinytales import cast_is_kept
+
+HELD_OUT_OPENINGS = (ROOT / "tools" / "held_out_openings.txt").read_text(encoding="utf-8").splitlines()
+TALE = """\
+Once upon a time, there was a clever girl named Poppy who lived in a cottage with a red door. Poppy's aunt was ill and \
+lived far away. Poppy made a picture book to cheer up the poor aunt. Poppy had a good friend, a merry lamb named Wren. \
+"May I come too?" asked Wren. "Of course," said Poppy. Together they left the cottage behind and followed the long road.
+
+By evening they were hungry. Poppy had only one bun left, so she broke it in two. "Half for you and half for me," she \
+said. It was a small supper, but it tasted wonderful. Then they went on.
+
+At last they knocked at the door of the aunt. "What a surprise!" cried the aunt, and opened the gift. "A picture book! \
+I have always wanted one." The two friends hugged. And the book got the best place in the house. The end."""
 
 
 def test_size_and_layout():
@@ -32,15 +44,16 @@ def test_transformers_loads_it_too():
 
 
 @pytest.mark.soak
-def test_stories_end_and_keep_their_cast():
-    """60 unedited samples at temperature 0.8: at least 9 of 10 end by themselves and mix up nobody."""
+@pytest.mark.parametrize(("kind", "good"), [("once upon a time", 52), ("other openings", 38)])
+def test_stories_end_and_contradict_neither_themselves_nor_their_prompt(kind, good):
+    """60 unedited samples at temperature 0.8: nearly all end, and most are good (the model card counts 200 of each)."""
+    prompts = ["Once upon a time"] * 60 if kind == "once upon a time" else HELD_OUT_OPENINGS[::3][:60]
     stage = STAGES[-1]
-    params = stage.SamplingParams(temperature=0.8, max_tokens=1000)
-    llm = stage.LLM(device="cpu", seed=1)
-    outputs = [output.outputs[0] for output in llm.generate(["Once upon a time"] * 60, params)]
-    assert sum(output.finish_reason == "stop" for output in outputs) >= 54
-    assert sum(cast_is_kept("Once upon a time" + output.text) for output in outputs) >= 54
-    lengths = sorted(len(output.token_ids) for output in outputs)
+    outputs = stage.LLM(device="cpu", seed=1).generate(prompts, stage.SamplingParams(temperature=0.8, max_tokens=1000))
+    stories = [(output.prompt, output.outputs[0]) for output in outputs]
+    assert sum(story.finish_reason == "stop" for _, story in stories) >= 54
+    assert sum(not slips(prompt + story.text, prompt) for prompt, story in stories) >= good
+    lengths = sorted(len(story.token_ids) for _, story in stories)
     assert lengths[-1] > 3 * lengths[0]  # the uneven lengths that the course is about
 
 
@@ -48,13 +61,70 @@ def test_the_grammar_writes_clean_text():
     tales = [write_tale(seed) for seed in range(2000)]
     assert len(set(tales)) > 1950
     for tale in tales:
-        assert not re.search(r"[\[\]{}<>|]|  |\ba [aeiou]| [.,!?]", tale), tale
-        assert tale[0].isupper()
+        assert not re.search(r"[\[\]{}<>|]|  |\b[Aa] [aeiou]| [.,!?]", tale), tale
+        assert tale[0].isupper() or tale[0] == '"'
         assert tale[-1] in '.!"'
-        assert cast_is_kept(tale)
 
 
-def test_the_check_of_the_cast_can_fail():
-    assert cast_is_kept("Once there was a fox named Tom. Tom ran. He met a girl named Lily. Lily laughed at Tom.")
-    assert not cast_is_kept("Once there was a fox named Tom. Lily ran.")
-    assert not cast_is_kept("Once there was a fox named Tom. She ran, and Tom lost her hat.")
+def test_the_check_reads_every_sentence_of_the_grammar_and_finds_no_slip():
+    for seed in range(150):
+        tale = write_tale(seed)
+        assert slips(tale) == [], tale
+        assert Reader(tale, "").recognised == len(sentences(tale)), tale
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "slip"),
+    [
+        ("poor aunt", "poor uncle", "who was"),
+        ('"A picture book!', '"A round book!', "t.a was picture book, now round book"),
+        ("the book got", "the kite got", "t was book, now kite"),
+        ("asked Wren", "asked Poppy", "f. was Wren, now Poppy"),
+        ("asked Wren", "asked Lily", "f. was Wren, now Lily"),
+        ("so she broke", "so he broke", "h.pronoun was she, now he"),
+        ("left the cottage", "left the village", "home was"),
+        ('"Half', 'Then Tom came. "Half', "Tom was never introduced"),
+        ("a merry lamb named Wren", "a merry lamb named Poppy", "Poppy is two characters"),
+        ("wonderful", "trigonometric", "trigonometric is no word of the tales"),
+        ("And the book got the best place in the house.", '"It was worth every step," said Poppy.', "plot was gift"),
+    ],
+)
+def test_the_check_can_fail(old, new, slip):
+    assert slips(TALE) == []
+    assert old in TALE
+    found = slips(TALE.replace(old, new))[0]
+    assert found.startswith(slip)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "story", "slip"),
+    [
+        ("Zorro was late.", " Zorro was a shy fox who lived near a windy harbor.", ""),
+        (
+            "Zorro was late.",
+            " A shy fox named Tom lived near a windy harbor.",
+            "nobody of the prompt comes again: Zorro",
+        ),
+        ("The old fox ran.", " His name was Otto, and he lived near a windy harbor.", ""),
+        (
+            "The old fox ran.",
+            " A shy bear named Otto lived near a windy harbor.",
+            "the prompt's fox does not come again",
+        ),
+        ("It rained, and", " a shy fox named Otto slept.", ""),
+        ("It rained, and", " Otto slept.", "Otto was never introduced"),
+        ("Otto lost his hat, and", " she never found it again.", "nobody is she"),
+    ],
+)
+def test_the_check_compares_a_story_with_its_prompt(prompt, story, slip):
+    found = slips(prompt + story, prompt)
+    assert (found[0] if found else "").startswith(slip)
+    assert bool(found) == bool(slip)
+
+
+def test_no_held_out_opening_is_the_grammars():
+    assert len(set(HELD_OUT_OPENINGS)) == 200
+    tales = [write_tale(seed) for seed in range(5000)]
+    for opening in HELD_OUT_OPENINGS:
+        assert not any(tale.startswith(opening) for tale in tales), opening
+        assert not Reader(opening, "").recognised, opening

@@ -15,15 +15,45 @@ train_tinytales.py) can tell when a story mixes up its cast.
 import random
 import re
 
+from tale_openings import OPENINGS, PLOT_DID, SHAPES
+
 # --- The cast -------------------------------------------------------------------------------------------------------
 
 NAMES = {
-    "she": "Mara Lily Nora Elsie Ruby Clara Ivy Hazel Daisy Wren Poppy Luna Ada Tilda Willow Greta Fern Maple".split(),
-    "he": "Tom Otto Finn Jasper Milo Hugo Sam Felix Toby Oscar Leo Barnaby Jack Emil Rowan Kit Bruno Theo".split(),
+    "she": (
+        "Mara Lily Nora Elsie Ruby Clara Ivy Hazel Daisy Wren Poppy Luna Ada Tilda Willow Greta Fern Maple Anna Mira Emma"
+        " Olivia Sophie Rosa Alice Julia Sara Eva Mia Zoe Lena Hanna Martha Ella Lucy Grace Flora Molly Nina Maya Amy Kate"
+        " Betty Emily Charlotte Heidi Frida Edith Lotte Marie Rose Tara Penny Iris"
+    ).split(),
+    "he": (
+        "Tom Otto Finn Jasper Milo Hugo Sam Felix Toby Oscar Leo Barnaby Jack Emil Rowan Kit Bruno Theo Max Paul Peter Ben"
+        " Henry George Arthur Oliver Noah Jonas Anton Karl Ivan Marco Pedro Ali Omar Luke Simon David Daniel Jacob Adam"
+        " Charlie William James John Fritz Gustav Walter Ralph Edgar Albert Rufus Basil Cedric"
+    ).split(),
 }
-ANIMALS = "fox rabbit mouse hedgehog bear squirrel badger otter duck frog kitten puppy lamb goat mole beaver".split()
-CHILD = {"she": "girl", "he": "boy"}
-TRAITS = "little young small brave curious cheerful shy gentle clever quiet merry careful".split()
+ANIMALS = (
+    "fox rabbit mouse hedgehog bear squirrel badger otter duck frog kitten puppy lamb goat mole beaver cat dog pig hen"
+    " sparrow turtle snail pony wolf donkey penguin lion tiger monkey dragon elephant robot giant"
+).split()
+PRONOUN_WORDS = "he him his she her hers it they them their".split()
+KIN = "mother father grandmother grandfather aunt uncle teacher sisters brothers".split()
+CHILD = {"she": "girl girl girl woman princess queen".split(), "he": "boy boy boy man prince king".split()}
+TRAITS = (
+    "little young small brave curious cheerful shy gentle clever quiet merry careful old tired lonely lazy proud hungry"
+    " wise sleepy tiny grumpy kind"
+).split()
+
+# Words that no reader has met: the parts that invented_word puts together.
+STARTS = "b br ch d dr f fl g gr h j k kl l m n p pr qu r s sh st t tr v w y z".split()
+VOWELS = "a e i o u a e i o u ai ee oo ou ia".split()
+ENDS = ["", "", "", "", *"n r l s k t m x nd ck".split()]
+# How often (of 1) a name, a kind or a thing is an invented word in the tales that are written with them.
+INVENTED = {"name": 0.35, "kind": 0.1, "thing": 0.06}
+
+
+def invented_word(rng: random.Random) -> str:
+    """A word of two or three syllables that means nothing, such as "florpia"."""
+    return "".join(rng.choice(STARTS) + rng.choice(VOWELS) + rng.choice(ENDS) for _ in range(rng.choice([2, 2, 3])))
 
 
 class Character:
@@ -33,6 +63,7 @@ class Character:
         self.name, self.he, self.kind, self.trait = name, he, kind, trait
         self.his, self.him = {"she": ("her", "her"), "he": ("his", "him")}[he]
         self.He, self.His = he.capitalize(), self.his.capitalize()
+        self.a, self.A = f"a {trait} {kind}", f"A {trait} {kind}"
 
     def __str__(self) -> str:
         return self.name
@@ -44,6 +75,7 @@ class Thing:
     def __init__(self, adjective: str, noun: str):
         self.noun = noun
         self.a = f"{'an' if adjective[0] in 'aeiou' else 'a'} {adjective} {noun}"
+        self.A = self.a[0].upper() + self.a[1:]
 
     def __str__(self) -> str:
         return f"the {self.noun}"
@@ -54,6 +86,7 @@ class Place:
 
     def __init__(self, at: str, short: str):
         self.at, self.short = at, short
+        self.At = at[0].upper() + at[1:]
 
     def __str__(self) -> str:
         return self.short
@@ -84,19 +117,7 @@ THINGS = [
 # --- The rules ------------------------------------------------------------------------------------------------------
 
 RULES = {
-    "opening": [
-        "Once upon a time, a {h.trait} {h.kind} named {h} lived {p.at}.",
-        "Once upon a time, there was a {h.trait} {h.kind} named {h} who lived {p.at}.",
-        "Once there was a {h.trait} {h.kind} named {h}. {h.He} lived {p.at}.",
-        "There was once a {h.trait} {h.kind} named {h}, and {h.he} lived {p.at}.",
-        "Long ago, {p.at}, there lived a {h.trait} {h.kind} named {h}.",
-        "Far away, {p.at}, lived a {h.trait} {h.kind} named {h}.",
-        "One <sky> morning, a {h.trait} {h.kind} named {h} woke up early. {h.He} lived {p.at}.",
-        "In the days when the [winters|summers] were long, a {h.trait} {h.kind} named {h} lived {p.at}.",
-        "This is the story of a {h.trait} {h.kind} named {h}, who lived {p.at}.",
-        "Not so long ago, a {h.trait} {h.kind} named {h} lived {p.at}.",
-    ],
-    "sky": ["bright", "cold", "windy", "rainy", "golden", "misty", "sunny", "quiet"],
+    "sky": ["bright", "cold", "windy", "rainy", "golden", "misty", "sunny", "quiet", "dark", "stormy", "warm", "clear"],
     "habit": [
         "Every [morning|evening], {h} [swept the doorstep|watered the beans|fed the birds|listened to the wind].",
         "{h} loved [warm bread|long walks|old songs|rainy days|bright stars] more than anything.",
@@ -109,6 +130,12 @@ RULES = {
         "{h} had a good friend, a {f.trait} {f.kind} named {f}.",
         "Next door lived a {f.trait} {f.kind} named {f}, and the two were always together.",
         "{h} shared everything with a {f.kind} named {f}.",
+    ],
+    "friend_known": [
+        "{f} was {h.his} best friend.",
+        "{h} had always liked {f}.",
+        "{f} was always there for {h}.",
+        "{h} told {f} everything.",
     ],
     "come_along": [
         '"I will come with you," said {f}. "Two are better than one."',
@@ -270,6 +297,7 @@ AT_PRACTICE = [
     "{h} fell, got up, and fell again. There was [mud on {h.his} nose|grass in {h.his} hair]. {f} began to laugh, and"
     " then {h} laughed too. <practice>",
 ]
+RULES |= OPENINGS
 RULES["practice"] = [
     "It was a little better this time.", "It still did not work.", "This time it almost worked.",
     "It was closer this time.", "Slowly, it got easier.",
@@ -465,31 +493,44 @@ VALUES = {
 }
 # How many episodes a tale has, and how often (per cent): the long tail of the lengths.
 EPISODES = {0: 22, 1: 27, 2: 19, 3: 12, 4: 8, 5: 5, 6: 3, 7: 2, 8: 1, 9: 1}
-MICRO_SHARE = 0.12
+MICRO_SHARE = 0.08
 
 ALTERNATIVES = re.compile(r"\[([^\[\]]*)\]")
 RULE = re.compile(r"<([A-Za-z_]+)>")
-ARTICLE = re.compile(r"\ba(?= [aeiou])")
+ARTICLE = re.compile(r"\b([Aa])(?= [aeiou])")
 SLOT = re.compile(r"\{(\w+)(?:\.(\w+))?\}")
 
 
 class Tale:
     """One tale in the making: its own generator, its cast and values, and which lines it has used already."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, invented: bool = False):
         self.rng = random.Random(seed)
+        self.invented = INVENTED if invented else {}
         self.used: set[str] = set()
         kinds, traits = self.rng.sample(ANIMALS, 2), self.rng.sample(TRAITS, 2)
-        cast = []
-        for i in range(2):
-            he = self.rng.choice(["she", "he"])
-            name = self.rng.choice([n for n in NAMES[he] if all(n != c.name for c in cast)])
-            kind = kinds[i] if self.rng.random() < 0.65 else CHILD[he]
-            cast.append(Character(name, he, kind, traits[i]))
-        thing = Thing(*self.rng.choice(THINGS))
-        thing.A = thing.a[0].upper() + thing.a[1:]
-        home = Place(*self.rng.choice(PLACES))
-        self.values = {"h": cast[0], "f": cast[1], "t": thing, "p": home, "place": home.short}
+        hero = self.character(kinds[0], traits[0], taken="")
+        friend = self.character(kinds[1], traits[1], taken=hero.name)
+        thing, home = self.thing(), Place(*self.rng.choice(PLACES))
+        self.values = {"h": hero, "f": friend, "t": thing, "p": home, "place": home.short}
+
+    def invents(self, what: str) -> bool:
+        return what in self.invented and self.rng.random() < self.invented[what]
+
+    def character(self, kind: str, trait: str, taken: str) -> Character:
+        he = self.rng.choice(["she", "he"])
+        name = self.rng.choice([name for name in NAMES[he] if name != taken])
+        if self.invents("name"):
+            name = invented_word(self.rng).capitalize()
+        if self.rng.random() < 0.3:
+            kind, trait = self.rng.choice(CHILD[he]), self.rng.choice(TRAITS[:12])
+        if self.invents("kind"):
+            kind = invented_word(self.rng)
+        return Character(name, he, kind, trait)
+
+    def thing(self) -> Thing:
+        adjective, noun = self.rng.choice(THINGS)
+        return Thing(adjective, invented_word(self.rng) if self.invents("thing") else noun)
 
     def choose(self, lines: list[str]) -> str:
         """A random line, one that the tale has not used yet while there is any."""
@@ -508,19 +549,21 @@ class Tale:
                 value = self.values[match[1]]
                 new = getattr(value, match[2]) if match[2] else str(value)
             text = text[: match.start()] + new + text[match.end() :]
-        return ARTICLE.sub("an", text.strip())
+        return ARTICLE.sub(r"\1n", text.strip())
 
     def expand_rule(self, name: str) -> str:
         if name == "riddle":
             question, self.values["answer"] = self.rng.choice(RIDDLES)
             return f'{question}"'
-        line = self.choose(RULES[name.lower()])
+        line = self.choose(self.rules[name.lower()])
+        line = self.expand(line) if name[0].isupper() else line
         return line[0].upper() + line[1:] if name[0].isupper() else line
 
     def write(self) -> str:
         """The whole tale: paragraphs with an empty line between them."""
+        shape = self.rng.choices(list(SHAPES), SHAPES.values())[0]
         if self.rng.random() < MICRO_SHARE:
-            return self.expand("<micro>")
+            return self.expand(self.open("micro", shape, "<micro>"))
         quest = self.rng.choice(QUESTS)
         for key, names in VALUES.items():
             if key in quest:
@@ -529,17 +572,24 @@ class Tale:
             self.values["mother_low"] = self.values["mother"].replace("The", "the")
         count = self.rng.choices(list(EPISODES), EPISODES.values())[0]
         episodes = self.rng.sample(quest["episodes"], min(count, len(quest["episodes"])))
-        habit = "<habit> " if self.rng.random() < 0.5 else ""
+        habit = "<habit> " if self.rng.random() < 0.4 else ""
         moral = " <moral>" if self.rng.random() < 0.3 else ""
-        opening = f"<opening> {habit}{self.choose(quest['want'])}"
+        opening = self.open(quest["name"], shape, f"<opening> {habit}{self.choose(quest['want'])}")
         close = f"{self.choose(quest['turn'])} {self.choose(quest['answer'])}{moral} <ending>"
         paragraphs = [opening, *episodes, close]
         return "\n\n".join(self.expand(paragraph) for paragraph in paragraphs)
 
+    def open(self, plot: str, shape: str, text: str) -> str:
+        """The text with its rules for the opening put in: its shape, and the words that hint at the plot."""
+        self.rules = {**RULES, "opening": OPENINGS[shape], "plot_did": PLOT_DID[plot]}
+        if shape == "open_two":  # the opening has told of the friend
+            self.rules["friend"] = RULES["friend_known"]
+        return text
 
-def write_tale(seed: int) -> str:
-    """The tale of this seed, the same on every machine."""
-    return Tale(seed).write()
+
+def write_tale(seed: int, invented: bool = False) -> str:
+    """The tale of this seed, the same on every machine; `invented` has made-up names, kinds and things in some."""
+    return Tale(seed, invented).write()
 
 
 if __name__ == "__main__":

@@ -2,18 +2,21 @@
 
     python tools/train_tinytales.py generate 3    # print three tales of the grammar that it learns from
     python tools/train_tinytales.py train         # 40 minutes on 2 CPU cores; Ctrl-C and run again to resume
-    python tools/train_tinytales.py evaluate      # held-out loss, how tales end, who is in them -> the model card
+    python tools/train_tinytales.py check         # samples, and every slip in them
+    python tools/train_tinytales.py evaluate      # held-out loss, how tales end, what they mix up -> the model card
 
 The tales come from tale_grammar.py: every tale is a function of its seed, so there is no data set to keep, no tale is
 trained on twice, and the held-out tales are simply other seeds. Needs `pip install -e ".[test]"` (transformers trains).
 
-Two tricks make a 50,257-token vocabulary cheap to train when the tales use under 2,000 of its tokens:
+Three tricks make a 50,257-token vocabulary cheap to train when the tales use 1,500 of its tokens, and let the model
+cope with the rest in a reader's prompt:
 
-- Sampled softmax. The loss runs over the tokens that tales use, plus a fresh sample of the others, whose logits get
+- A compact vocabulary. Only the tokens that tales use have an embedding that is trained; see Embedding.
+- Sampled softmax. The loss runs over these tokens plus a fresh sample of the others, whose logits get
   log(others / sampled), so that the sum over the sample estimates the sum over them all (Jean et al. 2015,
-  arXiv:1412.2007). Tokens that no tale uses learn to be unlikely without 50,000 logits per position.
-- Noise. In some rows a few input tokens are replaced by random ones, so that a word it has never met in a reader's
-  prompt does not derail the story.
+  arXiv:1412.2007). So the others learn together to be unlikely.
+- Words that nobody knows. Some tales have invented names, kinds and things, and in some a few input tokens are replaced
+  by random ones. The model learns to repeat a stranger's name, and that a strange word does not derail the story.
 """
 
 import argparse
@@ -21,152 +24,308 @@ import json
 import math
 import os
 import random
-import re
 import shutil
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
-from tale_grammar import NAMES, write_tale  # noqa: E402
+from tale_check import slips  # noqa: E402
+from tale_grammar import ANIMALS, CHILD, KIN, NAMES, PRONOUN_WORDS, THINGS, write_tale  # noqa: E402
 
 from stage04_continuous import LLM, SamplingParams  # noqa: E402
+from stage04_continuous.outputs import CompletionOutput  # noqa: E402
 from stage04_continuous.tokenizer import Tokenizer, byte_alphabet, read_merges  # noqa: E402
 
 MODEL = Path(__file__).parent.parent / "models" / "tinytales"
 STATE = Path(__file__).parent.parent / ".tinytales" / "state.pt"
 
-CONFIG = dict(n_embd=96, n_layer=6, n_head=6, n_positions=1024, vocab_size=50257)
-TOKENS_PER_STEP = 8192
-ROW_LENGTHS = {256: 0.5, 512: 0.3, 1024: 0.2}  # most rows are short (cheap attention), some reach the last position
-LEARNING_RATE = 4e-3
-WARMUP_STEPS = 150
+CONFIG = dict(n_embd=96, n_layer=6, n_head=4, n_positions=1024, vocab_size=50257)
+NO_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+TOKENS_PER_STEP = 4096
+TOKENS_PER_CHUNK = 1024  # what one thread computes at a time
+ROW_LENGTHS = {256: 0.6, 512: 0.33, 1024: 0.07}  # most rows are short (cheap attention), some reach the last position
+LEARNING_RATE, MATRIX_LEARNING_RATE = 4e-3, 6e-3  # AdamW's for vectors and embeddings, Muon's for the layers' matrices
+MOMENTUM, WEIGHT_DECAY = 0.95, 0.05
+WARMUP_STEPS, DECAY = 60, 0.5  # the learning rates rise for 60 steps and fall over the last half of them all
 SAMPLED_TOKENS = 512
-NOISY_ROWS, NOISE = 0.3, 0.02
-SHARPNESS = 1.2  # see export
+SPREAD = 0.06  # tells tokens without an embedding of their own apart; if it is learned, it shrinks to nothing
+NOISY_OPENINGS, OPENING_TOKENS, OPENING_NOISE = 0.25, 14, 0.3  # share of tales; of their first tokens, this share
+NOISY_TALES, NOISE = 0.3, 0.02
+SHARPNESS = 1.5  # see export
 TALES_PER_STEP = 1000
 FIRST_TRAINING_SEED = 1_000_000  # held-out tales have the seeds below it
 HELD_OUT = range(500)
+HELD_OUT_OPENINGS = Path(__file__).parent / "held_out_openings.txt"
+SHORTEST_TALE = 20  # in tokens
 
 
 # --- Data -----------------------------------------------------------------------------------------------------------
 
 
-def tale_tokens(tokenizer: Tokenizer, seed: int) -> list[int]:
-    return [*tokenizer.encode(write_tale(seed)), tokenizer.end_of_text_id]
+def tale_tokens(tokenizer: Tokenizer, seed: int, invented: bool = False) -> list[int]:
+    return [*tokenizer.encode(write_tale(seed, invented)), tokenizer.end_of_text_id]
 
 
-def training_rows(tokenizer: Tokenizer, step: int) -> np.ndarray:
-    """The rows of a step, [n_rows, row_length + 1], a function of the step alone (so a resumed run sees the same).
+def tokens_of_tales(tokenizer: Tokenizer) -> list[int]:
+    """The tokens that tales without invented words use, sorted: those that get an embedding of their own."""
+    return sorted({t for tale in range(20_000) for t in tale_tokens(tokenizer, FIRST_TRAINING_SEED - 1 - tale)})
 
-    A row starts where a prompt would: at a tale's first word, at the end token before it, or now and then mid-tale.
+
+def tokens_of_facts(tokenizer: Tokenizer) -> set[int]:
+    """The tokens of names, kinds, things, kin and pronouns: noise would make a tale contradict itself there."""
+    things = [word for thing in THINGS for word in thing]
+    words = [*ANIMALS, *chain(*CHILD.values()), *things, *PRONOUN_WORDS, *KIN, "named", "name"]
+    capitals = [word for names in NAMES.values() for word in names]
+    return {token for word in [*words, *capitals] for token in tokenizer.encode(f" {word}")}
+
+
+class Rows:
+    """The rows of a training step, a function of the step alone, so that a resumed run sees the same.
+
+    A row starts where a prompt would: at a tale's first word or at the end token before it.
     """
-    rng = random.Random(step)
-    length = rng.choices(list(ROW_LENGTHS), ROW_LENGTHS.values())[0]
-    first = FIRST_TRAINING_SEED + step * TALES_PER_STEP
-    seeds = iter(range(first, first + TALES_PER_STEP))
-    rows = []
-    while len(rows) < TOKENS_PER_STEP // length:
-        row = [tokenizer.end_of_text_id] if rng.random() < 0.5 else []
-        first_tale = tale_tokens(tokenizer, next(seeds))
-        row += first_tale[rng.randrange(len(first_tale)) :] if rng.random() < 0.1 else first_tale
-        while len(row) <= length:
-            row += tale_tokens(tokenizer, next(seeds))
-        rows.append(row[: length + 1])
-    return np.array(rows)
+
+    def __init__(self, tokenizer: Tokenizer, used: list[int]):
+        self.tokenizer = tokenizer
+        self.used, self.facts = set(used), tokens_of_facts(tokenizer)
+
+    def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets, each [n_rows, row_length]; a target of -100 asks for nothing."""
+        rng = random.Random(step)
+        length = rng.choices(list(ROW_LENGTHS), ROW_LENGTHS.values())[0]
+        first = FIRST_TRAINING_SEED + step * TALES_PER_STEP
+        seeds = iter(range(first, first + TALES_PER_STEP))
+        rows = []
+        while len(rows) < TOKENS_PER_STEP // length:
+            inputs, targets = ([self.tokenizer.end_of_text_id],) * 2 if rng.random() < 0.5 else ([], [])
+            while len(inputs) <= length:
+                tale = tale_tokens(self.tokenizer, next(seeds), invented=True)
+                inputs, targets = inputs + self.with_noise(tale, rng), targets + self.without_inventions(tale)
+            rows.append((inputs[:length], targets[1 : length + 1]))
+        inputs, targets = zip(*rows, strict=True)
+        return torch.tensor(inputs), torch.tensor(targets)
+
+    def without_inventions(self, tale: list[int]) -> list[int]:
+        """The tale with -100 where a token that has no embedding of its own comes for the first time: the model learns
+        to repeat words it has never met, and never to invent one."""
+        seen, targets = set(), []
+        for token in tale:
+            targets.append(token if token in self.used or token in seen else -100)
+            seen.add(token)
+        return targets
+
+    def with_noise(self, tale: list[int], rng: random.Random) -> list[int]:
+        """The tale with some tokens replaced by random ones, more of them in its opening; facts stay."""
+        opening = OPENING_NOISE if rng.random() < NOISY_OPENINGS else 0
+        rest = NOISE if rng.random() < NOISY_TALES else 0
+        if not opening and not rest:
+            return tale
+        share = [opening] * OPENING_TOKENS + [rest] * len(tale)
+        return [
+            rng.randrange(CONFIG["vocab_size"]) if rng.random() < noise and token not in self.facts else token
+            for token, noise in zip(tale, share, strict=False)
+        ]
 
 
 # --- Training -------------------------------------------------------------------------------------------------------
 
 
-def sampled_softmax_loss(hidden, targets, embedding, used, rng):
-    """Cross entropy over the used tokens and a sample of the others (see the module's docstring).
+class Embedding(torch.nn.Module):
+    """The token embedding, [vocab_size, n_embd], for input and output, as GPT-2 ties them.
+
+    The tokens that tales use have a row each. All others share one vector that is learned, plus a small random
+    direction of their own that is not: enough to tell one unknown word from another and to repeat it.
+    """
+
+    def __init__(self, used: list[int], vocab_size: int, n_embd: int):
+        super().__init__()
+        self.own = torch.nn.Parameter(0.02 * torch.randn(len(used), n_embd))
+        self.shared = torch.nn.Parameter(torch.zeros(n_embd))
+        self.register_buffer("direction", SPREAD * torch.randn(vocab_size, n_embd))
+        place = torch.full((vocab_size,), -1)
+        place[torch.tensor(used)] = torch.arange(len(used))
+        self.register_buffer("place", place)
+
+    def others(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.shared + self.direction[tokens]
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        place = self.place[tokens].unsqueeze(-1)
+        return torch.where(place < 0, self.others(tokens), F.embedding(place.squeeze(-1).clamp(min=0), self.own))
+
+    def loss(self, hidden: torch.Tensor, targets: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+        """Summed cross entropy over the tales' own tokens and a sample of the others (see the module's docstring).
+
+        Args:
+            hidden: [n_tokens, n_embd]; targets: [n_tokens], -100 where nothing is asked.
+        """
+        hidden, targets = hidden[targets >= 0], targets[targets >= 0]
+        vocab_size, n_own = len(self.place), len(self.own)
+        place = self.place[targets]
+        sample = torch.randint(vocab_size, (SAMPLED_TOKENS,), generator=rng)
+        sample = sample[(self.place[sample] < 0) & ~torch.isin(sample, targets)].unique()
+        repeated = targets[place < 0].unique()
+        others = torch.cat([repeated, sample])
+        correction = torch.zeros(n_own + len(others))
+        correction[n_own + len(repeated) :] = math.log((vocab_size - n_own - len(repeated)) / len(sample))
+        logits = F.linear(hidden, torch.cat([self.own, self.others(others)]), correction)  # [n_tokens, n_candidates]
+        targets = torch.where(place < 0, n_own + torch.searchsorted(repeated, targets), place)
+        return F.cross_entropy(logits, targets, reduction="sum")
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose matrix is made orthogonal before it is used (Jordan et al. 2024), in float32, and for all matrices
+    of one shape at once, which is what makes it cheap here."""
+
+    def __init__(self, matrices: list[torch.nn.Parameter]):
+        super().__init__(matrices, {"lr": MATRIX_LEARNING_RATE})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        rate, matrices = self.param_groups[0]["lr"], self.param_groups[0]["params"]
+        for shape in {p.shape for p in matrices}:
+            same = [p for p in matrices if p.shape == shape]
+            for p in same:
+                momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                momentum.lerp_(p.grad, 1 - MOMENTUM)
+            updates = torch.stack([p.grad.lerp(self.state[p]["momentum"], MOMENTUM) for p in same])
+            for p, update in zip(same, orthogonal(updates), strict=True):
+                p.mul_(1 - rate * WEIGHT_DECAY).add_(update, alpha=-0.2 * rate * max(shape) ** 0.5)
+
+
+def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
+    """Matrices with the same singular vectors and all singular values near 1, by five Newton-Schulz iterations.
 
     Args:
-        hidden: [n_tokens, n_embd]; targets: [n_tokens]; embedding: [vocab_size, n_embd]
-        used: the tokens that tales use, [n_used], sorted.
+        matrices: [n, rows, columns]
     """
-    vocab_size = embedding.shape[0]
-    sample = torch.randint(vocab_size, (SAMPLED_TOKENS,), generator=rng).to(used.device)
-    candidates = torch.unique(torch.cat([used, targets, sample]))  # sorted
-    unused = ~torch.isin(candidates, torch.cat([used, targets]))
-    correction = math.log((vocab_size - len(used)) / max(1, int(unused.sum())))
-    logits = F.linear(hidden, embedding[candidates], unused * correction)  # [n_tokens, n_candidates]
-    return F.cross_entropy(logits, torch.searchsorted(candidates, targets))
+    a, b, c = 3.4445, -4.7750, 2.0315
+    wide = matrices.shape[1] <= matrices.shape[2]
+    x = matrices if wide else matrices.mT
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(5):
+        product = x @ x.mT
+        x = a * x + (b * product + c * product @ product) @ x
+    return x if wide else x.mT
 
 
-def train(steps: int, device: str, seed: int) -> None:
-    tokenizer = Tokenizer(MODEL)
-    used = sorted({token for tale in range(20_000) for token in tale_tokens(tokenizer, FIRST_TRAINING_SEED - 1 - tale)})
-    used = torch.tensor(used, device=device)
-    torch.manual_seed(seed)
-    # The tanh form of GELU under its fused name; the checkpoint is saved under GPT-2's name for the same function.
-    config = GPT2Config(
-        **CONFIG, activation_function="gelu_pytorch_tanh", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
-    )
-    model = GPT2LMHeadModel(config).to(device).train()
-    matrices = [p for p in model.parameters() if p.dim() == 2 and p is not model.transformer.wte.weight]
-    others = [p for p in model.parameters() if not any(p is m for m in matrices)]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}],
-        lr=LEARNING_RATE,
-        betas=(0.9, 0.98),
-        fused=True,
-    )
-    first_step, seconds = 0, 0.0
-    if STATE.exists():
-        state = torch.load(STATE, map_location=device, weights_only=True)
-        if (state["steps"], state["seed"]) != (steps, seed):
-            sys.exit(
-                f"{STATE} is of a run with --steps {state['steps']} --seed {state['seed']}: use these, or remove it"
-            )
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        first_step, seconds = state["step"], state["seconds"]
-        print(f"resuming at step {first_step}", file=sys.stderr)
+class Trainer:
+    """The model in training, its optimizers, and the file that an interrupted run goes on from."""
 
-    def save_state(step):
+    def __init__(self, steps: int, seed: int):
+        self.steps, self.seed, self.step, self.seconds, self.cpu_seconds = steps, seed, 0, 0.0, 0.0
+        self.tokenizer = Tokenizer(MODEL)
+        torch.manual_seed(seed)
+        # The tanh form of GELU under its fused name; the checkpoint is saved under GPT-2's name for the same function.
+        config = GPT2Config(**CONFIG, **NO_DROPOUT, activation_function="gelu_pytorch_tanh")
+        self.layers = GPT2Model(config)
+        used = tokens_of_tales(self.tokenizer)
+        self.embedding = Embedding(used, CONFIG["vocab_size"], CONFIG["n_embd"])
+        self.rows = Rows(self.tokenizer, used)
+        layers = [p for name, p in self.layers.named_parameters() if name != "wte.weight"]
+        matrices = [p for p in self.layers.h.parameters() if p.dim() == 2]
+        others = [p for p in layers if not any(p is m for m in matrices)] + list(self.embedding.parameters())
+        self.parameters = matrices + others
+        self.optimizers = [
+            Muon(matrices),
+            torch.optim.AdamW(others, lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+        ]
+        # Each thread has whole rows of its own: threads that share every small product wait for each other.
+        threads = TOKENS_PER_STEP // TOKENS_PER_CHUNK
+        self.threads = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+        torch.set_num_threads(1)
+        self.reader = ThreadPoolExecutor(1)
+        self.next_rows = None
+
+    def gradients(self, chunk: tuple[torch.Tensor, torch.Tensor], seed: int) -> tuple[float, tuple[torch.Tensor, ...]]:
+        """The summed loss of some rows and its gradients."""
+        inputs, targets = chunk
+        hidden = self.layers(inputs_embeds=self.embedding(inputs)).last_hidden_state  # [n_rows, row_length, n_embd]
+        rng = torch.Generator().manual_seed(seed)
+        loss = self.embedding.loss(hidden.flatten(0, 1), targets.flatten(), rng)
+        return loss.item(), torch.autograd.grad(loss, self.parameters)
+
+    def train_step(self) -> float:
+        inputs, targets = self.next_rows.result() if self.next_rows else self.rows.at(self.step)
+        self.next_rows = self.reader.submit(self.rows.at, self.step + 1)
+        at_once = TOKENS_PER_CHUNK // inputs.shape[1]
+        chunks = zip(inputs.split(at_once), targets.split(at_once), strict=True)
+        seeds = range(self.step * 1000, self.step * 1000 + 1000)
+        results = list(self.threads.map(self.gradients, chunks, seeds))
+        count = int((targets >= 0).sum())
+        for p, *gradients in zip(self.parameters, *(gradients for _, gradients in results), strict=True):
+            p.grad = torch.stack(gradients).sum(0) / count
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        scale = min(1, (self.step + 1) / WARMUP_STEPS, (1 - self.step / self.steps) / DECAY)
+        for optimizer, rate in zip(self.optimizers, (MATRIX_LEARNING_RATE, LEARNING_RATE), strict=True):
+            optimizer.param_groups[0]["lr"] = rate * scale
+            optimizer.step()
+        self.step += 1
+        return sum(loss for loss, _ in results) / count
+
+    def train(self) -> None:
+        progress = tqdm(range(self.step, self.steps), initial=self.step, total=self.steps, unit="step", mininterval=5)
+        for step in progress:
+            started, cpu_started = time.perf_counter(), time.process_time()
+            loss = self.train_step()
+            self.seconds += time.perf_counter() - started
+            self.cpu_seconds += time.process_time() - cpu_started
+            progress.set_postfix(loss=f"{loss:.3f}", refresh=False)
+            if (step + 1) % 50 == 0 or step + 1 == self.steps:
+                self.save()
+
+    def save(self) -> None:
         STATE.parent.mkdir(exist_ok=True)
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "steps": steps}
-        torch.save({**state, "seed": seed, "seconds": seconds}, STATE.with_suffix(".new"))
+        counts = {name: getattr(self, name) for name in ("steps", "seed", "step", "seconds", "cpu_seconds")}
+        modules = [module.state_dict() for module in (self.layers, self.embedding, *self.optimizers)]
+        torch.save(counts | {"modules": modules}, STATE.with_suffix(".new"))
         os.replace(STATE.with_suffix(".new"), STATE)
 
-    progress = tqdm(range(first_step, steps), initial=first_step, total=steps, unit="step")
-    for step in progress:
-        started = time.perf_counter()
-        rows = torch.from_numpy(training_rows(tokenizer, step)).to(device)
-        inputs, targets = rows[:, :-1], rows[:, 1:]
-        rng = torch.Generator().manual_seed(step)
-        noise = torch.rand(inputs.shape, generator=rng) < NOISE
-        noise &= torch.rand(len(inputs), 1, generator=rng) < NOISY_ROWS
-        random_tokens = torch.randint(CONFIG["vocab_size"], inputs.shape, generator=rng)
-        inputs = torch.where(noise.to(device), random_tokens.to(device), inputs)
+    def resume(self) -> None:
+        """Go on from the state of an interrupted run of the same steps and seed, if there is one."""
+        if not STATE.exists():
+            return
+        state = torch.load(STATE, weights_only=True)
+        if state.pop("seed") != self.seed:
+            sys.exit(f"{STATE} is of a run with another seed: use that, or remove it")
+        before = state.pop("steps")
+        if self.steps != before and state["step"] > min(self.steps, before) * (1 - DECAY):
+            sys.exit(f"{STATE} is of a run whose rates already fall: use --steps {before}, or remove it")
+        for module, values in zip((self.layers, self.embedding, *self.optimizers), state.pop("modules"), strict=True):
+            module.load_state_dict(values)
+        vars(self).update(state)
+        print(f"resuming at step {self.step}", file=sys.stderr)
 
-        scale = min(1, (step + 1) / WARMUP_STEPS) * (1 - step / steps)
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * scale
-        hidden = model.transformer(inputs).last_hidden_state  # [n_rows, row_length, n_embd]
-        loss = sampled_softmax_loss(hidden.flatten(0, 1), targets.flatten(), model.transformer.wte.weight, used, rng)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        seconds += time.perf_counter() - started
-        if step % 10 == 0:
-            progress.set_postfix(loss=f"{loss.item():.3f}")
-        if (step + 1) % 200 == 0 or step + 1 == steps:
-            save_state(step + 1)
-    threads = torch.get_num_threads()
-    hardware = f"{threads} CPU core{'s' * (threads > 1)}" if device == "cpu" else torch.cuda.get_device_name(device)
-    print(f"trained {steps} steps, {steps * TOKENS_PER_STEP / 1e6:.1f} million tokens, in {seconds / 60:.1f} minutes")
-    run = {"steps": steps, "tokens": steps * TOKENS_PER_STEP, "minutes": round(seconds / 60, 1), "hardware": hardware}
-    export(model.cpu(), run)
+    def model(self) -> GPT2LMHeadModel:
+        """The trained model as GPT-2, its embedding written out for the whole vocabulary."""
+        model = GPT2LMHeadModel(GPT2Config(**CONFIG, **NO_DROPOUT))
+        layers = self.layers.state_dict()
+        del layers["wte.weight"]
+        model.transformer.load_state_dict(layers, strict=False)
+        with torch.no_grad():
+            model.transformer.wte.weight.copy_(self.embedding(torch.arange(CONFIG["vocab_size"])))
+        return model
+
+
+def train(steps: int, seed: int) -> None:
+    trainer = Trainer(steps, seed)
+    trainer.resume()
+    trainer.train()
+    tokens = steps * TOKENS_PER_STEP
+    print(f"trained {steps} steps, {tokens / 1e6:.1f} million tokens, in {trainer.seconds / 60:.1f} minutes")
+    run = {"steps": steps, "tokens": tokens, "minutes": round(trainer.seconds / 60, 1)}
+    run |= {"cpu_minutes": round(trainer.cpu_seconds / 60, 1), "cores": os.cpu_count()}
+    run["own_tokens"] = len(trainer.embedding.own)
+    export(trainer.model(), run)
 
 
 def export(model: GPT2LMHeadModel, run: dict) -> None:
@@ -191,24 +350,6 @@ def export(model: GPT2LMHeadModel, run: dict) -> None:
 
 # --- Evaluation -----------------------------------------------------------------------------------------------------
 
-INTRODUCED = re.compile(r"\bnamed (\w+)")
-PRONOUNS = {"she": {"she", "her", "hers"}, "he": {"he", "him", "his"}}
-PRONOUN_OF = {name: pronoun for pronoun, names in NAMES.items() for name in names}
-
-
-def cast_is_kept(tale: str) -> bool:
-    """Whether a tale stays on its characters: every name is introduced before it is used, and no "he" or "she" is
-    without a character of that kind (the mothers of the tales count as "she")."""
-    introduced = {match[1]: match.start() for match in reversed(list(INTRODUCED.finditer(tale)))}
-    for name in PRONOUN_OF:
-        first = re.search(rf"\b{name}\b", tale)
-        if first and introduced.get(name, len(tale)) > first.start():
-            return False
-    known = {PRONOUN_OF[name] for name in introduced if name in PRONOUN_OF}
-    known |= {"she"} if re.search(r"\b[Mm]other\b", tale) else set()
-    words = set(re.findall(r"[a-z]+", tale.lower()))
-    return all(pronoun in known or not words & forms for pronoun, forms in PRONOUNS.items())
-
 
 def held_out_loss(model: GPT2LMHeadModel, tokenizer: Tokenizer) -> float:
     """Mean cross entropy in nats per token over the held-out tales, each from its first token, end token included."""
@@ -222,57 +363,105 @@ def held_out_loss(model: GPT2LMHeadModel, tokenizer: Tokenizer) -> float:
     return total / count
 
 
+@dataclass
+class Sample:
+    """A prompt and what the stored checkpoint made of it."""
+
+    prompt: str
+    output: CompletionOutput
+
+    @property
+    def tale(self) -> str:
+        return self.prompt + self.output.text
+
+    @property
+    def ended(self) -> bool:
+        return self.output.finish_reason == "stop"
+
+    @property
+    def good(self) -> bool:
+        """Whether it is a tale (not only a sentence), ends by itself and contradicts neither itself nor its prompt."""
+        return self.ended and len(self.output.token_ids) >= SHORTEST_TALE and not slips(self.tale, self.prompt)
+
+
+def samples_of(model: Path, prompts: list[str]) -> list[Sample]:
+    llm = LLM(model=str(model), max_num_seqs=32)
+    outputs = llm.generate(prompts, SamplingParams(temperature=0.8, max_tokens=1000), use_tqdm=True)
+    return [Sample(output.prompt, output.outputs[0]) for output in outputs]
+
+
+def held_out_openings() -> list[str]:
+    return HELD_OUT_OPENINGS.read_text(encoding="utf-8").splitlines()
+
+
+def sampled(model: Path) -> tuple[list[Sample], list[Sample]]:
+    """Samples of the prompts that the card speaks of and of the held-out openings; prints each of their slips."""
+    both = [samples_of(model, ["Once upon a time"] * 100 + [""] * 100), samples_of(model, held_out_openings())]
+    for title, samples in zip(("samples", "openings"), both, strict=True):
+        for sample in samples:
+            if not sample.good:
+                print(f"- {sample.prompt!r}: {slips(sample.tale, sample.prompt) or sample.output.finish_reason}")
+        ended, good = sum(sample.ended for sample in samples), sum(sample.good for sample in samples)
+        kept = sum(not slips(sample.tale, sample.prompt) for sample in samples)
+        print(f"{title}: of {len(samples)} {ended} end, {kept} keep their facts, {good} are good", flush=True)
+    return both[0], both[1]
+
+
 def evaluate() -> None:
     """Measure the stored checkpoint and write the model card."""
     tokenizer = Tokenizer(MODEL)
     model = GPT2LMHeadModel.from_pretrained(MODEL, dtype=torch.float32).eval()
     loss = held_out_loss(model, tokenizer)
-    llm = LLM(max_num_seqs=32)
-    params = SamplingParams(temperature=0.8, max_tokens=1000)
-    prompts = ["Once upon a time"] * 100 + [""] * 100
-    outputs = llm.generate(prompts, params, use_tqdm=True)
-    tales = [output.prompt + output.outputs[0].text for output in outputs]
-    ended = sum(output.outputs[0].finish_reason == "stop" for output in outputs)
-    kept = sum(map(cast_is_kept, tales))
+    samples, openings = sampled(MODEL)
     run = json.loads((MODEL / "training.json").read_text())
-    steps = tqdm(range(run["steps"]), desc="training tales")
-    # A step has 1,000 seeds to itself and uses the first 40 to 70 of them: 8,192 tokens are that many tales.
-    firsts = (FIRST_TRAINING_SEED + step * TALES_PER_STEP for step in steps)
-    trained_on = {write_tale(seed) for first in firsts for seed in range(first, first + 100)}
-    copied = sum(tale in trained_on for tale in tales)
-    lengths = [len(output.outputs[0].token_ids) for output in outputs]
-    held_out_lengths = [len(tale_tokens(tokenizer, seed)) for seed in HELD_OUT]
     card = CARD.format(
         parameters=sum(p.numel() for p in model.parameters()) / 1e6,
         size=(MODEL / "model.safetensors").stat().st_size / 1e6,
-        steps=run["steps"],
-        tokens=run["tokens"] / 1e6,
-        minutes=run["minutes"],
-        hardware=run["hardware"],
+        **run,
+        million_tokens=run["tokens"] / 1e6,
+        tokens_per_step=TOKENS_PER_STEP,
         sharpness=SHARPNESS,
         drawn=0.8 / SHARPNESS,
         loss=loss,
         perplexity=math.exp(loss),
-        ended=ended,
-        kept=kept,
-        copied=copied,
-        total=len(outputs),
-        histogram=histogram(lengths, held_out_lengths),
-        samples="\n\n".join(
-            quote(i, output, tale) for i, (output, tale) in enumerate(zip(outputs[:10], tales[:10], strict=True))
+        ended=sum(sample.ended for sample in samples),
+        kept=sum(not slips(sample.tale, sample.prompt) for sample in samples),
+        copied=copies(samples, run["steps"]),
+        total=len(samples),
+        good=sum(sample.good for sample in openings),
+        openings=len(openings),
+        histogram=histogram(
+            [len(sample.output.token_ids) for sample in samples],
+            [len(tale_tokens(tokenizer, seed)) for seed in HELD_OUT],
         ),
+        samples=quotes(samples[:10]),
+        continuations=quotes(openings[5::10]),
+        read_by_eye=READ_BY_EYE,
         **CONFIG,
     )
     (MODEL / "README.md").write_text(card, encoding="utf-8")
-    print(
-        f"held-out loss {loss:.3f}; of {len(outputs)} samples {ended} end, {kept} keep their cast, {copied} are copies"
-    )
+    print(card[: card.index("## Limits")])
 
 
-def quote(i: int, output, tale: str) -> str:
-    completion = output.outputs[0]
-    body = "\n".join(f"> {line}".rstrip() for line in tale.split("\n"))
-    return f"**Sample {i + 1}** ({len(completion.token_ids)} tokens, ends by {completion.finish_reason})\n\n{body}"
+def copies(samples: list[Sample], steps: int) -> int:
+    """How many samples stand word for word among the training tales."""
+    tales, copied = {sample.tale for sample in samples}, set()
+    for step in tqdm(range(steps), desc="training tales"):
+        # A step has 1,000 seeds to itself and uses the first 20 to 30 of them: 4,096 tokens are that many tales.
+        first = FIRST_TRAINING_SEED + step * TALES_PER_STEP
+        copied |= tales & {write_tale(seed, invented=True) for seed in range(first, first + 40)}
+    return sum(sample.tale in copied for sample in samples)
+
+
+def quotes(samples: list[Sample]) -> str:
+    return "\n\n".join(quote(number + 1, sample) for number, sample in enumerate(samples))
+
+
+def quote(number: int, sample: Sample) -> str:
+    first = f"**{sample.prompt}**{sample.output.text}" if sample.prompt else sample.output.text
+    body = "\n".join(f"> {line}".rstrip() for line in first.split("\n"))
+    output, good = sample.output, "good" if sample.good else "; ".join(slips(sample.tale, sample.prompt))
+    return f"{number}. {len(output.token_ids)} tokens, ends by {output.finish_reason}; the check says: {good}\n\n{body}"
 
 
 def histogram(samples: list[int], held_out: list[int], width: int = 50) -> str:
@@ -285,6 +474,12 @@ def histogram(samples: list[int], held_out: list[int], width: int = 50) -> str:
         )
     return "\n".join(line.rstrip() for line in lines)
 
+
+# Written by a reader of the twenty continuations; to be written anew with them.
+READ_BY_EYE = """\
+Read by eye, 13 of the 20 are sound. The check finds a slip in 3, 6, 9 and 20 and misses three: 8 tells one paragraph twice, 15 breaks
+a sentence ("A thick fog rolled in two") and passes the same fork twice, and 19 gives a wolf that was "he" the name Frida. Nearly all leave
+the subject of their opening after a sentence: the skunk of 11, the parcel of 12 and the pet stone of 8 do not come again."""  # noqa: E501
 
 CARD = """---
 license: mit
@@ -301,19 +496,30 @@ evaluate`.
 |---|---|
 | architecture | GPT-2: {n_layer} layers, {n_head} heads, width {n_embd}, context {n_positions}, GPT-2's vocabulary of {vocab_size} tokens |
 | file | `model.safetensors`, float16, {size:.1f} MB |
-| training | {steps:,} steps of 8,192 tokens ({tokens:.1f} million), {minutes:.0f} minutes on {hardware} |
+| training | {steps:,} steps of {tokens_per_step:,} tokens ({million_tokens:.1f} million): {minutes:.0f} minutes on {cores} cores that it shared with other programs, {cpu_minutes:.0f} minutes of CPU time |
 | data | tales that `tools/tale_grammar.py` writes, each a function of its seed; none is seen twice |
+| vocabulary | {own_tokens:,} tokens that occur in the tales have an embedding of their own; all others share one, plus a random direction each, so that a word it has never met can be told from another and repeated |
 | sharpness | logits are scaled by {sharpness} at export: temperature 0.8 draws as {drawn:.2f} would have before; the figures below are after it |
 | held-out loss | {loss:.3f} nats per token (perplexity {perplexity:.2f}) on 500 tales with other seeds, in float32, by the stored weights |
 | samples that end | {ended} of {total} reach the end token by themselves (temperature 0.8, at most 1,000 tokens) |
-| samples that keep their cast | {kept} of {total} (every name introduced before it is used; no "he" or "she" without a character of that kind) |
+| samples that keep their cast and facts | {kept} of {total} |
+| openings of other shapes | {good} of {openings} held-out ones are continued well: the tale ends by itself and contradicts neither itself nor the opening |
 | samples that are copies | {copied} of {total} stand word for word among the training tales |
 
 Made from scratch for this project. `merges.txt` is GPT-2's (OpenAI, MIT license); `vocab.json` follows from it.
 
+## The automatic check
+
+`tools/tale_check.py` reads a tale with the grammar that wrote the training tales. Every sentence that fits one of the grammar's
+states facts (who the hero is, who the friend, what is sought or given, whose birthday it is, where they live, which plot this
+is), and a sentence that contradicts an earlier one is a slip. So are a name that nobody introduced, "he" for somebody who is
+"she", and a word that no tale has. An opening's names, or its animal where it names nobody, must come again. The check does not judge whether
+a tale fits the sense of its opening: it usually goes its own way after a sentence or two. The openings are in
+`tools/held_out_openings.txt`; the grammar can write none of them.
+
 ## Limits
 
-It has read nothing but these tales: fewer than 1,000 different words, two characters, eight plots. It knows no facts, follows no
+It has read nothing but these tales: about 1,500 different tokens, two characters, eight plots. It knows no facts, follows no
 instructions and speaks only English. A prompt in another style is continued as if it were the beginning of a tale. The
 held-out tales come from the same grammar as the training tales, so the loss says how well it has learned the grammar, and
 nothing about other text. Micro tales are short enough that a held-out one may have a twin in training.
@@ -331,6 +537,14 @@ nothing about other text. Micro tales are short enough that a held-out one may h
 The first ten of these {total}, with seed 0 at temperature 0.8 for the prompt "Once upon a time", unedited and unselected.
 
 {samples}
+
+## Twenty other openings
+
+Every tenth of the {openings} held-out openings, with seed 0 at temperature 0.8, unedited and unselected; the opening is in bold type.
+
+{read_by_eye}
+
+{continuations}
 """  # noqa: E501 (a table has no line breaks)
 
 
@@ -341,15 +555,18 @@ def main() -> None:
     command.add_argument("count", type=int, nargs="?", default=1)
     command.add_argument("--seed", type=int, default=0, help="of the first tale")
     command = commands.add_parser("train", help="train the checkpoint, or resume it")
-    command.add_argument("--steps", type=int, default=2400)
+    command.add_argument("--steps", type=int, default=3600)
     command.add_argument("--seed", type=int, default=0, help="of the weights before training")
-    command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     commands.add_parser("evaluate", help="measure the checkpoint and write the model card")
+    command = commands.add_parser("check", help="print the slips of a checkpoint's samples")
+    command.add_argument("model", type=Path, nargs="?", default=MODEL)
     args = parser.parse_args()
     if args.command == "generate":
         print("\n\n---\n\n".join(write_tale(args.seed + i) for i in range(args.count)))
     elif args.command == "train":
-        train(args.steps, args.device, args.seed)
+        train(args.steps, args.seed)
+    elif args.command == "check":
+        sampled(args.model)
     else:
         evaluate()
 
