@@ -54,7 +54,7 @@ def tales(params: Any, tokens: int) -> tuple[list[str], list]:
     """The openings, and how each goes on: drawn, since greedy tales are nearly equally long, by a seed of its own, so
     that they are the same in every stage."""
     prompts = openings()
-    return prompts, [params(temperature=0.8, seed=100 + i, max_tokens=tokens) for i in range(len(prompts))]
+    return prompts, [params(temperature=0.8, seed=300 + i, max_tokens=tokens) for i in range(len(prompts))]
 
 
 def prompts_of(count: int, length: int) -> list[list[int]]:
