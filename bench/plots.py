@@ -26,6 +26,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
+from bench.race import IDEAS
 from replay.trace import read_trace
 
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
@@ -83,22 +84,14 @@ def clock(trace: Sequence) -> tuple[np.ndarray, np.ndarray]:
 
 # --- From a benchmark's result ----------------------------------------------------------------------------------------
 
-IDEAS = {
-    "stage01_single": "1 one at a time",
-    "stage02_static_batch": "2 static batch",
-    "stage03_kvcache": "3 KV cache",
-    "stage04_continuous": "4 continuous batch",
-    "stage05_paged": "5 paged KV",
-    "stage06_fast": "6 fast kernels",
-}
-
 
 @styled
 def ladder(result: dict) -> Picture:
     """The engines of a benchmark, each beside the one before it: output tokens per second, what it took, and how long
     the requests waited. The axes are logarithmic: equal ratios are equally long."""
     rows = result["summary"]
-    names = [IDEAS.get(row["engine"], row["engine"]) for row in rows]
+    engines = [row["engine"] for row in rows]
+    names = [f"{int(name[5:7])} {IDEAS[name]}" if name in IDEAS else name for name in engines]
     y = np.arange(len(rows))[::-1]
     figure = Picture(figsize=(10, 1.6 + 0.62 * len(rows)))
     axes = figure.subplots(2, 2, sharey=True).flat

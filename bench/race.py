@@ -8,13 +8,13 @@ wanted, bars rest where they are when the fastest engine is done: their lengths 
 FASTER = 20  # than it was
 PAUSE = 3  # seconds at the end of a run
 RUNS = 2
-IDEAS = {
+IDEAS = {  # of the stages, for all pictures
     "stage01_single": "one at a time",
-    "stage02_static_batch": "a padded batch",
-    "stage03_kvcache": "a KV cache",
-    "stage04_continuous": "continuous",
-    "stage05_paged": "paged",
-    "stage06_fast": "fast",
+    "stage02_static_batch": "static batch",
+    "stage03_kvcache": "KV cache",
+    "stage04_continuous": "continuous batch",
+    "stage05_paged": "paged KV",
+    "stage06_fast": "fast kernels",
 }
 LEFT, TRACK, LANE, TOP = 150, 230, 32, 44  # pixels
 
