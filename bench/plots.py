@@ -13,7 +13,7 @@ import argparse
 import io
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -336,18 +336,31 @@ def kv_memory(traces: dict[str, Sequence]) -> Picture:
     return figure
 
 
+def follow_findable(findable: set[int], events: Iterable[dict]) -> None:
+    """Keep up with the free blocks that the prefix cache can find, through events of a trace."""
+    for event in events:
+        if event["kind"] == "released" and event["findable"]:
+            findable.add(event["block"])
+        elif event["kind"] == "taken":
+            findable.discard(event["block"])
+        elif event["kind"] == "restarted":
+            findable.clear()
+
+
 @styled
 def block_map(trace: Sequence) -> Picture:
     """Every block of the KV cache over the steps, in the colour of the completion that has it; black if several do.
     Free ones are grey while the prefix cache can still find them, and white else; a cross is a copy (copy-on-write)."""
     holders = list(dict.fromkeys((row.request_id, row.index) for step in trace for row in step.rows))
-    findable = [block for step in trace for block in step.findable]
-    num_blocks = 1 + max(*(block for step in trace for row in step.rows for block in row.blocks), *findable, 0)
+    num_blocks = 1 + max((block for step in trace for row in step.rows for block in row.blocks), default=0)
     palette = [to_rgb(colour) for colour in (BLUE, ORANGE, SKY, RED, GREEN, "#F0E442", PURPLE)]
     image = np.ones((num_blocks, len(trace), 3))
-    shared = 0
+    shared, findable, any_findable = 0, set(), False
     for i, step in enumerate(trace):
-        image[step.findable, i] = to_rgb(GREY)
+        follow_findable(findable, step.before)
+        image[list(findable), i] = to_rgb(GREY)
+        any_findable |= bool(findable)
+        follow_findable(findable, step.after)
         owners: dict[int, list[tuple]] = {}
         for row in step.rows:
             for block in row.blocks:
@@ -370,7 +383,7 @@ def block_map(trace: Sequence) -> Picture:
         labels = [f"request {request}{f', completion {index}' if several else ''}" for request, index in holders]
         patches = [Patch(facecolor=c, label=label) for label, c in zip(labels, palette, strict=False)]
         patches += [Patch(facecolor=INK, label="shared")] if shared else []
-        patches += [Patch(facecolor=GREY, label="free, can be found")] if findable else []
+        patches += [Patch(facecolor=GREY, label="free, can be found")] if any_findable else []
         patches += [Patch(facecolor="white", edgecolor=INK, label="free")]
         crosses = [Line2D([], [], color=INK, marker="x", linestyle="none", label="copied")] if copies else []
         figure.legend(handles=[*patches, *crosses], loc="outside right upper", fontsize=8)

@@ -69,6 +69,8 @@ class Process:
         kind = event["kind"]
         if kind == "restarted":
             return [self.instant(kind, ENGINE, at, {})]
+        if kind in ("taken", "released"):
+            return []
         if kind == "evicted":
             return [self.instant(kind, ENGINE, at, {"block": event["block"]})]
         key = event["request_id"], event["index"]

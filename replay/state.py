@@ -57,10 +57,15 @@ class State:
 
     Attributes:
         contents: block -> the tokens whose keys and values are in it, and who computed them.
+        free: the free blocks in the order in which they are taken.
+        num_findable: so many of them, the last ones, can be found by the prefix cache.
         counts: what has been computed from the first step up to and with this one, and the tokens that came of it.
     """
 
     block_size: int
+    num_blocks: int
+    free: list[int]
+    num_findable: int = 0
     completions: dict[Key, Completion] = field(default_factory=dict)
     contents: dict[int, tuple[list[int], Key]] = field(default_factory=dict)
     rows: dict[Key, dict] = field(default_factory=dict)
@@ -68,6 +73,12 @@ class State:
     counts: dict[str, int] = field(
         default_factory=lambda: dict(output=0, useful=0, recomputed=0, padding=0, carried=0, preemptions=0)
     )
+
+    @classmethod
+    def before(cls, header: dict) -> "State":
+        """Before the first step of a trace with this header."""
+        num_blocks, block_size = header.get("num_blocks") or 0, header["options"].get("block_size") or 16
+        return cls(block_size, num_blocks, list(header.get("free", range(num_blocks))), header.get("num_findable", 0))
 
     def begin(self, step: dict) -> None:
         """Up to the forward pass, and with it."""
@@ -148,7 +159,15 @@ class State:
                 for completion in (self.completions[k] for k in ends if k in self.completions):
                     completion.leave("finished")
                     completion.finish_reason = event["reason"]
+            case "taken":
+                place = self.free.index(event["block"])
+                self.num_findable -= place >= len(self.free) - self.num_findable
+                del self.free[place]
+            case "released":
+                self.free.insert(len(self.free) if event["findable"] else 0, event["block"])
+                self.num_findable += event["findable"]
             case "restarted":
+                self.free, self.num_findable = list(range(self.num_blocks)), 0
                 for completion in self.completions.values():
                     if completion.status != "finished":
                         completion.leave("gone")  # unless it is queued again
@@ -159,6 +178,11 @@ class State:
     def seat(self, completion: Completion) -> None:
         completion.seat = self.num_seats
         self.num_seats += 1
+
+    @property
+    def findable(self) -> list[int]:
+        """The free blocks that the prefix cache can find."""
+        return self.free[len(self.free) - self.num_findable :]
 
     @property
     def waiting(self) -> list[Key]:
@@ -175,19 +199,18 @@ class State:
 
 def states(trace: Trace) -> Iterator[State]:
     """The state during each step; always the same object, changed."""
-    state = State(trace.header["options"].get("block_size") or 16)
+    state = State.before(trace.header)
     for step in trace.steps:
         state.begin(step)
         yield state
         state.end(step)
 
 
-def snapshot(state: State, step: dict) -> dict:
+def snapshot(state: State) -> dict:
     """The same as `snapshot` in page/state.js."""
     live = state.waiting + [key for key in state.shown if key not in state.waiting]
-    free = [block for first, count in step["free"] or [] for block in range(first, first + count)]
     held = sorted({block for key in live for block in state.completions[key].blocks})
-    visible = sorted({*held, *(step["findable"] or [])})
+    visible = sorted({*held, *state.findable})
 
     def by_name(attribute: str) -> dict:
         return {name(key): getattr(state.completions[key], attribute) for key in live}
@@ -200,8 +223,8 @@ def snapshot(state: State, step: dict) -> dict:
         recomputed=by_name("recomputed"),
         slots=by_name("slot"),
         tables=by_name("blocks"),
-        free=free,
-        findable=step["findable"] or [],
+        free=list(state.free),
+        findable=state.findable,
         contents={str(block): state.contents[block][0] for block in visible if block in state.contents},
         counts=dict(state.counts),
     )

@@ -5,7 +5,7 @@ stands in them is said here and nowhere else; each stage's `trace.py` writes it.
 begins anywhere. A request is known by its `request_id`, and each of its completions by that and its `index` (0 where
 there is one only).
 
-Header: {"trace": 2, …}
+Header: {"trace": 3, …}
     trace           the version of this schema
     stage           "stage01_single" … "stage06_fast"
     model           as --model names it
@@ -13,6 +13,9 @@ Header: {"trace": 2, …}
     max_model_len   the longest sequence, in tokens
     num_slots       of the KV cache (stage 4)
     num_blocks      of the KV cache (stages 5, 6)
+    free, num_findable
+                    the free blocks when the trace begins, in the order in which they are taken, and how many of these,
+                    the last ones, the prefix cache can find (a live page; else all blocks are free, in rising order)
     bytes_per_token of the KV cache (from stage 3)
 
 Step: a forward pass; or, without rows, what happened since the last one when the engine came to rest (from stage 4:
@@ -29,9 +32,6 @@ the last requests were aborted, say).
                     of the KV cache during the step, in tokens (from stage 3; else null)
     num_blocks_shared, num_blocks_saved
                     blocks that several completions hold, and how many more there would be if each had its own (5, 6)
-    free            the free blocks in the order in which they would be taken, as runs [first, count] of rising
-                    numbers (stages 5, 6; else null), during the step
-    findable        those of the free blocks that the prefix cache can still find (stages 5, 6; else null)
 
 Row: one completion's part in the forward pass.
     request_id, index
@@ -59,7 +59,10 @@ Event: {"kind": …, "request_id": …, "index": …, …}
                       "preempted" somebody was preempted just now: memory is short
     preempted       it waits again, without its memory
     copied          copy-on-write: source and target, blocks
-    evicted         block: one that could still be found was taken for something else
+    evicted         block: one that could still be found is taken for something else
+    taken           block: it is free no more
+    released        block: it is free. findable: the prefix cache can still find it, and it comes last of the free
+                    blocks; else it comes first
     token           it got the token token_id. An index that was not named before is another completion of its
                     request, with the same prompt: where several are wanted, the step that computes the end of the
                     prompt gives each its first token
@@ -68,16 +71,16 @@ Event: {"kind": …, "request_id": …, "index": …, …}
     beams           beam search: the request's beams are replaced, beam i by parents[i] with token_ids[i] behind it.
                     Beams are known by their index; one that is no parent is dropped
     finished        reason: "stop", "length" or "abort" (or "beams": the search is done)
-    restarted       a step was cut short: all memory is free and nothing can be found in it. Those that go on wait
-                    again, each with a "queued" behind this; of the others (an interrupted beam search, say) there
-                    is no more
+    restarted       a step was cut short: all memory is free, in rising order, and nothing can be found in it. Those
+                    that go on wait again, each with a "queued" behind this; of the others (an interrupted beam
+                    search, say) there is no more
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
-VERSION = 2
+VERSION = 3
 STAGES = (
     "stage01_single",
     "stage02_static_batch",
@@ -93,7 +96,7 @@ REASONS = ("running", "budget", "whole", "scores", "blocks", "preempted")  # of 
 # The fields by name, and what each may be.
 NULL, TIME = type(None), (int, float)
 HEADER = dict(trace=int, stage=str, model=str, options=dict, max_model_len=int)
-HEADER_OF_SOME = dict(num_slots=int, num_blocks=(int, NULL), bytes_per_token=(int, NULL))
+HEADER_OF_SOME = dict(num_slots=int, num_blocks=(int, NULL), bytes_per_token=(int, NULL), free=list, num_findable=int)
 STEP = dict(
     step=int,
     start=TIME,
@@ -107,8 +110,6 @@ STEP = dict(
     kv_tokens_used=(int, NULL),
     num_blocks_shared=(int, NULL),
     num_blocks_saved=(int, NULL),
-    free=(list, NULL),
-    findable=(list, NULL),
 )
 ROW = dict(
     request_id=str,
@@ -120,7 +121,8 @@ ROW = dict(
     slot=(int, NULL),
     blocks=(list, NULL),
 )
-WHOSE = dict(request_id=str, index=int)  # of every event but those of the engine as a whole
+WHOSE = dict(request_id=str, index=int)  # of every event but these
+OF_THE_ENGINE = ("evicted", "taken", "released", "restarted")
 EVENTS = dict(
     queued=dict(prompt_token_ids=list, output_token_ids=list, max_tokens=int, n=int, place=(list, NULL)),
     admitted={},
@@ -128,6 +130,8 @@ EVENTS = dict(
     preempted={},
     copied=dict(source=int, target=int),
     evicted=dict(block=int),
+    taken=dict(block=int),
+    released=dict(block=int, findable=bool),
     token=dict(token_id=int),
     forked=dict(parent=int, running=bool),
     beams=dict(parents=list, token_ids=list),
@@ -135,8 +139,6 @@ EVENTS = dict(
     restarted={},
 )
 EVENTS_OF_SOME = dict(
-    evicted=WHOSE,
-    restarted=WHOSE,
     admitted=dict(slot=(int, NULL), num_cached_tokens=(int, NULL)),
     refused=dict(most=int, needed=int, left=int, free=int, reserve=int),
 )
@@ -160,15 +162,17 @@ def read_trace(path: Path) -> Trace:
         lines.append(last)
     if not lines:
         raise ValueError(f"{path} is no trace: it {'has no whole line' if torn else 'is empty'}")
-    records, known = [], set()
+    records, known, free = [], set(), set()
     for number, line in enumerate(lines, start=1):
         try:
             records.append(json.loads(line, parse_constant=no_constant))
             if number == 1:
                 check_header(records[0])
+                free = set(records[0].get("free", range(records[0].get("num_blocks") or 0)))
             else:
                 check_step(records[-1], number - 2)
                 check_names(records[-1], known)
+                check_blocks(records[-1], free, records[0])
         except RecursionError:
             raise ValueError(f"{path}, line {number}: nested too deeply") from None
         except ValueError as error:
@@ -216,7 +220,7 @@ def check_step(record: object, number: int) -> None:
     for event in record["before"] + record["after"]:
         kind = event.get("kind") if isinstance(event, dict) else None
         one_of("event", kind, EVENTS)
-        whose = {} if kind in ("evicted", "restarted") else WHOSE
+        whose = {} if kind in OF_THE_ENGINE else WHOSE
         check(f"the event {kind!r}", event, dict(kind=str) | whose | EVENTS[kind], EVENTS_OF_SOME.get(kind, {}))
         if kind == "refused":
             one_of("reason", event["reason"], REASONS)
@@ -227,6 +231,19 @@ def check_names(step: dict, known: set[str]) -> None:
     known.update(event["request_id"] for event in step["before"] if event["kind"] == "queued")
     if unknown := [row["request_id"] for row in step["rows"] if row["request_id"] not in known]:
         raise ValueError(f"a row of the request {unknown[0]!r}, which was never queued")
+
+
+def check_blocks(step: dict, free: set[int], header: dict) -> None:
+    """Raise ValueError for a block that is taken though it is not free, or released though it is; `free` are those that
+    are."""
+    for event in step["before"] + step["after"]:
+        if event["kind"] == "restarted":
+            free.update(range(header.get("num_blocks") or 0))
+        elif event["kind"] in ("taken", "released"):
+            block, is_free = event["block"], event["block"] in free
+            if is_free != (event["kind"] == "taken") or not 0 <= block < (header.get("num_blocks") or 0):
+                raise ValueError(f"block {block} is {event['kind']}, and {'is' if is_free else 'is not'} a free block")
+            free.symmetric_difference_update([block])
 
 
 def check(what: str, record: object, fields: dict, optional: dict | None = None) -> None:

@@ -43,8 +43,8 @@ class Viewer:
     async def _stream(self, send: Send, join: asyncio.Task) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        known, num_told = await asyncio.shield(join)
-        await self._write(send, event(self.core.tracer.header))
+        header, known, num_told = await asyncio.shield(join)
+        await self._write(send, event(header))
         while not self._is_behind:
             told = []
             for _ in range(len(self._records)):
@@ -71,15 +71,20 @@ class Viewer:
     async def _write(send: Send, body: bytes) -> None:
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
-    def _join(self) -> tuple[list[dict], int]:
-        """Begin to look on: what is there already, as events, and how many of the first record's are among them."""
+    def _join(self) -> tuple[dict, list[dict], int]:
+        """Begin to look on: the header, what is there already as events, and how many of the first record's are among
+        them."""
+        paged = self.service.stage.number >= 5
         with between_steps(self.service):
+            header = self.core.tracer.header
+            if paged:
+                free, num_findable = self.core.block_manager.free_blocks()
+                header = {**header, "free": free, "num_findable": num_findable}
             known = self.trace.describe(self.core.unfinished)
             for request in self.core.scheduler.running:
-                paged = self.service.stage.number >= 5
                 where = {"num_cached_tokens": request.num_cached_tokens} if paged else {"slot": request.slot}
                 known.append(self.trace.event("admitted", request, **where))
-            return known, self.core.tracer.look_on(self._listen)
+            return header, known, self.core.tracer.look_on(self._listen)
 
     def _leave(self) -> None:
         with between_steps(self.service):

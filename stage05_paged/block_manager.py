@@ -13,7 +13,6 @@ of hashes costs time and nothing else.
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 ROOT = 0  # the node before the first block
@@ -93,22 +92,22 @@ class BlockManager:
     def holders(self) -> set[Sequence]:
         return set(self._tables)
 
-    def sharing(self) -> tuple[int, int]:
-        """How many blocks more than one sequence holds, and how many more there would be if each had its own."""
-        counts = [count for count in self.ref_counts if count > 1]
-        return len(counts), sum(counts) - len(counts)
-
-    def memory(self) -> dict:
-        """What a step of the trace says of the blocks."""
-        num_shared, num_saved = self.sharing()
-        sharing = {"num_blocks_shared": num_shared, "num_blocks_saved": num_saved}
-        findable = [block for block in self._keys if self.ref_counts[block] == 0]
-        return {**sharing, "free": runs(list(self._free)), "findable": findable}
+    def free_blocks(self) -> tuple[list[int], int]:
+        """The free blocks in the order in which they are taken, and how many of them, the last ones, can be found."""
+        return list(self._free), sum(self.ref_counts[block] == 0 for block in self._keys)
 
     @property
     def num_held(self) -> int:
         """How many blocks all sequences hold; one that several hold counts for each."""
-        return sum(self.ref_counts)
+        return sum([len(table.blocks) for table in self._tables.values()])
+
+    def sharing(self) -> dict[str, int]:
+        """How many blocks several sequences hold, and how many more there would be if each had its own."""
+        shared, num_saved = set(), self.num_held - (self.num_blocks - self.num_free)
+        if num_saved:
+            held = [block for table in self._tables.values() for block in table.blocks]
+            shared = {block for block in held if self.ref_counts[block] > 1}
+        return {"num_blocks_shared": len(shared), "num_blocks_saved": num_saved}
 
     def block_table(self, sequence: Sequence) -> list[int]:
         """The blocks of a sequence, in order. Not a copy."""
@@ -193,12 +192,14 @@ class BlockManager:
         if block in self._keys:
             self.tell("evicted", block=block)
             self._forget(block)
+        self.tell("taken", block=block)
         self.ref_counts[block] = 1
         return block
 
     def _hold(self, block: int) -> None:
         if self.ref_counts[block] == 0:
             del self._free[block]
+            self.tell("taken", block=block)
         self.ref_counts[block] += 1
 
     def _release(self, block: int) -> None:
@@ -207,6 +208,7 @@ class BlockManager:
             self._free[block] = None
             if block not in self._keys:  # nobody can find it: let it go first
                 self._free.move_to_end(block, last=False)
+            self.tell("released", block=block, findable=block in self._keys)
 
     # --- Prefix caching ---------------------------------------------------------------------------------------------
 
@@ -261,9 +263,3 @@ class BlockManager:
             raise RuntimeError(f"blocks {sorted(self._free)} are called free, but the counts are {held}")
         if {block: key for key, (block, _) in self._entries.items()} != self._keys:
             raise RuntimeError("the entries of the prefix cache and the blocks that they name are not the same")
-
-
-def runs(numbers: list[int]) -> list[tuple[int, int]]:
-    """Numbers in their order, as (first, count) of those that rise by one."""
-    starts = [i for i, (a, b) in enumerate(pairwise(numbers), start=1) if b != a + 1]
-    return [(numbers[i], j - i) for i, j in pairwise([0, *starts, len(numbers)])] if numbers else []

@@ -65,7 +65,7 @@ class Recorder:
         kv_use: in tokens, what of the KV cache is reserved, and what live requests use of it.
         """
         if self.tracer.listeners:
-            self.tracer.begin(batch.records(), kv_use, **manager.memory())
+            self.tracer.begin(batch.records(), kv_use, **manager.sharing())
         start = time.perf_counter()
         yield
         seconds = time.perf_counter() - start
@@ -79,7 +79,7 @@ class Recorder:
     def rest(self, manager: BlockManager, kv_use: tuple[int, int]) -> None:
         """There is nothing to do: record what happened since the last step, if anything did."""
         if self.tracer.has_news:
-            self.tracer.rest(kv_use, **manager.memory())
+            self.tracer.rest(kv_use, **manager.sharing())
 
     def finished(self, request: Request) -> None:
         """Count a request that has ended by itself."""

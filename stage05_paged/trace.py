@@ -13,7 +13,7 @@ from typing import Any
 from .request import Request
 from .tokenizer import Tokenizer
 
-VERSION = 2
+VERSION = 3
 BEGIN = f'{{"trace": {VERSION}, '.encode()  # of every file of --trace
 
 
@@ -53,8 +53,6 @@ class StepRecord:
     kv_tokens_used: int | None = None
     num_blocks_shared: int | None = None
     num_blocks_saved: int | None = None
-    free: list[tuple[int, int]] | None = None
-    findable: list[int] | None = None
 
     def to_dict(self) -> dict:
         return {**vars(self), "rows": [vars(row) for row in self.rows]}

@@ -41,7 +41,7 @@ class Engine:
 
     def __init__(self, stage: str, seed: int, num_requests: int, max_tokens: int, n: int = 1, **options):
         self.random = random.Random(seed)
-        self.header = dict(trace=2, stage=stage, model="made", options=options, max_model_len=256)
+        self.header = dict(trace=3, stage=stage, model="made", options=options, max_model_len=256)
         self.steps, self.before, self.after, self.named, self.time = [], [], [], set(), 100.0
         shared = self.tokens(40)
         self.requests = []
@@ -83,7 +83,7 @@ class Engine:
         seen |= {t for e in self.before if e["kind"] == "queued" for t in e["prompt_token_ids"]}
         texts = {str(token): TEXTS[token] for token in sorted(seen - self.named)}
         self.named |= seen
-        names = ("kv_tokens_reserved", "kv_tokens_used", "num_blocks_shared", "num_blocks_saved", "free", "findable")
+        names = ("kv_tokens_reserved", "kv_tokens_used", "num_blocks_shared", "num_blocks_saved")
         self.steps.append(
             dict(step=len(self.steps), start=self.time, seconds=seconds, parts=parts, before=self.before, rows=rows)
             | dict(after=self.after, texts=texts)
@@ -195,20 +195,23 @@ def paged(
     def sequence(request: dict) -> list:
         return request["prompt"] + request["output"]
 
-    def get(request: dict) -> int:
+    def get() -> int:
         block = free.pop(0)
         held[block] = 1
         for key in [key for key, other in found.items() if other == block]:
             del found[key]
-            engine.event("evicted", request, engine.before, block=block)
+            engine.before.append(dict(kind="evicted", block=block))
+        engine.before.append(dict(kind="taken", block=block))
         return block
 
-    def release(request: dict) -> None:
+    def release(request: dict, events: list) -> None:
         for block in reversed(request["blocks"]):
             held[block] -= 1
             if not held[block]:
                 del held[block]
-                free.append(block) if block in found.values() else free.insert(0, block)
+                findable = block in found.values()
+                free.insert(len(free) if findable else 0, block)
+                events.append(dict(kind="released", block=block, findable=findable))
         request["blocks"], request["computed"] = [], 0
 
     def cached(request: dict) -> list:
@@ -235,14 +238,14 @@ def paged(
                 if not free:
                     last = max(running, key=order)
                     running.remove(last)
-                    release(last)
+                    release(last, engine.before)
                     waiting = sorted([*waiting, last], key=order)
                     engine.event("preempted", last, engine.before)
                     preempted = True
                 elif len(request["blocks"]) * size < len(sequence(request)):
-                    request["blocks"].append(get(request))
+                    request["blocks"].append(get())
                 else:
-                    source, target = request["blocks"][-1], get(request)
+                    source, target = request["blocks"][-1], get()
                     held[source] -= 1
                     request["blocks"][-1] = target
                     engine.event("copied", request, engine.before, source=source, target=target)
@@ -271,10 +274,11 @@ def paged(
             for block in blocks:
                 if block in free:
                     free.remove(block)
+                    engine.before.append(dict(kind="taken", block=block))
                 held[block] = held.get(block, 0) + 1
             request["computed"] = len(blocks) * size
             engine.event("admitted", request, engine.before, num_cached_tokens=request["computed"])
-            request["blocks"] = blocks + [get(request) for _ in range(-(-len(sequence(request)) // size) - len(blocks))]
+            request["blocks"] = blocks + [get() for _ in range(-(-len(sequence(request)) // size) - len(blocks))]
             running.append(request)
             left -= take(engine, request, left, rows, blocks=list(request["blocks"]))
             enter(request)
@@ -285,8 +289,6 @@ def paged(
             kv_tokens_used=max(0, used),
             num_blocks_shared=len(shared),
             num_blocks_saved=sum(shared) - len(shared),
-            free=runs(free),
-            findable=[block for block in free if block in found.values()],
         )
         for request in [r for r in running if r["computed"] == len(sequence(r))]:
             siblings = [request]
@@ -308,17 +310,6 @@ def paged(
                     waiting = sorted([*waiting, sibling], key=order)
             if request in ended:
                 running.remove(request)
-                release(request)
+                release(request, engine.after)
         engine.record(rows, **memory)
     return engine.header, engine.steps
-
-
-def runs(blocks: list[int]) -> list[list[int]]:
-    """[first, count] of rising numbers."""
-    result: list[list[int]] = []
-    for block in blocks:
-        if result and block == sum(result[-1]):
-            result[-1][1] += 1
-        else:
-            result.append([block, 1])
-    return result

@@ -114,7 +114,7 @@ def test_every_token_is_told(stage, small_checkpoint):
     for step in llm.trace:
         known |= step.texts.keys()
         for event in (*step.before, *step.after):
-            if event["kind"] != "refused":
+            if "request_id" in event and event["kind"] != "refused":
                 kinds.setdefault(event["request_id"], []).append(event["kind"])
             if event["kind"] == "token":
                 made.setdefault(event["request_id"], []).append(event["token_id"])
@@ -164,11 +164,13 @@ def test_where_the_keys_and_values_lie(small_checkpoint):
             assert sorted(set(slots)) == sorted(slots)
             assert set(slots) <= {0, 1, 2}
     for stage in STAGES[4:]:
-        for step in run(stage, small_checkpoint, max_num_seqs=3, num_blocks=9, block_size=4).trace:
-            held = {block for row in step.rows for block in row.blocks}
-            free = [block for first, count in step.free for block in range(first, first + count)]
-            assert sorted([*held, *free]) == list(range(9))
-            assert set(step.findable) <= set(free)
+        llm = run(stage, small_checkpoint, max_num_seqs=3, num_blocks=9, block_size=4)
+        for state in states(Trace("made", llm.engine.tracer.header, [step.to_dict() for step in llm.trace])):
+            held = {block for row in state.rows.values() for block in row["blocks"]}
+            assert sorted([*held, *state.free]) == list(range(9))
+        free, num_findable = llm.engine.block_manager.free_blocks()
+        assert (state.free, state.num_findable) == (free, num_findable)
+        assert set(state.findable) <= set(range(9))
 
 
 @pytest.mark.parametrize("stage", STAGES[3:], ids=str)
@@ -204,11 +206,14 @@ def test_what_happens_to_blocks(stage, small_checkpoint):
     llm.generate([prompt], greedy)
     assert [event["num_cached_tokens"] for event in events(llm.trace, "admitted")] == [0, 12]
     assert not events(llm.trace, "evicted")
-    findable = llm.trace[-1].findable
+    free, num_findable = llm.engine.block_manager.free_blocks()
+    assert num_findable
+    num_steps = len(llm.trace)
     llm.generate([other], greedy)
-    evicted = [event["block"] for event in events(llm.trace, "evicted")]
+    evicted, taken = ([e["block"] for e in events(llm.trace[num_steps:], kind)] for kind in ("evicted", "taken"))
     assert evicted
-    assert findable is not None
+    assert taken[: len(free)] == free[: len(taken)]  # those that can be found come last
+    assert evicted == [block for block in taken if block in free[-num_findable:]]
 
     llm = stage.LLM(small_checkpoint, device="cpu", trace=True, num_blocks=9, block_size=4, watermark=0.0)
     llm.generate([prompt, other], greedy)
@@ -323,7 +328,7 @@ def test_who_is_aborted_last_is_told_though_no_step_comes(stage, small_checkpoin
     assert [event["reason"] for event in events(rests, "finished")] == ["abort"]
     assert (rests[0].parts, rests[0].seconds) == ({}, 0.0)
     if stage.number >= 5:
-        assert rests[0].free  # its blocks are
+        assert events(rests, "released")  # its blocks are free
     for number, step in enumerate(trace):
         check_step(json.loads(json.dumps(step.to_dict())), number)
 
@@ -345,11 +350,3 @@ def test_an_interrupted_beam_search_is_gone(stage, small_checkpoint, monkeypatch
     llm.generate([[4, 5]], stage.SamplingParams(max_tokens=2, ignore_eos=True))
     *_, last = states(Trace("made", llm.engine.tracer.header, [step.to_dict() for step in llm.trace]))
     assert [completion.status for completion in last.completions.values()] == ["gone", "gone", "finished"]
-
-
-def test_runs():
-    for stage in STAGES[4:]:
-        runs = stage.part("block_manager").runs
-        assert runs([]) == []
-        assert runs([4]) == [(4, 1)]
-        assert runs([7, 8, 9, 2, 1, 3, 4]) == [(7, 3), (2, 1), (1, 1), (3, 2)]

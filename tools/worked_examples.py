@@ -39,7 +39,7 @@ def run(stage: str, command: str) -> Trace:
 
 def table(trace: Trace) -> str:
     """A line per step: what goes through the model for whom, what comes of it, and what that takes."""
-    state, texts, lines = State(trace.header["options"].get("block_size") or 16), {}, []
+    state, texts, lines = State.before(trace.header), {}, []
     for step in trace.steps:
         texts |= step["texts"]
         state.begin(step)
@@ -100,13 +100,13 @@ def work(trace: Trace, state: State) -> dict[str, str]:
 def memory(trace: Trace, state: State, step: dict) -> dict[str, str]:
     """Who has which slots or blocks, and how much of what is reserved is used."""
     cells = {}
-    if step["free"] is not None:
+    if "num_blocks" in trace.header:
         copies = {event["target"]: event["source"] for event in step["before"] if event["kind"] == "copied"}
         tables = []
         for key, row in sorted(state.rows.items()):
             own = [f"{block} (copy of {copies[block]})" if block in copies else str(block) for block in row["blocks"]]
             tables.append(f"{name(state, key)}: {', '.join(own)}")
-        return {"blocks": "; ".join(tables), "free": str(sum(count for _, count in step["free"]))}
+        return {"blocks": "; ".join(tables), "free": str(len(state.free))}
     if num_slots := trace.header.get("num_slots"):
         holders = {row["slot"]: name(state, key) for key, row in state.rows.items()}
         cells["slots"] = ", ".join(f"{slot}: {holders.get(slot, '–')}" for slot in range(num_slots))

@@ -132,7 +132,7 @@ function blocksOf(replay, state, step) {
     free: false,
     findable: false,
   }));
-  for (const [first, count] of step.free ?? []) for (let i = first; i < first + count; i++) blocks[i].free = true;
+  for (const block of state.free) blocks[block].free = true;
   for (const key of state.running) {
     const completion = state.completions.get(key);
     const row = state.rows.get(key);
@@ -150,7 +150,7 @@ function blocksOf(replay, state, step) {
     });
   }
   for (const event of step.before) if (event.kind === "copied") blocks[event.target].copyOf = event.source;
-  for (const block of step.findable ?? []) {
+  for (const block of state.findable()) {
     const content = state.contents[block];
     const id = content && content.key.slice(0, content.key.lastIndexOf("/"));
     Object.assign(blocks[block] ?? {}, {

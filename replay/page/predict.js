@@ -121,15 +121,14 @@ const ASK = {
       right,
     };
   },
-  evicted(replay, before, step, number) {
+  evicted(replay, before, step) {
     const event = eventOf(step, "evicted");
-    const free = replay.free(number - 1);
-    const findable = replay.steps[number - 1].findable ?? [];
+    const findable = before.findable();
     if (!event || findable.length < 2 || !findable.includes(event.block)) return null;
     const right = `Block ${event.block}, the first of them in the order of the free blocks`;
     return {
       text: "Every free block is remembered by the prefix cache, and a new block is needed. Which one is taken?",
-      choices: [right, `Block ${free.at(-1)}, which became free last`, "None: the request waits"],
+      choices: [right, `Block ${findable.at(-1)}, which became free last`, "None: the request waits"],
       right,
     };
   },

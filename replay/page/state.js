@@ -40,6 +40,9 @@ class State {
     this.completions = new Map(); // key -> completion
     this.running = new Set(); // the keys of those that run
     this.numWaiting = 0;
+    this.numBlocks = header.num_blocks ?? 0;
+    this.free = header.free?.slice() ?? Array.from({ length: this.numBlocks }, (_, i) => i); // in the order of taking
+    this.numFindable = header.num_findable ?? 0; // so many of these, the last ones, the prefix cache can find
     this.contents = []; // block -> {tokens, key}: whose keys and values are in it, and who computed them
     this.rows = new Map(); // key -> row of this step
     this.numSeats = 0; // admissions so far
@@ -51,6 +54,7 @@ class State {
     copy.completions = new Map(this.completions);
     copy.running = new Set(this.running);
     copy.contents = this.contents.slice();
+    copy.free = this.free.slice();
     return copy;
   }
 
@@ -183,7 +187,20 @@ class State {
           this.change(`${event.request_id}/${index}`, { finishReason: event.reason });
         }
         break;
+      case "taken": {
+        const place = this.free.indexOf(event.block);
+        if (place < 0) throw new Error(`block ${event.block} is taken, but is not free`);
+        this.numFindable -= place >= this.free.length - this.numFindable;
+        this.free.splice(place, 1);
+        break;
+      }
+      case "released":
+        this.free.splice(event.findable ? this.free.length : 0, 0, event.block);
+        this.numFindable += event.findable;
+        break;
       case "restarted":
+        this.free = Array.from({ length: this.numBlocks }, (_, i) => i);
+        this.numFindable = 0;
         for (const [other, { status }] of this.completions) {
           if (status !== "finished") this.leave(other, "gone"); // unless it is queued again
         }
@@ -227,6 +244,11 @@ class State {
   /** The completions of a request. */
   group(id) {
     return [...this.completions.values()].filter((completion) => completion.id === id);
+  }
+
+  /** The free blocks that the prefix cache can find. */
+  findable() {
+    return this.free.slice(this.free.length - this.numFindable);
   }
 
   /** The keys of those that wait, in the order of the queue. */
@@ -323,13 +345,6 @@ class Replay {
       letters = String.fromCharCode(65 + (number % 26)) + letters;
     return this.several.has(id) && index !== undefined ? `${letters}${index + 1}` : letters;
   }
-
-  /** The free blocks of a step, in the order in which they would be taken. */
-  free(number) {
-    return (this.steps[number].free ?? []).flatMap(([first, count]) =>
-      Array.from({ length: count }, (_, i) => first + i),
-    );
-  }
 }
 
 /** Who ran when: for the picture of the whole run. Whoever is admitted takes the lowest lane that is free. */
@@ -374,7 +389,7 @@ function snapshot(replay, number) {
   const shown = state.shown();
   const live = [...new Set([...waiting, ...shown])];
   const by = (get) => Object.fromEntries(live.map((key) => [key, get(state.completions.get(key))]));
-  const findable = replay.steps[number].findable ?? [];
+  const findable = state.findable();
   const visible = new Set([...findable, ...live.flatMap((key) => state.completions.get(key).blocks)]);
   return {
     waiting,
@@ -384,7 +399,7 @@ function snapshot(replay, number) {
     recomputed: by((completion) => completion.recomputed),
     slots: by((completion) => completion.slot),
     tables: by((completion) => completion.blocks),
-    free: replay.free(number),
+    free: state.free.slice(),
     findable,
     contents: Object.fromEntries(
       [...visible].filter((b) => state.contents[b]).map((b) => [b, state.contents[b].tokens]),

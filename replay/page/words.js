@@ -37,14 +37,14 @@ function codePoint(c) {
 }
 
 /** The events of a step in words: [{text, kind, after}]. `state`: during the step. Events of one kind that come one
- * behind the other share a line; tokens have none, for they are shown where they belong. */
+ * behind the other share a line; tokens and blocks that come and go have none: they are shown where they belong. */
 function eventsInWords(replay, state, step) {
   const lines = [];
   for (const [events, after] of [
     [step.before, false],
     [step.after, true],
   ]) {
-    const told = events.filter((event) => event.kind !== "token");
+    const told = events.filter((event) => event.kind in SENTENCES);
     const evicted = told.filter(({ kind }) => kind === "evicted");
     const groups = [];
     for (const event of told) {
