@@ -229,17 +229,21 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 (not a dict)
                     yield name, file.get_tensor(name)
-        else:
-            # weights_only: a pickle from elsewhere must not run code.
-            tensors = torch.load(path, map_location="cpu", weights_only=True)
-            if not isinstance(tensors, dict) or not all(
-                isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
-            ):
-                raise RuntimeError("it holds something else than named tensors")
-            yield from tensors.items()
+            return
+        # weights_only: a pickle from elsewhere must not run code.
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle can raise anything
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise ValueError(f"{path} can't be read, it is probably truncated or damaged: {reason[:200]}") from error
+    named = tensors if isinstance(tensors, dict) else {}
+    for name, inner in named.items():
+        if isinstance(inner, dict) and any(isinstance(tensor, Tensor) for tensor in inner.values()):
+            raise ValueError(
+                f"{path} is a training checkpoint, whose weights are under {name!r}: save that dictionary alone"
+            )
+    if named is not tensors or not all(isinstance(name, str) and isinstance(t, Tensor) for name, t in named.items()):
+        raise ValueError(f"{path} can't be read: it holds something else than named tensors")
+    yield from named.items()
 
 
 def dummy_tensors(shapes: dict[str, tuple], n_layer: int) -> Iterator[tuple[str, Tensor]]:

@@ -107,7 +107,7 @@ class Engine:
         """One forward pass over the rows that the scheduler picks. A request gets a token if this computes the last of
         its sequence (it is ready). Returns those that got one, or were aborted."""
         self.tracer.mark("schedule")
-        rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the newest wait again without any
+        rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last in the queue wait again
         if not rows:
             return []
         self.tracer.mark("build")

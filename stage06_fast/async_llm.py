@@ -14,8 +14,10 @@ import atexit
 import queue
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 
+from .intake import Params, Prompts
 from .llm import LLM
 from .outputs import RequestOutput, StreamEvent
 from .request import Request, finished_groups
@@ -33,6 +35,9 @@ class AsyncLLM:
         async for event in engine.generate("Once upon a time"):   # in a coroutine
             print(event.text, end="")
         output = engine.complete("Once upon a time")               # in any thread; blocks
+        outputs = engine.complete_all(["Once upon a time", "A fox"])   # the same, of several
+        for event in engine.stream(["Once upon a time"]):          # the same, as tokens come
+            print(event.text, end="")
         engine.close()
 
     Args:
@@ -67,9 +72,8 @@ class AsyncLLM:
             RuntimeError: the engine is closed, or has failed; then its error is the cause.
         """
         loop, news = asyncio.get_running_loop(), asyncio.Queue()
-        request = self._loop.submit(
-            prompt, sampling_params, priority, lambda x: loop.call_soon_threadsafe(news.put_nowait, x)
-        )
+        request = self.llm._intake.request(prompt, sampling_params or SamplingParams(), priority)
+        self._loop.submit({request: lambda x: loop.call_soon_threadsafe(news.put_nowait, x)})
         unfinished = len(request.group)
         try:
             while unfinished:
@@ -86,15 +90,41 @@ class AsyncLLM:
 
         Raises: as `generate`.
         """
-        news: queue.SimpleQueue = queue.SimpleQueue()
-        request = self._loop.submit(prompt, sampling_params, priority, news.put)
-        try:
-            for _ in request.group:
-                while unwrap(news.get()).finish_reason is None:
-                    pass
-        finally:
-            self._loop.abandon(request)
+        request = self.llm._intake.request(prompt, sampling_params or SamplingParams(), priority)
+        for _ in self._events([request]):
+            pass
         return request.output()
+
+    def complete_all(
+        self, prompts: Prompts, sampling_params: Params | None = None, *, priority: Sequence[int] | None = None
+    ) -> list[RequestOutput]:
+        """Run several requests and block until all are done; arguments, results and errors as of `LLM.generate`. None
+        of them is run if one is wrong or the queue has no room for all."""
+        requests = self.llm._intake.requests(prompts, sampling_params, priority)
+        for _ in self._events(requests):
+            pass
+        return [request.output() for request in requests]
+
+    def stream(
+        self, prompts: Prompts, sampling_params: Params | None = None, *, priority: Sequence[int] | None = None
+    ) -> Iterator[StreamEvent]:
+        """As `complete_all`, but yields each token as it is made. Leaving the loop aborts what is not done."""
+        return self._events(self.llm._intake.requests(prompts, sampling_params, priority))
+
+    def _events(self, requests: list[Request]) -> Iterator[StreamEvent]:
+        """The news of requests, in the thread that asks for them; `index` is the request's place in the list."""
+        news: queue.SimpleQueue = queue.SimpleQueue()
+        self._loop.submit({request: lambda x, i=i: news.put((i, x)) for i, request in enumerate(requests)})
+        unfinished = sum(len(request.group) for request in requests)
+        try:
+            while unfinished:
+                index, event = news.get()
+                event = unwrap(event)
+                unfinished -= event.finish_reason is not None
+                yield replace(event, index=index)
+        finally:
+            for request in requests:
+                self._loop.abandon(request)
 
     def close(self, *, abort: bool = False) -> None:
         """Take no more requests, finish those that are there (or abort them), and end the thread. Blocks until then."""
@@ -131,25 +161,24 @@ class EngineLoop:
 
     # --- The callers' side ------------------------------------------------------------------------------------------
 
-    def submit(self, prompt, sampling_params, priority: int, deliver: Callable) -> Request:
-        # Outside the lock: to cut a long text into tokens takes time, and the engine's thread needs the lock.
-        params = SamplingParams() if sampling_params is None else sampling_params
-        request = self.llm._intake.request(prompt, params, priority)
+    def submit(self, waiters: dict[Request, Callable]) -> None:
+        """Queue requests, all or none; each one's news goes to its waiter. Make them first, outside the lock: to cut a
+        long text into tokens takes time, and the engine's thread needs the lock."""
         with self._changed:
             if self._error is not None:
                 raise RuntimeError(f"the engine has failed: {self._error}") from self._error
             if self._closing:
                 raise RuntimeError("the engine is closed")
             num_slots = self.router.engine.scheduler.max_num_seqs
-            if len(self._waiters) >= self.max_queue_size + num_slots:
+            if len(self._waiters) + len(waiters) > self.max_queue_size + num_slots:
+                more = f", and {len(waiters)} more came" if len(waiters) > 1 else ""
                 raise QueueFullError(
-                    f"{len(self._waiters)} requests run or wait; the limit is {num_slots} slots and "
+                    f"{len(self._waiters)} requests run or wait{more}; the limit is {num_slots} slots and "
                     f"max_queue_size {self.max_queue_size}"
                 )
-            self._waiters[request] = deliver
-            self._commands.append(lambda: self.router.add(request, self._news))
+            self._waiters |= waiters
+            self._commands.append(lambda: [self.router.add(request, self._news) for request in waiters])
             self._changed.notify()
-            return request
 
     def abandon(self, request: Request) -> None:
         """Tell the engine that nobody waits for this request any more; nothing happens if it has ended."""

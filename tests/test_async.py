@@ -64,6 +64,33 @@ def test_a_blocking_call_from_any_thread(stage, engine, small_checkpoint):
     assert output.outputs == stage.engine(small_checkpoint).generate([[5, 6, 7]], params)[0].outputs
 
 
+def test_lists_and_streams_from_any_thread(stage, engine, small_checkpoint):
+    """What `generate` and `stream` of LLM give; all or none; who leaves a stream aborts the rest."""
+    prompts = random_prompts(211, [3, 9, 1, 14])
+    params = [stage.SamplingParams(max_tokens=4 + i, seed=i) for i in range(4)]
+    expected = stage.engine(small_checkpoint).generate(prompts, params)
+    assert [o.outputs for o in engine.complete_all(prompts, params)] == [o.outputs for o in expected]
+    made, ends = [[] for _ in prompts], [None] * 4
+    for event in engine.stream(prompts, params):
+        made[event.index] += event.token_ids
+        ends[event.index] = event.finish_reason
+    assert made == [output.outputs[0].token_ids for output in expected]
+    assert ends == [output.outputs[0].finish_reason for output in expected]
+    assert engine.complete_all([]) == []
+    with pytest.raises(ValueError, match="prompt 1: "):
+        engine.complete_all([[1], []], params[0])
+    with pytest.raises(ValueError, match="prompt 1: "):
+        engine.stream([[1], []])
+    for _ in engine.stream(prompts, endless(stage)):
+        break
+    wait_until(lambda: not engine.llm.engine.unfinished)
+    assert engine._loop._waiters == {}
+    many = [[1]] * (engine._loop.max_queue_size + engine.llm.engine.scheduler.max_num_seqs + 1)
+    with pytest.raises(stage.part("async_llm").QueueFullError, match=f"0 requests run or wait, and {len(many)} more"):
+        engine.complete_all(many, params[0])
+    assert engine._loop._waiters == {}
+
+
 def test_32_threads_stream_complete_and_abort_at_once(stage, engine, small_checkpoint):
     """Half of them leave in the middle; those that stay get what they would get alone."""
     prompts = random_prompts(211, [1 + i % 9 for i in range(32)])

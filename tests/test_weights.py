@@ -236,6 +236,11 @@ def test_files_of_the_wrong_kind(stage, damaged):
     torch.save({"wte.weight": "no tensor"}, damaged / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"pytorch_model.bin can't be read.*something else than named tensors"):
         stage.LLM(damaged, device="cpu")
+    torch.save({"epoch": 3, "model": {"wte.weight": torch.zeros(2)}, "optimizer": {}}, damaged / "pytorch_model.bin")
+    with pytest.raises(
+        ValueError, match=r"pytorch_model.bin is a training checkpoint, whose weights are under 'model'"
+    ):
+        stage.LLM(damaged, device="cpu")
 
 
 @pytest.mark.parametrize(

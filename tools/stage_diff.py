@@ -41,7 +41,7 @@ def count(diff: list[str]) -> tuple[int, int]:
 
 
 def table(stage: str) -> str:
-    """The stage's changes as a Markdown table: its new and changed files, with totals."""
+    """The stage's changes as a Markdown table: its new and changed files, with totals. The first stage has only lines."""
     stages = list(read_stages())
     before = stages[stages.index(stage) - 1] if stages.index(stage) else None
     rows, same, totals = [], [], {"new": [0, 0], "changed": [0, 0]}
@@ -54,14 +54,14 @@ def table(stage: str) -> str:
         added, removed = count(file_diff(stage, before, name))
         totals[state][0] += added
         totals[state][1] += removed
-        rows.append(f"| `{name}` | {state} | +{added} | −{removed} |")
-    lines = ["| file | | added | removed |", "|---|---|---:|---:|", *sorted(rows)]
+        rows.append(f"| `{name}` | {state} | +{added} | −{removed} |" if before else f"| `{name}` | {added} |")
     if before:
+        lines = ["| file | | added | removed |", "|---|---|---:|---:|", *sorted(rows)]
         lines.append(f"| **all changed files** | | **+{totals['changed'][0]}** | **−{totals['changed'][1]}** |")
         lines.append(f"| **all new files** | | **+{totals['new'][0]}** | |")
         lines += ["", f"The same as in `{before}`: {', '.join(sorted(same)) or 'nothing'}."]
     else:
-        lines.append(f"| **all** | | **+{totals['new'][0]}** | |")
+        lines = ["| file | lines |", "|---|---:|", *sorted(rows), f"| **all** | **{totals['new'][0]}** |"]
     return "\n".join(lines)
 
 
