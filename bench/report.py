@@ -116,11 +116,11 @@ TABLES = {
         "engine": lambda row: f"`{row['engine']}`",
         "forward passes": count("forwards"),
         "tokens computed": count("tokens_computed"),
-        "of all positions, padding": share("padding_share"),
+        "share of padding": share("padding_share"),
         "requests at once, mean (most)": lambda row: (
             f"{row['rows_mean']:.1f} ({row['rows_max']:.0f})" if row.get("rows_mean") else None
         ),
-        "of the reserved KV cache, used": share("kv_used_share"),
+        "share of the reserved KV cache in use": share("kv_used_share"),
         "preemptions": lambda row: f"{row['preemptions']:.0f}" if row.get("preemptions") else None,
         "peak memory": lambda row: f"{row['peak_bytes'] / 1e9:.2f} GB",
         "requests with the same ids": share("same_ids_share", ".0%"),

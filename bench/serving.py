@@ -196,45 +196,42 @@ def name_of(engine: str) -> str:
     return "vLLM's server" if engine == "vllm" else f"stage {engine}"
 
 
-HEADER = (
-    "| requests/s | server | held, requests/s | goodput | TTFT p50 | p99 | ITL p50 | p99 | failed |\n"
-    "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
-)
+HEADER = "| load | server | completed, requests/s | goodput | TTFT p50 | p99 | ITL p50 | p99 | failed |"
 
 
 def line(run: dict) -> str:
-    """A row of the table."""
+    """A row of the table; a run without goodput has no cell for it."""
     cells = [run["rate"], name_of(run["engine"]), f"{run['request_throughput']:.2f}"]
-    cells.append(f"{run['request_goodput'] or 0:.2f}" if "request_goodput" in run else "")
+    cells += [f"{run['request_goodput'] or 0:.2f}"] if "request_goodput" in run else []
     cells += [f"{run[f'{p}_{name}_ms']:,.0f} ms" for name in ("ttft", "itl") for p in ("p50", "p99")]
     return f"| {' | '.join([*cells, str(run.get('failed', 0))])} |"
 
 
 def table(result: dict) -> str:
     """The table of a result, and what it was measured on."""
-    tables = [
-        f"{title}\n\n{HEADER}\n"
-        + "\n".join(line(run) for run in result["runs"] if run.get("generator", "vllm") == generator)
-        for generator, title in {"vllm": "By vLLM's load generator:", "guidellm": "By guidellm:"}.items()
-        if any(run.get("generator", "vllm") == generator for run in result["runs"])
-    ]
+    tables = []
+    titles = {"vllm": "By vLLM's load generator, load in requests/s:", "guidellm": "By guidellm:"}
+    for generator, title in titles.items():
+        runs = [run for run in result["runs"] if run.get("generator", "vllm") == generator]
+        if runs:
+            header = HEADER if "request_goodput" in runs[0] else HEADER.replace(" goodput |", "")
+            rule = "| ---: | --- |" + " ---: |" * (header.count("|") - 3)
+            tables.append("\n".join([f"{title}\n", header, rule, *map(line, runs)]))
+    goodput = any("request_goodput" in run for run in result["runs"])
     at = result["machine"]
     return (
         "\n\n".join(tables)
         + f"\n\n{result['requests']} requests of {result['tokens']} tokens in and out at each rate, at "
         f"most {result['max_num_seqs']} at once; GPT-2's sizes with random weights, float32; {at['device']}, "
-        f"{at['cores']} cores, which the client shares. Goodput: first token within {result['ttft']} ms, "
-        f"{result['tpot']} ms a token. `{result['command']}`"
+        f"{at['cores']} cores, which the client shares. "
+        + (f"Goodput: first token within {result['ttft']} ms, {result['tpot']} ms a token. " if goodput else "")
+        + f"`{result['command']}`"
     ) + (f"\n\n{overhead_in_words(result['overhead'])}" if "overhead" in result else "")
 
 
 def overhead_in_words(ways: dict[str, dict[str, float]]) -> str:
-    times = [f"{one['AsyncLLM']:.2f} ms ({one['HTTP']:.2f} ms over HTTP), {name}" for name, one in ways.items()]
-    return (
-        "What HTTP adds: of a single stream, with nothing else to do, stage 6 makes a token in "
-        + "; ".join(times)
-        + "."
-    )
+    times = [f"{one['AsyncLLM']:.2f} and {one['HTTP']:.2f} ms with {name}" for name, one in ways.items()]
+    return f"A single stream, with nothing else to do, takes per token, without and with HTTP: {', '.join(times)}."
 
 
 def numbers(text: str) -> list[str]:

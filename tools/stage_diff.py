@@ -41,7 +41,7 @@ def count(diff: list[str]) -> tuple[int, int]:
 
 
 def table(stage: str) -> str:
-    """The stage's changes as a Markdown table: its new and changed files, with totals. The first stage has only lines."""
+    """The stage's changes as a Markdown table: its new and changed files, with totals; of the first stage its lines."""
     stages = list(read_stages())
     before = stages[stages.index(stage) - 1] if stages.index(stage) else None
     rows, same, totals = [], [], {"new": [0, 0], "changed": [0, 0]}
