@@ -170,6 +170,8 @@ def main(argv: list[str] | None = None) -> int:
             with outcome:
                 prompts, params = check(args)
                 llm = LLM(**engine_options(args), trace=args.trace is not None)
+                if not args.quiet:
+                    tell(f"{args.model} on {llm.engine.runner.describe()}")
                 started = time.perf_counter()
                 if len(prompts) == 1 and sys.stdout.isatty() and not args.json:
                     stream(llm, prompts[0], params)

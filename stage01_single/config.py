@@ -143,6 +143,12 @@ def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return DTYPES[dtype]
 
 
+def in_words(device: torch.device, dtype: torch.dtype) -> str:
+    """A device and a type, for people."""
+    name = f"{torch.get_num_threads()} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    return f"{device} ({name}), {str(dtype).removeprefix('torch.')}"
+
+
 def pick_max_model_len(max_model_len: int | None, n_positions: int) -> int:
     """The longest sequence, in tokens. Raises ValueError if the model has no positions for it."""
     if max_model_len is None:

@@ -6,11 +6,10 @@ say, which are carried through. A result line is the input's fields and `text`, 
 `stop_reason`, with `cumulative_logprob` and `logprobs` if asked for; or, for a line that is wrong, `error`.
 
 Lines are written in the order in which they are done. A line's answer depends on the line, its number and the settings
-alone, so a run that was killed and resumed ends with the same lines as one that was not. The settings are not in the
-file: resume with those of the first run.
+alone, so a run that was killed and resumed ends with the same lines as one that was not. The settings are beside the
+output, in a manifest (manifest.py): resume with the same.
 """
 
-import codecs
 import contextlib
 import json
 import os
@@ -29,7 +28,9 @@ except ModuleNotFoundError:  # Windows
 
 from tqdm import tqdm
 
+from .dataset import HUB, Dataset, check_dataset, read_dataset
 from .llm import LLM
+from .manifest import begin, describe_run, resume
 from .sampler import derive_seed
 from .sampling_params import SamplingParams
 
@@ -48,21 +49,17 @@ class Line:
     error: str | None = None
 
 
-def open_output(input_path: Path, output_path: Path, resume: bool) -> FileIO:
+def open_output(source: str, output_path: Path, resume: bool) -> FileIO:
     """The output, locked as long as it is open. Cheap: called before the model is loaded.
 
     Raises:
         ValueError: a run would destroy something, or another run is writing to this output.
     """
-    if not input_path.exists():
-        raise ValueError(f"--input {input_path}: there is no such file")
-    if not input_path.is_file():  # a pipe, say
-        raise ValueError(f"--input {input_path} is not a regular file, which --resume could read again")
-    input_path.open("rb").close()  # one that can't be read is an error now
+    check_dataset(source)
     if not output_path.parent.is_dir():
         raise ValueError(f"--output {output_path}: there is no directory {output_path.parent}")
     if output_path.exists():
-        if output_path.samefile(input_path):
+        if not source.startswith(HUB) and output_path.samefile(source):
             raise ValueError(f"--output {output_path} is the input file")
         if not output_path.is_file():
             raise ValueError(f"--output {output_path} is not a regular file")
@@ -91,19 +88,19 @@ def lock(file: FileIO) -> None:
         raise ValueError(f"--output {file.name} can't be locked: {error.strerror}") from None
 
 
-def run_batch_file(
-    llm: LLM, input_path: Path, file: FileIO, defaults: SamplingParams, *, quiet: bool
-) -> tuple[int, int]:
+def run_batch_file(llm: LLM, source: str, file: FileIO, defaults: SamplingParams, *, quiet: bool) -> tuple[int, int]:
     """Answer every line of the input that the output, a file of `open_output`, does not answer yet.
 
     Returns:
         how many lines the output has, and how many of them are errors.
 
     Raises:
-        ValueError: the output file is not one of this input's.
+        ValueError: the output is of another run (see manifest.py), or not of this input.
         OSError: a file can't be read or written; what was written before is there.
     """
-    lines = read_lines(llm, input_path, defaults)
+    dataset = read_dataset(source)
+    lines, run = read_lines(llm, dataset, defaults), describe_run(llm, dataset, defaults)
+    (resume if os.fstat(file.fileno()).st_size else begin)(file.name, run)
     finished = read_finished(file, {line.id: line for line in lines})
     num_lines, num_errors, synced = len(lines), sum(finished.values()), time.monotonic()
     todo = [line for line in lines if line.id not in finished]
@@ -165,11 +162,9 @@ def to_json(result: dict) -> str:
     return line
 
 
-def read_lines(llm: LLM, path: Path, defaults: SamplingParams) -> list[Line]:
-    """The lines of the input, those that are wrong with what is wrong. Blank lines are skipped."""
-    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)  # which Windows writes
-    numbered = [(number, raw) for number, raw in enumerate(content.split(b"\n"), start=1) if raw.strip()]
-    lines = [(number, read_line(llm, raw, number, defaults)) for number, raw in numbered]
+def read_lines(llm: LLM, dataset: Dataset, defaults: SamplingParams) -> list[Line]:
+    """The lines of the input, those that are wrong with what is wrong."""
+    lines = [(number, read_line(llm, raw, number, defaults)) for number, raw in dataset.rows]
     given = {line.id for _, line in lines if line.id is not None}
     taken = set()
     for number, line in lines:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .batch import Batch
-from .config import EngineConfig, pick_device, pick_dtype
+from .config import EngineConfig, in_words, pick_device, pick_dtype
 from .model import GPT2, ModelConfig
 from .threads import ThreadLimit
 from .weights import load_weights
@@ -28,6 +28,10 @@ class Runner:
         with torch.device("meta"):  # no memory yet: load_weights brings the tensors
             self.model = GPT2(model_config).eval()
         load_weights(self.model, directory, config.load_format, self.dtype, self.device)
+
+    def describe(self) -> str:
+        """What the options came to, for people."""
+        return in_words(self.device, self.dtype)
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the token that follows each row that is not finished: [n_live, vocab_size] float32."""

@@ -15,6 +15,7 @@ class Stats:
     """Counters of an engine, always kept. Assign a new one to `llm.stats` to start from zero."""
 
     num_requests: int = 0  # finished
+    num_truncated: int = 0  # outputs of these that reached their greatest length: "length"
     num_forwards: int = 0
     num_tokens_computed: int = 0  # positions that went through the model for a live request
     num_padding_tokens: int = 0  # positions that went through the model for nothing
@@ -49,6 +50,7 @@ class Recorder:
         self.stats.num_output_tokens += 1
         if request.finished:
             self.stats.num_requests += 1
+            self.stats.num_truncated += request.progress.finish_reason == "length"
             self.stats.ttft_seconds += request.progress.token_times[0] - request.arrival_time
 
 
@@ -56,9 +58,10 @@ def closing_line(stats: Stats, seconds: float) -> str:
     """What a run did in how many seconds, for people."""
     padding = stats.num_padding_tokens / max(1, stats.num_padding_tokens + stats.num_tokens_computed)
     requests = "1 request" if stats.num_requests == 1 else f"{stats.num_requests} requests"
+    truncated = f"{stats.num_truncated} ended by length; " if stats.num_truncated else ""
     return (
         f"{requests}, {stats.num_output_tokens} tokens in {seconds:.2f} s: "
-        f"{stats.num_output_tokens / seconds:.1f} tok/s; "
+        f"{stats.num_output_tokens / seconds:.1f} tok/s; {truncated}"
         f"mean TTFT {1e3 * stats.ttft_seconds / max(1, stats.num_requests):.0f} ms; "
         f"{stats.num_forwards} forward passes"
         f", {padding:.0%} padding"

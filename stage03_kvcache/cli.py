@@ -19,6 +19,7 @@ from tqdm import tqdm
 from .batch_file import open_output, run_batch_file
 from .config import add_flags, engine_options
 from .console import Outcome, flush_streams, one_interrupt, prepare_streams, tell
+from .dataset import HUB
 from .llm import LLM
 from .outputs import RequestOutput
 from .sampling_params import SamplingParams
@@ -37,9 +38,9 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("prompts").add_argument
     add("--prompts", nargs="+", metavar="TEXT", help="complete these texts")
     add("--prompts-file", type=Path, metavar="FILE", help="complete the lines of this file; blank lines are skipped")
-    add("--input", type=Path, metavar="FILE.jsonl", help="complete the lines of this batch file (see batch_file.py)")
+    add("--input", nargs="+", metavar="FILE", help="complete the lines of these files (see batch_file.py, dataset.py)")
     add = parser.add_argument_group("output").add_argument
-    add("--output", type=Path, metavar="FILE.jsonl", help="where the results of --input go")
+    add("--output", nargs="+", type=Path, metavar="FILE.jsonl", help="where the results of each --input go")
     add("--resume", action="store_true", help="continue the --output of a run that was killed")
     add("--json", action="store_true", help="print a line of JSON per result")
     add(
@@ -91,7 +92,7 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     return prompts
 
 
-def check_trace(path: Path, used: dict[str, Path | None]) -> None:
+def check_trace(path: Path, used: list[tuple[str, str | Path | int | None]]) -> None:
     """Raise ValueError if the trace would replace what is no trace, or a file that this run uses otherwise.
 
     Makes the file if it is not there: a path that can't be written is an error now, not after the work.
@@ -99,8 +100,8 @@ def check_trace(path: Path, used: dict[str, Path | None]) -> None:
     if path.exists() and not path.is_file():
         raise ValueError(f"--trace {path} is not a regular file")
     with path.open("a+b") as file:
-        streams = {"stdout": sys.__stdout__ and 1, "stderr": sys.__stderr__ and 2}
-        for name, other in (used | streams).items():
+        streams = [("stdout", sys.__stdout__ and 1), ("stderr", sys.__stderr__ and 2)]
+        for name, other in used + streams:
             if other is not None and os.path.samestat(os.fstat(file.fileno()), os.stat(other)):
                 raise ValueError(f"--trace {path} is {name} too")
         file.seek(0)
@@ -154,8 +155,24 @@ def stream(llm: LLM, prompt: str, params: SamplingParams) -> None:
         print(flush=True)
 
 
-def check(args: argparse.Namespace, files: contextlib.ExitStack) -> tuple[list[str], SamplingParams, FileIO | None]:
-    """What is to be completed, and how, and the output of a batch file, which `files` closes. Raises ValueError or
+def pairs_of(args: argparse.Namespace) -> list[tuple[str, Path]]:
+    """Each input with its output. Raises ValueError if that is not clear."""
+    sources, outputs = args.input or [], args.output or []
+    if len(sources) > 1 and len(outputs) == 1 and outputs[0].is_dir():
+        outputs = [outputs[0] / f"{Path(source).stem}.jsonl" for source in sources]
+    if len(sources) != len(outputs):
+        raise ValueError(
+            f"got {len(sources)} --input and {len(outputs)} --output: give one for each, or a directory for all"
+        )
+    if twice := [output for i, output in enumerate(outputs) if output in outputs[:i]]:
+        raise ValueError(f"--output {twice[0]} would be the output of two inputs")
+    return list(zip(sources, outputs, strict=True))
+
+
+def check(
+    args: argparse.Namespace, files: contextlib.ExitStack
+) -> tuple[list[str], SamplingParams, list[tuple[str, FileIO]]]:
+    """What is to be completed, and how, and the outputs of batch files, which `files` closes. Raises ValueError or
     OSError, before the model is loaded, if it can't be."""
     if sys.stdout is None and not args.input:
         raise ValueError("stdout is closed: there is no place for the results")
@@ -164,18 +181,25 @@ def check(args: argparse.Namespace, files: contextlib.ExitStack) -> tuple[list[s
         raise ValueError("a batch file needs both --input and --output, and no --prompts")
     prompts = [] if args.input else read_prompts(args)
     params = SamplingParams(**{name: getattr(args, name) for name in SAMPLING_ARGUMENTS})
-    output = files.enter_context(open_output(args.input, args.output, args.resume)) if args.input else None
+    outputs = [
+        (source, files.enter_context(open_output(source, output, args.resume))) for source, output in pairs_of(args)
+    ]
     if args.trace:
-        check_trace(args.trace, {"--input": args.input, "--output": args.output, "--prompts-file": args.prompts_file})
-    return prompts, params, output
+        used = [("--input", source) for source in args.input or [] if not source.startswith(HUB)]
+        used += [("--output", file.name) for _, file in outputs] + [("--prompts-file", args.prompts_file)]
+        check_trace(args.trace, used)
+    return prompts, params, outputs
 
 
-def complete_file(llm: LLM, args: argparse.Namespace, output: FileIO, params: SamplingParams, outcome: Outcome) -> None:
-    """Complete the lines of --input."""
-    total, errors = run_batch_file(llm, args.input, output, params, quiet=args.quiet)
-    if errors:
-        tell(f"{outcome.prog}: {errors} of {total} lines are errors, see {args.output}")
-        outcome.status = 1
+def complete_files(
+    llm: LLM, files: list[tuple[str, FileIO]], params: SamplingParams, outcome: Outcome, quiet: bool
+) -> None:
+    """Complete the lines of each --input."""
+    for source, output in files:
+        total, errors = run_batch_file(llm, source, output, params, quiet=quiet)
+        if errors:
+            tell(f"{outcome.prog}: {errors} of {total} lines are errors, see {output.name}")
+            outcome.status = 1
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -187,11 +211,13 @@ def main(argv: list[str] | None = None) -> int:
     with one_interrupt(), contextlib.ExitStack() as files:
         try:
             with outcome:
-                prompts, params, output = check(args, files)
+                prompts, params, outputs = check(args, files)
                 llm = LLM(**engine_options(args), trace=args.trace is not None)
+                if not args.quiet:
+                    tell(f"{args.model} on {llm.engine.runner.describe()}")
                 started = time.perf_counter()
-                if output is not None:
-                    complete_file(llm, args, output, params, outcome)
+                if outputs:
+                    complete_files(llm, outputs, params, outcome, args.quiet)
                 elif len(prompts) == 1 and sys.stdout.isatty() and not args.json:
                     stream(llm, prompts[0], params)
                 else:

@@ -25,11 +25,11 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig):
-        directory = find_model(config.model, config.load_format)
-        self.config, self.model_config = config, read_config(config.model, directory, config.load_format)
+        self.directory = find_model(config.model, config.load_format)
+        self.config, self.model_config = config, read_config(config.model, self.directory, config.load_format)
         self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
-        self.tokenizer = Tokenizer(tokenizer_directory(directory))
-        self.runner = Runner(config, self.model_config, directory)
+        self.tokenizer = Tokenizer(tokenizer_directory(self.directory))
+        self.runner = Runner(config, self.model_config, self.directory)
         sizes = {"max_model_len": self.max_model_len, "bytes_per_token": self.runner.bytes_per_token}
         self.tracer = Tracer(vars(config), self.tokenizer, **sizes)
         self.recorder = Recorder(self.tracer)

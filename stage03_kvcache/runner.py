@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .batch import Batch
-from .config import EngineConfig, pick_device, pick_dtype
+from .config import EngineConfig, in_words, pick_device, pick_dtype
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
 from .threads import ThreadLimit
@@ -38,6 +38,11 @@ class Runner:
         config = self.model.config
         head_dim = config.n_embd // config.n_head
         return KVCache(config.n_layer, n_rows, config.n_head, max_len, head_dim, self.dtype, self.device)
+
+    def describe(self) -> str:
+        """What the options came to, for people."""
+        cache = f"at most {self.kv_cache_bytes / 1e6:,.0f} MB of KV cache"
+        return f"{in_words(self.device, self.dtype)}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the token that follows each row that is not finished: [n_live, vocab_size] float32."""

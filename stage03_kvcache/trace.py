@@ -17,7 +17,7 @@ VERSION = 3
 BEGIN = f'{{"trace": {VERSION}, '.encode()  # of every file of --trace
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: that would take four times as long to make, in every step
 class RowRecord:
     """What one forward pass did for one completion of a request: `num_tokens` of it, the first at position `start`.
     `phase` is "prefill" until its first token, then "decode"; `slot` or `blocks` say where its keys and values lie."""
@@ -37,7 +37,7 @@ class RowRecord:
         return cls(request.request_id, index_of(request), phase, start, num_tokens, **more)
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepRecord:
     """One forward pass, and what happened before and after it; see replay/trace.py."""
 
@@ -192,10 +192,12 @@ def new_texts(events: Iterable[dict], named: set[int], token_text: Callable[[int
     """The texts of the tokens in these events that were not named before; they are then."""
     found = set()
     for one in events:
-        for name in ("prompt_token_ids", "output_token_ids", "token_ids"):
-            found.update(one.get(name, ()))
-        if "token_id" in one:
+        if one["kind"] == "token":
             found.add(one["token_id"])
+        elif one["kind"] == "queued":
+            found.update(one["prompt_token_ids"], one["output_token_ids"])
+        elif one["kind"] == "beams":
+            found.update(one["token_ids"])
     new = sorted(found - named)
     named.update(new)
     return {i: token_text(i) for i in new}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .batch import Batch
-from .config import EngineConfig, pick_device, pick_dtype
+from .config import EngineConfig, in_words, pick_device, pick_dtype
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
 from .threads import ThreadLimit
@@ -33,17 +33,22 @@ class Runner:
         self.bytes_per_token = bytes_per_token(model_config.n_layer, model_config.n_embd, self.dtype)
         self.kv_cache_bytes = config.kv_cache_bytes or default_cache_bytes(self.device)
         check_cache_bytes(self.kv_cache_bytes, self.device)
-        slot_bytes = max_model_len * self.bytes_per_token
-        self.num_slots = min(config.max_num_seqs, self.kv_cache_bytes // slot_bytes)
+        self.slot_bytes = max_model_len * self.bytes_per_token
+        self.num_slots = min(config.max_num_seqs, self.kv_cache_bytes // self.slot_bytes)
         if self.num_slots < 1:
             raise ValueError(
-                f"a slot of max_model_len {max_model_len} tokens needs {slot_bytes:,} bytes of KV cache, "
+                f"a slot of max_model_len {max_model_len} tokens needs {self.slot_bytes:,} bytes of KV cache, "
                 f"kv_cache_bytes is {self.kv_cache_bytes:,}"
             )
         n_head, head_dim = model_config.n_head, model_config.n_embd // model_config.n_head
         self.cache = KVCache(
             model_config.n_layer, self.num_slots, n_head, max_model_len, head_dim, self.dtype, self.device
         )
+
+    def describe(self) -> str:
+        """What the options came to, for people."""
+        cache = f"{self.num_slots} slots in {self.num_slots * self.slot_bytes / 1e6:,.0f} MB of KV cache"
+        return f"{in_words(self.device, self.dtype)}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the tokens whose predecessors are `batch.last`: [n_asked, vocab_size] float32."""

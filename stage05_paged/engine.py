@@ -35,16 +35,16 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig):
-        directory = find_model(config.model, config.load_format)
-        self.config, self.model_config = config, read_config(config.model, directory, config.load_format)
+        self.directory = find_model(config.model, config.load_format)
+        self.config, self.model_config = config, read_config(config.model, self.directory, config.load_format)
         self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
         if not config.enable_chunked_prefill and config.max_num_batched_tokens < self.max_model_len:
             raise ValueError(
                 f"without chunked prefill max_num_batched_tokens must be at least max_model_len {self.max_model_len}, "
                 f"got {config.max_num_batched_tokens}"
             )
-        self.tokenizer = Tokenizer(tokenizer_directory(directory))
-        self.runner = Runner(config, self.model_config, directory, self.max_model_len)
+        self.tokenizer = Tokenizer(tokenizer_directory(self.directory))
+        self.runner = Runner(config, self.model_config, self.directory, self.max_model_len)
         sizes = {"max_model_len": self.max_model_len, "bytes_per_token": self.runner.bytes_per_token}
         self.tracer = Tracer(vars(config), self.tokenizer, **sizes, num_blocks=self.runner.num_blocks)
         self.block_manager = BlockManager(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .attention import pick_backend
 from .batch import Batch
-from .config import EngineConfig, pick_device, pick_dtype
+from .config import EngineConfig, in_words, pick_device, pick_dtype
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
 from .scheduler import MAX_SCORED
@@ -41,6 +41,11 @@ class Runner:
         self.kv_cache_bytes = self.num_blocks * config.block_size * self.bytes_per_token
         check_cache_bytes(self.kv_cache_bytes, self.device)
         self.cache = KVCache(model_config.n_layer, self.num_blocks, *sizes)
+
+    def describe(self) -> str:
+        """What the options came to, for people."""
+        cache = f"{self.num_blocks:,} blocks in {self.kv_cache_bytes / 1e6:,.0f} MB of KV cache"
+        return f"{in_words(self.device, self.dtype)}, attention: {self.attention_backend}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the tokens whose predecessors are `batch.last`: [n_asked, vocab_size] float32."""

@@ -13,11 +13,10 @@ prompt? Without either, how likely is the prompt as a text? Its result has `scor
 OpenAI's batch lines are taken too, and answered as OpenAI does (see openai_lines.py).
 
 Lines are written in the order in which they are done. A line's answer depends on the line, its number and the settings
-alone, so a run that was killed and resumed ends with the same lines as one that was not. The settings are not in the
-file: resume with those of the first run. (Answers to OpenAI's lines also say when they were made.)
+alone, so a run that was killed and resumed ends with the same lines as one that was not. The settings are beside the
+output, in a manifest (manifest.py): resume with the same. (Answers to OpenAI's lines also say when they were made.)
 """
 
-import codecs
 import contextlib
 import json
 import os
@@ -37,7 +36,9 @@ except ModuleNotFoundError:  # Windows
 
 from tqdm import tqdm
 
+from .dataset import HUB, Dataset, check_dataset, read_dataset
 from .llm import LLM
+from .manifest import begin, describe_run, resume
 from .openai_lines import answer, answer_id, is_request, refusal, to_line
 from .outputs import RequestOutput
 from .sampler import derive_seed
@@ -88,21 +89,17 @@ class Line:
         return to_json(carried).removesuffix("}")
 
 
-def open_output(input_path: Path, output_path: Path, resume: bool) -> FileIO:
+def open_output(source: str, output_path: Path, resume: bool) -> FileIO:
     """The output, locked as long as it is open. Cheap: called before the model is loaded.
 
     Raises:
         ValueError: a run would destroy something, or another run is writing to this output.
     """
-    if not input_path.exists():
-        raise ValueError(f"--input {input_path}: there is no such file")
-    if not input_path.is_file():  # a pipe, say
-        raise ValueError(f"--input {input_path} is not a regular file, which --resume could read again")
-    input_path.open("rb").close()  # one that can't be read is an error now
+    check_dataset(source)
     if not output_path.parent.is_dir():
         raise ValueError(f"--output {output_path}: there is no directory {output_path.parent}")
     if output_path.exists():
-        if output_path.samefile(input_path):
+        if not source.startswith(HUB) and output_path.samefile(source):
             raise ValueError(f"--output {output_path} is the input file")
         if not output_path.is_file():
             raise ValueError(f"--output {output_path} is not a regular file")
@@ -131,19 +128,19 @@ def lock(file: FileIO) -> None:
         raise ValueError(f"--output {file.name} can't be locked: {error.strerror}") from None
 
 
-def run_batch_file(
-    llm: LLM, input_path: Path, file: FileIO, defaults: SamplingParams, *, quiet: bool
-) -> tuple[int, int]:
+def run_batch_file(llm: LLM, source: str, file: FileIO, defaults: SamplingParams, *, quiet: bool) -> tuple[int, int]:
     """Answer every line of the input that the output, a file of `open_output`, does not answer yet.
 
     Returns:
         how many lines the output has, and how many of them are errors.
 
     Raises:
-        ValueError: the output file is not one of this input's.
+        ValueError: the output is of another run (see manifest.py), or not of this input.
         OSError: a file can't be read or written; what was written before is there.
     """
-    lines = read_lines(llm, input_path, defaults)
+    dataset = read_dataset(source)
+    lines, run = read_lines(llm, dataset, defaults), describe_run(llm, dataset, defaults)
+    (resume if os.fstat(file.fileno()).st_size else begin)(file.name, run)
     finished = read_finished(file, {line.id: line for line in lines})
     num_lines, num_errors, synced = len(lines), sum(finished.values()), time.monotonic()
     todo = [line for line in lines if line.id not in finished]
@@ -162,7 +159,8 @@ def run_batch_file(
                 if line.error:
                     write(line.refusal())
                     num_errors += 1
-            todo = [line for line in todo if not line.error]
+            # All are known, so plan: a long output that begins last would run alone at the end.
+            todo = sorted((line for line in todo if not line.error), key=lambda line: -line.params.max_tokens)
             for line, outputs in completed(llm, todo):
                 result = result_of(line, outputs)
                 write(result)
@@ -253,11 +251,9 @@ def to_json(result: dict) -> str:
     return line
 
 
-def read_lines(llm: LLM, path: Path, defaults: SamplingParams) -> list[Line]:
-    """The lines of the input, those that are wrong with what is wrong. Blank lines are skipped."""
-    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)  # which Windows writes
-    numbered = [(number, raw) for number, raw in enumerate(content.split(b"\n"), start=1) if raw.strip()]
-    lines = [(number, read_line(llm, raw, number, defaults)) for number, raw in numbered]
+def read_lines(llm: LLM, dataset: Dataset, defaults: SamplingParams) -> list[Line]:
+    """The lines of the input, those that are wrong with what is wrong."""
+    lines = [(number, read_line(llm, raw, number, defaults)) for number, raw in dataset.rows]
     given = {line.id for _, line in lines if line.id is not None}
     taken = set()
     for number, line in lines:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .attention import pick_backend
 from .batch import Batch
-from .config import EngineConfig, pick_device, pick_dtype
+from .config import EngineConfig, in_words, pick_device, pick_dtype
 from .cuda_graphs import GraphedGPT2
 from .fast_model import FastGPT2, enabled, pick_model
 from .kernels import c_kernel
@@ -69,6 +69,11 @@ class Runner:
     def run_ahead(self, scheduler: Scheduler) -> None:
         """From now on, begin the next step before the host has read the tokens of this one."""
         self.ahead = RunAhead(self.model, self.cache, scheduler)
+
+    def describe(self) -> str:
+        """What the options came to, for people."""
+        cache = f"{self.num_blocks:,} blocks in {self.kv_cache_bytes / 1e6:,.0f} MB of KV cache"
+        return f"{in_words(self.device, self.dtype)}, attention: {self.attention_backend}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the tokens whose predecessors are `batch.last`: [n_asked, vocab_size] float32."""

@@ -39,6 +39,7 @@ class Stats:
     """Counters of an engine, always kept. Assign a new one to `llm.stats` to start from zero."""
 
     num_requests: int = 0  # finished
+    num_truncated: int = 0  # outputs of these that reached their greatest length: "length"
     num_forwards: int = 0
     num_tokens_computed: int = 0  # positions that went through the model for a live request
     num_padding_tokens: int = 0  # positions that went through the model for nothing
@@ -84,6 +85,8 @@ class Recorder:
     def finished(self, request: Request) -> None:
         """Count a request that has ended by itself."""
         self.stats.num_requests += 1
+        reasons = [completion.progress.finish_reason for completion in request.group if request.max_tokens > 0]
+        self.stats.num_truncated += reasons.count("length")
         self.stats.num_prompt_tokens += len(request.prompt_token_ids)
         self.stats.num_cached_tokens += request.num_cached_tokens
         self.stats.latencies.add(request.output().metrics)
@@ -92,19 +95,21 @@ class Recorder:
 def closing_line(stats: Stats, seconds: float, as_json: bool) -> str:
     """What a run did in how many seconds, for people or as JSON."""
     requests = "1 request" if stats.num_requests == 1 else f"{stats.num_requests} requests"
+    truncated = f"{stats.num_truncated} ended by length; " if stats.num_truncated else ""
     padding = stats.num_padding_tokens / max(1, stats.num_padding_tokens + stats.num_tokens_computed)
     kv_use = stats.kv_tokens_used / max(1, stats.kv_tokens_reserved)
     cached = stats.num_cached_tokens / max(1, stats.num_prompt_tokens)
     latencies = stats.latencies.percentiles()
     if as_json:
-        counts = {"requests": stats.num_requests, "output_tokens": stats.num_output_tokens, "seconds": seconds}
+        counts = {"requests": stats.num_requests, "truncated": stats.num_truncated}
+        counts |= {"output_tokens": stats.num_output_tokens, "seconds": seconds}
         counts |= {"prefix_cache_hit_rate": cached, "preemptions": stats.num_preemptions}
         return json.dumps({**counts, "tokens_per_second": stats.num_output_tokens / seconds, **latencies})
     names = {"ttft": "TTFT", "itl": "ITL", "e2e": "end to end", "queue_time": "queue"}
     waits = [f"{names[k]} {'/'.join(f'{1e3 * s:.0f}' for s in v.values())} ms" for k, v in latencies.items()]
     return (
         f"{requests}, {stats.num_output_tokens} tokens in {seconds:.2f} s: "
-        f"{stats.num_output_tokens / seconds:.1f} tok/s; "
+        f"{stats.num_output_tokens / seconds:.1f} tok/s; {truncated}"
         f"{stats.num_forwards} forward passes"
         f", {padding:.0%} padding"
         f", {kv_use:.0%} of the reserved KV cache used"

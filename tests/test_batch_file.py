@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -194,6 +195,7 @@ def test_resume_from_every_kind_of_cut(batched_stage, tmp_path):
     for cut in cuts + random.Random(0).sample(range(len(content)), 2):
         output = tmp_path / f"cut-{cut}.jsonl"
         output.write_bytes(content[:cut])
+        shutil.copy(tmp_path / "whole.jsonl.run.json", f"{output}.run.json")
         status, _, stderr = batched_stage.main(*batch, "--output", output, "--resume")
         assert status == 1, stderr
         assert "1 of 15 lines are errors" in stderr
@@ -240,12 +242,28 @@ def test_resume_refuses_another_input(batched_stage, tmp_path):
         before = output.read_bytes()
         status, _, stderr = batched_stage.main("--input", source, "--output", output, "--resume", *QUICK)
         assert status == 2
-        assert "line 1 is no result of this input" in stderr
+        assert f"input_sha256 differs from {output}.run.json" in stderr
         assert output.read_bytes() == before
+
+
+def test_resume_refuses_lines_that_are_no_results_of_the_input(batched_stage, tmp_path):
+    """Though the manifest is this run's: somebody has put another file into its place."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "A fox", "id": 1, "answer": "red"}\n')
-    status, _, stderr = batched_stage.main("--input", source, "--output", output, "--resume", *QUICK)
-    assert status == 2
-    assert "lacks the field 'answer' of the input's line" in stderr
+    assert batched_stage.main("--input", source, "--output", output, *QUICK)[0] == 0
+    for result, says in (
+        ({"prompt": "A bear", "id": 1, "answer": "red", "text": ""}, "the input's line of this id has other fields"),
+        ({"prompt": "A fox", "id": 2, "answer": "red", "text": ""}, "the input has no such id"),
+        ({"prompt": "A fox", "id": 1, "text": ""}, "lacks the field 'answer' of the input's line"),
+        ({"prompt": "A fox", "id": 1, "answer": "red"}, "it has neither text nor"),
+    ):
+        output.write_text(json.dumps(result) + "\n")
+        before = output.read_bytes()
+        status, _, stderr = batched_stage.main("--input", source, "--output", output, "--resume", *QUICK)
+        assert status == 2
+        assert "line 1 is no result of this input" in stderr
+        assert says in stderr
+        assert output.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -335,8 +353,8 @@ def test_resume_from_every_byte(batched_stage, tmp_path, small_checkpoint, monke
     monkeypatch.setattr(os, "fsync", lambda number: None)  # hundreds of runs; the disk may take its time
 
     def run(resume=True):
-        with part.open_output(source, output, resume) as file:
-            assert part.run_batch_file(llm, source, file, params, quiet=True) == (len(lines), len(TAKEN))
+        with part.open_output(str(source), output, resume) as file:
+            assert part.run_batch_file(llm, str(source), file, params, quiet=True) == (len(lines), len(TAKEN))
 
     run(resume=False)
     content = output.read_bytes()
@@ -353,6 +371,7 @@ def test_two_runs_on_one_output(batched_stage, tmp_path, monkeypatch):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "A fox", "id": 1}\n')
     batch = ["--input", source, "--output", output, *QUICK]
+    assert batched_stage.main(*batch)[0] == 0
     output.write_text('{"prompt": "A f')  # the first run is in the middle of a line
     with output.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -665,8 +684,7 @@ def test_openai_lines_resume(tmp_path):
         output.write_bytes(whole[:cut])
         assert stage.main(*command, "--resume")[0] == 1
         assert answers() == expected
-    lines[2]["body"]["prompt"] = "Once"
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    output.write_bytes(whole.replace(b"batch_req_", b"batch_req_0"))
     status, _, stderr = stage.main(*command, "--resume")
     assert status == 2
     assert "the input's request of this custom_id is another" in stderr

@@ -19,6 +19,8 @@ its number from 0:
 Of the other scored texts the summary has the perplexity: exp of minus the mean log-probability per token, and per byte,
 which compares models whatever their tokens are. Lines that are errors have none.
 
+The summary also counts the outputs that ended because they reached their greatest length: `truncated`.
+
 exact_match and f1 are those of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250); the others are lm-evaluation-harness's
 (acc, acc_norm, byte_perplexity). Lines that are errors score 0, because
 leaving them out would make a run that fails look better; the summary counts them.
@@ -69,6 +71,8 @@ def score_line(result: dict, reference_field: str | None) -> dict:
         raise ValueError("it has no text; of a run with n > 1 choose one of the outputs first")
     if not isinstance(result["text"], str):
         raise ValueError(f"text must be a text, got {result['text']!r:.80}")
+    if result.get("finish_reason") == "length":
+        scores["truncated"] = 1
     text = normalize(result["text"])
     if reference_field is not None:
         references = result.get(reference_field)
@@ -148,6 +152,8 @@ def perplexities(lines: list[dict]) -> dict:
 def summarize(scores: list[dict]) -> dict:
     """How many lines, how many errors, the mean of every score over the lines that have it, and perplexities."""
     summary = {"lines": len(scores), "errors": sum("error" in line for line in scores)}
+    if truncated := sum(line.get("truncated", 0) for line in scores):
+        summary["truncated"] = truncated
     for name in ("exact_match", "contains", "f1", "mean_logprob", "accuracy", "accuracy_norm"):
         values = [line[name] for line in scores if name in line]
         if values and name.startswith("accuracy"):  # of a line that could not be read nobody knows that it had choices

@@ -1,0 +1,91 @@
+"""What a batch run was: OUTPUT.run.json, written beside the output before its first line.
+
+It names everything that the answers depend on, so `--resume` can tell whether it continues the same run.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from .dataset import Dataset
+from .llm import LLM
+from .sampling_params import SamplingParams
+from .weights import tokenizer_directory, weight_files
+
+NAMES = ("model", "input")  # where things are, which may change; what is in them is compared by its hash
+
+
+def manifest_path(output: str) -> Path:
+    return Path(f"{output}.run.json")
+
+
+def describe_run(llm: LLM, dataset: Dataset, defaults: SamplingParams) -> dict:
+    """What a run's answers depend on."""
+    config, dtype = llm.engine.config, str(llm.engine.runner.dtype).removeprefix("torch.")
+    return {
+        "version": version(),
+        "stage": __package__,
+        "model": config.model,
+        "weights": hash_of_checkpoint(llm.engine.directory, config.model, config.load_format),
+        "dtype": dtype,
+        "seed": config.seed,
+        "max_model_len": llm.engine.max_model_len,
+        "sampling": json.loads(json.dumps(asdict(defaults))),
+        "input": dataset.name,
+        "input_sha256": dataset.sha256,
+    }
+
+
+def begin(output: str, run: dict) -> None:
+    """Write the manifest of a new run."""
+    path = manifest_path(output)
+    new = path.with_name(path.name + ".new")
+    new.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(new, path)
+
+
+def resume(output: str, run: dict) -> None:
+    """Raise ValueError, naming what differs, unless the output is of a run like this one."""
+    path = manifest_path(output)
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(before, dict):
+            raise ValueError("it is no JSON object")
+    except FileNotFoundError:
+        raise ValueError(f"--resume: there is no {path}, which says what run {output} is of") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"--resume: {path} can't be read: {error}") from None
+    for name in (name for name in run if name not in NAMES):
+        a, b = before.get(name), run[name]
+        if isinstance(a, dict) and isinstance(b, dict):
+            for field in (field for field in b if a.get(field) != b[field]):
+                raise ValueError(f"--resume: {field} is {b[field]!r:.80} now, {path} says {a.get(field)!r:.80}")
+        elif a != b and isinstance(b, str) and len(b) >= 64:
+            raise ValueError(f"--resume: {name} differs from {path}: it is not what {output} was made with")
+        elif a != b:
+            raise ValueError(f"--resume: {name} is {b!r:.80} now, {path} says {a!r:.80}")
+
+
+def hash_of_checkpoint(directory: Path, model: str, load_format: str) -> str:
+    """A hash of all files that the model is read from: its weights, its sizes, its tokenizer."""
+    if load_format == "dummy":
+        return f"dummy weights of {model}"
+    tokenizer = tokenizer_directory(directory)
+    files = [*weight_files(directory)[1], directory / "config.json"]
+    files += [tokenizer / name for name in ("merges.txt", "tokenizer.json") if (tokenizer / name).exists()]
+    total = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                total.update(part)
+    return f"sha256:{total.hexdigest()}"
+
+
+def version() -> str:
+    try:
+        return importlib.metadata.version("stagewise")
+    except importlib.metadata.PackageNotFoundError:  # run from a directory that is not installed
+        return "unknown"

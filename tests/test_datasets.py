@@ -1,0 +1,382 @@
+"""Batch runs on datasets: what a run was, several inputs, parquet, the Hub, what goes first, what is put back."""
+
+import base64
+import datetime
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.adapter import ROOT, STAGES
+from tests.test_batch_file import QUICK, by_id, read_results, write_input
+from tools import push, score
+
+FILES = ("dataset.py", "manifest.py", "batch_file.py", "cli.py")  # what this is about, see conftest.py
+
+
+# --- What a run was -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def begun(batched_stage, tmp_path):
+    """A run of three lines whose last result is missing: (source, output)."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(f'{{"prompt": "A fox {i}"}}\n' for i in range(3)))
+    assert batched_stage.main("--input", source, "--output", output, *QUICK)[0] == 0
+    lines = output.read_text().splitlines(keepends=True)
+    output.write_text("".join(lines[:2]))
+    return source, output
+
+
+def test_a_manifest_says_what_the_run_was(batched_stage, begun):
+    source, output = begun
+    run = json.loads((output.parent / "out.jsonl.run.json").read_text())
+    assert run["stage"] == batched_stage.directory
+    assert (run["model"], run["dtype"], run["seed"], run["max_model_len"]) == ("tinytales", "float32", 0, 1024)
+    assert run["sampling"]["max_tokens"] == 8
+    assert run["sampling"]["temperature"] == 0.8
+    assert run["input_sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
+    assert run["weights"].startswith("sha256:")
+    status, _, stderr = batched_stage.main("--input", source, "--output", output, "--resume", *QUICK)
+    assert (status, stderr) == (0, "")
+    assert len(read_results(output)) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--temperature", 0.5], "temperature is 0.5 now, "),
+        (["--max-tokens", 9], "max_tokens is 9 now, "),
+        (["--stop", "fox"], "stop is ['fox'] now, "),
+        (["--seed", 1], "seed is 1 now, "),
+        (["--dtype", "bfloat16"], "dtype is 'bfloat16' now, "),
+        (["--max-model-len", 100], "max_model_len is 100 now, "),
+        (["--load-format", "dummy"], "weights is 'dummy weights of tinytales' now, "),
+    ],
+)
+def test_resume_refuses_another_run(batched_stage, begun, arguments, says):
+    source, output = begun
+    before = output.read_bytes()
+    status, _, stderr = batched_stage.main("--input", source, "--output", output, "--resume", *QUICK, *arguments)
+    assert status == 2
+    assert f"--resume: {says}" in stderr
+    assert len(stderr.strip().splitlines()) == 1
+    assert output.read_bytes() == before
+
+
+def test_resume_refuses_another_model_or_stage_or_no_manifest(batched_stage, begun, small_checkpoint):
+    source, output = begun
+    path, before = output.parent / "out.jsonl.run.json", output.read_bytes()
+    command = ["--input", source, "--output", output, "--resume", *QUICK]
+    whole = path.read_text()
+    for content, says in {
+        whole.replace(batched_stage.directory, "stage09_dreams"): "stage is",
+        whole.replace("sha256:", "sha256:0"): "weights differs from",
+        whole.replace('"input_sha256": "', '"input_sha256": "0'): "input_sha256 differs from",
+        whole.replace('"version": "', '"version": "9'): "version is",
+        "{": "can't be read",
+        "[]": "it is no JSON object",
+        "[" * 100_000: "can't be read",
+    }.items():
+        path.write_text(content)
+        status, _, stderr = batched_stage.main(*command)
+        assert status == 2
+        assert says in stderr
+        assert "Traceback" not in stderr
+    path.unlink()
+    status, _, stderr = batched_stage.main(*command)
+    assert status == 2
+    assert f"there is no {path}" in stderr
+    assert output.read_bytes() == before
+
+
+def test_a_model_that_was_moved_is_the_same(batched_stage, begun, tmp_path):
+    source, output = begun
+    (tmp_path / "moved").symlink_to(ROOT / "models" / "tinytales")
+    source.rename(tmp_path / "renamed.jsonl")
+    command = ["--input", tmp_path / "renamed.jsonl", "--output", output, "--model", tmp_path / "moved", "--resume"]
+    assert batched_stage.main(*command, *QUICK)[0] == 0
+    assert len(read_results(output)) == 3
+
+
+# --- Several inputs -------------------------------------------------------------------------------------------------
+
+
+def test_several_inputs_and_one_model(batched_stage, tmp_path, monkeypatch):
+    write_input(tmp_path / "a.jsonl", 4)
+    write_input(tmp_path / "b.jsonl", 7)
+    (tmp_path / "out").mkdir()
+    both = ["--input", tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    assert batched_stage.main(*both, "--output", tmp_path / "out", *QUICK)[0] == 0
+    assert batched_stage.main(*both, "--output", tmp_path / "c.jsonl", tmp_path / "d.jsonl", *QUICK)[0] == 0
+    for a, b, count in (("out/a.jsonl", "c.jsonl", 4), ("out/b.jsonl", "d.jsonl", 7)):
+        assert len(read_results(tmp_path / a)) == count
+        assert by_id(read_results(tmp_path / a)) == by_id(read_results(tmp_path / b))
+    for outputs, says in (
+        (["e.jsonl"], "got 2 --input and 1 --output"),
+        (["e.jsonl", "e.jsonl"], "would be the output of two inputs"),
+        (["e.jsonl", "c.jsonl"], "exists: add --resume"),
+    ):
+        status, _, stderr = batched_stage.main(*both, "--output", *(tmp_path / name for name in outputs), *QUICK)
+        assert status == 2
+        assert says in stderr
+
+
+def test_parquet(batched_stage, tmp_path):
+    """A row is the line of JSON that it would be."""
+    rows = [
+        {"prompt": "A fox", "id": "a", "answer": "red", "sampling": {"temperature": 0.0, "max_tokens": None}},
+        {"prompt": "One day", "id": None, "answer": None, "sampling": {"temperature": None, "max_tokens": 3}},
+        {"prompt": None, "id": "c", "answer": "no prompt", "sampling": None},
+    ]
+    days = [datetime.date(2026, 1, day) for day in (1, 2, 3)]
+    table = pa.Table.from_pylist(rows).append_column("day", pa.array(days))
+    pq.write_table(table, tmp_path / "in.parquet")
+    lines = [
+        {"prompt": "A fox", "id": "a", "answer": "red", "sampling": {"temperature": 0.0}, "day": "2026-01-01"},
+        {"prompt": "One day", "sampling": {"max_tokens": 3}, "day": "2026-01-02"},
+        {"id": "c", "answer": "no prompt", "day": "2026-01-03"},
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name in ("in.parquet", "in.jsonl"):
+        command = ["--input", tmp_path / name, "--output", tmp_path / f"{name}.out"]
+        assert batched_stage.main(*command, *QUICK)[0] == 1  # one has no prompt
+    assert by_id(read_results(tmp_path / "in.parquet.out")) == by_id(read_results(tmp_path / "in.jsonl.out"))
+
+
+def test_parquet_that_cannot_be_read(batched_stage, tmp_path, monkeypatch):
+    output = tmp_path / "out.jsonl"
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1 not really")
+    pq.write_table(pa.table({"prompt": ["a"], "image": [b"\x00"]}), tmp_path / "bytes.parquet")
+    for name, says in {
+        "damaged.parquet": "can't be read as parquet",
+        "bytes.parquet": "JSON has no form for a value of the type bytes; leave that column out",
+    }.items():
+        status, _, stderr = batched_stage.main("--input", tmp_path / name, "--output", output, *QUICK)
+        assert status == 2
+        assert says in stderr
+        assert len(stderr.strip().splitlines()) == 1
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    status, _, stderr = batched_stage.main("--input", tmp_path / "bytes.parquet", "--output", output, *QUICK)
+    assert status == 2
+    assert "parquet needs pyarrow" in stderr
+
+
+# --- What goes first ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", STAGES[3:], ids=str)
+def test_the_longest_outputs_go_first(stage, tmp_path):
+    """So that no long one runs alone at the end: the fewest forward passes there can be, here."""
+    lengths = [2, 2, 2, 2, 2, 2, 12, 12]
+    source = tmp_path / "in.jsonl"
+    lines = [{"prompt": "A fox", "sampling": {"max_tokens": n, "ignore_eos": True}} for n in lengths]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    llm, part = stage.LLM(max_num_seqs=3, device="cpu"), stage.part("batch_file")
+    with part.open_output(str(source), tmp_path / "out.jsonl", False) as file:
+        part.run_batch_file(llm, str(source), file, stage.SamplingParams(), quiet=True)
+    assert llm.stats.num_forwards == 12
+    llm = stage.LLM(max_num_seqs=3, device="cpu")
+    params = [stage.SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
+    llm.generate(["A fox"] * len(lengths), params)
+    assert llm.stats.num_forwards == 16
+
+
+# --- What a run tells -----------------------------------------------------------------------------------------------
+
+
+def test_outputs_that_reach_their_greatest_length_are_counted(stage, tmp_path, capsys):
+    arguments = ["--prompts", "A fox", "One day", "--max-tokens", 3, "--ignore-eos"]
+    _, _, stderr = stage.main(*arguments)
+    assert " tok/s; 2 ended by length; " in stderr
+    lines = [{"id": 1, "text": "a", "finish_reason": "length"}, {"id": 2, "text": "b", "finish_reason": "stop"}]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert score.main([str(tmp_path / "r.jsonl")]) == 0
+    assert json.loads(capsys.readouterr().out)["truncated"] == 1
+
+
+def test_a_run_says_what_auto_has_picked(stage):
+    _, _, stderr = stage.main("--prompts", "A fox", "--max-tokens", 1)
+    first = stderr.splitlines()[0]
+    assert first.startswith("tinytales on cpu (")
+    assert "threads), float32" in first
+    assert ("KV cache" in first) == (stage.number >= 3)
+    assert ("attention: " in first) == (stage.number >= 5)
+    assert "tinytales on" not in stage.main("--prompts", "A fox", "--max-tokens", 1, "--quiet")[2]
+
+
+# --- The Hub, by a stand-in on loopback -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub():
+    """A Hub with one dataset, USER/tales. `server.files`: what is in it; `server.commits`: what was sent."""
+
+    class Hub(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def answer(self, value, status=200, **headers):
+            body = value if isinstance(value, bytes) else json.dumps(value).encode()
+            self.send_response(status)
+            for name, content in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name.replace("_", "-"), content)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def do_GET(self):
+            path, files = self.path.split("?")[0], self.server.files
+            name = path.rsplit("/", 1)[-1]
+            if "/resolve/" in path and name in files:
+                etag = hashlib.sha1(files[name]).hexdigest()
+                self.answer(files[name], ETag=f'"{etag}"', X_Repo_Commit="c" * 40)
+            elif path.startswith("/api/datasets/USER/tales/tree/"):
+                self.answer([self.entry(n) for n in files])
+            elif path.startswith("/api/datasets/USER/tales"):
+                self.answer({"id": "USER/tales", "sha": "c" * 40, "siblings": [{"rfilename": n} for n in files]})
+            else:
+                self.answer({"error": "not found"}, 404, X_Error_Code="EntryNotFound")
+
+        do_HEAD = do_GET
+
+        def entry(self, name):
+            content = self.server.files[name]
+            return {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+
+        def do_POST(self):
+            length = int(self.headers.get("Content-Length") or 0)
+            body, path = self.rfile.read(length), self.path.split("?")[0]
+            if "/paths-info/" in path:
+                asked = json.loads(body)["paths"] if body.startswith(b"{") else parse_qs(body.decode())["paths"]
+                self.answer([self.entry(n) for n in asked if n in self.server.files])
+            elif path == "/api/repos/create":
+                self.server.created.append(json.loads(body))
+                self.answer({"url": f"http://127.0.0.1:{self.server.server_port}/datasets/USER/new"})
+            elif path.endswith("/preupload/main"):
+                asked = json.loads(body)["files"]
+                modes = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked]
+                self.answer({"files": modes})
+            elif path.endswith("/commit/main"):
+                self.server.commits.append([json.loads(line) for line in body.splitlines()])
+                self.answer(
+                    {
+                        "commitUrl": f"http://127.0.0.1:{self.server.server_port}/datasets/USER/new/commit/1",
+                        "commitOid": "1" * 40,
+                        "success": True,
+                    }
+                )
+            else:
+                self.answer({})
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.files, server.commits, server.created = {}, [], []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def surroundings(hub, tmp_path):
+    endpoint = f"http://127.0.0.1:{hub.server_port}"
+    hub_variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
+    return hub_variables | {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_made_up"}
+
+
+def test_a_dataset_of_the_hub(batched_stage, hub, tmp_path):
+    lines = write_input(tmp_path / "in.jsonl", 5)
+    hub.files["in.jsonl"] = (tmp_path / "in.jsonl").read_bytes()
+    pq.write_table(pa.Table.from_pylist([{"prompt": "A fox", "id": "p"}]), tmp_path / "p.parquet")
+    hub.files["p.parquet"] = (tmp_path / "p.parquet").read_bytes()
+    (tmp_path / "out").mkdir()
+    names = ["hf://datasets/USER/tales/in.jsonl", "hf://datasets/USER/tales/p.parquet"]
+    status, _, stderr = batched_stage.run(
+        "--input", *names, "--output", tmp_path / "out", *QUICK, **surroundings(hub, tmp_path)
+    )
+    assert status == 0, stderr
+    assert len(read_results(tmp_path / "out" / "in.jsonl")) == len(lines)
+    assert [result["id"] for result in read_results(tmp_path / "out" / "p.jsonl")] == ["p"]
+    for name, says in {
+        "hf://datasets/USER/tales/none.jsonl": "can't be fetched",
+        "hf://USER/tales": "a file on the Hub is hf://datasets/USER/NAME/FILE",
+    }.items():
+        status, _, stderr = batched_stage.run(
+            "--input", name, "--output", tmp_path / "o.jsonl", *QUICK, **surroundings(hub, tmp_path)
+        )
+        assert status == 2
+        assert says in stderr
+        assert "Traceback" not in stderr
+
+
+def test_push(hub, tmp_path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "A fox", "answer": "x"}\n{"answer": "y"}\n')
+    assert STAGES[3].main("--input", source, "--output", output, *QUICK)[0] == 1
+    command = [sys.executable, str(ROOT / "tools" / "push.py"), str(output), "--repo", "USER/new"]
+    environment = {**os.environ, **surroundings(hub, tmp_path)}
+    done = subprocess.run([*command, "--reference", "answer"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert hub.created[0]["visibility"] == "private"
+    (commit,) = hub.commits
+    sent = {e["value"]["path"]: base64.b64decode(e["value"]["content"]) for e in commit if e["key"] == "file"}
+    assert sent.keys() == {"README.md", "out.jsonl", "out.jsonl.run.json", "scores.json"}
+    assert sent["out.jsonl"] == output.read_bytes()
+    assert json.loads(sent["scores.json"])["errors"] == 1
+    card = sent["README.md"].decode()
+    assert card.startswith("---\n")
+    assert "2 lines that `python -m stage04_continuous`" in card
+    assert "1 of them are\nerrors" in card
+    assert '| weights | `"sha256:' in card
+    environment["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "USER/new can't be written" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_push_tells_what_is_wrong(tmp_path, capsys):
+    path = tmp_path / "r.jsonl"
+    for content, manifest, says in (
+        (None, None, "No such file"),
+        ("", None, "it holds no results"),
+        ("[1]\n", None, "it holds no results"),
+        ('{"id": 1, "text": "a"}\n', None, "is not the output of a batch run"),
+        ('{"id": 1, "text": "a"}\n', "{", "r.jsonl.run.json: "),
+        ('{"id": 1, "text": "a"}\n', "{}", "is no manifest of a batch run"),
+    ):
+        if content is not None:
+            path.write_text(content)
+        if manifest is not None:
+            (tmp_path / "r.jsonl.run.json").write_text(manifest)
+        assert push.main([str(path), "--folder", str(tmp_path / "folder")]) == 2
+        assert says in capsys.readouterr().err
+    assert not (tmp_path / "folder").exists()
+
+
+# --- Installed, not checked out -------------------------------------------------------------------------------------
+
+
+def test_the_default_model_comes_with_a_wheel(tmp_path):
+    """The wheel has the model, and runs from an empty directory without this checkout."""
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "-w", str(tmp_path)], check=True)
+    (wheel,) = tmp_path.glob("stagewise-*.whl")
+    installed, empty = tmp_path / "site", tmp_path / "empty"
+    subprocess.run([*pip, "install", str(wheel), "--no-deps", "--target", str(installed)], check=True)
+    empty.mkdir()
+    for stage in STAGES:
+        code = f"import runpy; runpy.run_module({stage.command!r}, run_name='__main__')"
+        command = [sys.executable, "-P", "-c", code, "--prompts", "A fox", "--max-tokens", "3", "--quiet"]
+        environment = {**os.environ, "PYTHONPATH": str(installed)}
+        done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("A fox")
