@@ -1,11 +1,12 @@
 # make demo: a story.  make test: the tests.  make soak: those that take long.  make clients: other people's programs
-# against the server.  make test-browser: the pages of replay and the site, in Chromium.  make notebooks: run them anew.
-# make site: the chapters, notebooks, exercises and replays as web pages.  All make .venv first.
+# against the server.  make scaleout: batch runs on Ray.  make test-browser: the pages of replay and the site, in
+# Chromium.  make notebooks: run them anew.  make site: the chapters, notebooks, exercises and replays as web pages.
+# All make .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test soak clients test-browser lint notebooks site
+.PHONY: demo test soak clients scaleout test-browser lint notebooks site
 
 demo: $(VENV)/installed
 	$(BIN)/python -m stage05 --temperature 0.8 --prompts \
@@ -16,7 +17,7 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2 -m "not soak and not browser"
+	$(BIN)/python -m pytest -n 2 -m "not soak and not browser and not cluster"
 
 soak: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 -m soak
@@ -26,6 +27,9 @@ clients: $(VENV)/installed-test
 	.clients/openai/bin/python -m pytest serving/clients/test_openai.py
 	.clients/lm-eval/bin/python -m pytest serving/clients/test_lm_eval.py
 	$(BIN)/python -m serving.clients.load --seconds 20
+
+scaleout: $(VENV)/installed-scaleout
+	$(BIN)/python -m pytest tests/scaleout
 
 test-browser: $(VENV)/installed-browser site
 	@for program in chromium chromedriver npm; do command -v $$program > /dev/null || \
@@ -61,6 +65,10 @@ $(VENV)/installed-test: $(BIN)/python pyproject.toml
 
 $(VENV)/installed-browser: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[browser]"
+	touch $@
+
+$(VENV)/installed-scaleout: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable ".[test,scaleout]"
 	touch $@
 
 $(VENV)/installed-site: $(BIN)/python pyproject.toml

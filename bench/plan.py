@@ -1,0 +1,51 @@
+"""How many forward passes the order costs in which known lines are submitted: python -m bench.plan [--json FILE]
+
+The requests are the workload `tail`, eight at once, on stage 4 with random weights of the bundled model's sizes. Passes
+are counted, so the figures are the same on every machine. No order can take fewer than `least`: a pass makes eight
+tokens, and the longest output takes as many passes as it has tokens.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from bench.workloads import Workload, make_workload
+from stage04_continuous import LLM, SamplingParams
+
+AT_ONCE = 8
+
+
+def passes(workload: Workload, policy: str = "fcfs") -> int:
+    """The forward passes of a run that submits the requests in this order."""
+    llm = LLM(load_format="dummy", device="cpu", max_num_seqs=AT_ONCE, policy=policy)
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in workload]
+    llm.generate([prompt for prompt, _ in workload], params)
+    return llm.stats.num_forwards
+
+
+def measure() -> dict[str, int]:
+    workload = make_workload("tail")
+    outputs = [n for _, n in workload]
+    return {
+        "fcfs": passes(workload),
+        "shortest": passes(workload, "shortest"),
+        "longest output first": passes(sorted(workload, key=lambda request: -request[1])),
+        "least": max(max(outputs), -(-sum(outputs) // AT_ONCE)),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args(argv)
+    result = measure()
+    for name, number in result.items():
+        print(f"{name}: {number} forward passes")
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""Batch runs on a real Ray: the same answers, whoever is killed; errors in seconds; a node that leaves."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.adapter import ROOT
+from tests.test_batch_file import QUICK, read_results
+
+pytestmark = pytest.mark.cluster
+FLAGS = ["--max-num-seqs", "4", *QUICK]
+KILLS = int(os.environ.get("STAGEWISE_KILLS", 2))  # at so many random moments, of an actor and of the driver
+
+
+def every_kind_of_line(path, count, seed=0):
+    """Texts and tokens, parameters of their own, choices, scores, OpenAI's lines, and all that is wrong with some."""
+    rng, lines = random.Random(seed), []
+    for i in range(count):
+        line = {"id": f"q{i}", "answer": i, "prompt": " ".join(rng.choices(["A", "fox", "named", "Tom"], k=1 + i % 9))}
+        match i % 12:
+            case 1:
+                del line["id"]
+            case 2:
+                line["sampling"] = {"temperature": 0, "max_tokens": 1 + i % 30}
+            case 3:
+                line |= {"prompt_token_ids": [rng.randrange(50257) for _ in range(5)]}
+                del line["prompt"]
+            case 4:
+                line |= {"score": True, "choices": [" runs.", " and", "…"]}
+            case 5:
+                line |= {"sampling": {"n": 3, "max_tokens": 4, "seed": i}}
+            case 6:
+                line = {"custom_id": f"o{i}", "method": "POST", "url": "/v1/completions"}
+                line["body"] = {"model": "tinytales", "prompt": "A fox", "max_tokens": 4, "seed": i}
+            case 7 if i % 5 == 0:
+                line["prompt"] = "word " * 2000  # too long
+            case 8 if i % 5 == 0:
+                line["sampling"] = {"temperature": -1}
+            case 9 if i % 5 == 0:
+                line["id"] = "q0"
+            case 10 if i % 5 == 0:
+                line = "no JSON"
+        lines.append(line if isinstance(line, str) else json.dumps(line))
+    path.write_text("\n".join(lines) + "\n")
+    return count
+
+
+def by_id(path):
+    """The lines of a result file in an order of their own, byte for byte but for what OpenAI's answers say of the
+    time and what rounding may change: the log-probabilities of scored lines."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        result = json.loads(line)
+        if "scores" in result:
+            result["scores"] = [score | {"logprob": round(score["logprob"], 3)} for score in result["scores"]]
+            line = json.dumps(result)
+        if isinstance(result.get("response"), dict):
+            del result["response"]["body"]["created"]
+            line = json.dumps(result)
+        lines.append((json.dumps(result.get("custom_id") or result["id"]), line))
+    assert len({name for name, _ in lines}) == len(lines), "a line was answered twice"
+    return sorted(lines)
+
+
+def command(source, output, *more):
+    return [sys.executable, "-m", "stage05", "--input", str(source), "--output", str(output), *FLAGS, *map(str, more)]
+
+
+def on_ray(source, output, *more, actors=2):
+    return command(source, output, "--ray", "auto", "--actors", actors, *more)
+
+
+def run(arguments, status=1):
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An input of 300 lines of every kind, and what a run without Ray makes of it."""
+    folder = tmp_path_factory.mktemp("whole")
+    every_kind_of_line(folder / "in.jsonl", 300)
+    run(command(folder / "in.jsonl", folder / "out.jsonl"))
+    return folder / "in.jsonl", by_id(folder / "out.jsonl")
+
+
+def test_as_on_one_machine(tmp_path):
+    count = every_kind_of_line(tmp_path / "in.jsonl", 1000, seed=1)
+    run(command(tmp_path / "in.jsonl", tmp_path / "alone.jsonl"))
+    stderr = run(on_ray(tmp_path / "in.jsonl", tmp_path / "out.jsonl"))
+    assert by_id(tmp_path / "out.jsonl") == by_id(tmp_path / "alone.jsonl")
+    assert len(read_results(tmp_path / "out.jsonl")) == count
+    assert "lines are errors, see" in stderr
+    alone, ray = (json.loads((tmp_path / f"{name}.jsonl.run.json").read_text()) for name in ("alone", "out"))
+    assert alone == ray
+
+
+def test_a_run_goes_on_with_ray_or_without(tmp_path, whole):
+    source, expected = whole
+    run(on_ray(source, tmp_path / "out.jsonl"))
+    lines = (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)
+    for resume in (command, on_ray):
+        (tmp_path / "out.jsonl").write_bytes(b"".join(lines[:150]) + lines[150][:20])  # as a kill leaves it
+        run(resume(source, tmp_path / "out.jsonl", "--resume"))
+        assert by_id(tmp_path / "out.jsonl") == expected
+
+
+def actors():
+    """The processes of the actors that run on this machine."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if "Completer" in " ".join(process.info["cmdline"] or []):
+            found.append(process)
+    return found
+
+
+def wait_for(condition, seconds=300):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("moment", range(KILLS))
+def test_an_actor_is_killed(tmp_path, whole, moment):
+    source, expected = whole
+    output = tmp_path / "out.jsonl"
+    with subprocess.Popen(on_ray(source, output), cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(actors)
+        time.sleep(random.Random(moment).uniform(0, 6))
+        for actor in actors()[:1]:
+            actor.send_signal(signal.SIGKILL)
+        _, stderr = process.communicate(timeout=600)
+    assert process.returncode == 1, stderr
+    assert by_id(output) == expected
+
+
+@pytest.mark.parametrize("moment", range(KILLS))
+def test_the_driver_is_killed(tmp_path, whole, moment):
+    source, expected = whole
+    output = tmp_path / "out.jsonl"
+    with subprocess.Popen(on_ray(source, output), cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        wait_for(output.exists)
+        time.sleep(random.Random(moment).uniform(0, 12))
+        process.kill()
+    wait_for(lambda: not actors())
+    run(on_ray(source, output, "--resume"))
+    assert by_id(output) == expected
+
+
+def test_too_few_cpus_are_an_error_in_seconds(tmp_path, whole):
+    start = time.monotonic()
+    stderr = run(on_ray(whole[0], tmp_path / "out.jsonl", "--cpus-per-actor", 1000), status=2)
+    assert "--actors 2 of 1000 CPUs each: 0 fit on machines with" in stderr
+    assert time.monotonic() - start < 120
+    stderr = run(command(whole[0], tmp_path / "b.jsonl", "--ray", "127.0.0.1:1"), status=2)
+    assert "no cluster answers" in stderr
+
+
+def test_what_is_wrong_is_said_before_ray_begins(tmp_path, whole):
+    for more, says in (
+        (["--model", tmp_path / "none"], "there is no directory"),
+        (["--prompts", "A fox"], "takes no --prompts"),
+        (["--resume", "--actors", "0"], "must be 1 or more"),
+    ):
+        assert says in run(on_ray(whole[0], tmp_path / "out.jsonl", *more), status=2)
+
+
+def test_control_c(tmp_path, whole):
+    source, expected = whole
+    output = tmp_path / "out.jsonl"
+    with subprocess.Popen(on_ray(source, output), cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: output.exists() and output.read_bytes().count(b"\n") > 40)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    run(on_ray(source, output, "--resume"))
+    assert by_id(output) == expected
+
+
+def test_shards(tmp_path, whole, monkeypatch):
+    """A directory as output: a file for every so many lines, each with its manifest."""
+    source, expected = whole
+    (tmp_path / "out").mkdir()
+    code = "import scaleout.driver as d, scaleout.cli as c, sys; d.LINES_PER_SHARD = 120; sys.exit(c.main('stage05'))"
+    arguments = [sys.executable, "-c", code, *on_ray(source, tmp_path / "out")[3:]]
+    run(arguments)
+    parts = sorted((tmp_path / "out").glob("part-*.jsonl"))
+    assert [len(read_results(part)) for part in parts] == [120, 120, 60]
+    assert sorted(line for part in parts for line in by_id(part)) == expected
+    runs = [json.loads((tmp_path / "out" / f"{part.name}.run.json").read_text()) for part in parts]
+    assert [(run["part"], run["parts"]) for run in runs] == [(0, 3), (1, 3), (2, 3)]
+    parts[1].write_bytes(b"".join(parts[1].read_bytes().splitlines(keepends=True)[:50]))
+    run([*arguments, "--resume"])
+    assert sorted(line for part in parts for line in by_id(part)) == expected
+
+
+def test_a_node_leaves(tmp_path, whole):
+    """Two nodes on this machine; one is taken away in the middle."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    source, expected = whole
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        second = cluster.add_node(num_cpus=1)
+        arguments = command(source, tmp_path / "out.jsonl", "--ray", cluster.address, "--actors", 2)
+        with subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+            wait_for(lambda: len(actors()) == 2)
+            time.sleep(2)
+            cluster.remove_node(second)
+            _, stderr = process.communicate(timeout=600)
+        assert process.returncode == 1, stderr
+        assert by_id(tmp_path / "out.jsonl") == expected
+    finally:
+        cluster.shutdown()
+        ray.shutdown()
