@@ -24,6 +24,7 @@ from .console import Outcome, flush_streams, one_interrupt, prepare_streams, tel
 from .dataset import HUB
 from .interactive import converse
 from .llm import LLM
+from .manifest import manifest_path
 from .outputs import RequestOutput
 from .sampling_params import SamplingParams
 from .stats import closing_line
@@ -107,7 +108,9 @@ def check_trace(path: Path, used: list[tuple[str, str | Path | int | None]]) -> 
     with path.open("a+b") as file:
         streams = [("stdout", sys.__stdout__ and 1), ("stderr", sys.__stderr__ and 2)]
         for name, other in used + streams:
-            if other is not None and os.path.samestat(os.fstat(file.fileno()), os.stat(other)):
+            if other is None or (not isinstance(other, int) and not os.path.exists(other)):
+                continue
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(other)):
                 raise ValueError(f"--trace {path} is {name} too")
         file.seek(0)
         begin = file.read(len(BEGIN))
@@ -198,6 +201,7 @@ def check(
     if args.trace:
         used = [("--input", source) for source in args.input or [] if not source.startswith(HUB)]
         used += [("--output", file.name) for _, file in outputs] + [("--prompts-file", args.prompts_file)]
+        used += [("the manifest of --output", manifest_path(file.name)) for _, file in outputs]
         check_trace(args.trace, used)
     return prompts, params, outputs
 

@@ -40,8 +40,10 @@ def describe_run(llm: LLM, dataset: Dataset, defaults: SamplingParams) -> dict:
 
 
 def begin(output: str, run: dict) -> None:
-    """Write the manifest of a new run."""
+    """Write the manifest of a new run. Raises ValueError if it would replace what is no manifest."""
     path = manifest_path(output)
+    if path.exists() and "input_sha256" not in read(path):
+        raise ValueError(f"{path} exists and is no manifest: remove it, or take another --output")
     new = path.with_name(path.name + ".new")
     new.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(new, path)
@@ -50,14 +52,9 @@ def begin(output: str, run: dict) -> None:
 def resume(output: str, run: dict) -> None:
     """Raise ValueError, naming what differs, unless the output is of a run like this one."""
     path = manifest_path(output)
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(before, dict):
-            raise ValueError("it is no JSON object")
-    except FileNotFoundError:
-        raise ValueError(f"--resume: there is no {path}, which says what run {output} is of") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"--resume: {path} can't be read: {error}") from None
+    if not path.exists():
+        raise ValueError(f"--resume: there is no {path}, which says what run {output} is of")
+    before = read(path)
     for name in (name for name in run if name not in NAMES):
         a, b = before.get(name), run[name]
         if isinstance(a, dict) and isinstance(b, dict):
@@ -67,6 +64,17 @@ def resume(output: str, run: dict) -> None:
             raise ValueError(f"--resume: {name} differs from {path}: it is not what {output} was made with")
         elif a != b:
             raise ValueError(f"--resume: {name} is {b!r:.80} now, {path} says {a!r:.80}")
+
+
+def read(path: Path) -> dict:
+    """A manifest. Raises ValueError if it can't be one."""
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} can't be read as a manifest: {error}") from None
+    if not isinstance(run, dict):
+        raise ValueError(f"{path} can't be read as a manifest: it is no JSON object")
+    return run
 
 
 def hash_of_checkpoint(directory: Path, model: str, load_format: str) -> str:

@@ -82,9 +82,9 @@ def test_resume_refuses_another_model_or_stage_or_no_manifest(batched_stage, beg
         whole.replace("sha256:", "sha256:0"): "weights differs from",
         whole.replace('"input_sha256": "', '"input_sha256": "0'): "input_sha256 differs from",
         whole.replace('"version": "', '"version": "9'): "version is",
-        "{": "can't be read",
+        "{": "can't be read as a manifest",
         "[]": "it is no JSON object",
-        "[" * 100_000: "can't be read",
+        "[" * 100_000: "can't be read as a manifest",
     }.items():
         path.write_text(content)
         status, _, stderr = batched_stage.main(*command)
@@ -96,6 +96,27 @@ def test_resume_refuses_another_model_or_stage_or_no_manifest(batched_stage, beg
     assert status == 2
     assert f"there is no {path}" in stderr
     assert output.read_bytes() == before
+
+
+def test_nothing_but_a_manifest_is_replaced_by_one(batched_stage, tmp_path):
+    source, output, manifest = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "out.jsonl.run.json"))
+    source.write_text('{"prompt": "A fox"}\n')
+    command = ["--input", source, "--output", output, *QUICK]
+    for content in ('{"precious": 1}', "precious"):
+        manifest.write_text(content)
+        status, _, stderr = batched_stage.main(*command)
+        assert status == 2
+        assert str(manifest) in stderr
+        assert manifest.read_text() == content
+    manifest.unlink()
+    status, _, stderr = batched_stage.main(*command, "--trace", manifest)
+    assert status == 2
+    assert "is the manifest of --output too" in stderr
+    output.unlink()
+    manifest.unlink()
+    assert batched_stage.main(*command)[0] == 0
+    output.unlink()
+    assert batched_stage.main(*command)[0] == 0  # the manifest of a run whose output was removed
 
 
 def test_a_model_that_was_moved_is_the_same(batched_stage, begun, tmp_path):
