@@ -1,4 +1,3 @@
-import functools
 import sys
 
 if __name__ == "__main__":
@@ -6,9 +5,7 @@ if __name__ == "__main__":
         from stage04_continuous.cli import main
 
         if "--ray" in sys.argv:  # a batch run on many machines
-            from scaleout.cli import main as run_on_cluster
-
-            main = functools.partial(run_on_cluster, "stage04")
+            from scaleout.cli import stage04 as main
     except KeyboardInterrupt:  # while torch is being loaded, which takes a second
         sys.exit(130)
     sys.exit(main())

@@ -6,6 +6,7 @@ Exit status: 0 done, 1 some lines are errors, 2 bad input, 130 interrupted.
 """
 
 import argparse
+import functools
 import importlib
 import importlib.util
 import sys
@@ -64,3 +65,6 @@ def main(stage: str, argv: list[str] | None = None) -> int:
         console.tell(f"{total:,} lines, {errors:,} of them errors, in {seconds:.1f} s with {args.actors} actors")
     console.flush_streams()
     return outcome.status
+
+
+stage04, stage05, stage06 = (functools.partial(main, stage) for stage in PACKAGES)

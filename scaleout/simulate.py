@@ -21,7 +21,6 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from stage06_fast.sampling_params import SamplingParams
@@ -32,15 +31,18 @@ PACKAGE = "stage06_fast"
 RESULT = ("text", "token_ids", "finish_reason", "stop_reason")
 
 
-class Recorded:
-    """An actor that answers at once, with what was recorded."""
+def recorded(results: list[dict]) -> type:
+    """Actors that answer at once, with what was recorded."""
 
-    def __init__(self, *_, results: list[dict]):
-        self.results = results
+    class Recorded:
+        def __init__(self, *_):
+            pass
 
-    def __call__(self, batch: dict) -> dict:
-        made = [line_of(raw, name, self.results) for raw, name in zip(batch["raw"], batch["id"], strict=True)]
-        return {"place": batch["place"], "result": made, "is_error": [False] * len(made)}
+        def __call__(self, batch: dict) -> dict:
+            made = [line_of(raw, name, results) for raw, name in zip(batch["raw"], batch["id"], strict=True)]
+            return {"place": batch["place"], "result": made, "is_error": [False] * len(made)}
+
+    return Recorded
 
 
 def line_of(raw: bytes, name: str, results: list[dict]) -> bytes:
@@ -89,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
         source.write_text("".join(json.dumps(prompts[i % len(prompts)]) + "\n" for i in range(args.rows)))
         places = args.actors * args.at_once
         if args.ray:
-            driver.Completer = partial(Recorded, results=results)
+            driver.Completer = recorded(results)
         else:
             driver.completed = lambda _, rows, *__: due(rows, places, args.seconds, lags, results)
         options = {"model": "tinytales", "load_format": "auto", "max_num_seqs": args.at_once, "dtype": "float32"}
