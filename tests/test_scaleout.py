@@ -1,0 +1,103 @@
+"""What a cluster's actor and driver do, without a cluster; with one, see tests/scaleout."""
+
+import json
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from scaleout import driver, worker
+from scaleout.cli import main
+from tests.adapter import STAGES
+from tests.test_batch_file import by_id, read_results, write_input
+
+SERVING = STAGES[3:]
+
+
+def actor(stage, **options):
+    options = {**vars(stage.part("config").EngineConfig()), "max_num_seqs": 8, **options}
+    return worker.Completer(stage.directory, options, stage.SamplingParams(max_tokens=8, temperature=0.8), 1, 1, 0)
+
+
+def batches(path, size=8):
+    rows = []
+    for place, raw in enumerate(path.read_bytes().splitlines()):
+        name = json.loads(raw).get("id", f"line-{place + 1}")
+        rows.append({"place": place, "number": place + 1, "raw": raw, "id": json.dumps(name)})
+    some = [rows[i : i + size] for i in range(0, len(rows), size)]
+    return [{column: [row[column] for row in part] for column in rows[0]} for part in some]
+
+
+@pytest.mark.parametrize("stage", SERVING, ids=str)
+def test_an_actor_answers_as_a_batch_run_does(stage, tmp_path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_input(source, 20)
+    assert stage.main("--input", source, "--output", output, "--max-tokens", 8, "--quiet")[0] == 0
+    own = actor(stage)
+    made = [line for batch in batches(source) for line in own(batch)["result"]]
+    assert by_id([json.loads(line) for line in made]) == by_id(read_results(output))
+    own.engine.close()
+
+
+def test_batches_at_once_keep_the_engine_full(tmp_path):
+    """Each batch to its end before the next: the engine waits for every batch's last row."""
+    rng, source = random.Random(0), tmp_path / "in.jsonl"
+    lengths = [max(2, min(60, round(rng.lognormvariate(2, 1)))) for _ in range(64)]
+    lines = [{"prompt": "A fox", "sampling": {"max_tokens": n, "ignore_eos": True}} for n in lengths]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    passes = {}
+    for at_once in (1, 3):
+        own = actor(STAGES[4])
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(own, batches(source)))
+        own.engine.close()
+        passes[at_once] = own.engine.llm.stats.num_forwards
+    assert passes[3] < 0.75 * passes[1], passes
+
+
+def test_an_actor_whose_engine_has_failed_ends(tmp_path, monkeypatch, capsys):
+    """So that Ray starts another one; nothing else makes it do so."""
+    own, ends = actor(STAGES[4]), []
+
+    def broken(*_, **__):
+        raise RuntimeError("the engine has failed: out of memory")
+
+    monkeypatch.setattr(own.engine, "complete_all", broken)
+    monkeypatch.setattr(os, "_exit", ends.append)
+    own({"place": [0], "number": [1], "raw": [b'{"prompt": "A fox"}'], "id": ['"a"']})
+    assert ends == [1]
+    assert "scaleout: the engine has failed: out of memory" in capsys.readouterr().err
+    own.engine.close()
+
+
+def test_actors_share_the_memory_of_their_machine(monkeypatch):
+    options = {**vars(STAGES[4].part("config").EngineConfig()), "max_num_seqs": 8}
+    most = worker.cache_bytes("stage05_paged", options, 1)  # what eight requests can fill
+    per_token = most / 8 / 1024
+    assert per_token == 2 * 6 * 96 * 4
+    monkeypatch.setattr(worker.psutil, "virtual_memory", lambda: SimpleNamespace(available=most))
+    assert worker.cache_bytes("stage05_paged", options, 1) == most // 2
+    assert worker.cache_bytes("stage05_paged", options, 4) == most // 8
+
+
+def test_a_machine_without_the_model():
+    assert worker.look_at_model("stage05_paged", "tinytales", "auto").startswith("sha256:")
+    with pytest.raises(ValueError, match="there is no directory"):
+        worker.look_at_model("stage05_paged", "/not/there", "auto")
+
+
+def test_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "LINES_PER_SHARD", 10)
+    assert driver.shards_of(25, tmp_path / "out.jsonl") == [tmp_path / "out.jsonl"]
+    assert [path.name for path in driver.shards_of(25, tmp_path)] == [f"part-{i:05}.jsonl" for i in range(3)]
+    assert len(driver.shards_of(0, tmp_path)) == 1
+
+
+def test_what_can_not_run_on_a_cluster(tmp_path, capsys):
+    assert main("stage03", ["--ray", "auto"]) == 2
+    assert "stage03 can't run on a cluster" in capsys.readouterr().err
+    for arguments in (["--prompts", "a"], ["--input", "a"], ["--interactive"]):
+        assert main("stage04", ["--ray", "auto", *arguments]) == 2
+        assert "--ray needs --input and --output" in capsys.readouterr().err
