@@ -135,7 +135,7 @@ def measure(args: argparse.Namespace, model: str | Path) -> dict:
     for number, (name, start, end) in enumerate(windows):
         if number % 2 == 0:
             pairs.append({})
-        # The middle of the window: a step that it cuts belongs to neither.
+        # Whole steps only: one that the window's edge cuts belongs to neither.
         pairs[-1][name] = [seconds for at, seconds in steps if start + seconds < at < end]
     alone, viewed = ([step for pair in pairs for step in pair[name]] for name in ("alone", "viewed"))
     return {

@@ -57,7 +57,7 @@ class Completer:
             os._exit(1)
 
     def _complete(self, batch: dict) -> dict:
-        lines, results, is_error = [], {}, {}
+        lines, results = [], {}
         for place, number, raw, name in zip(*(batch[c] for c in ("place", "number", "raw", "id")), strict=True):
             line = self.batch_file.read_line(self.engine.llm, bytes(raw), int(number), self.defaults)
             line.id = json.loads(name)  # the driver has seen all ids, and has named those that had none

@@ -17,7 +17,7 @@ VERSION = 3
 BEGIN = f'{{"trace": {VERSION}, '.encode()  # of every file of --trace
 
 
-@dataclass  # not frozen: that would take four times as long to make, in every step
+@dataclass  # not frozen: to make it would take several times as long, in every step
 class RowRecord:
     """What one forward pass did for one completion of a request: `num_tokens` of it, the first at position `start`.
     `phase` is "prefill" until its first token, then "decode"; `slot` or `blocks` say where its keys and values lie."""

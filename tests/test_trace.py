@@ -170,7 +170,6 @@ def test_where_the_keys_and_values_lie(small_checkpoint):
             assert sorted([*held, *state.free]) == list(range(9))
         free, num_findable = llm.engine.block_manager.free_blocks()
         assert (state.free, state.num_findable) == (free, num_findable)
-        assert set(state.findable) <= set(range(9))
 
 
 @pytest.mark.parametrize("stage", STAGES[3:], ids=str)
