@@ -11,10 +11,24 @@ import re
 from functools import cache
 from itertools import chain
 
-from tale_grammar import ANIMALS, CHILD, NAMES, PLACES, QUESTS, RIDDLES, RULE, RULES, SLOT, THINGS, TRAITS, VALUES
+from tale_grammar import (
+    ANIMALS,
+    CHILD,
+    FRIENDS,
+    NAMES,
+    PLACES,
+    QUESTS,
+    RIDDLES,
+    RULE,
+    RULES,
+    SLOT,
+    THINGS,
+    TRAITS,
+    VALUES,
+)
 from tale_openings import OPENINGS, PLOT_DID
 
-PRONOUN_OF = {name: pronoun for pronoun, names in NAMES.items() for name in names}
+PRONOUN_OF = {name: pronoun for names in (NAMES, FRIENDS) for pronoun in names for name in names[pronoun]}
 PRONOUN_OF_KIND = {kind: pronoun for pronoun, kinds in CHILD.items() for kind in kinds}
 PRONOUNS = {"she": {"she", "her", "hers"}, "he": {"he", "him", "his"}}
 KINDS = {*ANIMALS, *CHILD["she"], *CHILD["he"]}
@@ -165,6 +179,8 @@ def stated(slot: str, text: str) -> list[tuple[str, frozenset[str]]]:
         noun = ("t", frozenset([text.split()[-1]]))
         return [noun, ("t.a", frozenset([text]))] if attribute in ("a", "A") else [noun]
     if attribute in ("kind", "a", "A", ""):
+        if text == "voice":  # "called the sleepy voice", whose kind the next sentence tells
+            return []
         pronoun = [(f"{who}.pronoun", frozenset([PRONOUN_OF_KIND[text]]))] if text in PRONOUN_OF_KIND else []
         return [(f"{who}.{attribute and 'kind'}", frozenset([text])), *pronoun]
     return [(f"{who}.pronoun", frozenset(p for p, forms in PRONOUNS.items() if text.lower() in forms))]

@@ -19,18 +19,25 @@ from tale_openings import OPENINGS, PLOT_DID, SHAPES
 
 # --- The cast -------------------------------------------------------------------------------------------------------
 
+# A friend's name is one of FRIENDS, so that a model need not remember which of two names was the hero's. A hero may bear
+# such a name as well, now and then, and where both are named in one breath the friend may have any.
 NAMES = {
     "she": (
         "Mara Lily Nora Elsie Ruby Clara Ivy Hazel Daisy Wren Poppy Luna Ada Tilda Willow Greta Fern Maple Anna Mira Emma"
         " Olivia Sophie Rosa Alice Julia Sara Eva Mia Zoe Lena Hanna Martha Ella Lucy Grace Flora Molly Nina Maya Amy Kate"
-        " Betty Emily Charlotte Heidi Frida Edith Lotte Marie Rose Tara Penny Iris"
+        " Sofia Elena Laura Naomi Amira Leila Fatima Aisha Yuki Carmen Ingrid Astrid Nadia Irina Vera Helen Diana Ruth"
     ).split(),
     "he": (
         "Tom Otto Finn Jasper Milo Hugo Sam Felix Toby Oscar Leo Barnaby Jack Emil Rowan Kit Bruno Theo Max Paul Peter Ben"
         " Henry George Arthur Oliver Noah Jonas Anton Karl Ivan Marco Pedro Ali Omar Luke Simon David Daniel Jacob Adam"
-        " Charlie William James John Fritz Gustav Walter Ralph Edgar Albert Rufus Basil Cedric"
+        " Carlos Diego Luis Hassan Ibrahim Ravi Arjun Hiro Erik Sven Igor Boris Martin Thomas Robert Alex Philip Lars"
     ).split(),
 }
+FRIENDS = {
+    "she": "Betty Emily Charlotte Heidi Frida Edith Lotte Marie Rose Tara Penny Iris".split(),
+    "he": "Charlie William James John Fritz Gustav Walter Ralph Edgar Albert Rufus Basil Cedric".split(),
+}
+FRIENDS_AS_HEROES = 0.12
 ANIMALS = (
     "fox rabbit mouse hedgehog bear squirrel badger otter duck frog kitten puppy lamb goat mole beaver cat dog pig hen"
     " sparrow turtle snail pony wolf donkey penguin lion tiger monkey dragon elephant robot giant"
@@ -48,7 +55,7 @@ STARTS = "b br ch d dr f fl g gr h j k kl l m n p pr qu r s sh st t tr v w y z".
 VOWELS = "a e i o u a e i o u ai ee oo ou ia".split()
 ENDS = ["", "", "", "", *"n r l s k t m x nd ck".split()]
 # How often (of 1) a name, a kind or a thing is an invented word in the tales that are written with them.
-INVENTED = {"name": 0.35, "kind": 0.1, "thing": 0.06}
+INVENTED = {"name": 0.35, "friend": 0.12, "kind": 0.1, "thing": 0.06}
 
 
 def invented_word(rng: random.Random) -> str:
@@ -291,7 +298,7 @@ AT_PRACTICE = [
     ' have not stopped." <practice>',
     '{h} asked <animal> for advice. "[Do it slowly|Do not look down|Breathe in, breathe out]," it said. {h} nodded and'
     " went back to work. <practice>",
-    "{f} showed it once more, very slowly, and {h} watched every little move. Then they did it together. <practice>",
+    "{h} watched every little move when {f} showed it once more, very slowly. Then they did it together. <practice>",
     "That night, {h} dreamed about it. In the dream it was easy. In the morning, {h.he} [jumped|hopped] out of bed and"
     " ran outside. <practice>",
     "{h} fell, got up, and fell again. There was [mud on {h.his} nose|grass in {h.his} hair]. {f} began to laugh, and"
@@ -507,30 +514,40 @@ class Tale:
     def __init__(self, seed: int, invented: bool = False):
         self.rng = random.Random(seed)
         self.invented = INVENTED if invented else {}
+        self.inventions: set[str] = set()
         self.used: set[str] = set()
+        self.shape = self.rng.choices(list(SHAPES), SHAPES.values())[0]
         kinds, traits = self.rng.sample(ANIMALS, 2), self.rng.sample(TRAITS, 2)
-        hero = self.character(kinds[0], traits[0], taken="")
-        friend = self.character(kinds[1], traits[1], taken=hero.name)
+        hero = self.character("name", kinds[0], traits[0])
+        friend = self.character("friend", kinds[1], traits[1], taken=hero.name)
         thing, home = self.thing(), Place(*self.rng.choice(PLACES))
         self.values = {"h": hero, "f": friend, "t": thing, "p": home, "place": home.short}
 
-    def invents(self, what: str) -> bool:
-        return what in self.invented and self.rng.random() < self.invented[what]
+    def invented_for(self, what: str) -> str:
+        """An invented name, kind or thing, or "" where it is to be a known one."""
+        if self.rng.random() >= self.invented.get(what, 0):
+            return ""
+        word = invented_word(self.rng)
+        word = word.capitalize() if what in ("name", "friend") else word
+        self.inventions.add(word)
+        return word
 
-    def character(self, kind: str, trait: str, taken: str) -> Character:
+    def character(self, role: str, kind: str, trait: str, taken: str = "") -> Character:
+        """The hero (role "name") or the friend, whose name is not the one that is taken."""
         he = self.rng.choice(["she", "he"])
-        name = self.rng.choice([name for name in NAMES[he] if name != taken])
-        if self.invents("name"):
-            name = invented_word(self.rng).capitalize()
+        names = FRIENDS[he]
+        if role == "name" and self.rng.random() >= FRIENDS_AS_HEROES:
+            names = NAMES[he]
+        elif role == "friend" and self.shape == "open_two":
+            names = NAMES[he] + FRIENDS[he]
+        name = self.invented_for(role) or self.rng.choice([name for name in names if name != taken])
         if self.rng.random() < 0.3:
             kind, trait = self.rng.choice(CHILD[he]), self.rng.choice(TRAITS[:12])
-        if self.invents("kind"):
-            kind = invented_word(self.rng)
-        return Character(name, he, kind, trait)
+        return Character(name, he, self.invented_for("kind") or kind, trait)
 
     def thing(self) -> Thing:
         adjective, noun = self.rng.choice(THINGS)
-        return Thing(adjective, invented_word(self.rng) if self.invents("thing") else noun)
+        return Thing(adjective, self.invented_for("thing") or noun)
 
     def choose(self, lines: list[str]) -> str:
         """A random line, one that the tale has not used yet while there is any."""
@@ -561,9 +578,8 @@ class Tale:
 
     def write(self) -> str:
         """The whole tale: paragraphs with an empty line between them."""
-        shape = self.rng.choices(list(SHAPES), SHAPES.values())[0]
         if self.rng.random() < MICRO_SHARE:
-            return self.expand(self.open("micro", shape, "<micro>"))
+            return self.expand(self.open("micro", "<micro>"))
         quest = self.rng.choice(QUESTS)
         for key, names in VALUES.items():
             if key in quest:
@@ -574,15 +590,15 @@ class Tale:
         episodes = self.rng.sample(quest["episodes"], min(count, len(quest["episodes"])))
         habit = "<habit> " if self.rng.random() < 0.4 else ""
         moral = " <moral>" if self.rng.random() < 0.3 else ""
-        opening = self.open(quest["name"], shape, f"<opening> {habit}{self.choose(quest['want'])}")
+        opening = self.open(quest["name"], f"<opening> {habit}{self.choose(quest['want'])}")
         close = f"{self.choose(quest['turn'])} {self.choose(quest['answer'])}{moral} <ending>"
         paragraphs = [opening, *episodes, close]
         return "\n\n".join(self.expand(paragraph) for paragraph in paragraphs)
 
-    def open(self, plot: str, shape: str, text: str) -> str:
+    def open(self, plot: str, text: str) -> str:
         """The text with its rules for the opening put in: its shape, and the words that hint at the plot."""
-        self.rules = {**RULES, "opening": OPENINGS[shape], "plot_did": PLOT_DID[plot]}
-        if shape == "open_two":  # the opening has told of the friend
+        self.rules = {**RULES, "opening": OPENINGS[self.shape], "plot_did": PLOT_DID[plot]}
+        if self.shape == "open_two":  # the opening has told of the friend
             self.rules["friend"] = RULES["friend_known"]
         return text
 
