@@ -52,31 +52,31 @@ def read_json(path: Path) -> dict:
     return content
 
 
-def read_merges(path: Path) -> dict[bytes, int]:
-    """The tokens of a merges.txt as bytes, each with its id: the 256 bytes, then one token per line.
+def read_merges(path: Path) -> dict[str, int]:
+    """The tokens of a merges.txt, in the alphabet of its bytes, each with its id: the 256 bytes, then one per line.
 
     Raises ValueError, naming the line, if the file is not a list of merges.
     """
     lines = enumerate(read_text(path).split("\n"), start=1)
-    return rank(path, {f"line {n}": line for n, line in lines if line and not (n == 1 and line.startswith("#version"))})
+    return rank(path, "line", [(n, x) for n, x in lines if x and not (n == 1 and x.startswith("#version"))])
 
 
-def rank(path: Path, merges: dict[str, str]) -> dict[bytes, int]:
-    """Tokens and ids of merges, each under the name of its place in the file."""
+def rank(path: Path, place: str, merges: list[tuple[int, str]]) -> dict[str, int]:
+    """Tokens and ids of merges, each with the number of its place in the file."""
     alphabet = byte_alphabet()
-    ranks = {byte: rank for rank, byte in enumerate(alphabet.values())}
-    for place, merge in merges.items():
-        halves = merge.split(" ")
-        if len(halves) != 2 or not all(c in alphabet for half in halves for c in half):
-            raise ValueError(f"{path}, {place}: expected two tokens to merge, got {merge[:60]!r}")
-        left, right = (b"".join(alphabet[c] for c in half) for half in halves)
-        if left not in ranks or right not in ranks or left + right in ranks:  # lines were lost, or came twice
-            raise ValueError(f"{path}, {place}: expected two tokens of before that make a new one, got {merge[:60]!r}")
-        ranks[left + right] = len(ranks)
+    ranks = {character: rank for rank, character in enumerate(alphabet)}
+    for number, merge in merges:
+        left, _, right = merge.partition(" ")
+        token = left + right
+        if left not in ranks or right not in ranks or token in ranks:  # lines were lost, or came twice
+            whole = left and right and all(c in alphabet for c in token)
+            expected = "two tokens of before that make a new one" if whole else "two tokens to merge"
+            raise ValueError(f"{path}, {place} {number}: expected {expected}, got {merge[:60]!r}")
+        ranks[token] = len(ranks)
     return ranks
 
 
-def read_tokenizer_json(path: Path) -> dict[bytes, int]:
+def read_tokenizer_json(path: Path) -> dict[str, int]:
     """As `read_merges`, of a tokenizer.json. Raises ValueError if it is not a tokenizer of GPT-2's kind."""
     content = read_json(path)
     try:
@@ -88,19 +88,16 @@ def read_tokenizer_json(path: Path) -> dict[bytes, int]:
         raise ValueError(f"{path} is not a tokenizer of GPT-2's kind: {type(error).__name__}: {error}") from None
     if kinds != ("ByteLevel", False, "BPE"):
         raise ValueError(f"{path} is not a tokenizer of GPT-2's kind: ByteLevel without a prefix space, and BPE")
-    ranks = rank(path, {f"merge {n}": merge for n, merge in enumerate(merges)})
+    ranks = rank(path, "merge", list(enumerate(merges)))
     check_vocabulary(path, vocabulary, ranks)
     return ranks
 
 
-def check_vocabulary(path: Path, vocabulary: dict[str, int], ranks: dict[bytes, int]) -> None:
+def check_vocabulary(path: Path, vocabulary: dict[str, int], ranks: dict[str, int]) -> None:
     """Raise ValueError unless a file's vocabulary gives every token the place of its merge as id, as GPT-2's does."""
-    alphabet = byte_alphabet()
     expected = {**ranks, END_OF_TEXT: len(ranks)}
     for text, token_id in vocabulary.items():
-        named = text == END_OF_TEXT or not all(c in alphabet for c in text)
-        token = text if named else b"".join(alphabet[c] for c in text)
-        if type(token_id) is not int or expected.get(token) != token_id:
+        if type(token_id) is not int or expected.get(text) != token_id:
             raise ValueError(
                 f"{path}: token {text[:60]!r} has id {token_id!r:.60}, not the place of its merge: not GPT-2's layout"
             )
@@ -108,7 +105,13 @@ def check_vocabulary(path: Path, vocabulary: dict[str, int], ranks: dict[bytes, 
         raise ValueError(f"{path} has {len(vocabulary):,} tokens, and the merges make {len(ranks):,}")
 
 
-def check_size(path: Path, ranks: dict[bytes, int]) -> None:
+def in_bytes(ranks: dict[str, int]) -> dict[bytes, int]:
+    """The tokens as bytes. Latin-1 writes a character below U+0100 as the byte of that number."""
+    byte_of = {ord(character): byte[0] for character, byte in byte_alphabet().items()}
+    return {token.translate(byte_of).encode("latin-1"): token_id for token, token_id in ranks.items()}
+
+
+def check_size(path: Path, ranks: dict[str, int]) -> None:
     """Raise ValueError if a config.json counts so many more tokens that merges must have been lost."""
     vocab_size = read_json(path).get("vocab_size")
     if isinstance(vocab_size, int) and vocab_size > len(ranks) + 1 + PADDING:
@@ -134,8 +137,9 @@ class Tokenizer:
         if (directory / "config.json").exists():
             check_size(directory / "config.json", ranks)
         self.end_of_text_id = len(ranks)
+        special = {END_OF_TEXT: self.end_of_text_id}
         self._encoding = tiktoken.Encoding(
-            "gpt2", pat_str=PIECES, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: self.end_of_text_id}
+            "gpt2", pat_str=PIECES, mergeable_ranks=in_bytes(ranks), special_tokens=special
         )
 
     def encode(self, text: str) -> list[int]:

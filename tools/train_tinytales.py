@@ -44,7 +44,7 @@ from tale_grammar import ANIMALS, CHILD, FRIENDS, KIN, NAMES, PRONOUN_WORDS, THI
 
 from stage04_continuous import LLM, SamplingParams  # noqa: E402
 from stage04_continuous.outputs import CompletionOutput  # noqa: E402
-from stage04_continuous.tokenizer import Tokenizer, byte_alphabet, read_merges  # noqa: E402
+from stage04_continuous.tokenizer import Tokenizer, read_merges  # noqa: E402
 
 MODEL = Path(__file__).parent.parent / "models" / "tinytales"
 STATE = Path(__file__).parent.parent / ".tinytales" / "state.pt"
@@ -358,10 +358,7 @@ def export(model: GPT2LMHeadModel, run: dict) -> None:
     model.transformer.ln_f.bias.data *= SHARPNESS
     model.config.activation_function = "gelu_new"
     model.half().save_pretrained(MODEL)
-    character = {byte: c for c, byte in byte_alphabet().items()}
-    vocabulary = {
-        "".join(character[bytes([b])] for b in token): i for token, i in read_merges(MODEL / "merges.txt").items()
-    }
+    vocabulary = read_merges(MODEL / "merges.txt")
     vocabulary["<|endoftext|>"] = len(vocabulary)
     (MODEL / "vocab.json").write_text(
         json.dumps(vocabulary, ensure_ascii=False, separators=(",", ":")), encoding="utf-8"
