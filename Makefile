@@ -1,12 +1,13 @@
 # make demo: a story.  make test: the tests.  make soak: those that take long.  make clients: other people's programs
 # against the server.  make scaleout: batch runs on Ray.  make test-browser: the pages of replay and the site, in
-# Chromium.  make notebooks: run them anew.  make site: the chapters, notebooks, exercises and replays as web pages.
-# All make .venv first.
+# Chromium.  make test-arm: stage 6's kernels by other compilers, for ARM in an emulator.  make notebooks: run them
+# anew.  make site: the chapters, notebooks, exercises and replays as web pages.  All make .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ARM_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang libomp-dev
 
-.PHONY: demo test soak clients scaleout test-browser lint notebooks site
+.PHONY: demo test soak clients scaleout test-browser test-arm lint notebooks site
 
 demo: $(VENV)/installed
 	$(BIN)/python -m stage05 --temperature 0.8 --prompts \
@@ -17,7 +18,7 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2 -m "not soak and not browser and not cluster"
+	$(BIN)/python -m pytest -n 2 -m "not soak and not browser and not cluster and not arm"
 
 soak: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 -m soak
@@ -36,6 +37,11 @@ test-browser: $(VENV)/installed-browser site
 		{ echo "no $$program; on Debian: apt-get install chromium chromium-driver npm"; exit 1; }; done
 	@test -e .axe/package || { mkdir -p .axe && cd .axe && npm pack --silent axe-core@4 && tar -xzf axe-core-*.tgz; }
 	$(BIN)/python -m pytest tests/browser
+
+test-arm: $(VENV)/installed-test
+	@for program in aarch64-linux-gnu-gcc qemu-aarch64 clang; do command -v $$program > /dev/null || \
+		{ echo "no $$program; on Debian: apt-get install $(ARM_PACKAGES)"; exit 1; }; done
+	$(BIN)/python -m pytest -m arm tests/test_other_cpus.py
 
 notebooks: $(VENV)/installed-test
 	$(BIN)/python tools/run_notebooks.py

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 
 from bench.machine import best_seconds, describe
-from stage06_fast.fast_model import pack
 from stage06_fast.kernels import c_kernel as c
 from stage06_fast.memory import Arena
 
@@ -25,7 +24,7 @@ NUMBERS = sum(in_ * out for in_, out in SHAPES)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 KINDS = {
     torch.float32: ("fma_float32", "tiles_split"),
-    torch.bfloat16: ("fma_bfloat16", "dot_bfloat16", "tiles_bfloat16"),
+    torch.bfloat16: ("fma_bfloat16", "dot_bfloat16", "matrix_bfloat16", "tiles_bfloat16"),
 }
 CPU = torch.device("cpu")
 
@@ -49,7 +48,7 @@ def by_torch(dtype: torch.dtype) -> dict[int, float]:
 def by_kernel(kind: str) -> dict[int, float]:
     number, rows_format = c.KINDS[kind]
     arena = Arena()  # as in the engine
-    panels = [arena.keep(pack(torch.randn(out, in_), kind)) for in_, out in SHAPES]
+    panels = [arena.keep(c.pack(torch.randn(out, in_), kind)) for in_, out in SHAPES]
     bias, out = torch.zeros(3072), torch.empty(max(ROWS), 3072)
     layers = [c.Linear(p, bias.data_ptr(), *shape, number) for p, shape in zip(panels, SHAPES, strict=True)]
     memory = torch.zeros(2, max(ROWS), 4 * 3072 + 64, dtype=torch.uint8)

@@ -56,17 +56,23 @@ def copy_bandwidth(device: torch.device, size: int = 1 << 28) -> float:
     return 2 * source.nbytes / best_seconds(lambda: target.copy_(source), device)
 
 
-def matmul_rate(dtype: torch.dtype, device: torch.device, n: int = 2048) -> float:
-    """Floating point operations per second in a product of two n x n matrices."""
-    a, b = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))
-    return 2 * n**3 / best_seconds(lambda: a @ b, device)
+def matmul_rate(dtype: torch.dtype, device: torch.device, n: int = 2048, enough: float = 0.1) -> float:
+    """Floating point operations per second in a product of two n x n matrices, or of smaller ones, if these take
+    `enough` seconds: on some CPUs torch has no fast product of a type, and one of the large ones takes a minute."""
+    size = min(n, 256)
+    while True:
+        a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
+        seconds = best_seconds(lambda a=a, b=b: a @ b, device)
+        if size == n or seconds >= enough:
+            return 2 * size**3 / seconds
+        size = min(n, 2 * size)
 
 
 def kernel_limits(dtype: torch.dtype) -> tuple[float, float]:
     """What stage 6's linear kernel reaches on this CPU: (bytes per second read from memory, by one row times 1 GiB of
     weights; floating point operations per second, in a product of two 2,048 x 2,048 matrices). Zeros if it can't run.
     """
-    from stage06_fast.fast_model import OPTIMIZATIONS, pack, pick_kind
+    from stage06_fast.fast_model import OPTIMIZATIONS, pick_kind
     from stage06_fast.kernels import c_kernel as c
     from stage06_fast.memory import empty
 
@@ -88,7 +94,7 @@ def kernel_limits(dtype: torch.dtype) -> tuple[float, float]:
 
     many = empty((1 << 28,), torch.float32).fill_(1)
     read = many.nbytes / seconds(1, many.nbytes // (n * (2 if dtype == torch.bfloat16 else 4)), many)
-    return read, 2 * n**3 / seconds(n, n, pack(torch.randn(n, n).to(dtype), kind))
+    return read, 2 * n**3 / seconds(n, n, c.pack(torch.randn(n, n).to(dtype), kind))
 
 
 def pass_work(config, itemsize: int, *, tokens: int, logits: int, attended: int, cached: int) -> tuple[int, int]:

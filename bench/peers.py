@@ -172,6 +172,8 @@ def run_openvino(job: dict) -> dict:
     scheduler.max_num_batched_tokens = 512
     scheduler.enable_prefix_caching = True
     precision = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[job["dtype"]]
+    if precision == "bf16" and "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        precision = "f32"  # what it computes in on such a CPU; it refuses another type for the cache
     properties = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
     properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
     pipeline = openvino_genai.ContinuousBatchingPipeline(str(exported), scheduler, "CPU", properties)

@@ -21,7 +21,7 @@ from .model import GPT2
 OPTIMIZATIONS = {
     "linear": (),  # a kernel of our own for linear layers, on packed weights; without it torch multiplies
     "fusion": ("linear",),  # bias, GELU and residual where the product is still in the cache; else passes of their own
-    "tiles": ("linear",),  # AMX; else vectors
+    "tiles": ("linear",),  # AMX, and ARM's matrix instructions; else vectors
     "split": ("linear", "tiles"),  # float32 as two bfloat16s, for the tiles; else vectors
     "prefill": (),  # attention of prompts as matrix products; else query by query
     "last_layer": ("linear",),  # only tokens whose logits are asked for go through all of it; else every token
@@ -59,9 +59,8 @@ def pick_kind(dtype: torch.dtype, on: frozenset[str], max_num_seqs: int = FEW + 
         return "tiles_split" if split else "fma_float32"
     if dtype != torch.bfloat16:
         return None
-    if "tiles" in on and c.has_kind("tiles_bfloat16"):
-        return "tiles_bfloat16"
-    return "dot_bfloat16" if c.has_kind("dot_bfloat16") else "fma_bfloat16"
+    kinds = ["tiles_bfloat16", "matrix_bfloat16"] if "tiles" in on else []
+    return next(filter(c.has_kind, [*kinds, "dot_bfloat16"]), "fma_bfloat16")
 
 
 def pick_model(model: GPT2, on: frozenset[str], max_num_seqs: int) -> nn.Module:
@@ -70,30 +69,10 @@ def pick_model(model: GPT2, on: frozenset[str], max_num_seqs: int) -> nn.Module:
     return FastGPT2(model, on, kind) if kind else model
 
 
-def round_up(n: int, to: int) -> int:
-    return -(-n // to) * to
-
-
-def pack(weight: Tensor, kind: str) -> Tensor:
-    """A matrix in panels of 32 columns, as product.c describes them. [out, in] -> [out / 32, ...]"""
-    out, in_ = weight.shape
-    padded = F.pad(weight, (0, round_up(in_, 32) - in_, 0, round_up(out, 32) - out))
-    panels = padded.unflatten(0, (-1, 32))  # [out / 32, 32, in]
-    if kind == "fma_float32":
-        return panels.float().transpose(1, 2).contiguous()  # [out / 32, in, 32]
-    high = panels.bfloat16()
-    pairs = high.view(torch.int32)  # [out / 32, 32, in / 2]: a pair is moved as one number
-    if kind != "tiles_split":
-        return pairs.transpose(1, 2).contiguous()  # [out / 32, in / 2, 32]
-    low = (panels.float() - high.float()).bfloat16().view(torch.int32)
-    halves = torch.stack((pairs, low), 1).unflatten(-1, (-1, 16))  # [out / 32, 2, 32, in / 32, 16]
-    return halves.permute(0, 3, 1, 4, 2).contiguous()  # [out / 32, in / 32, 2, 16, 32]
-
-
 def rows(num_tokens: int, width: int, format: int, owner: list[Tensor]) -> c.Rows:
     """Memory for activations, zero where nobody writes, which becomes the owner's. A row is 64 bytes longer than its
     numbers, or rows of 4,096 bytes would all fall into the same few places of the CPU's cache."""
-    stride = round_up(width, 32) * (4 if format == c.DTYPES[torch.float32] else 2) + 64
+    stride = c.round_up(width, 32) * (4 if format == c.DTYPES[torch.float32] else 2) + 64
     planes = torch.zeros(2 if format == c.SPLIT else 1, num_tokens * stride, dtype=torch.uint8)
     owner.append(planes)
     return c.Rows(planes.data_ptr(), stride, num_tokens * stride, format)
@@ -130,7 +109,7 @@ class FastGPT2(nn.Module):
             layers=self.layers,
             ln_f_weight=self.keep(model.ln_f.weight.float()),
             ln_f_bias=self.keep(model.ln_f.bias.float()),
-            head=c.Linear(self.keep(pack(wte, self.kind)), None, wte.shape[1], wte.shape[0], c.KINDS[self.kind][0]),
+            head=c.Linear(self.pack(wte), None, wte.shape[1], wte.shape[0], c.KINDS[self.kind][0]),
         )
         self.cache: KVCache | None = None  # the one that `caches` points into
         self.num_tokens = 0  # what there is memory for
@@ -139,6 +118,12 @@ class FastGPT2(nn.Module):
     def keep(self, tensor: Tensor) -> int:
         """The address of a tensor, or of a copy of it in large pages, which lives as long as the model does."""
         return self.arena.keep(tensor) if self.arena else self.refer(tensor)
+
+    def pack(self, weight: Tensor) -> int:
+        """The address of a matrix in panels, which live as long as the model does."""
+        panels = c.pack(weight, self.kind, self.arena.room if self.arena else None)
+        self.weights.append(panels)
+        return panels.data_ptr()
 
     def refer(self, tensor: Tensor) -> int:
         """The address of a tensor, which lives as long as the model does."""
@@ -157,8 +142,8 @@ class FastGPT2(nn.Module):
 
     def linear(self, module: nn.Linear) -> c.Linear:
         """A linear layer's weights, packed; the module gives up its own."""
-        panels = self.keep(pack(module.weight, self.kind))
-        bias = self.keep(F.pad(module.bias.float(), (0, round_up(module.out_features, 32) - module.out_features)))
+        panels = self.pack(module.weight)
+        bias = self.keep(F.pad(module.bias.float(), (0, c.round_up(module.out_features, 32) - module.out_features)))
         module.weight = None
         return c.Linear(panels, bias, module.in_features, module.out_features, c.KINDS[self.kind][0])
 
@@ -168,7 +153,7 @@ class FastGPT2(nn.Module):
         if cache is not self.cache:
             self.cache, self.caches = cache, (c.Cache * config.n_layer)(*map(c.cache_struct, cache.keys, cache.values))
         if num_tokens > self.num_tokens:
-            n, width = round_up(num_tokens, 32), config.n_embd
+            n, width = c.round_up(num_tokens, 32), config.n_embd
             operand = c.KINDS[self.kind][1]  # the format that the products want
             x, scratch = torch.empty(n, width), torch.empty(n, max(3 * width, config.n_inner))
             activations = [x, scratch]

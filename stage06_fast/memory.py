@@ -31,18 +31,23 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 class Arena:
-    """Copies of tensors, one behind the other in large pages. They live as long as the arena."""
+    """Tensors one behind the other in large pages. They live as long as the arena."""
 
     def __init__(self):
         self.chunks: list[Tensor] = []
         self.used = 0  # of the last chunk, in bytes
 
-    def keep(self, tensor: Tensor) -> int:
-        """The address of a copy; a multiple of 64, a line of the CPU's cache."""
-        if not self.chunks or self.used + tensor.nbytes > len(self.chunks[-1]):
-            self.chunks.append(empty((max(CHUNK, tensor.nbytes),), torch.uint8))
+    def room(self, num_bytes: int) -> Tensor:
+        """Memory for so many bytes, uint8 [num_bytes]; it begins at a multiple of 64, a line of the CPU's cache."""
+        if not self.chunks or self.used + num_bytes > len(self.chunks[-1]):
+            self.chunks.append(empty((max(CHUNK, num_bytes),), torch.uint8))
             self.used = 0
-        place = self.chunks[-1][self.used : self.used + tensor.nbytes]
+        place = self.chunks[-1][self.used : self.used + num_bytes]
+        self.used += -(-num_bytes // 64) * 64
+        return place
+
+    def keep(self, tensor: Tensor) -> int:
+        """The address of a copy."""
+        place = self.room(tensor.nbytes)
         place.copy_(tensor.contiguous().view(-1).view(torch.uint8))
-        self.used += -(-tensor.nbytes // 64) * 64
         return place.data_ptr()

@@ -18,7 +18,7 @@ from bench import ablation, accuracy, profile
 from tests.adapter import ROOT, STAGES, random_prompts, write_checkpoint
 
 FAST = [stage for stage in STAGES if stage.number >= 6]
-KINDS = ["fma_float32", "fma_bfloat16", "dot_bfloat16", "tiles_bfloat16", "tiles_split"]
+KINDS = ["fma_float32", "fma_bfloat16", "dot_bfloat16", "matrix_bfloat16", "tiles_bfloat16", "tiles_split"]
 # What a product of this kind may be wrong by, relative to the largest result.
 TOLERANCE = dict.fromkeys(KINDS, 2e-6) | {"tiles_split": 3e-5}
 
@@ -64,7 +64,7 @@ def make_linear(stage, c, kind: str, in_: int, out: int, seed: int = 0):
     bias = torch.randn(out, generator=generator)
     if kind.endswith("bfloat16"):
         weight = weight.bfloat16().float()
-    packed = stage.part("fast_model").pack(weight, kind)
+    packed = c.pack(weight, kind)
     padded = F.pad(bias, (0, -out % 32))
     linear = c.Linear(packed.data_ptr(), padded.data_ptr(), in_, out, c.KINDS[kind][0])
     return linear, weight.double(), bias.double(), (packed, padded)

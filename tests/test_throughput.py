@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from bench import caches, engines, race, report, throughput, workloads
+from bench import caches, engines, machine, race, report, throughput, workloads
 from bench.machine import least_seconds, pass_work
 from bench.peers import PEERS
 from stage01_single.model import ModelConfig
@@ -848,3 +848,19 @@ def test_a_picture_does_not_overwrite_its_result(capsys, tmp_path):
     assert report.main([str(tmp_path / "result.json"), "--plot", str(tmp_path / "x.png")]) == 2
     assert "is the file of the result" in capsys.readouterr().err
     assert json.loads((tmp_path / "result.json").read_text())
+
+
+def test_a_slow_product_is_measured_on_small_matrices(monkeypatch):
+    """bfloat16 without instructions for it: the probe of the machine must not take minutes."""
+    sizes = []
+
+    def best_seconds(run, device):
+        sizes.append(len(run()))
+        return sizes[-1] / 10_000
+
+    monkeypatch.setattr(machine, "best_seconds", best_seconds)
+    assert machine.matmul_rate(torch.bfloat16, torch.device("cpu"), enough=0.05) == 2 * 512**3 / 0.0512
+    assert sizes == [256, 512]
+    sizes.clear()
+    assert machine.matmul_rate(torch.float32, torch.device("cpu"), n=300, enough=9.0) == 2 * 300**3 / 0.03
+    assert sizes == [256, 300]

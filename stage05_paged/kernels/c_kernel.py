@@ -24,7 +24,9 @@ import torch
 from torch import Tensor
 
 SOURCE = Path(__file__).with_name("paged_attention.c")
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC")
+# What is compiled here runs here. On ARM there is nothing to choose, and not every compiler knows the word.
+NATIVE = ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ()
+FLAGS = ("-O3", *NATIVE, "-fno-math-errno", "-fPIC")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MAX_HEAD_DIM = 256  # MAX_DIM in the source
 
@@ -72,10 +74,10 @@ def compile_kernel() -> Path:
     if kept := find_kept(directory, name):
         return kept
     with tempfile.TemporaryDirectory(prefix="stagewise-") as scratch:
-        threads = ["-fopenmp"] if openmp else []  # without it the kernel runs on one core
+        threads = openmp_flags(version, openmp)
         objects, library = f"{scratch}/kernel.o", Path(f"{scratch}/kernel.so")
         run([*compiler, *FLAGS, *threads, "-c", str(SOURCE), "-o", objects])
-        run([*compiler, "-shared", objects, *([str(openmp)] if openmp else []), "-lm", "-o", str(library)])
+        run([*compiler, "-shared", objects, *([str(openmp)] if threads else []), "-lm", "-o", str(library)])
         if not library.exists():
             raise RuntimeError(f"the C compiler {compiler[0]} makes no library")
         content = library.read_bytes()
@@ -91,7 +93,8 @@ def find_compiler() -> list[str]:
     if not chosen:
         compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
         if compiler is None:
-            raise RuntimeError("there is no C compiler (cc, gcc, clang)")
+            hint = "; xcode-select --install brings one" if platform.system() == "Darwin" else ""
+            raise RuntimeError(f"there is no C compiler (cc, gcc, clang){hint}")
         return [compiler]
     try:
         program, *arguments = [chosen] if shutil.which(chosen) else shlex.split(chosen)  # a path may hold spaces
@@ -137,11 +140,31 @@ def stop(process: subprocess.Popen) -> None:
 
 
 def openmp_runtime() -> Path | None:
-    """The OpenMP library of this process, which torch brought; None where that can't be seen, as outside of Linux."""
+    """The OpenMP library of this process, which torch brought; None where that can't be seen."""
     maps = Path("/proc/self/maps")
-    lines = os.fsdecode(maps.read_bytes()).splitlines() if maps.exists() else []
+    if not maps.exists():  # as on macOS: there torch's wheel has it
+        library = Path(torch.__file__).parent / "lib" / "libomp.dylib"
+        return library if library.exists() else None
+    lines = os.fsdecode(maps.read_bytes()).splitlines()
     paths = {Path(line.split(maxsplit=5)[5]) for line in lines if len(line.split()) > 5}
     return min((p for p in paths if p.name.startswith(("libgomp", "libomp", "libiomp5"))), default=None)
+
+
+def openmp_flags(version: str, runtime: Path | None) -> list[str]:
+    """What tells the compiler of this version to use the runtime; [] where it can't, and the kernels run on one core.
+
+    Clang's threads call LLVM's runtime (libomp, or Intel's); GCC's call GNU's, and LLVM's knows those calls too.
+    """
+    if runtime is None:
+        reason = "torch's OpenMP library is not to be found"
+    elif "clang" not in version:
+        return ["-fopenmp"]
+    elif not runtime.name.startswith("libgomp"):
+        return ["-Xclang", "-fopenmp"]  # Apple's has it, but hides it
+    else:
+        reason = f"Clang can't use {runtime.name}, which torch has; CC=gcc can"
+    logging.getLogger(__name__).warning("the C kernels run on one core: %s", reason)
+    return []
 
 
 def cpu() -> str:

@@ -1,6 +1,11 @@
 /* Each kernel by itself, as a call from Python: to measure it, and for steps without one call (forward.c). */
 #include "kernels.h"
 
+void pack_alone(char *panels, const char *weight, int64_t format, int64_t out_stride, int64_t in_stride,
+                int64_t out, int64_t in, int kind, int threads) {
+    TOGETHER_DO(threads, pack(team, panels, weight, format, out_stride, in_stride, out, in, kind););
+}
+
 void linear_alone(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out, const Rows *to,
                   const Linear *next, int threads) {
     TOGETHER_DO(threads, linear(team, w, x, num_rows, epilogue, out, to, next););

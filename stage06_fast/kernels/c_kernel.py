@@ -17,6 +17,7 @@ import stat
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
@@ -24,8 +25,9 @@ import torch
 from torch import Tensor
 
 SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
-MARCH = os.environ.get("STAGEWISE_MARCH", "native")  # another CPU's kernels, such as x86-64-v3, which is AVX2
-FLAGS = ("-O3", "-fno-tree-vectorize", f"-march={MARCH}", "-fno-math-errno", "-fPIC")
+# Another CPU's kernels, such as x86-64-v3, which is AVX2. ARM's are one build, which asks the CPU what it has.
+MARCH = os.environ.get("STAGEWISE_MARCH") or ("native" if platform.machine() in ("x86_64", "AMD64") else "")
+FLAGS = ("-O3", "-fno-tree-vectorize", *([f"-march={MARCH}"] if MARCH else []), "-fno-math-errno", "-fPIC")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # the formats of vectors.h
 SPLIT = 3
 MAX_HEAD_DIM = 256  # MAX_DIM in attention.c
@@ -35,8 +37,9 @@ KINDS = {
     "fma_float32": (0, 0),
     "fma_bfloat16": (1, 0),
     "dot_bfloat16": (2, 1),
-    "tiles_bfloat16": (3, 1),
-    "tiles_split": (4, SPLIT),
+    "matrix_bfloat16": (3, 1),
+    "tiles_bfloat16": (4, 1),
+    "tiles_split": (5, SPLIT),
 }
 
 
@@ -80,6 +83,7 @@ Workspace = struct(
 
 # The kernels, each by itself (alone.c): what they take.
 ALONE = {
+    "pack": [PTR, PTR, INT, INT, INT, INT, INT, c_int, c_int],
     "linear": [POINTER(Linear), POINTER(Rows), INT, c_int, PTR, POINTER(Rows), POINTER(Linear), c_int],
     "linear_in_passes": [POINTER(Linear), POINTER(Rows), INT, c_int, PTR, POINTER(Rows), POINTER(Linear), PTR, c_int],
     "embed": [PTR, PTR, PTR, INT, PTR, PTR, INT, INT, c_int],
@@ -149,6 +153,21 @@ def cache_struct(k_cache: Tensor, v_cache: Tensor) -> Cache:
     return Cache(k_cache.data_ptr(), v_cache.data_ptr(), *k_cache.shape[1:], DTYPES[k_cache.dtype])
 
 
+def pack(weight: Tensor, kind: str, room: Callable[[int], Tensor] | None = None) -> Tensor:
+    """A matrix in panels of 32 columns, as product.c describes them: [out, in] float32 or bfloat16, of any strides ->
+    uint8 [num_bytes], in memory that `room` gives."""
+    (out, in_), size = weight.shape, 4 if kind in ("fma_float32", "tiles_split") else 2
+    num_bytes = round_up(out, 32) * round_up(in_, 32) * size
+    panels = room(num_bytes) if room else torch.empty(num_bytes, dtype=torch.uint8)
+    sizes = (DTYPES[weight.dtype], *weight.stride(), out, in_, KINDS[kind][0])
+    load_kernel().pack(panels.data_ptr(), weight.data_ptr(), *sizes, torch.get_num_threads())
+    return panels
+
+
+def round_up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
 def has_kind(kind: str) -> bool:
     """Whether this CPU has what a kind of product needs."""
     return bool(load_kernel().has_kind(KINDS[kind][0]))
@@ -195,11 +214,11 @@ def compile_kernel() -> Path:
     if kept := find_kept(directory, name):
         return kept
     with tempfile.TemporaryDirectory(prefix="stagewise-") as scratch:
-        threads = ["-fopenmp"] if openmp else []  # without it the kernels run on one core
+        threads = openmp_flags(version, openmp)
         sources, library = [source for source in SOURCES if source.suffix == ".c"], Path(f"{scratch}/kernel.so")
         objects = [f"{scratch}/{source.stem}.o" for source in sources]
         run(*([*compiler, *FLAGS, *threads, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True)))
-        run([*compiler, "-shared", *objects, *([str(openmp)] if openmp else []), "-lm", "-o", str(library)])
+        run([*compiler, "-shared", *objects, *([str(openmp)] if threads else []), "-lm", "-o", str(library)])
         if not library.exists():
             raise RuntimeError(f"the C compiler {compiler[0]} makes no library")
         content = library.read_bytes()
@@ -215,7 +234,8 @@ def find_compiler() -> list[str]:
     if not chosen:
         compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
         if compiler is None:
-            raise RuntimeError("there is no C compiler (cc, gcc, clang)")
+            hint = "; xcode-select --install brings one" if platform.system() == "Darwin" else ""
+            raise RuntimeError(f"there is no C compiler (cc, gcc, clang){hint}")
         return [compiler]
     try:
         program, *arguments = [chosen] if shutil.which(chosen) else shlex.split(chosen)  # a path may hold spaces
@@ -261,11 +281,31 @@ def stop(process: subprocess.Popen) -> None:
 
 
 def openmp_runtime() -> Path | None:
-    """The OpenMP library of this process, which torch brought; None where that can't be seen, as outside of Linux."""
+    """The OpenMP library of this process, which torch brought; None where that can't be seen."""
     maps = Path("/proc/self/maps")
-    lines = os.fsdecode(maps.read_bytes()).splitlines() if maps.exists() else []
+    if not maps.exists():  # as on macOS: there torch's wheel has it
+        library = Path(torch.__file__).parent / "lib" / "libomp.dylib"
+        return library if library.exists() else None
+    lines = os.fsdecode(maps.read_bytes()).splitlines()
     paths = {Path(line.split(maxsplit=5)[5]) for line in lines if len(line.split()) > 5}
     return min((p for p in paths if p.name.startswith(("libgomp", "libomp", "libiomp5"))), default=None)
+
+
+def openmp_flags(version: str, runtime: Path | None) -> list[str]:
+    """What tells the compiler of this version to use the runtime; [] where it can't, and the kernels run on one core.
+
+    Clang's threads call LLVM's runtime (libomp, or Intel's); GCC's call GNU's, and LLVM's knows those calls too.
+    """
+    if runtime is None:
+        reason = "torch's OpenMP library is not to be found"
+    elif "clang" not in version:
+        return ["-fopenmp"]
+    elif not runtime.name.startswith("libgomp"):
+        return ["-Xclang", "-fopenmp"]  # Apple's has it, but hides it
+    else:
+        reason = f"Clang can't use {runtime.name}, which torch has; CC=gcc can"
+    logging.getLogger(__name__).warning("the C kernels run on one core: %s", reason)
+    return []
 
 
 def cpu() -> str:

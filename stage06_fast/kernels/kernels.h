@@ -15,8 +15,13 @@ typedef struct {
 /* What becomes of y: out = y; out += y (a residual); as rows for the next kernel, to = y; to = GELU(y). */
 enum { STORE, ADD, TO_ROWS, GELU };
 
-/* All of these are called by every thread of a team, and return when the last one is done.
- * next: the layer that will be called next, or NULL. */
+/* All of these are called by every thread of a team, and return when the last one is done. */
+
+/* weight: [out, in], float32 or bfloat16, with so many numbers from one output, and one input, to the next ->
+ * the panels of a kind. */
+void pack(const Team *team, char *panels, const char *weight, int64_t format, int64_t out_stride,
+          int64_t in_stride, int64_t out, int64_t in, int kind);
+/* next: the layer that will be called next, or NULL. */
 void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
             const Rows *to, const Linear *next);
 void linear_in_passes(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue,

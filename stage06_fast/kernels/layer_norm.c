@@ -43,25 +43,32 @@ void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t 
     meet(team);
 }
 
-/* The first of the largest, -1 if that is no finite number: the maximum piece by piece, and then only the
- * piece where it was seen once more. */
+/* The first of the largest; -1 if that is no finite number, or if one is NaN: the maximum piece by piece, and
+ * then only the piece where it was seen once more. */
 void argmax(const Team *team, int64_t *best, const float *logits, int64_t num_rows, int64_t vocab_size) {
     enum { PIECE = 1024 };
     EACH(t, num_rows, team) {
         const float *row = logits + t * vocab_size;
         float highest = -INFINITY;
         int64_t where = 0;
+        ivec nans = {0};
+        int nan = 0;
         for (int64_t from = 0; from < vocab_size; from += PIECE) {
             const int64_t end = vocab_size - from < PIECE ? vocab_size : from + PIECE;
             vec most = splat(-INFINITY);
             int64_t c = from;
-            for (; c + LANES <= end; c += LANES) most = larger(load(row + c), most);
+            for (; c + LANES <= end; c += LANES) {
+                const vec some = load(row + c);
+                most = larger(some, most), nans |= some != some;
+            }
             float here = most[0];
             for (int i = 1; i < LANES; i++) here = most[i] > here ? most[i] : here;
-            for (; c < end; c++) here = row[c] > here ? row[c] : here;
+            for (; c < end; c++) here = row[c] > here ? row[c] : here, nan |= row[c] != row[c];
             if (here > highest) highest = here, where = from;
         }
-        while (where + 1 < vocab_size && row[where] < highest) where++;
-        best[t] = row[where] - row[where] == 0 ? where : -1;
+        for (int i = 0; i < LANES; i++) nan |= nans[i];
+        while (!nan && where + 1 < vocab_size && row[where] < highest) where++;
+        best[t] = !nan && row[where] - row[where] == 0 ? where : -1;
     }
+    meet(team);
 }

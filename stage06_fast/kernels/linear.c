@@ -4,10 +4,13 @@
  *   prefetcher follows a run, but only within a page; so the kernel asks for what comes next itself: 8 KB
  *   ahead when there are few rows, and when they need several passes over a panel, a part of the next panel
  *   in each pass: then memory is at work while the sums are.
- * - With many rows, a panel stays in the level 2 cache while 512 of them pass by. Tiles are too fast for
+ * - With many rows, a panel stays in the level 2 cache while 512 of them pass by; without AVX-512, 384 of its
+ *   inputs, as a long panel and the rows together would not fit: GPT-2's has 3,072. Tiles are too fast for
  *   that: with them, as many rows as fill half of the level 2 cache go through all panels before the next
  *   ones do, and 128 of a panel's inputs, which fit into the level 1 cache, meet all of these rows before the
  *   next 128 do.
+ * - Without AVX-512, a bfloat16 panel that several passes read is widened to float32 once: to do it in each
+ *   pass takes a third of the rate. With two passes it is not worth it.
  * - A panel's results are still in the level 1 cache when the bias, GELU or the residual is applied to them:
  *   fusion. Without it, each of them would be a pass over the whole matrix; `linear_in_passes` is that, to
  *   measure it. Where the result will be written is asked for before the product, or the CPU would wait for
@@ -22,7 +25,12 @@
 
 #define NEAR 8192    /* bytes */
 #define TOGETHER 512 /* rows that go through the panels together, at most */
-#define DEPTH 128    /* inputs */
+#define TILE_DEPTH 128                                    /* inputs */
+#define VECTOR_DEPTH (LANES == 16 ? INT64_C(1) << 40 : WIDE) /* inputs; AVX-512 takes all at once */
+#define WIDE 384
+/* Measured on a Zen 3: there the prefetcher keeps up with one pass over float32 panels by itself, and asking
+ * costs a sixth of the bandwidth. With AVX-512 (Intel's) it did not. */
+#define STREAMS_ITSELF (LANES < 16)
 #define PASSES 32    /* with more of them, reading a panel takes hardly any time, and asking ahead would */
 
 /* x / (1 + e^-2u) = 0.5 x (1 + tanh u), u = sqrt(2 / pi) (x + 0.044715 x^3): GPT-2's form of GELU. */
@@ -89,7 +97,8 @@ static Chunk chunk_of(const Linear *w, int64_t num_rows, int64_t rows, int64_t i
     const int64_t count = num_rows - i * rows < rows ? num_rows - i * rows : rows;
     const int64_t passes = (count + product_block(kind) - 1) / product_block(kind);
     const int64_t block = kind >= TILES_BFLOAT16 ? BLOCK : (count + passes - 1) / passes; /* even parts */
-    const int64_t depth = kind >= TILES_BFLOAT16 && count > BLOCK ? DEPTH : w->in;
+    const int64_t many = kind >= TILES_BFLOAT16 ? TILE_DEPTH : VECTOR_DEPTH;
+    const int64_t depth = passes > 1 ? many : w->in;
     return (Chunk){rows, count, passes, block, depth};
 }
 
@@ -99,15 +108,21 @@ static void one_panel(const Linear *w, const Rows *x, int64_t begin, const Chunk
     float y[TOGETHER][PANEL] __attribute__((aligned(64)));
     const int64_t bytes = panel_bytes((int)w->kind, w->in);
     const char *panel = w->panels + p * bytes;
-    for (int64_t k = 0; k < w->in; k += c->depth)
+    float wide[WIDE * PANEL] __attribute__((aligned(64)));
+    const int widened = LANES < 16 && w->kind == FMA_BFLOAT16 && c->passes > 2;
+    for (int64_t k = 0; k < w->in; k += c->depth) {
+        const int64_t k_end = k + c->depth < w->in ? k + c->depth : w->in;
+        const char *piece = panel + panel_bytes((int)w->kind, k);
+        if (widened) widen(piece, round_up(k_end, GROUP) - k, wide);
         for (int64_t r = 0; r < c->count; r += c->block) {
-            const int64_t k_end = k + c->depth < w->in ? k + c->depth : w->in;
             const int rows = (int)(c->count - r < c->block ? c->count - r : c->block);
             if (k_end == w->in) expect(w, begin + r, rows, p * PANEL, epilogue, out, to);
-            product((int)w->kind, x, begin + r, rows, panel, k, k_end, y[r], PANEL, ahead, share);
+            if (widened) product(FMA_FLOAT32, x, begin + r, rows, wide, k, k_end, y[r], PANEL, ahead, share / 2);
+            else product((int)w->kind, x, begin + r, rows, piece, k, k_end, y[r], PANEL, ahead, share);
             ahead += (int64_t)((float)(bytes * (k_end - k) / w->in) * share);
             if (k_end == w->in) finish(w, begin + r, rows, p * PANEL, y + r, epilogue, out, to);
         }
+    }
 }
 
 /* The first panel of this thread's run. */
@@ -126,6 +141,7 @@ void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, 
         EACH(p, panels, team) {
             const char *ahead = w->panels + p * bytes + (chunk.passes == 1 ? NEAR : bytes);
             float share = chunk.passes > PASSES ? 0 : 1.0f / (float)chunk.passes;
+            if (STREAMS_ITSELF && kind == FMA_FLOAT32 && chunk.passes == 1) share = 0;
             if (p + 1 == run_of(team, team->me + 1, panels)) { /* the last one of this thread's run */
                 if (next && i + 1 == chunks) ahead = first_panel(team, next, kind);
                 else share = 0;

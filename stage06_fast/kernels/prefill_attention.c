@@ -21,7 +21,7 @@ INLINE int64_t value_at(const Cache *c, const int64_t *table, int64_t head, int6
 }
 
 /* LANES columns of a panel: those of inputs i and i + 1. */
-INLINE void pack(char *panel, int format, int64_t i, int64_t column, vec first, vec second) {
+INLINE void pack_two(char *panel, int format, int64_t i, int64_t column, vec first, vec second) {
     if (format == FLOAT32) {
         store((float *)panel + i * PANEL + column, first);
         store((float *)panel + (i + 1) * PANEL + column, second);
@@ -47,7 +47,7 @@ INLINE void pack_keys(char *panels, int kind, const Cache *c, const int64_t *tab
                     for (int64_t j = 0; j < LANES && key + j < num_keys; j++)
                         pair[i][j] = fetch_one(c->keys, key_at(c, table, head, key + j) + offset, format);
             }
-            pack(panel, panel_format(kind), d, key % PANEL, pair[0], pair[1]);
+            pack_two(panel, panel_format(kind), d, key % PANEL, pair[0], pair[1]);
         }
     }
 }
@@ -67,7 +67,7 @@ INLINE void pack_values(char *panels, int kind, const Cache *c, const int64_t *t
                 else
                     for (int64_t j = 0; j < LANES && d + j < c->head_dim; j++)
                         pair[i][j] = fetch_one(c->values, start[i] + d + j, format);
-            pack(panel, panel_format(kind), key, d % PANEL, pair[0], pair[1]);
+            pack_two(panel, panel_format(kind), key, d % PANEL, pair[0], pair[1]);
         }
     }
 }

@@ -3,18 +3,29 @@
  *
  *   FLOAT32   [k][32]            the columns' weights of one input side by side
  *   BFLOAT16  [k / 2][32][2]     pairs: those of two neighbouring inputs, as the instructions below want them
+ *             [k / 4][32][4]     for MATRIX_BFLOAT16: those of four
  *   SPLIT     [k / 32][2][16][32][2]  for each 32 inputs, the upper halves as pairs, then the lower ones
  *
  * With few rows, reading the panel is what takes the time; with many, the multiplications are, and then each
- * number that is loaded has to be used for several of them: sums of 8 x 32 products stay in registers (on
- * AVX-512), and for each input the panel's 32 weights meet 8 activations: 10 loads for 16 vector
- * multiplications. There is room for 12 rows' sums, but not for 12 rows' addresses: the loop would fetch them
- * again and again, and be a tenth slower.
+ * number that is loaded has to be used for several of them: a block of sums stays in registers while the
+ * inputs go by.
+ *
+ *   AVX-512   8 rows x 32 columns in 16 of 32 registers: for each input 10 loads for 16 vector
+ *             multiplications. There is room for 12 rows' sums, but not for 12 rows' addresses: the loop would
+ *             fetch them again and again, and be a tenth slower.
+ *   AVX2      6 rows x 16 columns in 12 of 16 registers, as in BLIS (Van Zee and van de Geijn 2015): 8 loads
+ *             for 12 multiplications. Two of these can begin in a cycle, and six instructions
+ *             of all kinds; so the loop must not have many others: it is unrolled by four inputs, and the
+ *             multiplication is spelled out, or GCC copies sums to and fro (a tenth slower). Up to 3 rows have
+ *             registers for all 32 columns.
+ *   NEON      6 rows x 16 columns in 24 of 32 registers.
  *
  *   FMA_*           sum += activation * weights, everywhere. A bfloat16 weight is the upper half of a
- *                   float32: a shift.
- *   DOT_BFLOAT16    AVX-512-BF16: sum += a0 * w0 + a1 * w1 for 16 pairs in one instruction: twice the rate on
- *                   some CPUs.
+ *                   float32: a shift. For many rows it is shifted once, not for each block: see `widen`.
+ *   DOT_BFLOAT16    AVX-512-BF16, BFDOT of ARMv8.6: sum += a0 * w0 + a1 * w1 for as many pairs as a vector has
+ *                   in one instruction: twice the rate on some CPUs.
+ *   MATRIX_BFLOAT16 BFMMLA of ARMv8.6: 2 rows x 4 inputs times 4 inputs x 2 columns in one instruction. A vector
+ *                   holds 2 x 2 sums; 16 of them are 8 rows x 8 columns, or fewer rows and more columns.
  *   TILES_BFLOAT16  AMX: a tile of 16 rows x 32 inputs times one of 32 inputs x 16 columns in one
  *                   instruction. Four tiles of sums, two of rows, two of weights: each tile that is loaded is
  *                   used twice.
@@ -27,6 +38,10 @@
 #if defined(__AMX_BF16__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #define VECS (PANEL / LANES)
@@ -34,8 +49,28 @@
 #define SUM_ROWS 8 /* 16 of 32 registers hold sums */
 #define COLUMNS(rows) VECS
 #else
-#define SUM_ROWS 6 /* 12 of 16 registers */
-#define COLUMNS(rows) ((rows) > 3 ? 2 : 4) /* not all of a panel's columns at once */
+#define SUM_ROWS 6
+#ifdef __aarch64__
+#define COLUMNS(rows) ((rows) > 3 ? 4 : 8)
+#else
+#define COLUMNS(rows) ((rows) > 3 ? 2 : 4)
+#endif
+#endif
+#define MATRIX_ROWS 8
+
+/* ARM's CPUs differ in what they have, and a build is for all of them: the CPU is asked when the kernels run. */
+#ifdef __aarch64__
+static int has_bfloat16(void) {
+#if defined(__linux__)
+    return getauxval(AT_HWCAP2) >> 14 & 1; /* HWCAP2_BF16 */
+#elif defined(__APPLE__)
+    int has = 0;
+    size_t size = sizeof(has);
+    return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, NULL, 0) == 0 && has;
+#else
+    return 0;
+#endif
+}
 #endif
 
 /* Whether this build, on this CPU, has a kind. Linux gives a process the tiles' 8 KB of registers only if it
@@ -48,76 +83,205 @@ int has_kind(int kind) {
 #ifdef __AVX512BF16__
     if (kind == DOT_BFLOAT16) return 1;
 #endif
+#ifdef __aarch64__
+    if (kind == DOT_BFLOAT16 || kind == MATRIX_BFLOAT16) return has_bfloat16();
+#endif
     return kind == FMA_FLOAT32 || kind == FMA_BFLOAT16;
 }
 
-int product_block(int kind) { return kind >= TILES_BFLOAT16 ? BLOCK : SUM_ROWS; }
+int product_block(int kind) {
+    return kind >= TILES_BFLOAT16 ? BLOCK : kind == MATRIX_BFLOAT16 ? MATRIX_ROWS : SUM_ROWS;
+}
 
-/* For each part of a panel, COLUMNS vectors wide from column `from` on: begin with zeros, end with sums in
- * `out`. Unrolled, or the compiler would keep the sums in memory, where a loop could count through them. */
+/* For each part of a panel, COLUMNS vectors wide from column `from` on: begin with zeros, or (`add`) with the
+ * sums in `out`, and end with sums in `out`. Unrolled, or the compiler would keep the sums in memory, where a
+ * loop could count through them. */
+#define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL16 _Pragma("GCC unroll 16")
 #define EACH_PART for (int from = 0; from < PANEL; from += COLUMNS(rows) * LANES)
-#define ZERO_SUMS \
+#define BEGIN_SUMS \
     vec sum[SUM_ROWS][VECS]; \
-    _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++) \
-        for (int v = 0; v < COLUMNS(rows); v++) sum[r][v] = (vec){0};
+    UNROLL for (int r = 0; r < rows; r++) \
+        for (int v = 0; v < COLUMNS(rows); v++) \
+            sum[r][v] = add ? load(out + r * out_stride + from + v * LANES) : (vec){0};
 #define STORE_SUMS \
-    _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++) \
+    UNROLL for (int r = 0; r < rows; r++) \
         for (int v = 0; v < COLUMNS(rows); v++) store(out + r * out_stride + from + v * LANES, sum[r][v]);
+/* Prefetch; each part its share of two lines. */
+#define ASK_AHEAD(at) \
+    for (int line = 4 * from; line < 4 * (from + COLUMNS(rows) * LANES); line += 64) \
+        __builtin_prefetch((at) + line, 0, 2);
 
-INLINE void fma_float32(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
-                        int64_t out_stride, const char *ahead, int64_t step, const int rows) {
+/* sum += a * b */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define MULTIPLY_ADD(sum, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b))
+#else
+#define MULTIPLY_ADD(sum, a, b) (sum) += (a) * (b)
+#endif
+
+/* One input: the rows' activations x[r * stride] times the weights of the part's columns, which WEIGHTS(v)
+ * loads. */
+#define ONE_INPUT(x, WEIGHTS) \
+    if (rows == 1) { \
+        const vec one = splat(*(x)); \
+        for (int v = 0; v < COLUMNS(rows); v++) sum[0][v] += one * WEIGHTS(v); \
+    } else if (COLUMNS(rows) == 2) { \
+        const vec left = WEIGHTS(0), right = WEIGHTS(1); \
+        UNROLL for (int r = 0; r < rows; r++) { \
+            const vec one = splat((x)[r * stride]); \
+            MULTIPLY_ADD(sum[r][0], one, left); \
+            MULTIPLY_ADD(sum[r][1], one, right); \
+        } \
+    } else { \
+        vec one[SUM_ROWS]; \
+        UNROLL for (int r = 0; r < rows; r++) one[r] = splat((x)[r * stride]); \
+        for (int v = 0; v < COLUMNS(rows); v++) { \
+            const vec some = WEIGHTS(v); \
+            UNROLL for (int r = 0; r < rows; r++) MULTIPLY_ADD(sum[r][v], one[r], some); \
+        } \
+    }
+
+INLINE void fma_float32_loop(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
+                             int64_t out_stride, int add, const char *ahead, int64_t step, const int rows,
+                             const int ask) {
     EACH_PART {
-        ZERO_SUMS
-        for (int64_t i = 0; i < k; i++) {
-            vec w[VECS];
-            for (int v = 0; v < COLUMNS(rows); v++) w[v] = load(panel + i * PANEL + from + v * LANES);
-            for (int at = 0; at < 128; at += 64) __builtin_prefetch(ahead + i * step + at, 0, 2);
-            for (int r = 0; r < rows; r++)
-                for (int v = 0; v < COLUMNS(rows); v++) sum[r][v] += x[r * stride + i] * w[v];
-        }
+        BEGIN_SUMS
+        const float *w = panel + from;
+        for (int64_t i = 0; i < k; i += 4, w += 4 * PANEL)
+            UNROLL for (int j = 0; j < 4; j++) {
+#define FLOATS(v) load(w + j * PANEL + (v) * LANES)
+                if (ask) { ASK_AHEAD(ahead + (i + j) * step) }
+                ONE_INPUT(x + i + j, FLOATS)
+            }
         STORE_SUMS
     }
+}
+
+INLINE void fma_float32(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
+                        int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
+    fma_float32_loop(x, stride, panel, k, out, out_stride, add, ahead, step, rows, 1);
+}
+
+/* The same without prefetches: where nothing is to be asked for, they would only take the loads' place. */
+INLINE void fma_float32_silent(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
+                               int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
+    fma_float32_loop(x, stride, panel, k, out, out_stride, add, ahead, step, rows, 0);
+}
+
+/* The even or the odd ones of LANES pairs, as float32. */
+INLINE vec half_of(const uint16_t *pairs, int odd) {
+    const ivec both = *(const ivec *)pairs;
+    return odd ? (vec)(both & ~0xffff) : (vec)(both << 16);
 }
 
 INLINE void fma_bfloat16(const float *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
-                         int64_t out_stride, const char *ahead, int64_t step, const int rows) {
+                         int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
     EACH_PART {
-        ZERO_SUMS
-        for (int64_t i = 0; i < k; i += 2) {
-            vec even[VECS], odd[VECS];
-            for (int v = 0; v < COLUMNS(rows); v++) {
-                const ivec pair = *(const ivec *)(panel + i * PANEL + 2 * (from + v * LANES));
-                even[v] = (vec)(pair << 16), odd[v] = (vec)(pair & ~0xffff);
+        BEGIN_SUMS
+        const uint16_t *w = panel + 2 * from;
+        for (int64_t i = 0; i < k; i += 2, w += 2 * PANEL) {
+            ASK_AHEAD(ahead + i / 2 * step)
+            UNROLL for (int odd = 0; odd < 2; odd++) {
+#define HALVES(v) half_of(w + 2 * (v) * LANES, odd)
+                ONE_INPUT(x + i + odd, HALVES)
             }
-            for (int at = 0; at < 128; at += 64) __builtin_prefetch(ahead + i / 2 * step + at, 0, 2);
-            for (int r = 0; r < rows; r++)
-                for (int v = 0; v < COLUMNS(rows); v++) sum[r][v] += x[r * stride + i] * even[v];
-            for (int r = 0; r < rows; r++)
-                for (int v = 0; v < COLUMNS(rows); v++) sum[r][v] += x[r * stride + i + 1] * odd[v];
         }
         STORE_SUMS
     }
 }
 
-#ifdef __AVX512BF16__
-INLINE void dot_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
-                         int64_t out_stride, const char *ahead, int64_t step, const int rows) {
+void widen(const void *panel, int64_t k, float *wide) {
+    const uint16_t *pairs = panel;
+    for (int64_t i = 0; i < k * PANEL; i += 2 * PANEL)
+        for (int c = 0; c < PANEL; c += LANES) {
+            store(wide + i + c, half_of(pairs + i + 2 * c, 0));
+            store(wide + i + PANEL + c, half_of(pairs + i + 2 * c, 1));
+        }
+}
+
+/* ARM's instructions are spelled out; the compiler, which has been told of no more than NEON, has to let them
+ * pass: Clang in a function that says so, GCC's assembler anywhere. */
+#if defined(__aarch64__) && defined(__clang__)
+#define WITH_BFLOAT16 __attribute__((target("bf16")))
+#define INSTRUCTION(text) text
+#else
+#define WITH_BFLOAT16
+#define INSTRUCTION(text) ".arch_extension bf16\n\t" text
+#endif
+
+/* sum += a0 * w0 + a1 * w1 */
+#if defined(__AVX512BF16__)
+#define HAS_DOT
+#define DOT(sum, pairs, w) (sum) = (vec)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(pairs), (__m512bh)(w))
+#elif defined(__aarch64__)
+#define HAS_DOT
+#define DOT(sum, pairs, w) \
+    __asm__(INSTRUCTION("bfdot %0.4s, %1.8h, %2.8h") : "+w"(sum) : "w"(pairs), "w"(w))
+#endif
+
+#ifdef HAS_DOT
+WITH_BFLOAT16 INLINE void dot_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
+                         int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
     EACH_PART {
-        ZERO_SUMS
+        BEGIN_SUMS
         for (int64_t i = 0; i < k; i += 2) {
-            __m512bh w[VECS];
-            for (int v = 0; v < VECS; v++)
-                w[v] = (__m512bh)_mm512_loadu_si512(panel + i * PANEL + 2 * v * LANES);
-            for (int at = 0; at < 128; at += 64) __builtin_prefetch(ahead + i / 2 * step + at, 0, 2);
-            for (int r = 0; r < rows; r++) {
+            ASK_AHEAD(ahead + i / 2 * step)
+            ivec pairs[SUM_ROWS];
+            UNROLL for (int r = 0; r < rows; r++) {
                 int32_t pair;
                 memcpy(&pair, x + r * stride + i, 4);
-                const __m512bh pairs = (__m512bh)_mm512_set1_epi32(pair);
-                for (int v = 0; v < VECS; v++)
-                    sum[r][v] = (vec)_mm512_dpbf16_ps((__m512)sum[r][v], pairs, w[v]);
+                pairs[r] = (ivec)splat_bits(pair);
+            }
+            UNROLL for (int v = 0; v < COLUMNS(rows); v++) {
+                const ivec w = *(const ivec *)(panel + i * PANEL + 2 * (from + v * LANES));
+                UNROLL for (int r = 0; r < rows; r++) DOT(sum[r][v], pairs[r], w);
             }
         }
         STORE_SUMS
+    }
+}
+#endif
+
+#ifdef __aarch64__
+typedef int64_t halves __attribute__((vector_size(16)));
+
+/* Four inputs of rows a and b. */
+INLINE halves two_rows(const uint16_t *a, const uint16_t *b) {
+    halves both;
+    memcpy(&both, a, 8);
+    memcpy((char *)&both + 8, b, 8);
+    return both;
+}
+
+/* The sums of rows 2 p and 2 p + 1 and of columns 2 v and 2 v + 1 are a vector: sum[p][v - from]. Of an odd
+ * number of rows, the last one counts twice. */
+WITH_BFLOAT16 INLINE void matrix_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
+                            int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
+    const int pairs = (rows + 1) / 2, width = pairs > 2 ? 4 : pairs > 1 ? 8 : 16;
+    for (int from = 0; from < PANEL / 2; from += width) {
+        vec sum[MATRIX_ROWS / 2][16];
+        UNROLL for (int p = 0; p < pairs; p++)
+            UNROLL16 for (int v = 0; v < width; v++) {
+                const float *a = out + 2 * p * out_stride + 2 * (from + v), *b = 2 * p + 1 < rows ? a + out_stride : a;
+                sum[p][v] = add ? (vec){a[0], a[1], b[0], b[1]} : (vec){0};
+            }
+        for (int64_t i = 0; i < k; i += 4) {
+            const uint16_t *w = panel + i * PANEL + 8 * from;
+            for (int line = 0; line < 16 * width; line += 64)
+                __builtin_prefetch(ahead + i / 2 * step + 16 * from + line, 0, 2);
+            halves both[MATRIX_ROWS / 2];
+            UNROLL for (int p = 0; p < pairs; p++)
+                both[p] = two_rows(x + 2 * p * stride + i, x + (2 * p + 1 < rows ? 2 * p + 1 : 2 * p) * stride + i);
+            UNROLL16 for (int v = 0; v < width; v++) {
+                const halves weights = two_rows(w + 8 * v, w + 8 * v + 4);
+                UNROLL for (int p = 0; p < pairs; p++)
+                    __asm__(INSTRUCTION("bfmmla %0.4s, %1.8h, %2.8h")
+                            : "+w"(sum[p][v]) : "w"(both[p]), "w"(weights));
+            }
+        }
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL16 for (int v = 0; v < width; v++)
+                for (int i = 0; i < 2; i++) out[r * out_stride + 2 * (from + v) + i] = sum[r / 2][v][r % 2 * 2 + i];
     }
 }
 #endif
@@ -213,6 +377,7 @@ void end_products(int kind) {
 #endif
 }
 
+WITH_BFLOAT16
 void product(int kind, const Rows *rows, int64_t first, int count, const void *panel, int64_t begin,
              int64_t end, float *out, int64_t stride, const void *ahead, float share) {
     const char *x = rows->data + first * rows->stride;
@@ -220,27 +385,31 @@ void product(int kind, const Rows *rows, int64_t first, int count, const void *p
     const int64_t step = (int64_t)(128 * share); /* bytes ahead, for each 128 of the panel */
 #define ONE(function, type, weight, n) \
     case n: \
-        function((const type *)x, rows->stride / (int64_t)sizeof(type), (const weight *)panel, k, out, \
-                 stride, ahead, step, n); \
+        function((const type *)x + begin, rows->stride / (int64_t)sizeof(type), (const weight *)panel, \
+                 k - begin, out, stride, begin > 0, ahead, step, n); \
         break;
-#ifdef __AVX512F__
-#define MORE(function, type, weight) ONE(function, type, weight, 7) ONE(function, type, weight, 8)
-#else
-#define MORE(function, type, weight)
-#endif
     /* Each number of rows becomes a loop of its own, with its sums in registers. */
-#define EACH(function, type, weight) \
-    switch (count) { \
-        ONE(function, type, weight, 1) ONE(function, type, weight, 2) ONE(function, type, weight, 3) \
-        ONE(function, type, weight, 4) ONE(function, type, weight, 5) ONE(function, type, weight, 6) \
-        MORE(function, type, weight) \
-    }
-    if (kind == FMA_FLOAT32) EACH(fma_float32, float, float)
+#define UP_TO_6(function, type, weight) \
+    ONE(function, type, weight, 1) ONE(function, type, weight, 2) ONE(function, type, weight, 3) \
+    ONE(function, type, weight, 4) ONE(function, type, weight, 5) ONE(function, type, weight, 6)
+#define UP_TO_8(function, type, weight) \
+    UP_TO_6(function, type, weight) ONE(function, type, weight, 7) ONE(function, type, weight, 8)
+#ifdef __AVX512F__
+#define EACH(...) switch (count) { UP_TO_8(__VA_ARGS__) }
+#else
+#define EACH(...) switch (count) { UP_TO_6(__VA_ARGS__) }
+#endif
+    if (kind == FMA_FLOAT32 && step) EACH(fma_float32, float, float)
+    if (kind == FMA_FLOAT32 && !step) EACH(fma_float32_silent, float, float)
     if (kind == FMA_BFLOAT16) EACH(fma_bfloat16, float, uint16_t)
-#ifdef __AVX512BF16__
+#ifdef HAS_DOT
     if (kind == DOT_BFLOAT16) EACH(dot_bfloat16, uint16_t, uint16_t)
 #endif
+#ifdef __aarch64__
+    if (kind == MATRIX_BFLOAT16) switch (count) { UP_TO_8(matrix_bfloat16, uint16_t, uint16_t) }
+#endif
 #ifdef __AMX_BF16__
+    panel = (const char *)panel - panel_bytes(kind, begin); /* these count from the panel's first input */
     const int64_t lines = (int64_t)((kind == TILES_SPLIT ? 64 : 32) * share); /* ahead, for each 32 inputs */
 #define BY_TILES(function, ...) \
     if (count > 16) function(x, __VA_ARGS__, panel, begin, k, out, stride, ahead, lines, 1); \

@@ -18,8 +18,9 @@
 #define TEAM_H
 #include <pthread.h>
 #include <stdint.h>
-#ifdef _OPENMP
-#include <omp.h>
+#ifdef _OPENMP /* omp.h is not where every compiler looks: macOS has the library, which torch brings, and no header */
+int omp_get_thread_num(void);
+int omp_get_num_threads(void);
 #endif
 
 #define SPIN 20000     /* nanoseconds */

@@ -28,7 +28,20 @@ enum { FLOAT32, BFLOAT16, FLOAT16, SPLIT };
 INLINE int64_t size_of(int format) { return format == FLOAT32 ? 4 : 2; } /* bytes; of a SPLIT's half */
 INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-INLINE vec splat(float x) { return (vec){0} + x; }
+INLINE vec splat(float x) {
+#if LANES == 16
+    return (vec){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+#elif LANES == 8
+    return (vec){x, x, x, x, x, x, x, x}; /* one instruction; {0} + x would be three */
+#else
+    return (vec){x, x, x, x};
+#endif
+}
+INLINE vec splat_bits(int32_t x) {
+    float same;
+    memcpy(&same, &x, 4);
+    return splat(same);
+}
 INLINE vec load(const float *from) { return *(const vec *)from; }
 INLINE void store(float *to, vec x) { *(vec *)to = x; }
 INLINE vec larger(vec a, vec b) {

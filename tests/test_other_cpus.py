@@ -1,0 +1,126 @@
+"""Stage 6's kernels without Python and torch, as a C program that checks itself (kernels/check.c): on this CPU, for ARM
+under an emulator, and by Clang, which is macOS's compiler. Nothing here says how fast they are there."""
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.adapter import ROOT, STAGES
+
+FILES = ("kernels/c_kernel.py",)
+SOURCES = [ROOT / "tests/kernels/check.c", *sorted((ROOT / "stage06_fast/kernels").glob("*.c"))]
+FLAGS = ["-O3", "-fno-tree-vectorize", "-fno-math-errno", "-I", str(ROOT / "stage06_fast/kernels")]
+ARM = "aarch64-linux-gnu"
+
+
+def build(directory: Path, compiler: str, *flags: str, libraries: tuple[str, ...] = ()) -> Path:
+    """The program. What it needs is told by name where it is missing: on Debian, apt-get install it."""
+    assert shutil.which(compiler), f"there is no {compiler}; `make test-arm` says what to install"
+    program = directory / "check"
+    command = [compiler, *FLAGS, *flags, *map(str, SOURCES), *libraries, "-lm", "-o", str(program)]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert made.returncode == 0, made.stderr[-2000:]
+    return program
+
+
+def check(*command: str | Path) -> tuple[set[str], set[str]]:
+    """Run the program: (the kinds of product that it checked, those that the CPU does not have)."""
+    ran = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+    lines = [line.split() for line in ran.stdout.splitlines()]
+    checked = {words[3].rstrip(":") for words in lines if words[:3] == ["ok", "linear", "layer"]}
+    assert sum(words[:2] == ["ok", "attention"] for words in lines) >= 6
+    return checked, {words[1].rstrip(":") for words in lines if words[0] == "--"}
+
+
+@pytest.mark.parametrize("march", ["native", ""], ids=["all of it", "what every CPU of its family has"])
+def test_on_this_cpu(tmp_path, march):
+    """The second is SSE on x86-64: vectors of four, few registers."""
+    flags = [f"-march={march}"] if march and platform.machine() == "x86_64" else []
+    checked, missing = check(build(tmp_path, os.environ.get("CC") or "cc", "-fopenmp", *flags))
+    assert {"fma_float32", "fma_bfloat16"} <= checked
+    assert len(checked | missing) == 6
+
+
+def test_a_wrong_product_is_found(tmp_path):
+    """That the program can fail: with one input of each product left out."""
+    product = (ROOT / "stage06_fast/kernels/product.c").read_text()
+    broken = product.replace("k = round_up(end, GROUP);", "k = round_up(end, GROUP) - 4;")
+    assert broken != product
+    (tmp_path / "product.c").write_text(broken)
+    sources = [tmp_path / "product.c" if source.name == "product.c" else source for source in SOURCES]
+    command = ["cc", *FLAGS, *map(str, sources), "-lm", "-o", str(tmp_path / "check")]
+    subprocess.run(command, check=True, timeout=300)
+    ran = subprocess.run([str(tmp_path / "check")], capture_output=True, text=True, timeout=300)
+    assert ran.returncode > 0
+    assert "WRONG linear layer fma_float32" in ran.stdout
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage.number >= 5], ids=lambda stage: stage.directory)
+def test_which_threads_a_compiler_can_use(stage, caplog):
+    kernel = stage.part("kernels.c_kernel")
+    gnu, llvm, intel = (Path(f"/lib/{name}") for name in ("libgomp-a34b.so.1", "libomp.dylib", "libiomp5.so"))
+    gcc, clang = "gcc (Debian 12.2.0-14) 12.2.0", "Apple clang version 15.0.0 (clang-1500.3.9.4)"
+    assert kernel.openmp_flags(gcc, gnu) == kernel.openmp_flags(gcc, intel) == ["-fopenmp"]
+    assert kernel.openmp_flags(clang, llvm) == kernel.openmp_flags(clang, intel) == ["-Xclang", "-fopenmp"]
+    assert not caplog.messages
+    assert kernel.openmp_flags(clang, gnu) == []
+    assert caplog.messages == [
+        "the C kernels run on one core: Clang can't use libgomp-a34b.so.1, which torch has; CC=gcc can"
+    ]
+    assert kernel.openmp_flags(gcc, None) == []
+    assert caplog.messages[1:] == ["the C kernels run on one core: torch's OpenMP library is not to be found"]
+
+
+# --- With compilers and an emulator that are installed for it: make test-arm ------------------------------------------
+
+
+@pytest.mark.arm
+@pytest.mark.parametrize(
+    ("cpu", "has"),
+    [("cortex-a72", set()), ("max", {"dot_bfloat16", "matrix_bfloat16"})],
+    ids=["plain NEON", "with bfloat16"],
+)
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_on_arm(tmp_path, compiler, cpu, has):
+    """One build for both CPUs: what one of them lacks is found out when it runs."""
+    if compiler == "gcc":
+        program = build(tmp_path, f"{ARM}-gcc", "-fopenmp")
+    else:
+        program = build(tmp_path, "clang", f"--target={ARM}", "-I", f"/usr/{ARM}/include")
+    assert shutil.which("qemu-aarch64"), "there is no qemu-aarch64; `make test-arm` says what to install"
+    checked, missing = check("qemu-aarch64", "-L", f"/usr/{ARM}", "-cpu", cpu, program)
+    assert checked == {"fma_float32", "fma_bfloat16"} | has
+    assert missing == {"dot_bfloat16", "matrix_bfloat16", "tiles_bfloat16", "tiles_split"} - has
+
+
+@pytest.mark.arm
+def test_by_clang_with_its_own_threads(tmp_path):
+    """As on macOS: OpenMP's library is there, its header is not, and the flag is hidden."""
+    library = max(Path("/usr/lib").glob("llvm-*/lib/libomp.so"))
+    program = build(tmp_path, "clang", "-Xclang", "-fopenmp", libraries=(str(library), f"-Wl,-rpath,{library.parent}"))
+    check(program)
+    symbols = subprocess.run(["nm", "-D", str(program)], capture_output=True, text=True, check=True).stdout
+    assert "__kmpc_fork_call" in symbols
+
+
+@pytest.mark.arm
+def test_by_clang_without_openmp(tmp_path):
+    check(build(tmp_path, "clang"))
+
+
+@pytest.mark.arm
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage.number >= 5], ids=lambda stage: stage.directory)
+def test_a_stage_by_clang(stage, tmp_path):
+    """It answers as with GCC, on one core if torch's threads are GNU's, and says so."""
+    environment = {"CC": "clang", "XDG_CACHE_HOME": str(tmp_path)}
+    prompt = ("--prompts", "Once upon a time", "--max-tokens", 20, "--temperature", 0)
+    _, expected, _ = stage.run(*prompt)
+    status, out, err = stage.run(*prompt, **environment)
+    assert (status, out) == (0, expected), err
+    assert "attention_backend is torch" not in err
+    assert "the C kernels run on one core: Clang can't use libgomp" in err
