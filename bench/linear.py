@@ -48,7 +48,7 @@ def by_torch(dtype: torch.dtype) -> dict[int, float]:
 def by_kernel(kind: str) -> dict[int, float]:
     number, rows_format = c.KINDS[kind]
     arena = Arena()  # as in the engine
-    panels = [arena.keep(c.pack(torch.randn(out, in_), kind)) for in_, out in SHAPES]
+    panels = [c.pack(torch.randn(out, in_), kind, arena.room).data_ptr() for in_, out in SHAPES]
     bias, out = torch.zeros(3072), torch.empty(max(ROWS), 3072)
     layers = [c.Linear(p, bias.data_ptr(), *shape, number) for p, shape in zip(panels, SHAPES, strict=True)]
     memory = torch.zeros(2, max(ROWS), 4 * 3072 + 64, dtype=torch.uint8)

@@ -1,6 +1,7 @@
 """The bundled checkpoint: its layout, its size, and that its stories are stories."""
 
 import json
+import random
 import re
 import sys
 
@@ -13,7 +14,8 @@ from tests.adapter import ROOT, STAGES, TINYTALES
 
 sys.path.insert(0, str(ROOT / "tools"))
 from tale_check import Reader, sentences, slips
-from tale_grammar import write_tale
+from tale_grammar import Tale, write_tale
+from train_tinytales import Rows, Tokenizer
 
 HELD_OUT_OPENINGS = (ROOT / "tools" / "held_out_openings.txt").read_text(encoding="utf-8").splitlines()
 TALE = """\
@@ -64,6 +66,26 @@ def test_the_grammar_writes_clean_text():
         assert not re.search(r"[\[\]{}<>|]|  |\b[Aa] [aeiou]| [.,!?]", tale), tale
         assert tale[0].isupper() or tale[0] == '"'
         assert tale[-1] in '.!"'
+
+
+def test_noise_leaves_the_cast_alone_and_invented_words_are_never_asked_for():
+    """Or the model would learn to make names up."""
+    tokenizer = Tokenizer(TINYTALES)
+    rows, noisy, invented = Rows(tokenizer), 0, 0
+    for seed in range(200):
+        tale = Tale(seed, invented=True)
+        text, (inputs, targets) = tale.write(), rows.tale(seed, random.Random(seed))
+        read = tokenizer.decode(inputs)
+        noisy += read != text
+        for name in (str(tale.values["h"]), str(tale.values["f"])):
+            assert len(re.findall(rf"{name}", read)) >= len(re.findall(rf"\b{name}\b", text)), (seed, name)
+        asked = tokenizer.decode([0 if target < 0 else target for target in targets])
+        for word in tale.inventions:
+            count = len(re.findall(rf"\b{word}\b", text))
+            invented += count > 0
+            assert len(re.findall(rf"\b{word}\b", asked)) < max(1, count), (seed, word)
+    assert noisy > 50
+    assert invented > 50
 
 
 def test_the_check_reads_every_sentence_of_the_grammar_and_finds_no_slip():

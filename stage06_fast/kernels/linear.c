@@ -10,7 +10,7 @@
  *   ones do, and 128 of a panel's inputs, which fit into the level 1 cache, meet all of these rows before the
  *   next 128 do.
  * - Without AVX-512, a bfloat16 panel that several passes read is widened to float32 once: to do it in each
- *   pass takes a third of the rate. With two passes it is not worth it.
+ *   pass takes a quarter of the rate. With two passes it is not worth it.
  * - A panel's results are still in the level 1 cache when the bias, GELU or the residual is applied to them:
  *   fusion. Without it, each of them would be a pass over the whole matrix; `linear_in_passes` is that, to
  *   measure it. Where the result will be written is asked for before the product, or the CPU would wait for
@@ -29,7 +29,7 @@
 #define VECTOR_DEPTH (LANES == 16 ? INT64_C(1) << 40 : WIDE) /* inputs; AVX-512 takes all at once */
 #define WIDE 384
 /* Measured on a Zen 3: there the prefetcher keeps up with one pass over float32 panels by itself, and asking
- * costs a sixth of the bandwidth. With AVX-512 (Intel's) it did not. */
+ * costs a sixth of the bandwidth. With AVX-512 that was not tried. */
 #define STREAMS_ITSELF (LANES < 16)
 #define PASSES 32    /* with more of them, reading a panel takes hardly any time, and asking ahead would */
 

@@ -13,33 +13,17 @@ INLINE int64_t place(int kind, int64_t i, int64_t c) {
     }
 }
 
-/* To the nearest bfloat16, ties to even. */
-INLINE uint16_t round_one(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-INLINE float widen_one(uint16_t x) {
-    const uint32_t bits = (uint32_t)x << 16;
-    float wide;
-    memcpy(&wide, &bits, 4);
-    return wide;
-}
-
 INLINE void pack_panel(char *panel, const char *weight, const int format, int64_t out_stride, int64_t in_stride,
                        int64_t columns, int64_t in, const int kind) {
     for (int64_t i = 0; i < round_up(in, GROUP); i++)
         for (int64_t c = 0; c < PANEL; c++) {
             const int64_t from = c * out_stride + i * in_stride, to = place(kind, i, c);
-            float x = 0;
-            if (i < in && c < columns)
-                x = format == FLOAT32 ? ((const float *)weight)[from] : widen_one(((const uint16_t *)weight)[from]);
+            const float x = i < in && c < columns ? fetch_one(weight, from, format) : 0;
             if (kind == FMA_FLOAT32) ((float *)panel)[to] = x;
             else {
-                const uint16_t high = round_one(x);
-                ((uint16_t *)panel)[to] = high;
-                if (kind == TILES_SPLIT) ((uint16_t *)panel)[to + 32 * PANEL] = round_one(x - widen_one(high));
+                const hvec high = to_bfloat16(splat(x)), low = to_bfloat16(splat(x) - fetch(&high, BFLOAT16));
+                ((uint16_t *)panel)[to] = high[0];
+                if (kind == TILES_SPLIT) ((uint16_t *)panel)[to + 32 * PANEL] = low[0];
             }
         }
 }
