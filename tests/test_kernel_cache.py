@@ -24,28 +24,28 @@ def stage(request):
     return request.param
 
 
-def use_a_small_source(kernel, path):
+def use_a_small_source(stage, path):
     """Compile functions of the kernels' names that do nothing: what is tested here is not what they compute."""
-    names = ["paged_attention"] if hasattr(kernel, "SOURCE") else [f"{name}_alone" for name in kernel.ALONE]
-    names += [] if hasattr(kernel, "SOURCE") else ["paged_attention", "forward", "has_kind"]
+    alone = getattr(stage.part("kernels.c_kernel"), "ALONE", ())
+    names = ["paged_attention", *(f"{name}_alone" for name in alone), *(["forward", "has_kind"] if alone else [])]
     path.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in names))
-    if hasattr(kernel, "SOURCE"):
-        kernel.SOURCE = path
-    else:
-        kernel.SOURCES = [path]
+    stage.part("kernels.compiler").SOURCES = [path]
 
 
 @pytest.fixture
-def kernel(stage, tmp_path, monkeypatch):
+def compiler(stage, tmp_path, monkeypatch):
     """The module that compiles, with a cache directory of its own and little to compile."""
-    module = stage.part("kernels.c_kernel")
+    kernel, module = stage.part("kernels.c_kernel"), stage.part("kernels.compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    name = "SOURCE" if hasattr(module, "SOURCE") else "SOURCES"
-    monkeypatch.setattr(module, name, getattr(module, name))  # so that it is put back
-    use_a_small_source(module, tmp_path / "kernel.c")
-    module.load_kernel.cache_clear()
+    monkeypatch.setattr(module, "SOURCES", module.SOURCES)  # so that they are put back
+    use_a_small_source(stage, tmp_path / "kernel.c")
+    kernel.load_kernel.cache_clear()
     yield module
-    module.load_kernel.cache_clear()
+    kernel.load_kernel.cache_clear()
+
+
+def load(stage):
+    stage.part("kernels.c_kernel").load_kernel()
 
 
 def complete(stage, *arguments, **environment):
@@ -62,11 +62,12 @@ def load_in_a_process(stage, source):
     """Load the kernels as a start of the engine does: exit status, stdout (the file that was loaded), stderr."""
     code = (
         "import pathlib, sys\n"
-        "from tests.test_kernel_cache import use_a_small_source\n"
-        f"from {stage.directory}.kernels import c_kernel\n"
-        "use_a_small_source(c_kernel, pathlib.Path(sys.argv[1]))\n"
-        "c_kernel.load_kernel()\n"
-        "print(c_kernel.compile_kernel())"
+        "from tests.adapter import STAGES\n"
+        "from tests.test_kernel_cache import load, use_a_small_source\n"
+        f"stage = STAGES[{stage.number - 1}]\n"
+        "use_a_small_source(stage, pathlib.Path(sys.argv[1]))\n"
+        "load(stage)\n"
+        "print(stage.part('kernels.compiler').compile_kernel())"
     )
     process = subprocess.run([sys.executable, "-c", code, source], cwd=ROOT, capture_output=True, text=True)
     return process.returncode, process.stdout.strip(), process.stderr
@@ -75,40 +76,40 @@ def load_in_a_process(stage, source):
 # --- What is kept -----------------------------------------------------------------------------------------------------
 
 
-def test_it_is_compiled_once(kernel, tmp_path, monkeypatch):
-    first = kernel.compile_kernel()
+def test_it_is_compiled_once(compiler, tmp_path, monkeypatch):
+    first = compiler.compile_kernel()
     assert first.parent == tmp_path / "cache" / "stagewise"
     assert first.stem.endswith(hashlib.sha256(first.read_bytes()).hexdigest()[:20])
     written = first.stat().st_mtime_ns
-    assert kernel.compile_kernel() == first
+    assert compiler.compile_kernel() == first
     assert first.stat().st_mtime_ns == written
-    monkeypatch.setattr(kernel, "cpu", lambda: "another CPU, which shares the directory")
-    assert kernel.compile_kernel() != first
-    monkeypatch.setattr(kernel, "FLAGS", ("-O1", "-fPIC"))
-    kernel.compile_kernel()
+    monkeypatch.setattr(compiler, "cpu", lambda: "another CPU, which shares the directory")
+    assert compiler.compile_kernel() != first
+    monkeypatch.setattr(compiler, "FLAGS", ("-O1", "-fPIC"))
+    compiler.compile_kernel()
     assert len(list(first.parent.glob("*.so"))) == len(list(first.parent.iterdir())) == 3  # and nothing else
 
 
-def test_a_library_that_was_cut_short(stage, kernel, tmp_path):
+def test_a_library_that_was_cut_short(stage, compiler, tmp_path):
     """To load it would end the process with SIGBUS: it is made anew, and nobody notices."""
-    library = kernel.compile_kernel()
+    library = compiler.compile_kernel()
     whole = library.read_bytes()
     library.write_bytes(whole[: int(0.95 * len(whole))])
     assert load_in_a_process(stage, tmp_path / "kernel.c") == (0, str(library), "")
     assert library.read_bytes() == whole
 
 
-def test_a_library_that_was_changed(stage, kernel):
-    library = kernel.compile_kernel()
+def test_a_library_that_was_changed(stage, compiler):
+    library = compiler.compile_kernel()
     whole = library.read_bytes()
     for damage in (b"no library at all", whole[:3000] + bytes(len(whole) - 3000), whole + b"more"):
         library.write_bytes(damage)
-        assert kernel.compile_kernel() == library
+        assert compiler.compile_kernel() == library
         assert library.read_bytes() == whole
     library.unlink()
     library.mkdir()  # not even a file: this start has one of its own
-    assert kernel.compile_kernel().parent != library.parent
-    kernel.load_kernel()
+    assert compiler.compile_kernel().parent != library.parent
+    load(stage)
 
 
 def test_a_library_that_can_not_be_loaded(stage, tmp_path, monkeypatch):
@@ -147,53 +148,53 @@ posix = pytest.mark.skipif(os.name == "nt", reason="modes and owners of files")
 
 
 @posix
-def test_what_is_written_is_private(kernel, tmp_path):
+def test_what_is_written_is_private(compiler, tmp_path):
     before = os.umask(0o002)  # a usual one; a file that the group may write would not be trusted at the next start
     try:
-        library = kernel.compile_kernel()
+        library = compiler.compile_kernel()
     finally:
         os.umask(before)
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "cache", library.parent, library)]
     assert modes == [0o700, 0o700, 0o600]
-    assert kernel.find_kept(library.parent, library.stem.rpartition("-")[0]) == library
+    assert compiler.find_kept(library.parent, library.stem.rpartition("-")[0]) == library
 
 
 @posix
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
-def test_a_directory_that_others_may_write_to(kernel, tmp_path, caplog, mode):
-    library = kernel.compile_kernel()
+def test_a_directory_that_others_may_write_to(compiler, tmp_path, caplog, mode):
+    library = compiler.compile_kernel()
     library.parent.chmod(mode)
-    assert kernel.compile_kernel().parent != library.parent
+    assert compiler.compile_kernel().parent != library.parent
     assert f"the cache {library.parent} is not used: it belongs to someone else, or others may" in caplog.text
 
 
 @posix
-def test_a_directory_that_others_may_replace(kernel, tmp_path):
-    library = kernel.compile_kernel()
+def test_a_directory_that_others_may_replace(compiler, tmp_path):
+    library = compiler.compile_kernel()
     (tmp_path / "cache").chmod(0o777)
-    assert kernel.compile_kernel().parent != library.parent
+    assert compiler.compile_kernel().parent != library.parent
     (tmp_path / "cache").chmod(0o1777)  # as /tmp: there nobody can move what belongs to others
-    assert kernel.compile_kernel() == library
+    assert compiler.compile_kernel() == library
 
 
 @posix
 @pytest.mark.parametrize("mode", [0o666, 0o660, 0o602])
-def test_a_file_that_others_may_write_to(kernel, mode):
-    library = kernel.compile_kernel()
+def test_a_file_that_others_may_write_to(compiler, mode):
+    library = compiler.compile_kernel()
     library.chmod(mode)
     name = library.stem.rpartition("-")[0]
-    assert kernel.find_kept(library.parent, name) is None
-    assert kernel.compile_kernel() == library  # compiled again, and replaced
-    assert kernel.find_kept(library.parent, name) == library
+    assert compiler.find_kept(library.parent, name) is None
+    assert compiler.compile_kernel() == library  # compiled again, and replaced
+    assert compiler.find_kept(library.parent, name) == library
 
 
 @posix
-def test_what_belongs_to_someone_else(kernel, monkeypatch):
-    library = kernel.compile_kernel()
+def test_what_belongs_to_someone_else(compiler, monkeypatch):
+    library = compiler.compile_kernel()
     name, me = library.stem.rpartition("-")[0], os.geteuid()
-    monkeypatch.setattr(kernel.os, "geteuid", lambda: me + 1)
-    assert kernel.find_kept(library.parent, name) is None
-    assert kernel.cache_directory() != library.parent
+    monkeypatch.setattr(compiler.os, "geteuid", lambda: me + 1)
+    assert compiler.find_kept(library.parent, name) is None
+    assert compiler.cache_directory() != library.parent
 
 
 # --- Where to keep it -------------------------------------------------------------------------------------------------
@@ -214,26 +215,26 @@ def test_without_a_cache_directory(stage, tmp_path, home):
     assert [name for name in os.listdir(tmp_path) if name.startswith("stagewise")] == []  # it is gone again
 
 
-def test_where_the_cache_is(kernel, tmp_path, monkeypatch):
+def test_where_the_cache_is(compiler, tmp_path, monkeypatch):
     """A relative XDG_CACHE_HOME is no setting, says its specification; without a HOME, `~` is no directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for relative in ("", "cache", "./cache", "~/cache"):
         monkeypatch.setenv("XDG_CACHE_HOME", relative)
-        assert kernel.cache_directory() == tmp_path / "home" / ".cache" / "stagewise"
+        assert compiler.cache_directory() == tmp_path / "home" / ".cache" / "stagewise"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "home")
-    assert kernel.cache_directory() == kernel.temporary_directory()
-    monkeypatch.setattr(kernel.os.path, "expanduser", lambda path: path)  # no HOME, and nobody knows this user
-    assert kernel.cache_directory() == kernel.temporary_directory()
+    assert compiler.cache_directory() == compiler.temporary_directory()
+    monkeypatch.setattr(compiler.os.path, "expanduser", lambda path: path)  # no HOME, and nobody knows this user
+    assert compiler.cache_directory() == compiler.temporary_directory()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "kernel.c"]
 
 
 @pytest.mark.parametrize("call", ["mkdtemp", "fsync", "replace"])
-def test_a_full_disk(kernel, monkeypatch, call):
+def test_a_full_disk(stage, compiler, monkeypatch, call):
     """What can't be kept is for this process alone."""
-    owner = kernel.tempfile if call == "mkdtemp" else kernel.os
-    original, kernel_cache = getattr(owner, call), kernel.cache_directory()
+    owner = compiler.tempfile if call == "mkdtemp" else compiler.os
+    original, kernel_cache = getattr(owner, call), compiler.cache_directory()
 
     def full(*args, **kwargs):
         where = kwargs.get("dir") or args[-1]
@@ -245,17 +246,17 @@ def test_a_full_disk(kernel, monkeypatch, call):
     if call == "fsync" and not Path("/proc/self/fd").exists():
         pytest.skip("no /proc to find the file's name")
     monkeypatch.setattr(owner, call, full)
-    library = kernel.compile_kernel()
-    assert library.parent == kernel.temporary_directory()
+    library = compiler.compile_kernel()
+    assert library.parent == compiler.temporary_directory()
     assert list(kernel_cache.iterdir()) == []
-    kernel.load_kernel()
+    load(stage)
 
 
-def test_no_room_for_temporary_files(stage, kernel, monkeypatch, tmp_path, caplog):
+def test_no_room_for_temporary_files(stage, compiler, monkeypatch, tmp_path, caplog):
     def full(*_, **__):
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
-    monkeypatch.setattr(kernel.tempfile, "mkdtemp", full)
+    monkeypatch.setattr(compiler.tempfile, "mkdtemp", full)
     assert stage.part("attention").pick_backend("auto", CPU, 64)[0] == "torch"
     assert "can't be loaded: [Errno 2] No usable temporary directory found" in caplog.text
 
@@ -276,10 +277,10 @@ def fails(stage, caplog) -> str:
 
 
 def test_a_compiler_that_fails(stage, tmp_path):
-    compiler = write_compiler(tmp_path / "broken-cc", "echo 'out of ink' >&2\nexit 1")
-    status, _, stderr = complete(stage, "--quiet", CC=compiler, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    program = write_compiler(tmp_path / "broken-cc", "echo 'out of ink' >&2\nexit 1")
+    status, _, stderr = complete(stage, "--quiet", CC=program, XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert status == 0
-    assert stderr == f"attention_backend is torch, the slow one: the C compiler {compiler} fails: out of ink\n"
+    assert stderr == f"attention_backend is torch, the slow one: the C compiler {program} fails: out of ink\n"
 
 
 @pytest.mark.parametrize(
@@ -293,13 +294,13 @@ def test_a_compiler_that_fails(stage, tmp_path):
         ("kill -9 $$", "fails: it says nothing (status -9)"),
     ],
 )
-def test_what_a_compiler_may_do(stage, kernel, tmp_path, monkeypatch, caplog, script, says):
-    compiler = write_compiler(tmp_path / "cc of mine", script)
-    monkeypatch.setenv("CC", compiler)
-    assert fails(stage, caplog) == f"the C compiler {compiler} {says}"
+def test_what_a_compiler_may_do(stage, compiler, tmp_path, monkeypatch, caplog, script, says):
+    program = write_compiler(tmp_path / "cc of mine", script)
+    monkeypatch.setenv("CC", program)
+    assert fails(stage, caplog) == f"the C compiler {program} {says}"
 
 
-def test_a_compiler_that_is_no_program(stage, kernel, tmp_path, monkeypatch, caplog):
+def test_a_compiler_that_is_no_program(stage, compiler, tmp_path, monkeypatch, caplog):
     write_compiler(tmp_path / "cc", "")
     (tmp_path / "cc").write_bytes(b"\x7fELF, but no more")
     for chosen, says in (
@@ -312,16 +313,16 @@ def test_a_compiler_that_is_no_program(stage, kernel, tmp_path, monkeypatch, cap
         assert fails(stage, caplog) == says
 
 
-def test_a_compiler_that_hangs(kernel, tmp_path, monkeypatch):
+def test_a_compiler_that_hangs(compiler, tmp_path, monkeypatch):
     """It is ended, with what it has started; whoever waits for its output would wait for those too."""
-    compiler = write_compiler(tmp_path / "cc", f"echo $$ > {tmp_path}/pid; sleep 1000 & wait; sleep 1000")
+    program = write_compiler(tmp_path / "cc", f"echo $$ > {tmp_path}/pid; sleep 1000 & wait; sleep 1000")
     started = time.monotonic()
     with pytest.raises(RuntimeError, match=r"cc has not ended after 0.5 seconds"):
-        kernel.run([compiler], [compiler, "--version"], seconds=0.5)
+        compiler.Commands([[program], [program, "--version"]]).wait(0.5)
     assert time.monotonic() - started < LIMIT
     write_compiler(tmp_path / "cc", f"sleep 1000 & echo $! > {tmp_path}/pid")  # it ends, but what it started does not
     with pytest.raises(RuntimeError, match="has not ended"):
-        kernel.run([compiler], seconds=2)
+        compiler.run([program], seconds=2)
     assert time.monotonic() - started < LIMIT
     if Path("/proc").exists():
         status = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
@@ -329,22 +330,86 @@ def test_a_compiler_that_hangs(kernel, tmp_path, monkeypatch):
             assert time.monotonic() - started < LIMIT
             time.sleep(0.01)
     limits = []
-    monkeypatch.setenv("CC", compiler)
-    monkeypatch.setattr(kernel, "run", lambda *commands, seconds=None: limits.append(seconds) or "")
+    monkeypatch.setenv("CC", program)
+    monkeypatch.setattr(compiler.Commands, "__init__", lambda self, commands: None)
+    monkeypatch.setattr(compiler.Commands, "wait", lambda self, seconds=300: limits.append(seconds) or "")
+    monkeypatch.setattr(compiler.Commands, "stop", lambda self: None)
     with pytest.raises(RuntimeError, match="makes no library"):
-        kernel.compile_kernel()
-    assert limits == [20, None, None]  # --version soon, the rest in the time that `run` gives
+        compiler.compile_kernel()
+    assert limits == [20, 300, 300]  # --version soon
 
 
-def test_a_compiler_with_arguments(kernel, tmp_path, monkeypatch):
-    plain = kernel.compile_kernel()
+def test_a_compiler_with_arguments(stage, compiler, tmp_path, monkeypatch):
+    plain = compiler.compile_kernel()
     log = tmp_path / "log"
     wrapper = write_compiler(tmp_path / "ccache", f'echo "$@" >> {log}\nexec "$@"')
     monkeypatch.setenv("CC", f"{wrapper} cc -DNOTHING='1 2'")
-    library = kernel.compile_kernel()
+    library = compiler.compile_kernel()
     assert library != plain
     assert library.parent == plain.parent
     assert all(line.startswith("cc -DNOTHING=1 2 ") for line in log.read_text().splitlines())
-    kernel.load_kernel()
+    load(stage)
     monkeypatch.setenv("CC", "  ")  # as good as none
-    assert kernel.compile_kernel() == plain
+    assert compiler.compile_kernel() == plain
+
+
+# --- While torch is loaded, from stage 6 on ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def begins(stage, compiler, monkeypatch):
+    """The compiler, and a call that begins."""
+    if not hasattr(compiler, "begin"):
+        pytest.skip("this stage compiles when it needs the kernels")
+    monkeypatch.setattr(compiler, "begun", None)
+    return compiler
+
+
+def test_what_is_begun_is_finished(begins, stage, tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    monkeypatch.setenv("CC", write_compiler(tmp_path / "cc", f'echo "$@" >> {log}\nexec gcc "$@"'))
+    begins.begin()
+    scratch = Path(begins.begun.scratch.name)
+    library = begins.compile_kernel()
+    assert sum(" -c " in line for line in log.read_text().splitlines()) == 1
+    assert not scratch.exists()
+    assert begins.begun is None
+    begins.begin()  # it is there
+    assert begins.begun is None
+    assert begins.compile_kernel() == library
+    load(stage)
+
+
+def test_what_is_begun_and_not_needed(begins, tmp_path, monkeypatch):
+    """Here the process ends, with an error or after --help: nothing is left."""
+    program = write_compiler(tmp_path / "cc", f"[ $1 = --version ] || {{ echo $$ > {tmp_path}/pid; exec sleep 1000; }}")
+    monkeypatch.setenv("CC", program)
+    begins.begin()
+    making, started = begins.begun, time.monotonic()
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() - started < LIMIT
+    scratch = Path(making.scratch.name)
+    making.end()  # as at exit
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+    assert not scratch.exists()
+
+
+def test_what_was_begun_for_something_else(begins, tmp_path, monkeypatch):
+    """The compiler is another one by then: the library is of the one that is asked for."""
+    begins.begin()
+    other = begins.begun
+    monkeypatch.setattr(begins, "FLAGS", ("-O1", "-fPIC"))
+    library = begins.compile_kernel()
+    assert other.name not in library.name
+    other.end()
+
+
+@pytest.mark.parametrize("script", ["exit 1", "[ $1 = --version ] || exit 1", "[ $1 = --version ] && echo clang"])
+def test_beginning_is_silent(begins, stage, tmp_path, monkeypatch, caplog, script):
+    """What goes wrong is told once, by who needs the kernels; Clang's flags depend on torch."""
+    monkeypatch.setenv("CC", write_compiler(tmp_path / "cc", script))
+    begins.begin()
+    assert not caplog.messages
+    with pytest.raises(RuntimeError, match=r"the C compiler .*cc"):
+        begins.compile_kernel()

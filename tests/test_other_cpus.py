@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from stage06_fast.kernels import OPTIMIZE
 from tests.adapter import ROOT, STAGES
 
-FILES = ("kernels/c_kernel.py",)
+FILES = ("kernels/compiler.py",)
 SOURCES = [ROOT / "tests/kernels/check.c", *sorted((ROOT / "stage06_fast/kernels").glob("*.c"))]
-FLAGS = ["-O3", "-fno-tree-vectorize", "-fno-math-errno", "-I", str(ROOT / "stage06_fast/kernels")]
+FLAGS = [*OPTIMIZE, "-fno-math-errno", "-I", str(ROOT / "stage06_fast/kernels")]
 ARM = "aarch64-linux-gnu"
 
 
@@ -62,17 +63,17 @@ def test_a_wrong_product_is_found(tmp_path):
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage.number >= 5], ids=lambda stage: stage.directory)
 def test_which_threads_a_compiler_can_use(stage, caplog):
-    kernel = stage.part("kernels.c_kernel")
+    compiler = stage.part("kernels.compiler")
     gnu, llvm, intel = (Path(f"/lib/{name}") for name in ("libgomp-a34b.so.1", "libomp.dylib", "libiomp5.so"))
     gcc, clang = "gcc (Debian 12.2.0-14) 12.2.0", "Apple clang version 15.0.0 (clang-1500.3.9.4)"
-    assert kernel.openmp_flags(gcc, gnu) == kernel.openmp_flags(gcc, intel) == ["-fopenmp"]
-    assert kernel.openmp_flags(clang, llvm) == kernel.openmp_flags(clang, intel) == ["-Xclang", "-fopenmp"]
+    assert compiler.openmp_flags(gcc, gnu) == compiler.openmp_flags(gcc, intel) == ["-fopenmp"]
+    assert compiler.openmp_flags(clang, llvm) == compiler.openmp_flags(clang, intel) == ["-Xclang", "-fopenmp"]
     assert not caplog.messages
-    assert kernel.openmp_flags(clang, gnu) == []
+    assert compiler.openmp_flags(clang, gnu) == []
     assert caplog.messages == [
         "the C kernels run on one core: Clang can't use libgomp-a34b.so.1, which torch has; CC=gcc can"
     ]
-    assert kernel.openmp_flags(gcc, None) == []
+    assert compiler.openmp_flags(gcc, None) == []
     assert caplog.messages[1:] == ["the C kernels run on one core: torch's OpenMP library is not to be found"]
 
 

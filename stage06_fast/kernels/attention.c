@@ -58,7 +58,7 @@ typedef struct {
 } Walk;
 
 /* One head of query r, for heads and blocks of any size: the online softmax in plain loops, as in stage 5. */
-static void attend_plainly(const Walk *w, int64_t head, int r) {
+NOINLINE void attend_plainly(const Walk *w, int64_t head, int r) {
     const Cache *c = w->cache;
     const int format = (int)c->format;
     const int64_t column = head * c->head_dim;
@@ -100,10 +100,11 @@ typedef struct {
 } State;
 
 /* max_rows, 1 or QUERIES, and format are constants wherever the functions below are called. So for each
- * combination all of them become one routine, with loops of fixed length and sums in registers. */
+ * combination the inline ones become one routine, with loops of fixed length and sums in registers. The others
+ * are compiled once for all: they are a small part of the work, and six copies took the compiler four seconds. */
 
 /* There may be fewer than max_rows queries: the others are zero, and what becomes of them is not read. */
-INLINE void load_queries(State *s, const Walk *w, const int max_rows) {
+NOINLINE void load_queries(State *s, const Walk *w, const int max_rows) {
     const float scale = 1 / sqrtf(DIM);
     for (int h = 0; h < w->heads; h++)
         for (int r = 0; r < max_rows; r++) {
@@ -132,7 +133,7 @@ INLINE Piece locate(const Walk *w, int h, int64_t tile, const int format) {
 /* The pieces of the chunk that begins at key `first`, in the order in which they are read: the keys of all,
  * tile by tile as they lie in memory, then their values; and AHEAD of the next chunk. Behind the last one,
  * any address does. */
-INLINE void locate_pieces(const char **at, const Walk *w, int64_t first, int tiles, const int format) {
+NOINLINE void locate_pieces(const char **at, const Walk *w, int64_t first, int tiles, const int format) {
     const int pieces = tiles * w->heads;
     for (int t = 0; t < tiles; t++)
         for (int h = 0; h < w->heads; h++) {
@@ -174,7 +175,7 @@ INLINE void score_piece(float (*scores)[TILE], float (*query)[DIM], const char *
 
 /* For a pair whose query sees the first `visible` keys of the chunk: their scores become weights, and the
  * past is brought to their scale. */
-INLINE void softmax_step(State *s, int pair, int tiles, int visible) {
+NOINLINE void softmax_step(State *s, int pair, int tiles, int visible) {
     for (int j = visible; j < tiles * TILE; j++) s->weights[j / TILE][pair][j % TILE] = -INFINITY;
     vec best = load(s->weights[0][pair]);
     for (int t = 0; t < tiles; t++)
@@ -209,7 +210,7 @@ INLINE void add_values(vec (*weighted)[DIM / LANES], float (*weights)[TILE], con
     memcpy(weighted, sum, sizeof(sum[0]) * (size_t)max_rows);
 }
 
-INLINE void write_out(const State *s, const Walk *w, const int max_rows) {
+NOINLINE void write_out(const State *s, const Walk *w, const int max_rows) {
     for (int h = 0; h < w->heads; h++)
         for (int r = 0; r < w->rows; r++) {
             const int pair = h * max_rows + r;

@@ -2,8 +2,7 @@
 #include "team.h"
 #include <time.h>
 #ifdef __x86_64__
-#include <immintrin.h>
-#define PAUSE _mm_pause()
+#define PAUSE __builtin_ia32_pause()
 #elif defined(__aarch64__)
 #define PAUSE __asm__ volatile("yield")
 #else
