@@ -44,6 +44,7 @@
 #define CHUNK_TILES 4 /* tiles in a chunk */
 #define CHUNK (CHUNK_TILES * TILE)
 #define AHEAD 4       /* pieces */
+#define LINE 64       /* bytes that memory gives at once */
 #define PROMPT 8      /* from so many queries on, packing a request's keys for products pays */
 #define MAX_DIM 256   /* the largest head_dim */
 
@@ -100,8 +101,9 @@ typedef struct {
 } State;
 
 /* max_rows, 1 or QUERIES, and format are constants wherever the functions below are called. So for each
- * combination the inline ones become one routine, with loops of fixed length and sums in registers. The others
- * are compiled once for all: they are a small part of the work, and six copies took the compiler four seconds. */
+ * combination the inline ones become one routine, with loops of fixed length and sums in registers. The
+ * others are compiled once for all: they are a small part of the work, and six copies took the compiler four
+ * seconds. */
 
 /* There may be fewer than max_rows queries: the others are zero, and what becomes of them is not read. */
 NOINLINE void load_queries(State *s, const Walk *w, const int max_rows) {
@@ -147,6 +149,23 @@ NOINLINE void locate_pieces(const char **at, const Walk *w, int64_t first, int t
     }
 }
 
+/* Vectors are read two by two where there are two. Of bfloat16, 32 bits hold two numbers; a shift makes a
+ * vector of the first ones, a mask one of the second ones, where each by itself would take a load that widens. */
+#define TWO(vectors) ((vectors) > 1 ? 2 : 1)
+INLINE void fetch_two(vec *to, const char *from, const int vectors, const int format) {
+    if (format == BFLOAT16 && vectors > 1) {
+        const ivec both = *(const ivec *)from;
+        to[0] = (vec)(both << 16), to[1] = (vec)(both & ~0xffff);
+    } else
+        for (int v = 0; v < TWO(vectors); v++) to[v] = fetch(from + v * LANES * size_of(format), format);
+}
+
+/* Where number j of so many vectors is then. */
+INLINE int place(int j, const int vectors, const int format) {
+    const int in_two = j % (2 * LANES);
+    return format == BFLOAT16 && vectors > 1 ? j - in_two + in_two % 2 * LANES + in_two / 2 : j;
+}
+
 /* The scores of a piece's keys, which begin at at[0]; what begins at at[AHEAD] is asked for meanwhile.
  * stride: bytes from one dimension of the keys to the next. */
 INLINE void score_piece(float (*scores)[TILE], float (*query)[DIM], const char **at, int64_t stride,
@@ -160,10 +179,12 @@ INLINE void score_piece(float (*scores)[TILE], float (*query)[DIM], const char *
     for (int d = 0; d < DIM; d += parts)
         for (int p = 0; p < parts; p++) {
             const char *keys = at[0] + (d + p) * stride;
-            __builtin_prefetch(at[AHEAD] + (d + p) * stride, 0, 2);
-            for (int v = 0; v < VECS; v++) {
-                const vec some = fetch(keys + v * LANES * size_of(format), format);
-                for (int r = 0; r < max_rows; r++) sum[r][p][v] += query[r][d + p] * some;
+            if (stride >= LINE || (d + p) % 2 == 0) __builtin_prefetch(at[AHEAD] + (d + p) * stride, 0, 2);
+            for (int v = 0; v < VECS; v += TWO(VECS)) {
+                vec some[2];
+                fetch_two(some, keys + v * LANES * size_of(format), VECS, format);
+                for (int i = 0; i < TWO(VECS); i++)
+                    for (int r = 0; r < max_rows; r++) sum[r][p][v + i] += query[r][d + p] * some[i];
             }
         }
     for (int r = 0; r < max_rows; r++)
@@ -175,8 +196,9 @@ INLINE void score_piece(float (*scores)[TILE], float (*query)[DIM], const char *
 
 /* For a pair whose query sees the first `visible` keys of the chunk: their scores become weights, and the
  * past is brought to their scale. */
-NOINLINE void softmax_step(State *s, int pair, int tiles, int visible) {
-    for (int j = visible; j < tiles * TILE; j++) s->weights[j / TILE][pair][j % TILE] = -INFINITY;
+NOINLINE void softmax_step(State *s, int pair, int tiles, int visible, const int format) {
+    for (int j = visible; j < tiles * TILE; j++)
+        s->weights[j / TILE][pair][place(j % TILE, VECS, format)] = -INFINITY;
     vec best = load(s->weights[0][pair]);
     for (int t = 0; t < tiles; t++)
         for (int j = 0; j < TILE; j += LANES) best = larger(load(&s->weights[t][pair][j]), best);
@@ -201,22 +223,28 @@ INLINE void add_values(vec (*weighted)[DIM / LANES], float (*weights)[TILE], con
     vec sum[QUERIES][DIM / LANES]; /* in registers meanwhile */
     memcpy(sum, weighted, sizeof(sum[0]) * (size_t)max_rows);
     for (int j = 0; j < count; j++)
-        for (int v = 0; v < DIM / LANES; v++) {
-            const int64_t offset = (j * DIM + v * LANES) * size_of(format);
-            const vec some = fetch(at[0] + offset, format);
-            __builtin_prefetch(at[AHEAD] + offset, 0, 2);
-            for (int r = 0; r < max_rows; r++) sum[r][v] += weights[r][j] * some;
+        for (int v = 0; v < DIM / LANES; v += 2) {
+            const int64_t row = j * DIM * size_of(format), size = LANES * size_of(format), begin = v * size;
+            vec some[2];
+            fetch_two(some, at[0] + row + begin, DIM / LANES, format);
+            for (int64_t line = round_up(begin, LINE); line < begin + 2 * size; line += LINE)
+                __builtin_prefetch(at[AHEAD] + row + line, 0, 2);
+            for (int i = 0; i < 2; i++)
+                for (int r = 0; r < max_rows; r++)
+                    sum[r][v + i] += weights[r][place(j, VECS, format)] * some[i];
         }
     memcpy(weighted, sum, sizeof(sum[0]) * (size_t)max_rows);
 }
 
-NOINLINE void write_out(const State *s, const Walk *w, const int max_rows) {
+NOINLINE void write_out(const State *s, const Walk *w, const int max_rows, const int format) {
     for (int h = 0; h < w->heads; h++)
         for (int r = 0; r < w->rows; r++) {
             const int pair = h * max_rows + r;
-            const float scale = 1 / sum_of(s->sum[pair]);
+            const float scale = 1 / sum_of(s->sum[pair]), *weighted = (const float *)s->weighted[pair];
+            float value[DIM];
+            for (int d = 0; d < DIM; d++) value[d] = weighted[place(d, DIM / LANES, format)];
             for (int d = 0; d < DIM; d += LANES)
-                write_row(w->out, w->row + r, (w->head + h) * DIM + d, s->weighted[pair][d / LANES] * scale);
+                write_row(w->out, w->row + r, (w->head + h) * DIM + d, load(value + d) * scale);
         }
 }
 
@@ -237,14 +265,14 @@ INLINE void attend(const Walk *w, const int max_rows, const int format) {
         for (int h = 0; h < w->heads; h++)
             for (int r = 0; r < max_rows; r++) {
                 const int64_t visible = w->position + r + 1 - first; /* a query sees the keys up to its own */
-                softmax_step(&s, h * max_rows + r, tiles, visible < 0 ? 0 : at_most(visible, count));
+                softmax_step(&s, h * max_rows + r, tiles, visible < 0 ? 0 : at_most(visible, count), format);
             }
         for (int t = 0; t < tiles; t++)
             for (int h = 0; h < w->heads; h++, at++)
                 add_values(&s.weighted[h * max_rows], &s.weights[t][h * max_rows], at,
                            at_most(count - t * TILE, TILE), max_rows, format);
     }
-    write_out(&s, w, max_rows);
+    write_out(&s, w, max_rows, format);
 }
 
 /* Some heads of a request's queries: of all of them (first < 0), or of up to QUERIES from `first` on. */
