@@ -413,3 +413,12 @@ def test_beginning_is_silent(begins, stage, tmp_path, monkeypatch, caplog, scrip
     assert not caplog.messages
     with pytest.raises(RuntimeError, match=r"the C compiler .*cc"):
         begins.compile_kernel()
+
+
+def test_beginning_without_torch(begins, monkeypatch):
+    """Whoever imports the stage learns from `import torch` what is missing, and nothing else."""
+    monkeypatch.setattr(begins.importlib.util, "find_spec", lambda name: None)
+    begins.begin()
+    assert begins.begun is None
+    with pytest.raises(RuntimeError, match="torch is not installed"):
+        begins.compile_kernel()

@@ -151,7 +151,11 @@ def run(command: list[str], seconds: float = 300) -> str:
 
 
 def torch_directory() -> Path:
-    return Path(importlib.util.find_spec("torch").origin).parent  # without loading it
+    """Where torch is, without loading it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("torch is not installed")
+    return Path(spec.origin).parent
 
 
 def openmp_runtime() -> Path | None:
