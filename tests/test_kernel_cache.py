@@ -380,19 +380,24 @@ def test_what_is_begun_is_finished(begins, stage, tmp_path, monkeypatch):
     load(stage)
 
 
-def test_what_is_begun_and_not_needed(begins, tmp_path, monkeypatch):
-    """Here the process ends, with an error or after --help: nothing is left."""
-    program = write_compiler(tmp_path / "cc", f"[ $1 = --version ] || {{ echo $$ > {tmp_path}/pid; exec sleep 1000; }}")
-    monkeypatch.setenv("CC", program)
-    begins.begin()
-    making, started = begins.begun, time.monotonic()
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        assert time.monotonic() - started < LIMIT
-    scratch = Path(making.scratch.name)
-    making.end()  # as at exit
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
-    assert not scratch.exists()
+def test_an_import_begins_and_its_end_leaves_nothing(begins, stage, tmp_path):
+    """As after --help: the compiler is at it while torch is loaded, nobody needs it, and the process ends."""
+    (tmp_path / "scratch").mkdir()
+    script = f"[ $1 = --version ] || {{ echo $$ >> {tmp_path}/pids; exec sleep 1000; }}"
+    environment = {
+        **os.environ,
+        "CC": write_compiler(tmp_path / "cc", script),
+        "TMPDIR": str(tmp_path / "scratch"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    command = [sys.executable, "-c", f"import {stage.directory}"]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=10 * LIMIT)
+    pids = (tmp_path / "pids").read_text().split()
+    assert pids
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_what_was_begun_for_something_else(begins, tmp_path, monkeypatch):

@@ -153,11 +153,9 @@ NOINLINE void locate_pieces(const char **at, const Walk *w, int64_t first, int t
  * vector of the first ones, a mask one of the second ones, where each by itself would take a load that widens. */
 #define TWO(vectors) ((vectors) > 1 ? 2 : 1)
 INLINE void fetch_two(vec *to, const char *from, const int vectors, const int format) {
-    if (format == BFLOAT16 && vectors > 1) {
-        const ivec both = *(const ivec *)from;
-        to[0] = (vec)(both << 16), to[1] = (vec)(both & ~0xffff);
-    } else
-        for (int v = 0; v < TWO(vectors); v++) to[v] = fetch(from + v * LANES * size_of(format), format);
+    for (int v = 0; v < TWO(vectors); v++)
+        to[v] = format == BFLOAT16 && vectors > 1 ? half_of(from, v)
+                                                  : fetch(from + v * LANES * size_of(format), format);
 }
 
 /* Where number j of so many vectors is then. */

@@ -168,12 +168,6 @@ INLINE void fma_float32_silent(const float *x, int64_t stride, const float *pane
     fma_float32_loop(x, stride, panel, k, out, out_stride, add, ahead, step, rows, 0);
 }
 
-/* The even or the odd ones of LANES pairs, as float32. */
-INLINE vec half_of(const uint16_t *pairs, int odd) {
-    const ivec both = *(const ivec *)pairs;
-    return odd ? (vec)(both & ~0xffff) : (vec)(both << 16);
-}
-
 INLINE void fma_bfloat16(const float *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
                          int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
     EACH_PART {

@@ -78,6 +78,12 @@ INLINE vec fetch(const void *from, int format) {
     return (vec)((ivec)magnitude | (bits & 0x8000) << 16);
 }
 
+/* The even or the odd ones of LANES pairs of bfloat16, as float32. */
+INLINE vec half_of(const void *pairs, int odd) {
+    const ivec both = *(const ivec *)pairs;
+    return odd ? (vec)(both & ~0xffff) : (vec)(both << 16);
+}
+
 /* One number of a format. */
 INLINE float fetch_one(const void *from, int64_t i, int format) {
     if (format == FLOAT32) return ((const float *)from)[i];
