@@ -579,8 +579,8 @@ def test_replayed_steps(stage, checkpoint):
         torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
 
 
-def with_run_ahead(stage, checkpoint, graphed=False, **arguments):
-    """An engine as on CUDA, with "graphs" or without."""
+def with_run_ahead(stage, checkpoint, graphed=False, ahead=True, **arguments):
+    """An engine as on CUDA, with "graphs" or without, which runs ahead or not."""
     llm = stage.LLM(str(checkpoint), device="cpu", attention_backend="torch" if graphed else "auto", **arguments)
     runner, size = llm.engine.runner, llm.engine.config.block_size
     if graphed:
@@ -589,7 +589,8 @@ def with_run_ahead(stage, checkpoint, graphed=False, **arguments):
         runner.model = graphed_gpt2(
             runner.model, llm.engine.config.max_num_seqs, width, runner.num_blocks, lambda: lambda run: run
         )
-    runner.run_ahead(llm.engine.scheduler)
+    if ahead:
+        runner.run_ahead(llm.engine.scheduler)
     return llm
 
 
@@ -616,9 +617,7 @@ def test_running_ahead_changes_nothing(stage, checkpoint, seed):
     results = []
     for ahead in (False, True):
         sizes = dict(max_num_seqs=5, num_blocks=60, block_size=4, max_num_batched_tokens=24)
-        llm = stage.LLM(str(checkpoint), device="cpu", **sizes)
-        if ahead:
-            llm = with_run_ahead(stage, checkpoint, graphed=seed % 2 == 1, **sizes)
+        llm = with_run_ahead(stage, checkpoint, graphed=seed % 2 == 1, ahead=ahead, **sizes)
         finished, steps = {}, 0
         while steps < 60 or llm.has_unfinished_requests():
             for i, arrival in enumerate(arrivals):
