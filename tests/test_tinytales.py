@@ -4,6 +4,7 @@ import json
 import random
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tests.adapter import ROOT, STAGES, TINYTALES
 sys.path.insert(0, str(ROOT / "tools"))
 from tale_check import Reader, sentences, slips
 from tale_grammar import Tale, write_tale
-from train_tinytales import Rows, Tokenizer
+from train_tinytales import Rows, Sample, Tokenizer
 
 HELD_OUT_OPENINGS = (ROOT / "tools" / "held_out_openings.txt").read_text(encoding="utf-8").splitlines()
 TALE = """\
@@ -57,6 +58,13 @@ def test_stories_end_and_contradict_neither_themselves_nor_their_prompt(kind, go
     assert sum(not slips(prompt + story.text, prompt) for prompt, story in stories) >= good
     lengths = sorted(len(story.token_ids) for _, story in stories)
     assert lengths[-1] > 3 * lengths[0]  # the uneven lengths that the course is about
+
+
+def test_a_tale_that_tells_an_episode_twice_is_counted():
+    once, twice = "One day it rained.\n\nThey went on.", "One day it rained.\n\nThey went on.\n\nThey went on."
+    assert [Sample("", SimpleNamespace(text=text)).repeats for text in (once, twice)] == [False, True]
+    for seed in range(300):
+        assert not Sample("", SimpleNamespace(text=write_tale(seed))).repeats
 
 
 def test_the_grammar_writes_clean_text():

@@ -402,6 +402,12 @@ class Sample:
         """Whether it is a tale (not only a sentence), ends by itself and contradicts neither itself nor its prompt."""
         return self.ended and len(self.output.token_ids) >= SHORTEST_TALE and not slips(self.tale, self.prompt)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether it tells an episode twice, which no tale of the grammar does: the slips say nothing of that."""
+        paragraphs = self.tale.split("\n\n")
+        return len(set(paragraphs)) < len(paragraphs)
+
 
 def samples_of(model: Path, prompts: list[str]) -> list[Sample]:
     llm = LLM(model=str(model), max_num_seqs=32)
@@ -422,7 +428,9 @@ def sampled(model: Path) -> tuple[list[Sample], list[Sample]]:
                 print(f"- {sample.prompt!r}: {slips(sample.tale, sample.prompt) or sample.output.finish_reason}")
         ended, good = sum(sample.ended for sample in samples), sum(sample.good for sample in samples)
         kept = sum(not slips(sample.tale, sample.prompt) for sample in samples)
+        repeat = sum(sample.repeats for sample in samples)
         print(f"{title}: of {len(samples)} {ended} end, {kept} keep their facts, {good} are good", flush=True)
+        print(f"{title}: {repeat} tell an episode twice", flush=True)
     return both[0], both[1]
 
 
@@ -447,6 +455,8 @@ def evaluate() -> None:
         kept=sum(not slips(sample.tale, sample.prompt) for sample in samples),
         copied=copies(samples, run["steps"]),
         total=len(samples),
+        repeat=sum(sample.repeats for sample in samples),
+        repeat_openings=sum(sample.repeats for sample in openings),
         good=sum(sample.good for sample in openings),
         openings=len(openings),
         histogram=histogram(
@@ -522,6 +532,7 @@ evaluate`.
 | samples that end | {ended} of {total} reach the end token by themselves (temperature 0.8, at most 1,000 tokens) |
 | samples that keep their cast and facts | {kept} of {total} |
 | openings of other shapes | {good} of {openings} held-out ones are continued well: the tale ends by itself and contradicts neither itself nor the opening |
+| tales that repeat themselves | {repeat} of {total} samples and {repeat_openings} of {openings} continued openings tell an episode twice, word for word |
 | samples that are copies | {copied} of {total} stand word for word among the training tales |
 
 Made from scratch for this project. `merges.txt` is GPT-2's (OpenAI, MIT license); `vocab.json` follows from it.
@@ -531,7 +542,7 @@ Made from scratch for this project. `merges.txt` is GPT-2's (OpenAI, MIT license
 `tools/tale_check.py` reads a tale with the grammar that wrote the training tales. Every sentence that fits one of the grammar's
 states facts (who the hero is, who the friend, what is sought or given, whose birthday it is, where they live, which plot this
 is), and a sentence that contradicts an earlier one is a slip. So are a name that nobody introduced, "he" for somebody who is
-"she", and a word that no tale has. An opening's names, or its animal where it names nobody, must come again. The check does not judge whether
+"she", and a word that no tale has. That an episode comes twice is counted by itself. An opening's names, or its animal where it names nobody, must come again. The check does not judge whether
 a tale fits the sense of its opening: it usually goes its own way after a sentence or two. The openings are in
 `tools/held_out_openings.txt`; the grammar can write none of them.
 
