@@ -542,7 +542,7 @@ Made from scratch for this project. `merges.txt` is GPT-2's (OpenAI, MIT license
 `tools/tale_check.py` reads a tale with the grammar that wrote the training tales. Every sentence that fits one of the grammar's
 states facts (who the hero is, who the friend, what is sought or given, whose birthday it is, where they live, which plot this
 is), and a sentence that contradicts an earlier one is a slip. So are a name that nobody introduced, "he" for somebody who is
-"she", and a word that no tale has. That an episode comes twice is counted by itself. An opening's names, or its animal where it names nobody, must come again. The check does not judge whether
+"she", and a word that no tale has. Whether an episode comes twice is counted separately. An opening's names, or its animal where it names nobody, must come again. The check does not judge whether
 a tale fits the sense of its opening: it usually goes its own way after a sentence or two. The openings are in
 `tools/held_out_openings.txt`; the grammar can write none of them.
 
