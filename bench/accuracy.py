@@ -4,7 +4,7 @@
 
 GPT-2 with random weights, prompts of several lengths, and the logits behind each: by stage 1 in float64, which counts
 as exact, and by stage 6 in float32 and bfloat16, with torch's arithmetic and with the kernels. Errors are relative to a
-prompt's largest logit; the table shows the largest of all and the root of the mean square.
+prompt's largest logit; the table shows the largest of all and the root mean square.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def logits_of(model: str, prompts: list[list[int]], dtype: str, **arguments) -> 
 
 
 def table(result: dict) -> str:
-    lines = ["| type | arithmetic | largest error | root of the mean square |", "| --- | --- | ---: | ---: |"]
+    lines = ["| type | arithmetic | largest error | root mean square |", "| --- | --- | ---: | ---: |"]
     lines += [f"| {row['dtype']} | {row['way']} | {row['max']:.1e} | {row['rms']:.1e} |" for row in result["rows"]]
     machine = result["machine"]
     return "\n".join(lines) + (

@@ -126,7 +126,7 @@ def _speeds(axes, y: np.ndarray, speeds: list[float]) -> None:
 
 
 def _work(axes, y: np.ndarray, rows: list[dict]) -> None:
-    """The positions that go through the model for a token; where these are the same, how many requests run at once."""
+    """The places that go through the model for a token; where these are the same, how many requests run at once."""
     stages = [
         (place, row) for place, row in zip(y, rows, strict=True) if row.get("tokens_computed") and row.get("rows_mean")
     ]
@@ -143,15 +143,14 @@ def _work(axes, y: np.ndarray, rows: list[dict]) -> None:
         axes.set_title("The same memory holds more of them")
         return
     total = [v / (1 - row["padding_share"]) for v, (_, row) in zip(useful, stages, strict=True)]
-    # From 1: with less than one position per token nobody gets by. On this axis lengths are ratios.
-    grey = [all_ - 1 for all_ in total]
-    axes.barh(places, grey, left=1, height=0.6, color=GREY, edgecolor=INK, hatch="////", label="with padding")
-    axes.barh(places, [v - 1 for v in useful], left=1, height=0.6, color=GREEN, edgecolor=INK, label="of live requests")
+    axes.hlines(places, useful, total, color=INK, linewidth=1, zorder=1)
+    axes.scatter(total, places, color=GREY, edgecolor=INK, marker="D", zorder=2, label="with padding")
+    axes.scatter(useful, places, color=GREEN, edgecolor=INK, s=45, zorder=3, label="of live requests")
     for place, all_ in zip(places, total, strict=True):
-        axes.annotate(f"{all_:.1f}", (all_, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(f"{all_:.1f}", (all_, place), (6, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_xscale("log")
-    axes.set_xlabel("positions computed per output token")
-    axes.set_title(f"From {max(total):.0f} positions per token to {min(total):.1f}")
+    axes.set_xlabel("places computed per output token")
+    axes.set_title(f"From the first row to the last: {total[-1] / total[0]:.2g} × the places" if stages[1:] else "Work")
     if max(total) > 1.001 * max(useful):
         axes.legend(loc="lower right", fontsize=8)
 
@@ -296,12 +295,12 @@ def padding(traces: dict[str, Sequence]) -> Picture:
         rows = [row for step in trace for row in step.rows]
         wasted, useful = sum(row.num_padding for row in rows), sum(row.num_tokens for row in rows)
         shown = one.imshow(image, cmap=colours, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-        one.set_title(f"{name}: {wasted / (wasted + useful):.0%} of {wasted + useful:,} positions are padding")
+        one.set_title(f"{name}: {wasted / (wasted + useful):.0%} of {wasted + useful:,} places are padding")
         one.set_ylabel("row")
         one.set_yticks(range(0, len(image), max(1, len(image) // 8)))
     axes[-1].set_xlabel("step")
     bar = figure.colorbar(shown, ax=list(axes), pad=0.01, aspect=30)
-    bar.set_label("padding in the row's positions")
+    bar.set_label("padding in the row's places")
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     return figure
 

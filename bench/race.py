@@ -56,12 +56,12 @@ def svg(result: dict) -> str:
     said = "; ".join(f"{IDEAS.get(row['engine'], row['engine'])}, {row['seconds']:.0f} seconds" for row in rows)
     size = f'width="480" height="{height}" viewBox="0 0 480 {height}"'
     return f"""<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">
-  <title>How long each stage takes for the same {result["requests"]} requests</title>
+  <title>How far each stage gets in the same time with {result["requests"]} requests</title>
   <desc>A bar for each stage, which is full when its last request is done: {said}.</desc>
   <style>{STYLE}{"".join(style for style, _ in lanes)}
   </style>
   <rect width="480" height="{height}" rx="8" fill="var(--paper)"/>
   <text x="16" y="26">The same {result["requests"]} requests, stage by stage</text>{"".join(body for _, body in lanes)}
-  <text class="soft" x="16" y="{height - 16}">{FASTER} times as fast as it was; at rest: when the fastest is done</text>
+  <text class="soft" x="16" y="{height - 16}">Played {FASTER} times as fast. At rest: when the fastest was done</text>
 </svg>
 """

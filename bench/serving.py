@@ -221,7 +221,7 @@ def table(result: dict) -> str:
     at = result["machine"]
     return (
         "\n\n".join(tables)
-        + f"\n\n{result['requests']} requests of {result['tokens']} tokens in and out at each rate, at "
+        + f"\n\n{result['requests']} requests of {result['tokens']} tokens in and out at each load, at "
         f"most {result['max_num_seqs']} at once; GPT-2's sizes with random weights, float32; {at['device']}, "
         f"{at['cores']} cores, which the client shares. "
         + (f"Goodput: first token within {result['ttft']} ms, {result['tpot']} ms a token. " if goodput else "")

@@ -93,10 +93,10 @@ def last_token(model: str = "gpt2", prompt: int = 4, tokens: int = 200, repeat: 
     return Outcome(
         [positions, long / short],
         [
-            f"The first pass takes {lengths[0]} positions through the model, number {tokens} takes {lengths[1]:,}. "
+            f"The first pass takes {lengths[0]} places through the model, number {tokens} takes {lengths[1]:,}. "
             f"That is {positions:.1f} times the arithmetic.",
             f"They took {1e3 * short:.1f} and {1e3 * long:.1f} ms. Each pass also reads all weights, "
-            f"{megabytes:,.0f} MB, once, for however many positions. A short pass waits for these bytes and its "
+            f"{megabytes:,.0f} MB, once, for however many places. A short pass waits for these bytes and its "
             "arithmetic is nearly free; a long pass waits for its arithmetic. So time grows more slowly than work, "
             "until arithmetic is all of it.",
         ],
@@ -119,10 +119,9 @@ def padding(slots: int = 8, tokens: int = 256) -> Outcome:
     return Outcome(
         [100 * useless / (useless + useful), 100 * ended / max(1, useless)],
         [
-            f"{useless + useful:,} positions went through the model, {useful:,} of them for a tale that was not "
-            "finished.",
+            f"{useless + useful:,} places went through the model, {useful:,} of them for a tale that was not finished.",
             f"The tales have {join(lengths)} tokens. Every batch goes on until its longest one ends, and a row that "
-            f"has ended stays in it: {ended:,} positions. The other {useless - ended:,} are at the left of sequences "
+            f"has ended stays in it: {ended:,} places. The other {useless - ended:,} are at the left of sequences "
             "that are shorter than the longest of their batch.",
         ],
     )
@@ -149,9 +148,9 @@ def cached(model: str = "gpt2", batch: int = 8, prompt: int = 32, tokens: int = 
     return Outcome(
         [positions[0] / positions[1], seconds[0] / seconds[1]],
         [
-            f"Without a cache {positions[0]:,} positions went through the model in {seconds[0]:.2f} s, with it "
+            f"Without a cache {positions[0]:,} places went through the model in {seconds[0]:.2f} s, with it "
             f"{positions[1]:,} in {seconds[1]:.2f} s.",
-            f"With the cache, the prefill's {batch * prompt:,} positions took {1e3 * prefill:.0f} ms, and each decode "
+            f"With the cache, the prefill's {batch * prompt:,} places took {1e3 * prefill:.0f} ms, and each decode "
             f"step's {batch} took {1e3 * decode:.0f} ms. A decode step computes little, but it reads all weights, as "
             f"every step does: the cache saves arithmetic, and leaves the reading.",
         ],
@@ -215,7 +214,7 @@ def crowd(
     peak, times = max(len(step.rows) for step in llm.trace), stats.num_preemptions
     then = (
         f"Then all grow, and the blocks run out. The latest is preempted: it gives its blocks back, waits, and is "
-        f"computed again. That happened {times} times, and {again:,} of {stats.num_tokens_computed:,} positions were "
+        f"computed again. That happened {times} times, and {again:,} of {stats.num_tokens_computed:,} places were "
         f"computed twice."
         if times
         else "The blocks never ran out, so nobody was preempted."
@@ -290,8 +289,8 @@ EXPERIMENTS = (
         "prompt 4 tokens, the output 200.",
         (
             Question(
-                "How many times as many positions go through the model for the 200th token as for the first?",
-                "positions",
+                "How many times as many places go through the model for the 200th token as for the first?",
+                "places",
                 "times as many",
             ),
             Question("How many times as long does the 200th token take as the first?", "time", "times as long"),
@@ -309,8 +308,8 @@ EXPERIMENTS = (
         "Stage 2 completes the eight openings of examples/prompts.txt in one batch, with at most 256 tokens each. The "
         "openings are of unequal lengths, and the tales end when they end.",
         (
-            Question("Which share of all positions that go through the model is padding?", "padding", "%"),
-            Question("Which share of the padding belongs to rows that have ended?", "of it, ended rows", "%"),
+            Question("What share of all places that go through the model is padding?", "padding", "%"),
+            Question("What share of the padding belongs to rows that have ended?", "of it, ended rows", "%"),
         ),
         20,
         (
@@ -325,12 +324,12 @@ EXPERIMENTS = (
         "Eight requests in one batch, prompts of 32 tokens, 16 tokens out; GPT-2's sizes with random weights. Stage 2 "
         "computes them without a cache, stage 3 with one.",
         (
-            Question("How many times fewer positions go through the model with the cache?", "positions", "times fewer"),
+            Question("How many times fewer places go through the model with the cache?", "places", "times fewer"),
             Question("How many times less time does it take?", "time", "times less"),
         ),
         20,
         (
-            ("batch=1", "fewer positions in each pass: reading the weights is a larger part, and the cache gains less"),
+            ("batch=1", "fewer places in each pass: reading the weights is a larger part, and the cache gains less"),
             ("tokens=32", "the longer the output, the more there is not to compute again"),
         ),
         cached,
@@ -375,7 +374,7 @@ EXPERIMENTS = (
         "torch's linear layers first; then the weights are packed into panels, and the kernels take over.",
         (
             Question(
-                "Which share of the limit does the packed engine reach? At 100 % a token takes as long as it takes to "
+                "What share of the limit does the packed engine reach? At 100 % a token takes as long as it takes to "
                 "read the weights once.",
                 "of the limit",
                 "%",

@@ -18,7 +18,7 @@ from extensions.api import source_address as linkcode_resolve  # noqa: F401  Sph
 
 project = "stagewise"
 html_title = "stagewise"
-copyright = "the authors of stagewise, MIT licence"
+copyright = "the authors of stagewise, MIT license"
 language = "en"
 
 extensions = [

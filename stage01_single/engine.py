@@ -54,7 +54,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, request: Request) -> list[Request]:
-        """One forward pass over the request's whole sequence, and one token more."""
+        """One forward pass over the request's whole sequence, and one more token."""
         self.tracer.mark("build")
         batch = Batch.of(request, self.runner.device)
         with self.recorder.step(batch), self.runner.thread_limit:

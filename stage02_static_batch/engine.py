@@ -62,7 +62,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, rows: list[Request]) -> list[Request]:
-        """One forward pass over all sequences of the batch, and one token more for each that is not finished."""
+        """One forward pass over all sequences of the batch, and one more token for each that is not finished."""
         self.tracer.mark("build")
         batch = Batch.of(rows, self.runner.device)
         with self.recorder.step(batch), self.runner.thread_limit:

@@ -85,7 +85,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, rows: list[Request], cache: KVCache) -> list[Request]:
-        """One forward pass over what is new in the batch, and one token more for each row that is not finished."""
+        """One forward pass over what is new in the batch, and one more token for each row that is not finished."""
         self.tracer.mark("build")
         batch = Batch.of(rows, cache, self.runner.device)
         with self.recorder.step(batch), self.runner.thread_limit:

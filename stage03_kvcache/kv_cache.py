@@ -37,7 +37,7 @@ class KVCache:
         return self.data.shape[2] * self.data.shape[4]
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a layer's keys and values of new columns behind those that are filled, and return all of them.
+        """Write a layer's keys and values of new columns after those that are filled, and return all of them.
 
         2 x [batch, n_head, n_new, head_dim] -> 2 x [batch, n_head, length + n_new, head_dim], views without a copy
         """

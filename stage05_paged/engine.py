@@ -138,7 +138,7 @@ class Engine:
     def commit(self, rows: list[Row], drafts: Drafts, errors: dict[Request, Exception]) -> list[Request]:
         """Each draft becomes its request's progress, which is a token longer; finished requests leave.
 
-        Until `committed` is set no request has a token more: what failed before that can be computed again, after
+        Until `committed` is set no request has its new token: what failed before that can be computed again, after
         `start_over`. Once it is set the step has happened, and `start_over` completes it.
         """
         drafts = [(request, draft) for request, draft in drafts if request not in errors]

@@ -44,7 +44,7 @@ class _Table:
 class BlockManager:
     """Blocks for sequences of tokens.
 
-    A sequence gets its blocks with `allocate`, room for one token more at a time with `append`, and loses them with
+    A sequence gets its blocks with `allocate`, room for one more token at a time with `append`, and loses them with
     `free`. `fork` gives its blocks to another sequence too; whoever then writes to a shared block gets a copy of it
     (copy-on-write), which `take_copies` tells the owner of the memory.
 
@@ -114,7 +114,7 @@ class BlockManager:
         return self._tables[sequence].blocks
 
     def slot_mapping(self, sequence: Sequence, start: int, end: int) -> list[int]:
-        """The places in the cache of the positions start to end - 1 of a sequence: block * block_size + row."""
+        """The places in the cache of the positions start to end - 1 of a sequence: block * block_size + place in it."""
         blocks, size = self._tables[sequence].blocks, self.block_size
         return [blocks[i // size] * size + i % size for i in range(start, end)]
 
@@ -147,7 +147,7 @@ class BlockManager:
         return len(found) * self.block_size
 
     def needs_block(self, sequence: Sequence) -> bool:
-        """Whether there is no place yet for the last of a sequence's tokens that it may write to."""
+        """Whether a sequence needs another block before the key and value of its last token can be written."""
         blocks = self._tables[sequence].blocks
         return len(blocks) * self.block_size < sequence.num_tokens or self.ref_counts[blocks[-1]] > 1
 
@@ -245,7 +245,7 @@ class BlockManager:
         return found
 
     def _key(self, nodes: list[int], token_ids: list[int]) -> Key:
-        """The key of the block behind those of `nodes`."""
+        """The key of the block after those of `nodes`."""
         start = len(nodes) * self.block_size
         return Key(nodes[-1] if nodes else ROOT, tuple(token_ids[start : start + self.block_size]))
 

@@ -55,7 +55,7 @@ class Progress:
                 self.finish("length")
 
     def after(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> "Progress":
-        """What it will be with one token more, in an object of its own."""
+        """What it will be with one more token, in an object of its own."""
         draft = self.copy()
         if self.max_tokens:
             draft.add(token_id, logprobs)

@@ -1,7 +1,7 @@
 """The next decode step begins before the host has seen the tokens of this one.
 
 Between two steps a GPU would wait while Python reads the tokens, decodes them to text, looks whether a request ended,
-and prepares the next step. But most often it is known what comes next: the same requests, one token more each. Where
+and prepares the next step. But most often it is known what comes next: the same requests, one more token each. Where
 the tokens lie and at which positions follows from that alone, and the tokens themselves are on the device already. So
 the next step is launched at once, and the host does its work while the device does the next step's.
 
@@ -39,7 +39,7 @@ class RunAhead:
         self._logits: Tensor | None = None
 
     def can_predict(self, rows: list[Row]) -> bool:
-        """Whether what follows this step is, most likely, a token more for each of its requests."""
+        """Whether what follows this step is, most likely, one more token for each of its requests."""
         if self.scheduler.waiting and len(self.scheduler.running) < self.scheduler.max_num_seqs:
             return False  # somebody may join
         if not all(self._continues(row) for row in rows):

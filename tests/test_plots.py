@@ -63,7 +63,7 @@ def test_padding_is_counted(traces):
     wasted = sum(row.num_padding for row in rows)
     total = wasted + sum(row.num_tokens for row in rows)
     first, second = (axes.get_title(loc="left") for axes in figure.axes[:2])
-    assert first == f"stage 2: {wasted / total:.0%} of {total:,} positions are padding"
+    assert first == f"stage 2: {wasted / total:.0%} of {total:,} places are padding"
     assert second.startswith("stage 4: 0% of")
 
 

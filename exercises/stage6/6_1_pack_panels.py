@@ -21,5 +21,5 @@ def lines_loaded(places: Iterable[int], capacity: int) -> int:
 
 
 def pays_after(out: int, in_: int, width: int, capacity: int) -> int | None:
-    """From how many calls on packing has fetched fewer lines, in all; None if it never does."""
+    """The fewest calls after which packing has fetched fewer lines in all; None if it never does."""
     raise NotImplementedError
