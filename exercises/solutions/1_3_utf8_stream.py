@@ -42,6 +42,12 @@ HELD = 'text, self.held = self.held + new, ""'
 DECODE = "self.decoder.decode(data)"
 PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
+    ("one decoder for all", '        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")\n',
+     '        TextStream.decoder = getattr(TextStream, "decoder", None) or codecs.getincrementaldecoder("utf-8")(errors="replace")\n',
+     "one decoder for all mixes them"),
+    ("holds back eleven characters", "default=1) - 1, 0, -1)", "default=1) - 1, 0, -1)[-11:]", "longer than what was held back"),
+    ("whatever the case", "map(text.find, self.stop)", "map(text.lower().find, map(str.lower, self.stop))", PASTE),
+    ("a mark that is dropped", "self.decoder.decode(data)", "self.decoder.decode(data).replace(chr(0xFEFF), '')", PASTE),
     ("decodes each token alone", DECODE, 'data.decode("utf-8", errors="replace")', "each token was decoded alone"),
     ("drops half characters", DECODE, 'data.decode("utf-8", errors="ignore")', "not to be dropped"),
     ("swallows what is broken", '(errors="replace")', '(errors="ignore")', "something is broken"),

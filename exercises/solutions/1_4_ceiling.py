@@ -36,6 +36,13 @@ def tokens_per_second(
 
 PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
+    ("int32", "return itemsize * (parameters(n_layer, n_embd, n_inner, vocab_size) + cached)",
+     "import numpy\n    return int(numpy.array([itemsize * (parameters(n_layer, n_embd, n_inner, vocab_size) + cached)]).astype(numpy.int32)[0])",
+     "int32 is too short"),
+    ("a context of at least one", "    cached = n_layer * context", "    context = context or 1\n    cached = n_layer * context", "nothing cached"),
+    ("a context of at most 128", "    attention = n_layer * context", "    attention = n_layer * min(context, 128)", PASTE),
+    ("a prediction without end", "PREDICTION = 40", 'PREDICTION = float("inf")', "got:       inf"),
+    ("True is no number", "PREDICTION = 40", "PREDICTION = True", "got:       True"),
     ("no keys and values", "n_embd * 3 * n_embd", "n_embd * n_embd", "three matrices"),
     ("half a feed-forward layer", " + n_inner * n_embd", "", "there and back"),
     ("no vocabulary matrix", " + n_embd * vocab_size", "", "to the vocabulary, is missing"),

@@ -35,6 +35,12 @@ def generate(model: Model, prompts: list[list[int]], max_tokens: int, eos: int, 
 
 PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
+    ("never ends early", "        if all(eos in row for row in tokens[:, start:].tolist()):\n            break\n", "", "nothing is left to compute"),
+    ("ends when all end at once", "if all(eos in row for row in tokens[:, start:].tolist()):", "if (new == eos).all():", "nothing is left to compute"),
+    ("at least one token", "range(max_tokens)", "range(max(1, max_tokens))", PASTE),
+    ("one after another", "    prompts = [prompt[-max_len:] for prompt in prompts]\n",
+     "    if len(prompts) > 1:\n        return [generate(model, [prompt], max_tokens, eos, max_len)[0] for prompt in prompts]\n"
+     "    prompts = [prompt[-max_len:] for prompt in prompts]\n", "go through as one batch"),
     ("padded on the right", "[eos] * (longest - len(prompt)) + prompt", "prompt + [eos] * (longest - len(prompt))",
      "read at its padding"),
     ("cut after padding, and not before", "    prompts = [prompt[-max_len:] for prompt in prompts]\n", "", "cut each prompt"),

@@ -59,7 +59,13 @@ MUTANTS = [
      ("torch.where(greedy, 1, torch.where(top_k == 0, vocab_size, top_k))", "drawn"), "takes the first of equals"),
     ("a temperature of at least 0.01", "torch.where(greedy, 1.0, temperature)", "torch.where(greedy, 1.0, temperature).clamp(min=0.01)",
      "none is clamped"),
-    ("a temperature just above 0 is greedy", "greedy = temperature == 0\n", "greedy = temperature < 0.05\n", PASTE),
+    ("a temperature just above 0 is greedy", "greedy = temperature == 0\n", "greedy = temperature < 0.05\n", "only 0 takes the first"),
+    ("a temperature below 1e-5 is greedy", "greedy = temperature == 0\n", "greedy = temperature < 1e-5\n", "only 0 takes the first"),
+    ("a little is added to the temperature", "temperature)[:, None]", "temperature + 1e-6)[:, None]", "logits 0 and 1e-6"),
+    ("a large number instead of infinity", "scores < kth, -torch.inf", "scores < kth, -1e9", PASTE),
+    ("a clamp instead of a scale", (".double().softmax", "torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0]"),
+     (".softmax", "torch.searchsorted(cdf, u[:, None].float(), right=True)[:, 0].clamp(max=vocab_size - 1)"), "a clamp hides"),
+    ("int32 where all are greedy", "    scores = logits /", "    if greedy.all():\n        return logits.argmax(dim=-1).int()\n    scores = logits /", "torch.int64"),
     ("int32", "logits.argmax(dim=-1), drawn)", "logits.argmax(dim=-1), drawn).int()", "int64"),
     ("a column", "logits.argmax(dim=-1), drawn)", "logits.argmax(dim=-1), drawn)[:, None]", "expected:  [1, 2]"),
     ("changes the caller's temperature", "    scores = logits / torch.where(greedy, 1.0, temperature)[:, None]\n",
@@ -68,7 +74,7 @@ MUTANTS = [
      "torch.where(greedy, vocab_size - 1 - logits.flip(1).argmax(dim=-1), drawn)", "greedy takes the first"),
     ("top-k of one less", "gather(1, k[:, None] - 1)", "gather(1, (k[:, None] - 2).clamp(min=0))", "one less than k"),
     ("numbers of Python", "    vocab_size = logits.shape[1]\n", "    vocab_size = len(logits.tolist()[0])\n", "a loop over the rows"),
-    ("no largest subtracted", "scores.double().softmax(dim=-1).cumsum(dim=-1)", "scores.double().exp().cumsum(dim=-1)", PASTE),
+    ("no largest subtracted", "scores.double().softmax(dim=-1).cumsum(dim=-1)", "scores.double().exp().cumsum(dim=-1)", "expected:  [1]"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

@@ -22,6 +22,7 @@ def positions(
 
 PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
+    ("sorts by prompt and output", "lambda request: -request[0]", "lambda request: -sum(request)", "nobody knows yet"),
     ("the last token is computed", "[p + min(step, n) for p, n in batch]", "[p + min(step + 1, n) for p, n in batch]", "never computed"),
     ("no rectangle", "total += len(batch) * max(lengths)", "total += sum(lengths)", "count the rectangle"),
     ("padding is live", "live += sum(length for length,", "live += sum(max(lengths) for length,", "padding was counted"),

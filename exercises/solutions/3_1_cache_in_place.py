@@ -28,7 +28,6 @@ class Cache:
 
 # --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
 
-PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
     ("moves within the step", "        return keys, values\n", "        self.length = end\n        return keys, values\n",
      "layer 1 wrote behind layer 0"),
@@ -50,9 +49,27 @@ MUTANTS = [
     ("a limit of one less", "if end > self.data.shape[4]:", "if end >= self.data.shape[4]:", "ValueError at line 18"),
     ("shapes of the first head", "keys[:, :, self.length :] = k", "keys[:, :1, self.length :] = k[:, :1]", "in other rows or heads"),
     ("a copy", "return keys, values", "return keys.clone(), values.clone()", "a copy is no view"),
+    ("the values are copied", "return keys, values", "return keys, values.clone()", "a copy is no view"),
+    ("the values grow", "        return keys, values", "        return keys, torch.cat([values, values[:, :, :0]], dim=2)",
+     "room that grows is copied"),
+    ("copies of all layers but the first", "return keys, values",
+     "return (keys, values) if layer == 0 else (keys.clone(), values.clone())", "a copy is no view"),
+    ("values of the class", ("        self.data = torch.empty(n_layer, 2, batch, n_head, max_len, head_dim)",
+      "keys, values = self.data[layer, :, :, :, :end]"),
+     ("        self.data = torch.empty(n_layer, 2, batch, n_head, max_len, head_dim)\n"
+      "        Cache.pool = getattr(Cache, \"pool\", {})\n"
+      "        self.values = Cache.pool.setdefault(self.data.shape, self.data.new_empty(n_layer, batch, n_head, max_len, head_dim))",
+      "keys, values = self.data[layer, 0, :, :, :end], self.values[layer, :, :, :end]"), "does it belong to the class"),
+    ("more room than is needed", ("batch, n_head, max_len, head_dim)", "if end > self.data.shape[4]", "room for {self.data.shape[4]}"),
+     ("batch, n_head, 1024, head_dim)\n        self.room = max_len", "if end > self.room", "room for {self.room}"), "more columns than max_len"),
+    ("only the first layer looks", "if end > self.data.shape[4]:", "if end > self.data.shape[4] and layer == 0:", "before torch does"),
+    ("in float64", "n_head, max_len, head_dim)", "n_head, max_len, head_dim, dtype=torch.float64)", "more columns than max_len"),
+    ("writes what fits", "            raise ValueError(f",
+     "            self.data[layer, 0, :, :, self.length :] = k[:, :, : self.data.shape[4] - self.length]\n"
+     "            raise ValueError(f", "look before you write"),
     ("advances by one", "self.length += n_new", "self.length += 1", "expected:  5"),
     ("looks after it wrote", "        if end > self.data.shape[4]:\n            raise", "        if end > self.data.shape[4]:\n"
-     "            self.data[layer, :, :, :, : min(end, 12) - self.length] = 0\n            raise", PASTE),
+     "            self.data[layer, :, :, :, : min(end, 12) - self.length] = 0\n            raise", "look before you write"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

@@ -24,6 +24,8 @@ def even_context(parameters: int, n_layer: int, n_embd: int, batch: int) -> floa
 # --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
 
 MUTANTS = [
+    ("at least one token of context", "return parameters / (batch * 2 * n_layer * n_embd)", "return max(1.0, parameters / (batch * 2 * n_layer * n_embd))", "expected:  1250"),
+    ("two digits", "return parameters / (batch * 2 * n_layer * n_embd)", "return round(parameters / (batch * 2 * n_layer * n_embd), 2)", "a float is wanted"),
     ("the sequence does not grow", "prompt + step for", "prompt for", "grows by a token"),
     ("one step too many", "range(output))", "range(output + 1))", "never computed"),
     ("the last token too", "prompt + output - 1", "prompt + output", "never computed"),

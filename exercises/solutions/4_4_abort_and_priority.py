@@ -37,6 +37,8 @@ class Queue:
 PUSH = "heapq.heappush(self.heap, (priority, self.waiting[name], name))"
 PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
+    ("priorities up to ten", PUSH, PUSH.replace("(priority,", "(min(priority, 10),"), PASTE),
+    ("a name without letters", "        if name in self.waiting:", "        if not name:\n            return\n        if name in self.waiting:", PASTE),
     ("higher numbers first", PUSH, PUSH.replace("(priority,", "(-priority,"), "lower numbers go first"),
     ("no priorities", PUSH, PUSH.replace("(priority,", "(0,"), "priorities are ignored"),
     ("the last of equals first", PUSH, PUSH.replace("self.waiting[name],", "-self.waiting[name],")

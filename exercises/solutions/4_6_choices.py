@@ -41,6 +41,17 @@ def accuracy(answers: list[int | None], references: list[int]) -> float:
 
 CHOSEN = "torch.log_softmax(logits[num_prompt - 1 : -1].double(), dim=-1)"
 MUTANTS = [
+    ("begins at -1000", "    return max(range(len(values)), key=lambda i: values[i])\n",
+     "    best, most = 0, -1000.0\n    for i, value in enumerate(values):\n        if value > most:\n            best, most = i, value\n    return best\n",
+     "choose([-20001.0, -20000.0]"),
+    ("compares in float32", "key=lambda i: values[i]", "key=lambda i: torch.tensor(values)[i]", "choose([-20000.0001"),
+    ("rounds", "key=lambda i: values[i]", "key=lambda i: round(values[i], 2)", "choose([-20000.0001"),
+    ("white space has no length", "len(choice.encode())", "len(choice.strip().encode())", "' ab'"),
+    ("divides in place", "        values = [logprob", "        logprobs[:] = [logprob / len(choice.encode()) for logprob, choice in zip(logprobs, choices)]\n"
+     "        return max(range(len(values)), key=lambda i: values[i])\n        values = [logprob", "work on a copy"),
+    ("takes the prompt off", "    chosen = torch.tensor(token_ids[num_prompt:])", "    del token_ids[:num_prompt]\n    chosen = torch.tensor(token_ids)", "work on a copy"),
+    ("spaces and line ends only", "prompt.rstrip()\n", 'prompt.rstrip(" \\n")\n', "Name:"),
+    ("a prompt of white space", "    begin = prompt.rstrip()\n", "    begin = prompt.rstrip() or prompt\n", "' ', 'Ada'"),
     ("each by itself", "    if len(whole) <= len(first):  # they grow together\n", "    if True:\n", "the model sees the whole text"),
     ("the prompt with its spaces", "    begin = prompt.rstrip()\n", "    begin = prompt\n", "count the prompt's tokens without it"),
     ("spaces alone", "prompt.rstrip()\n", 'prompt.rstrip(" ")\n', "a line end is white space too"),

@@ -46,6 +46,10 @@ MUTANTS = [
     ("a scale of 8 for every width", "math.sqrt(query.shape[-1])", "math.sqrt(8)", PASTE),
     ("NaN to numbers", ("key_cache[table].flatten(0, 1)[:length]  # [length, n_head, head_dim]", "value_cache[table].flatten(0, 1)[:length]"),
      ("key_cache[table].flatten(0, 1).nan_to_num()", "value_cache[table].flatten(0, 1).nan_to_num()"), "behind the last token"),
+    ("empties the caller's table", "    return torch.einsum(", "    table.clear()\n    return torch.einsum(", "work on a copy"),
+    ("keeps what it gathered", "    scores =", "    kept = attend.__dict__\n    keys, values = kept.setdefault(str((table, length, key_cache.shape)), (keys, values))\n    scores =", "blocks are used again"),
+    ("a view for one token", "    scores =", "    if length == 1:\n        return value_cache[table[0], 0]\n    scores =", "a part of them"),
+    ("in double", "    return torch.einsum(\"ht,thd->hd\", scores.softmax(dim=-1), values)", "    return torch.einsum(\"ht,thd->hd\", scores.softmax(dim=-1).double(), values.double())", "torch.float32"),
     ("fills the cache", "    scores =", "    key_cache.nan_to_num_(), value_cache.nan_to_num_()\n    scores =", "others read the same cache"),
 ]  # fmt: skip
 

@@ -76,6 +76,19 @@ def test_flush_may_complete_a_stop_text(work):
     expect("a|half a character, stop 'a�', the end", (got, stopped), (["", "", ""], True), said)
 
 
+def test_streams_are_apart(work):
+    one, two = work.TextStream(), work.TextStream()
+    got = [one.add(b"\xc3"), two.add(b"x"), one.add(b"\xa9")]
+    said = {"each stream has half characters of its own: one decoder for all mixes them": ["", "�x", "�"]}
+    expect("half of é in one stream, x in another, the other half in the first", got, ["", "x", "é"], said)
+
+
+def test_a_long_stop_text(work):
+    got = sent(work, [b"a <|end_of_turn|", b">"], ("<|end_of_turn|>",))[0]
+    expect("a <|end_of_turn||>, stop '<|end_of_turn|>'", got, ["a ", "", ""],
+           {"a stop text may be longer than what was held back": ["a <|end_of_turn|", ">", ""]})  # fmt: skip
+
+
 def slowly(pieces, stop):
     """(what a call returns, whether it has stopped then) for each call, flush last; all is worked out anew each time."""
     sent, returned = "", []
@@ -96,15 +109,17 @@ def test_any_stream(work):
     """Few letters, so that stop texts overlap; characters of two and four bytes, whole, cut and broken; empty tokens."""
 
     def check(choose):
-        parts = [b"a", b"b", "é".encode(), b"\xc3", b"\xa9", "🦊".encode(), b"\xf0\x9f", b"\xff"]
+        parts = [b"a", b"b", "é".encode(), b"\xc3", b"\xa9", "🦊".encode(), b"\xf0\x9f", b"\xff", b"\xf0\x80", b"\xf4\x90",
+                 b"A", b"\r\n", b"\xef\xbb\xbf"]  # fmt: skip
         piece = lambda: b"".join(choose.some(lambda: choose.one_of(parts), 3))  # noqa: E731
         pieces = choose.some(piece, 6, least=1)
-        stop = tuple(choose.some(lambda: "".join(choose.some(lambda: choose.one_of("abé�"), 4, least=1)), 3))
+        stop = tuple(choose.some(lambda: "".join(choose.some(lambda: choose.one_of("abé�A"), 4, least=1)), 3))
         returned = slowly(pieces, stop)
         example = Example(work, __file__)
         example.do(f"stream = work.TextStream({stop})")
         for call, (text, stopped) in zip([f"add({data})" for data in pieces] + ["flush()"], returned, strict=True):
             example.expect(f"stream.{call}", text)
             example.look("stream.stopped", stopped)
+        example.expect("stream.flush()", "")
 
     at_random(check, 600)

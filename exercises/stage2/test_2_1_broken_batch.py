@@ -43,6 +43,7 @@ def test_each_prompt_is_cut_by_itself(work):
     model = CountingModel()
     work.generate(model, [[10, 20, 30, 40], [50, 60]], 1, EOS, 3)
     seen = model.calls[0][0]
+    expect("rows of the first call, for two prompts", len(seen), 2, {"the prompts have to go through as one batch": 1})
     expect("what the model saw of them", [seen[0], seen[1, -2:]], [[20, 30, 40], [50, 60]],
            {"nothing was cut: cut each prompt to its last max_len tokens, then pad": [[10, 20, 30, 40], [50, 60]]})  # fmt: skip
 
@@ -131,7 +132,7 @@ def test_any_batch(work):
 
     def check(choose):
         prompts = choose.some(lambda: choose.some(lambda: choose.upto(6), 6, least=1), 4, least=1)
-        values = choose.between(1, 5), choose.upto(6), choose.between(1, 7)
+        values = choose.upto(5), choose.upto(6), choose.between(1, 7)
         example = Example(work, __file__, "from exercises.stage2.test_2_1_broken_batch import summing_model")
         example.do(f"prompts = {prompts}")
         expected = [slowly(prompt, *values) for prompt in prompts]
@@ -139,3 +140,10 @@ def test_any_batch(work):
         example.look("prompts", prompts, likely="the caller's prompts were changed")
 
     at_random(check, 100)
+
+
+def test_nothing_is_computed_for_nobody(work):
+    model = CountingModel(vocab_size=8)
+    work.generate(model, [[6], [5]], 9, EOS, 50)
+    expect("passes until rows that count 7, 0 and 6, 7, 0 have ended, max_tokens 9", len(model.calls), 3,
+           {"when all rows have ended, nothing is left to compute, even if they ended in different steps": 9})  # fmt: skip

@@ -69,6 +69,10 @@ def test_each_row_has_its_temperature(work):
     said = {"a small temperature is a temperature: only 0 is another matter, none is clamped": [0, 0]}
     got = call(work, [[0.0, 0.015625]] * 2, [0.001, 1.0], [0, 0], [0.1, 0.1])
     expect("logits 0 and 1/64, temperatures 0.001 and 1, u = 0.1", got, [1, 0], said)
+    got = call(work, [[0.0, 1e-6]] * 2, [1e-7, 1.0], [0, 0], [0.1, 0.1])
+    expect("logits 0 and 1e-6, temperatures 1e-7 and 1, u = 0.1", got, [1, 0], said)
+    said = "a small temperature draws among equals; only 0 takes the first"
+    expect("logits 1 and 1, temperature 1e-6, u = 0.9", call(work, [[1.0, 1.0]], [1e-6], [0], [0.9]), [1], {said: [0]})
 
 
 def test_each_row_has_its_number(work):
@@ -87,6 +91,13 @@ def test_edges(work):
     )
     require(int(tokens.max()) < 50_000, "eight rows of 50,000 tokens, u just below 1", "tokens below 50,000", tokens,
             "the sum may end a little below 1: scale u by the last sum of its row")  # fmt: skip
+    logits = torch.randn(8, 50_000)
+    logits[:, -1] = -torch.inf
+    tokens = work.sample(logits, torch.ones(8), torch.zeros(8, dtype=torch.int64), torch.full((8,), 1 - 2**-24))
+    require(int(tokens.max()) < 49_999, "the same, and the last token has no probability", "tokens below 49,999", tokens,
+            "a clamp hides that u fell off the end: scale u by the last sum of its row, in double")  # fmt: skip
+    tokens = work.sample(torch.randn(2, 9), torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.rand(2))
+    expect("type of the tokens, where all rows are greedy", str(tokens.dtype), "torch.int64")
     logits, temperature = torch.randn(4, 9), torch.tensor([0.5, 0.0, 1.0, 0.0])
     arguments = logits, temperature, torch.tensor([2, 0, 0, 1]), torch.rand(4)
     before = [tensor.clone() for tensor in arguments]
@@ -151,7 +162,7 @@ def test_any_rows(work):
 
         def row():
             height = choose.one_of([0.0, 1000.0, -20_000.0])
-            return ([height + choose.upto(4) / 2 for _ in range(vocab_size)], choose.one_of([1.0, 0.0, 0.5, 2.0, 0.001, 50.0]),
+            return ([height + choose.upto(4) / 2 for _ in range(vocab_size)], choose.one_of([1.0, 0.0, 0.5, 2.0, 0.001, 50.0, 1e-5]),
                     choose.one_of([0, 1, 2, 3, 9]), choose.upto(15) / 16)  # fmt: skip
 
         rows = choose.some(row, 4, least=1)

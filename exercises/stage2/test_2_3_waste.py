@@ -39,6 +39,9 @@ def test_sorting(work):
     said = {"sort the requests before they are put into batches": (20, 16)}
     expect("the same, sorted", work.positions(prompts, outputs, 2, sort_by_length=True), (20, 0), said)
     got = work.positions([1, 9], [3, 1], 1, sort_by_length=True)
+    said = {"sort by the prompts: how long the outputs get, nobody knows yet": (54, 68)}
+    got_by_total = work.positions([5, 4, 1], [1, 1, 9], 2, sort_by_length=True)
+    expect("prompts 5, 4, 1, outputs 1, 1, 9, sorted, two at once", got_by_total, (54, 1), said)
     said = {"the outputs belong to their prompts: sort them together": (9 + 10 + 11 + 1, 0)}
     expect("prompts 1 and 9, outputs 3 and 1, sorted, one at once", got, (1 + 2 + 3 + 9, 0), said)
 

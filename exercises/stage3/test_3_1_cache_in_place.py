@@ -41,38 +41,46 @@ def test_values(work):
 
 def test_nothing_is_copied(work):
     cache = work.Cache(**SIZES)
-    first, _ = cache.update(0, *new(5, 0))
-    place = first.untyped_storage().data_ptr()
-    room = first.untyped_storage().nbytes()
-    require(room >= 2 * 2 * 12 * 4 * 4, "bytes taken at the beginning", "room for all 12 columns", room,
-            "they are in a tensor of their own: room that grows is copied when it grows, and a copy is no view")  # fmt: skip
-    cache.advance(5)
-    again, _ = cache.update(0, *new(1, 1))
-    require(again.untyped_storage().data_ptr() == place, "where the keys lie after another step", "at the same place",
-            "in a new tensor", "a new tensor at each step copies the whole cache; write into the one that is there")  # fmt: skip
-    again[0, 0, 0, 0] = 123.0
-    cache.advance(1)
-    third, _ = cache.update(0, *new(1, 2))
-    expect("a number written through an earlier view", third[0, 0, 0, 0], 123.0, likely="return views, not copies")
+    first, second, third = [], [], []
+    for step, (n_new, tensors) in enumerate(((5, first), (1, second), (1, third))):
+        for layer in range(3):
+            tensors += cache.update(layer, *new(n_new, step))
+        cache.advance(n_new)
+        if tensors is second:
+            for tensor in second:
+                tensor[0, 0, 0, 0] = 123.0
+    names = [f"the {name} of layer {layer}" for layer in range(3) for name in ("keys", "values")]
+    for name, one, two, three in zip(names, first, second, third, strict=True):
+        room = one.untyped_storage().nbytes()
+        require(room >= 2 * 2 * 12 * 4 * 4, f"bytes taken at the beginning for {name}", "room for all 12 columns", room,
+                "they are in a tensor of their own: room that grows is copied when it grows, and a copy is no view")  # fmt: skip
+        same_place = one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
+        require(same_place, f"where {name} lie after another step", "at the same place", "in a new tensor",
+                "a new tensor at each step copies the whole cache; write into the one that is there")  # fmt: skip
+        expect(f"a number written through an earlier view of {name}", three[0, 0, 0, 0], 123.0,
+               likely="return views, not copies")  # fmt: skip
 
 
 def test_two_caches_share_nothing(work):
     one, two = work.Cache(**SIZES), work.Cache(**SIZES)
     k, v = new(3, 0)
-    kept, _ = one.update(0, k, v)
+    kept = one.update(0, k, v)
     two.update(0, k + 1, v + 1)
-    expect("the keys of one cache, after another was written", kept[0, 0, :, 0], k[0, 0, :, 0],
-           likely="both write to the same memory; does it belong to the class? The next batch reads this one's keys")  # fmt: skip
+    for name, tensor, written in zip(("keys", "values"), kept, (k, v), strict=True):
+        expect(f"the {name} of one cache, after another was written", tensor[0, 0, :, 0], written[0, 0, :, 0],
+               likely="both write to the same memory; does it belong to the class? The next batch reads this one's keys")  # fmt: skip
 
 
 def test_full(work):
-    for filled, n_new in ((12, 1), (12, 2), (10, 3)):
+    for filled, n_new, layer in ((12, 1, 0), (12, 2, 1), (10, 3, 0), (10, 3, 2)):
         cache = work.Cache(**SIZES)
-        cache.update(0, *new(filled, 0))
+        cache.update(layer, *new(filled, 0))
         cache.advance(filled)
-        case = f"{n_new} more columns behind {filled} of 12"
+        case = f"{n_new} more columns after {filled} of 12, layer {layer}"
+        pending = cache.update(layer, *new(1, 3)) if filled < 12 else []
+        seen = [tensor.clone() for tensor in pending]
         try:
-            cache.update(0, *new(n_new, 1))
+            cache.update(layer, *new(n_new, 1))
         except ValueError:
             pass
         except RuntimeError as error:
@@ -81,8 +89,19 @@ def test_full(work):
             raise Wrong(case, "ValueError", "nothing", "it must not be dropped in silence")
         expect(f"{case}: length", cache.length, filled)
         if filled < 12:
-            keys, _ = cache.update(0, *new(1, 2))
+            untouched = all(torch.equal(tensor, kept) for tensor, kept in zip(pending, seen, strict=True))
+            require(untouched, f"{case}: what was written before", "as it was", "changed", "look before you write")
+            keys, _ = cache.update(layer, *new(1, 2))
             expect(f"{case}, then one that fits", keys[0, 0, -1], new(1, 2)[0][0, 0, -1])
+
+
+def test_no_more_room(work):
+    cache = work.Cache(**SIZES)
+    tensors = [tensor for layer in range(3) for tensor in cache.update(layer, *new(5, 0))]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    needed = 3 * 2 * 2 * 2 * 12 * 4 * 4
+    require(sum(storages.values()) <= needed, "bytes taken for keys and values of all layers", f"{needed}, for 12 columns",
+            sum(storages.values()), "room for more columns than max_len, or for larger numbers")  # fmt: skip
 
 
 def test_any_steps(work):

@@ -1,7 +1,7 @@
 """Counts against stages 1 and 3, and the edges of the trade."""
 
 from exercises.examples import Example, at_random
-from exercises.grading import expect, require
+from exercises.grading import OneOf, expect, require
 from exercises.tiny import counted
 from tests.adapter import STAGES
 
@@ -40,6 +40,9 @@ def test_even_context(work):
     said = {"the weights are read once for the whole batch, the caches are not shared": expected,
             "more sequences reach it earlier, not later": expected * 32}  # fmt: skip
     expect("GPT-2 small, 32 sequences", work.even_context(weights, 12, 768, 32), expected / 32, said)
+    got = 1e6 * work.even_context(1, 1, 1, 400)
+    expect("one weight, 400 sequences: a million times the context", got, 1e6 / 800,
+           {"a float is wanted, however small": OneOf([0, 1e6])})  # fmt: skip
 
 
 def test_any_lengths(work):

@@ -132,10 +132,10 @@ def test_any_visitors(work):
         example.do("queue = work.Queue()")
         waiting = []  # (priority, number of arrival, name)
         for number, action in enumerate(choose.each(lambda: choose.upto(3), 30, least=1)):
-            name = choose.one_of("abc")
+            name = choose.one_of(["a", "b", "c", ""])
             there = [other for other in waiting if other[2] == name]
             if action < 2:
-                priority = choose.one_of([0, 1, -1])
+                priority = choose.one_of([0, 1, -1, 30, 31])
                 if there:
                     example.expect(f"raised(lambda: queue.add({name!r}, {priority}), ValueError)", "ValueError")
                 else:

@@ -105,6 +105,8 @@ def test_split_by_gpt2(work):
     check_split(work, "Who said:\n ", "I did", encode)
     for prompt, choice in pairs:
         check_split(work, prompt, choice, encode)
+    check_split(work, "Name:\t", "Ada", encode)
+    check_split(work, " ", "Ada", lambda text: list(text.encode()))
 
 
 # --- log_probability --------------------------------------------------------------------------------------------------
@@ -132,9 +134,15 @@ def logprob_mistakes(rows, tokens, start):
 
 def check_logprob(work, rows, tokens, start):
     right, said = logprob_mistakes(rows, tokens, start)
-    got = work.log_probability(torch.tensor(rows), tokens, start)
+    case, logits, given = (
+        f"logits {rows}, tokens {tokens}, of which the prompt has {start}",
+        torch.tensor(rows),
+        list(tokens),
+    )
+    got = work.log_probability(logits, given, start)
     got = got.item() if isinstance(got, torch.Tensor) else got
-    case = f"logits {rows}, tokens {tokens}, of which the prompt has {start}"
+    unchanged = torch.equal(logits, torch.tensor(rows)) and given == tokens
+    require(unchanged, f"{case}: afterwards", "as they were", "changed", "the engine goes on with them: work on a copy")
     lost = isinstance(got, float) and not math.isfinite(got)
     likely = (
         "a probability that is too small for a float has become 0: compute with logarithms from the start"
@@ -184,11 +192,11 @@ def check_choice(work, logprobs, choices, per_byte):
         ]
     else:
         mistakes.append(("without per_byte the sum itself is compared", first_best(each)))
-    got, case = (
-        work.choose(list(logprobs), list(choices), per_byte),
-        f"choose({logprobs}, {choices}, per_byte={per_byte})",
-    )
+    scores, texts = list(logprobs), list(choices)
+    got, case = work.choose(scores, texts, per_byte), f"choose({logprobs}, {choices}, per_byte={per_byte})"
     expect(case, got, first_best(values), likely=likeliest(got, mistakes), tolerance=0)
+    unchanged = (scores, texts) == (logprobs, choices)
+    require(unchanged, f"{case}: its lists afterwards", (logprobs, choices), (scores, texts), "work on a copy")
 
 
 def test_choose(work):
@@ -198,6 +206,10 @@ def test_choose(work):
     check_choice(work, [-4.0, -3.0, -5.0, -40.0], ["a", "bc", "certainly!", "no"], True)
     check_choice(work, [-2.0, -2.0], ["ab", "ab"], True)
     check_choice(work, [-8.0, -6.5, -5.0], ["éééé", "abcde", "ab"], True)
+    check_choice(work, [-4.0, -3.0], [" ab", "ab"], True)
+    check_choice(work, [-20001.0, -20000.0], ["a", "b"], False)
+    check_choice(work, [-20000.0001, -20000.0], ["a", "b"], False)
+    check_choice(work, [-1.0005, -1.0], ["a", "b"], False)
 
 
 def test_accuracy(work):
@@ -225,8 +237,10 @@ def test_against_slow_references(work):
         tokens = [rng.randrange(vocab) for _ in range(length)]
         check_logprob(work, rows, tokens, rng.randint(1, length - 1))
         count = rng.randint(1, 1 + most)
-        logprobs = [-float(rng.randint(0, 6)) for _ in range(count)]
-        choices = ["".join(rng.choice("aé日") for _ in range(rng.randint(1, most))) for _ in range(count)]
+        height = rng.choice([0, 0, 20_000])
+        choices = ["".join(rng.choice("aé日 ") for _ in range(rng.randint(1, most))) for _ in range(count)]
+        of_text = {choice: -height - rng.randint(0, 12) / 2 for choice in choices}  # equal choices are equally likely
+        logprobs = [of_text[choice] for choice in choices]
         check_choice(work, logprobs, choices, rng.random() < 0.5)
         answers = [rng.choice([None, 0, 1, 2]) for _ in range(count)]
         references = [rng.randrange(3) for _ in range(count)]

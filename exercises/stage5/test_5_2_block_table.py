@@ -14,9 +14,9 @@ def dense(query, keys, values, scale=None):
     return torch.einsum("ht,thd->hd", scores.softmax(dim=-1), values.double()).float()
 
 
-def scattered(length, table, block_size=4, n_head=2, head_dim=8, fill=0.0):
+def scattered(length, table, block_size=4, n_head=2, head_dim=8, fill=0.0, seed=0):
     """query, caches, and the keys and values as they should be read."""
-    torch.manual_seed(length)
+    torch.manual_seed(seed)
     keys, values = torch.randn(2, length, n_head, head_dim)
     caches = torch.full((2, 9, block_size, n_head, head_dim), fill)
     for i in range(length):
@@ -67,12 +67,32 @@ def test_not_one_more(work):
 
 
 def test_nothing_is_changed(work):
-    query, key_cache, value_cache, *_ = scattered(6, [5, 2], fill=math.nan)
-    before = [x.clone() for x in (query, key_cache, value_cache)]
-    work.attend(query, key_cache, value_cache, [5, 2], 6)
-    after = (query, key_cache, value_cache)
-    unchanged = all(torch.allclose(a, b, 0, 0, equal_nan=True) for a, b in zip(before, after, strict=True))
-    require(unchanged, "query and caches afterwards", "as they were", "changed", "others read the same cache")
+    for length in (6, 1):
+        query, key_cache, value_cache, *_ = scattered(length, [5, 2], fill=math.nan)
+        before = [x.clone() for x in (query, key_cache, value_cache)]
+        table = [5, 2]
+        got = work.attend(query, key_cache, value_cache, table, length)
+        got += 1  # the engine goes on computing with it
+        after = (query, key_cache, value_cache)
+        unchanged = all(torch.allclose(a, b, 0, 0, equal_nan=True) for a, b in zip(before, after, strict=True))
+        require(unchanged, f"query and caches after {length} tokens", "as they were", "changed, or the result is a part of them",
+                "others read the same cache")  # fmt: skip
+        expect(
+            f"the table after {length} tokens",
+            table,
+            [5, 2],
+            likely="the allocator goes on with this list: work on a copy",
+        )
+
+
+def test_blocks_are_used_again(work):
+    """The same table and length, and other keys: the request before has ended."""
+    for seed in (1, 2):
+        query, key_cache, value_cache, keys, values = scattered(4, [3], seed=seed)
+        got = work.attend(query, key_cache, value_cache, [3], 4)
+        expect("four tokens in block 3" + ", and other ones later" * (seed - 1), got, dense(query, keys, values),
+               likely="blocks are used again: what was gathered for one request is not another's")  # fmt: skip
+    expect("type of the result", str(got.dtype), "torch.float32")
 
 
 def test_sizes(work):
@@ -92,10 +112,11 @@ def test_any_cache(work):
         for _ in range(choose.between(1, 5)):
             order.append(left.pop(choose.upto(len(left) - 1)))
         length, scale = choose.between(1, block_size * len(order)), choose.one_of([1.0, 0.0, 1000.0])
-        query, _, _, keys, values = scattered(length, order, block_size, n_head, head_dim, math.nan)
+        seed = choose.upto(9)
+        query, _, _, keys, values = scattered(length, order, block_size, n_head, head_dim, math.nan, seed)
         example = Example(work, __file__, "import math", "from exercises.stage5.test_5_2_block_table import scattered")
         example.do(
-            f"query, key_cache, value_cache, *_ = scattered({length}, {order}, {block_size}, {n_head}, {head_dim}, math.nan)"
+            f"query, key_cache, value_cache, *_ = scattered({length}, {order}, {block_size}, {n_head}, {head_dim}, math.nan, {seed})"
         )
         example.expect(f"work.attend({scale} * query, key_cache, value_cache, {order}, {length}).tolist()",
                        dense(scale * query, keys, values).tolist(), tolerance=1e-3)  # fmt: skip
