@@ -10,7 +10,7 @@ ARM_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang libo
 .PHONY: demo test soak clients scaleout test-browser test-arm lint notebooks site
 
 demo: $(VENV)/installed
-	$(BIN)/python -m stage05 --temperature 0.8 --prompts \
+	$(BIN)/python -m stage05 --temperature 0.8 --max-tokens 1000 --prompts \
 		"Once upon a time" \
 		"In the days when the winters were long, a brave mouse named Otto lived near a windy harbor." \
 		"There was once a shy bear"

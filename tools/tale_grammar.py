@@ -14,6 +14,8 @@ train_tinytales.py) can tell when a story mixes up its cast.
 
 import random
 import re
+from collections.abc import Callable
+from functools import cached_property
 
 from tale_openings import OPENINGS, PLOT_DID, SHAPES
 
@@ -55,12 +57,13 @@ STARTS = "b br ch d dr f fl g gr h j k kl l m n p pr qu r s sh st t tr v w y z".
 VOWELS = "a e i o u a e i o u ai ee oo ou ia".split()
 ENDS = ["", "", "", "", *"n r l s k t m x nd ck".split()]
 # How often (of 1) a name, a kind or a thing is an invented word in the tales that are written with them.
-INVENTED = {"name": 0.35, "friend": 0.12, "kind": 0.1, "thing": 0.06}
+INVENTED = {"name": 0.35, "friend": 0.15, "kind": 0.1, "thing": 0.06}
 
 
-def invented_word(rng: random.Random) -> str:
-    """A word of two or three syllables that means nothing, such as "florpia"."""
-    return "".join(rng.choice(STARTS) + rng.choice(VOWELS) + rng.choice(ENDS) for _ in range(rng.choice([2, 2, 3])))
+def invented_word(rng: random.Random, what: str) -> str:
+    """A word of two or three syllables that means nothing, such as "florpia", for what INVENTED lists."""
+    syllables = [rng.choice(STARTS) + rng.choice(VOWELS) + rng.choice(ENDS) for _ in range(rng.choice([2, 2, 3]))]
+    return "".join(syllables).capitalize() if what in ("name", "friend") else "".join(syllables)
 
 
 class Character:
@@ -139,10 +142,10 @@ RULES = {
         "{h} shared everything with a {f.kind} named {f}.",
     ],
     "friend_known": [
-        "{f} was {h.his} best friend.",
-        "{h} had always liked {f}.",
-        "{f} was always there for {h}.",
-        "{h} told {f} everything.",
+        "The two were the best of friends.",
+        "They had always liked each other.",
+        "They told each other everything.",
+        "Nobody had ever seen the one without the other.",
     ],
     "come_along": [
         '"I will come with you," said {f}. "Two are better than one."',
@@ -389,7 +392,7 @@ QUESTS = [
                   ("bake bread", "The bread was round and golden, and it smelled wonderful."),
                   ("climb the tall tree", "One branch, and one more, and {h.he} sat at the very top."),
                   ("ride a bicycle", "The wheels rolled straight ahead, and nobody was holding on!"),
-                  ("dance", "{h.His} feet knew every step, and everyone began to clap."),
+                  ("dance", "Round and round {h.he} went, and everyone began to clap."),
                   ("play the fiddle", "There was no squeak at all, only a sweet, slow song.")],
         "want": [
             "{h} wanted to learn to {skill}. All the others could do it. <friend> \"Can you teach me?\" asked {h}. \"Of"
@@ -509,11 +512,15 @@ SLOT = re.compile(r"\{(\w+)(?:\.(\w+))?\}")
 
 
 class Tale:
-    """One tale in the making: its own generator, its cast and values, and which lines it has used already."""
+    """One tale in the making: its own generator, its cast and values, and which lines it has used already.
 
-    def __init__(self, seed: int, invented: bool = False):
-        self.rng = random.Random(seed)
-        self.invented = INVENTED if invented else {}
+    Args:
+        invent: makes up a word with a generator for one of the keys of INVENTED, such as `invented_word`; without it,
+            the tale has none but known words.
+    """
+
+    def __init__(self, seed: int, invent: Callable[[random.Random, str], str] | None = None):
+        self.rng, self.invent = random.Random(seed), invent
         self.inventions: set[str] = set()
         self.used: set[str] = set()
         self.shape = self.rng.choices(list(SHAPES), SHAPES.values())[0]
@@ -525,10 +532,9 @@ class Tale:
 
     def invented_for(self, what: str) -> str:
         """An invented name, kind or thing, or "" where it is to be a known one."""
-        if self.rng.random() >= self.invented.get(what, 0):
+        if not self.invent or self.rng.random() >= INVENTED[what]:
             return ""
-        word = invented_word(self.rng)
-        word = word.capitalize() if what in ("name", "friend") else word
+        word = self.invent(self.rng, what)
         self.inventions.add(word)
         return word
 
@@ -541,7 +547,7 @@ class Tale:
         elif role == "friend" and self.shape == "open_two":
             names = NAMES[he] + FRIENDS[he]
         name = self.invented_for(role) or self.rng.choice([name for name in names if name != taken])
-        if self.rng.random() < 0.3:
+        if self.rng.random() < 0.3 and not (role == "friend" and self.shape == "open_two"):  # whose kinds differ
             kind, trait = self.rng.choice(CHILD[he]), self.rng.choice(TRAITS[:12])
         return Character(name, he, self.invented_for("kind") or kind, trait)
 
@@ -576,7 +582,8 @@ class Tale:
         line = self.expand(line) if name[0].isupper() else line
         return line[0].upper() + line[1:] if name[0].isupper() else line
 
-    def write(self) -> str:
+    @cached_property
+    def text(self) -> str:
         """The whole tale: paragraphs with an empty line between them."""
         if self.rng.random() < MICRO_SHARE:
             return self.expand(self.open("micro", "<micro>"))
@@ -587,12 +594,13 @@ class Tale:
         if "mother" in self.values:
             self.values["mother_low"] = self.values["mother"].replace("The", "the")
         count = self.rng.choices(list(EPISODES), EPISODES.values())[0]
-        episodes = self.rng.sample(quest["episodes"], min(count, len(quest["episodes"])))
+        episodes = quest["episodes"]
+        told = sorted(self.rng.sample(range(len(episodes)), min(count, len(episodes))))
         habit = "<habit> " if self.rng.random() < 0.4 else ""
         moral = " <moral>" if self.rng.random() < 0.3 else ""
         opening = self.open(quest["name"], f"<opening> {habit}{self.choose(quest['want'])}")
         close = f"{self.choose(quest['turn'])} {self.choose(quest['answer'])}{moral} <ending>"
-        paragraphs = [opening, *episodes, close]
+        paragraphs = [opening, *(episodes[i] for i in told), close]
         return "\n\n".join(self.expand(paragraph) for paragraph in paragraphs)
 
     def open(self, plot: str, text: str) -> str:
@@ -603,9 +611,9 @@ class Tale:
         return text
 
 
-def write_tale(seed: int, invented: bool = False) -> str:
-    """The tale of this seed, the same on every machine; `invented` has made-up names, kinds and things in some."""
-    return Tale(seed, invented).write()
+def write_tale(seed: int, invent: Callable[[random.Random, str], str] | None = None) -> str:
+    """The tale of this seed, the same on every machine; with `invent`, made-up names, kinds and things are in some."""
+    return Tale(seed, invent).text
 
 
 if __name__ == "__main__":

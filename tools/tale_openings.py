@@ -7,8 +7,8 @@ the kind and home of a hero whose name was given, after `<tell_name>` the name a
 
 # How many of a hundred tales begin in which shape (the rules below that start with "open_").
 SHAPES = {
-    "open_classic": 20, "open_scene": 16, "open_clause": 10, "open_name": 23, "open_kind": 14, "open_speech": 9,
-    "open_told": 4, "open_two": 4,
+    "open_classic": 14, "open_scene": 18, "open_clause": 10, "open_name": 22, "open_kind": 16, "open_speech": 8,
+    "open_told": 4, "open_two": 8,
 }  # fmt: skip
 
 # fmt: off
@@ -34,6 +34,7 @@ OPENINGS = {
         "<clause> {h.a} <did>. <tell_name>",
         "<clause> {h.a} named {h} lived {p.at}.",
         "<clause> {h} <did>. <tell_kind>",
+        "<clause> [a {h.kind}|the {h.kind}] <did>. <tell_name>",
         "<clause> there was {h.a} named {h}. {h.He} lived {p.at}.",
     ],
     "open_name": [
@@ -72,7 +73,12 @@ OPENINGS = {
         "{h.A} <did>. <tell_name>",
         "[One day|One night|One <sky> morning], {h.a} <did>. <tell_name>",
         "There was {h.a} who <did>. <tell_name>",
-        "Once a {h.kind} <did>. <tell_name>",
+        "[Once|One day|On a <sky> <part_of_day>] [a {h.kind}|the {h.kind}] <did>. <tell_name>",
+        "There [once was|was once|was] a {h.kind} [who|that] <did>. <tell_name>",
+        "[Have you ever met|Do you know|Have you heard of] a {h.kind} [who|that] <did>? <tell_name>",
+        "A {h.kind} <did>. <tell_name>",
+        "The {h.kind} <did> and <did>. <tell_name>",
+        "The {h.kind}'s [house was very small|pockets were empty|bed was cold|boots were wet]. <tell_name>",
         "The {h.trait} {h.kind} <did>, and <happening>. <tell_name>",
         "Nobody [believed|noticed|understood] the {h.trait} {h.kind}. <tell_name>",
         "{p.At} lived {h.a}. {h.His} name was {h}.",
@@ -105,10 +111,10 @@ OPENINGS = {
     "open_two": [
         "{h} and {f} [were best friends|lived next door to each other|did everything together|sat on the wall"
         "|could not sleep|were on their way home|were hungry|<did>]. <tell_two>",
-        "The {h.kind} and the {f.kind} were [best friends|neighbors|always together]. The {h.kind} was named {h}, the"
-        " {f.kind} was named {f}, and they lived {p.at}.",
+        "[A {h.kind}|The {h.kind}] and [a {f.kind}|the {f.kind}] [were best friends|were neighbors|were always together"
+        "|<did>]. The {h.kind} was named {h}, the {f.kind} was named {f}, and they lived {p.at}.",
+        "{h} and {h.his} [friend|cousin|neighbor|playmate] {f} <did>. <tell_two>",
         "One <sky> day, {h} [met|went to see|waited for|wrote a letter to] {f}. <tell_two>",
-        '<speaks> {h}. <speaks> {f}. <tell_two>',
         "There were once two friends, {h} and {f}. <tell_two>",
     ],
     "tell_two": [
@@ -123,10 +129,10 @@ OPENINGS = {
         "It all began with {h.a} named {h}, who lived {p.at}.",
     ],
     "tell_kind": [
-        "{h.He} was {h.a} who lived {p.at}.",
-        "{h.He} was {h.a}, and {h.he} lived {p.at}.",
         "{h} was {h.a} who lived {p.at}.",
         "{h} was {h.a} and lived {p.at}.",
+        "{h} was {h.a}, and {h.he} lived {p.at}.",
+        "Now {h} was {h.a} who lived {p.at}.",
     ],
     "tell_name": [
         "{h.His} name was {h}, and {h.he} lived {p.at}.",
@@ -177,6 +183,8 @@ OPENINGS = {
         "[One day|One night|One <season>|Last <season>|Yesterday|Long ago|Many years ago],",
         "[When|While|Before|After|As] <happening>,",
         "On the [first|last] day of <season>,",
+        "[On a|One] [Wednesday|Friday|Saturday|Sunday],",
+        "On [Wednesday|Friday|Saturday|Sunday],",
         "On the [day|night] [of the great storm|before the feast|when everything changed],",
         "[Deep in the forest|High on a hill|Down by the river|Under the bridge|In the middle of the lake"
         "|At the end of the road|Behind the old mill|In a far country],",
