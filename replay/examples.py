@@ -62,7 +62,7 @@ class Run:
 TAIL = (4, 7, 36, 5, 9, 28, 6, 12)  # most are short, some are long
 SHORT_TAIL = (4, 7, 16, 5, 9, 12)
 THREE = {"max_num_seqs": 3}
-SMALL = {"max_num_seqs": 8, "max_model_len": 128, "kv_cache_bytes": 2 * 128 * 4608}  # 2 slots, or 16 blocks
+SMALL = {"max_num_seqs": 8, "max_model_len": 128, "kv_cache_bytes": 2 * 128 * 5760}  # 2 slots, or 16 blocks
 LATE = ((TALES[0], TALES[1], TALES[3], LONG, TALES[5]), (8, 20, 20, 8, 8))  # the long one comes when others decode
 CHUNKS = {"max_num_seqs": 3, "max_model_len": 160, "max_num_batched_tokens": 16}
 WHOLE = {"max_num_seqs": 3, "max_model_len": 160, "max_num_batched_tokens": 160, "enable_chunked_prefill": False}

@@ -76,7 +76,7 @@ def test_actors_share_the_memory_of_their_machine(monkeypatch):
     options = {**vars(STAGES[4].part("config").EngineConfig()), "max_num_seqs": 8}
     most = worker.cache_bytes("stage05_paged", options, 1)  # what eight requests can fill
     per_token = most / 8 / 1024
-    assert per_token == 2 * 6 * 96 * 4
+    assert per_token == 2 * 6 * 120 * 4
     monkeypatch.setattr(worker.psutil, "virtual_memory", lambda: SimpleNamespace(available=most))
     assert worker.cache_bytes("stage05_paged", options, 1) == most // 2
     assert worker.cache_bytes("stage05_paged", options, 4) == most // 8
