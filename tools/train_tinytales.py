@@ -128,6 +128,7 @@ def tokens_of_facts(tokenizer: Tokenizer) -> set[int]:
 
 # Which of GPT-2's tokens may be an invented name, kind or thing; the end of a name that is two tokens.
 WORDS = {"name": re.compile(" [A-Z][a-z]+"), "kind": re.compile(" [a-z]{3,}"), "end": re.compile("[a-z]{2,4}")}
+FIRST_SENTENCE = re.compile(r'.*?[.!?]"?(?= [A-Z"]|\Z)', re.DOTALL)
 
 
 def look(text: str) -> int:
@@ -144,7 +145,7 @@ class Rows:
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
-        self.texts = token_texts(tokenizer)
+        self.texts = [tokenizer.decode([token]) for token in range(CONFIG["vocab_size"])]
         self.looks = [look(text) for text in self.texts]
         self.alike = [[token for token, a in enumerate(self.looks) if a == b] for b in range(5)]  # by look
         self.facts = tokens_of_facts(tokenizer)
@@ -206,13 +207,6 @@ class Rows:
         """How many of a tale's first characters are an opening with noise, and how likely noise is there and after."""
         opening = FIRST_SENTENCE.match(text).end() if rng.random() < NOISY_OPENINGS else 0
         return opening, rng.choice(OPENING_NOISE), NOISE if rng.random() < NOISY_TALES else 0
-
-
-def token_texts(tokenizer: Tokenizer) -> list[str]:
-    return [tokenizer.decode([token]) for token in range(CONFIG["vocab_size"])]
-
-
-FIRST_SENTENCE = re.compile(r'.*?[.!?]"?(?= [A-Z"]|\Z)', re.DOTALL)
 
 
 def places(word: str, text: str) -> list[range]:
@@ -315,9 +309,8 @@ class Trainer:
         # The tanh form of GELU under its fused name; the checkpoint is saved under GPT-2's name for the same function.
         config = GPT2Config(**CONFIG, **NO_DROPOUT, activation_function="gelu_pytorch_tanh")
         self.layers = GPT2Model(config)
-        used = tokens_of_tales(self.tokenizer)
-        self.embedding = Embedding(used, token_texts(self.tokenizer), CONFIG["n_embd"])
         self.rows = Rows(self.tokenizer)
+        self.embedding = Embedding(tokens_of_tales(self.tokenizer), self.rows.texts, CONFIG["n_embd"])
         layers = [p for name, p in self.layers.named_parameters() if name != "wte.weight"]
         matrices = [p for p in self.layers.h.parameters() if p.dim() == 2]
         others = [p for p in layers if not any(p is m for m in matrices)] + list(self.embedding.parameters())
