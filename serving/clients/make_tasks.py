@@ -2,7 +2,7 @@
 
     python -m serving.clients.make_tasks FOLDER     # three tasks: YAML files and their lines
 
-`tales_choice`: which of four last sentences ends the tale? `tales_perplexity`: how likely are whole tales?
+`tales_choice`: which of four sentences of a tale comes next? `tales_perplexity`: how likely are whole tales?
 `tales_sentence`: what is the next sentence, up to its end?
 """
 
@@ -64,19 +64,20 @@ def sentences(tale: str) -> list[str]:
 
 
 def lines() -> dict[str, list[dict]]:
-    """What each task asks, one object per tale."""
+    """What each task asks, one object per tale; a choice only where enough of the tale is left."""
     tales = [write_tale(seed).strip() for seed in SEEDS]
-    parts, draw = [sentences(tale) for tale in tales], random.Random(0)
-    endings = [sentence[-1] for sentence in parts]
-    result = {name: [] for name in TASKS}
-    for tale, part, ending in zip(tales, parts, endings, strict=True):
-        choices = [ending, *draw.sample(sorted({*endings} - {ending}), 3)]
-        draw.shuffle(choices)
-        context = " ".join(part[:-1])
-        result["tales_choice"].append({"context": context, "choices": choices, "answer": choices.index(ending)})
+    draw, result = random.Random(0), {name: [] for name in TASKS}
+    for tale in tales:
+        parts = sentences(tale)
+        middle = len(parts) // 2
+        context, following, later = " ".join(parts[:middle]), parts[middle], parts[middle + 1 :]
+        if len(later) >= 3:
+            choices = [following, *draw.sample(later, 3)]
+            draw.shuffle(choices)
+            question = {"context": context, "choices": choices, "answer": choices.index(following)}
+            result["tales_choice"].append(question)
         result["tales_perplexity"].append({"text": tale})
-        middle = len(part) // 2
-        result["tales_sentence"].append({"context": " ".join(part[:middle]), "next": part[middle].rstrip(".")})
+        result["tales_sentence"].append({"context": context, "next": following.rstrip(".")})
     return result
 
 

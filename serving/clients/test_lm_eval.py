@@ -39,7 +39,7 @@ def test_the_scores_are_the_same(results):
         for name, value in metrics.items():
             if isinstance(value, float):
                 assert ours[task][name] == pytest.approx(value, abs=1e-4), (task, name)
-    assert own["tales_choice"]["acc,none"] > 0.5  # by chance it would be 0.25
+    assert own["tales_choice"]["acc,none"] > 0.4  # by chance it would be 0.25
     assert own["tales_sentence"]["exact_match,none"] > 0
 
 
