@@ -50,10 +50,10 @@ def openings() -> list[str]:
     return OPENINGS.read_text(encoding="utf-8").splitlines()
 
 
-def tales(params: Any, tokens: int) -> tuple[list[str], list]:
-    """The openings, and how each goes on: drawn, since greedy tales are nearly equally long, by a seed of its own, so
-    that they are the same in every stage."""
-    prompts = openings()
+def tales(params: Any, tokens: int, each: int = 1) -> tuple[list[str], list]:
+    """The openings, `each` times, and how each goes on: drawn, since greedy tales are nearly equally long, by a seed of
+    its own, so that they are the same in every stage."""
+    prompts = openings() * each
     return prompts, [params(temperature=0.8, seed=300 + i, max_tokens=tokens) for i in range(len(prompts))]
 
 
@@ -160,15 +160,15 @@ def cached(model: str = "gpt2", batch: int = 8, prompt: int = 32, tokens: int = 
 # --- Stage 4: nobody waits for the slowest ----------------------------------------------------------------------------
 
 
-def passes(slots: int = 4, tokens: int = 256) -> Outcome:
-    """The eight tales through slots (stage 4), and through static batches (stage 3)."""
+def passes(slots: int = 4, each: int = 2, tokens: int = 1000) -> Outcome:
+    """Tales through slots (stage 4), and through static batches (stage 3)."""
     import stage03_kvcache
     import stage04_continuous
 
     counts, kinds = [], ((stage03_kvcache, {"sort_by_length": False}), (stage04_continuous, {}))
     for stage, options in kinds:
         llm = stage.LLM("tinytales", device="cpu", max_num_seqs=slots, trace=True, **options)
-        outputs = llm.generate(*tales(stage.SamplingParams, tokens))
+        outputs = llm.generate(*tales(stage.SamplingParams, tokens, each))
         counts.append(llm.stats.num_forwards)
     lengths = [len(output.outputs[0].token_ids) for output in outputs]
     seen = [(row.request_id, number) for number, step in enumerate(llm.trace, start=1) for row in step.rows]
@@ -336,18 +336,19 @@ EXPERIMENTS = (
     ),
     Experiment(
         4,
-        "Eight tales, four at once",
-        "The eight tales again (the experiment of stage 2 says how long they are). Four run at once.",
+        "Sixteen tales, four at once",
+        "The eight openings of examples/prompts.txt, twice. The tales are drawn, so they differ, and end when they end: "
+        "most have 150 to 450 tokens. Four run at once.",
         (
             Question("How many forward passes does stage 4 take?", "stage 4", "passes"),
             Question(
                 "And stage 3, which makes two static batches of four, in the order of the file?", "stage 3", "passes"
             ),
         ),
-        10,
+        20,
         (
-            ("slots=8", "everybody has a slot, there is nothing to schedule: both take as long as the longest tale"),
-            ("slots=2", "more tales wait, so a free slot is worth more"),
+            ("slots=16", "everybody has a slot, there is nothing to schedule: both take as long as the longest tale"),
+            ("each=1", "after eight tales slots are empty sooner, for as long: there is less to gain, or nothing"),
         ),
         passes,
     ),

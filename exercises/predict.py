@@ -165,7 +165,7 @@ def lock(experiment: Experiment, predictions: list[float]) -> None:
     """Keep a prediction, with the time. Raises ValueError if there is one that was compared, or the number of answers
     is wrong."""
     if len(predictions) != len(experiment.questions):
-        names = ", ".join(question.name for question in experiment.questions)
+        names = "; ".join(question.name for question in experiment.questions)
         raise ValueError(f"{len(experiment.questions)} numbers are asked for ({names}), got {len(predictions)}")
     with progress(key(experiment)) as record:
         if "compared_at" in whole(experiment, record):
