@@ -337,8 +337,8 @@ EXPERIMENTS = (
     Experiment(
         4,
         "Sixteen tales, four at once",
-        "The eight openings of examples/prompts.txt, twice. The tales are drawn, so they differ, and end when they end: "
-        "most have 150 to 450 tokens. Four run at once.",
+        "The eight openings of examples/prompts.txt, twice. The tales are drawn, so they differ, and end when they "
+        "end: most have 150 to 450 tokens. Four run at once.",
         (
             Question("How many forward passes does stage 4 take?", "stage 4", "passes"),
             Question(
