@@ -342,7 +342,7 @@ EXPERIMENTS = (
         (
             Question("How many forward passes does stage 4 take?", "stage 4", "passes"),
             Question(
-                "And stage 3, which makes two static batches of four, in the order of the file?", "stage 3", "passes"
+                "And stage 3, which makes four static batches of four, in the order of the file?", "stage 3", "passes"
             ),
         ),
         20,

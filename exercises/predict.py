@@ -2,7 +2,7 @@
 
 python -m exercises predict                      # the experiments, what you said and what came
 python -m exercises predict 4                    # asks for your prediction, runs the experiment and compares
-python -m exercises predict 4 --say 300 400      # the same without asking
+python -m exercises predict 4 --say 900 1400     # the same without asking
 python -m exercises predict 4 --with slots=8     # the experiment again, changed; when it is compared as it stands
 """
 
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.stage is None:
         if args.say or args.changes:
-            parser.error("of which stage? For example: predict 4 --say 300 400")
+            parser.error("of which stage? For example: predict 4 --say 900 1400")
         return show_all()
     if args.say and args.changes:
         parser.error("--say is for the experiment as it stands, --with changes it: one at a time")

@@ -21,7 +21,7 @@ from .milestones import MILESTONES, Milestone
 RECORD = ".start.json"  # in the engine's directory: which milestone it was started at, and what was put there
 BLANK = "raise NotImplementedError"
 VERBS = (  # in the skeleton of every `step`
-    "# schedule: who is in this step, as a Batch",
+    "# build: who is in this step, as a Batch (from milestone 4 on, schedule decides who)",
     "# forward: the batch through the model, to logits",
     "# sample: the logits to a token for each request that is ready for one",
     "# commit: the tokens to their requests",

@@ -4,7 +4,7 @@
 
 A README names the run in a comment, `<!-- worked: python -m stage04 --prompts "A fox" … -->`; what stands between that
 line and `<!-- end of worked -->` is written here: the command, and a table that is read off its trace. The runs are
-greedy, so they come out the same each time.
+greedy or have a seed, so they come out the same each time.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Environments for clients, because what they need excludes each other: .clients/openai, .clients/lm-eval.
+"""Environments for clients, because what they need excludes each other: .clients/openai and its like.
 
-    python -m serving.clients.environments openai lm-eval
+    python -m serving.clients.environments openai lm-eval guidellm
 
 What goes into each is an extra of pyproject.toml, `clients-NAME`. They see the packages of the environment that makes
 them too, and so share its torch, which alone takes most of a gigabyte.

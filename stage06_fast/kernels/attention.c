@@ -103,7 +103,7 @@ typedef struct {
 /* max_rows, 1 or QUERIES, and format are constants wherever the functions below are called. So for each
  * combination the inline ones become one routine, with loops of fixed length and sums in registers. The
  * others are compiled once for all: they are a small part of the work, and six copies took the compiler four
- * seconds. */
+ * to six seconds. */
 
 /* There may be fewer than max_rows queries: the others are zero, and what becomes of them is not read. */
 NOINLINE void load_queries(State *s, const Walk *w, const int max_rows) {

@@ -1,5 +1,5 @@
 /* Stage 6's kernels against plain loops in double precision, without Python or torch: what can run where neither is,
- * as on another CPU under an emulator (tests/test_arm.py). A line for each kind of work with its largest error; the
+ * as on another CPU under an emulator (tests/test_other_cpus.py). A line for each kind of work with its largest error; the
  * exit status is the number of those that are wrong.
  *
  *   cc -O3 -fno-tree-vectorize -fopenmp -I stage06_fast/kernels tests/kernels/check.c stage06_fast/kernels/[a-z]*.c -lm
