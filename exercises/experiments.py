@@ -223,8 +223,9 @@ def crowd(
         [peak, times],
         [
             f"A request that is done fills {whole} blocks, so {blocks // whole} fit up to their ends. But stage 5 "
-            f"admits one as soon as there are the {math.ceil(prompt / size)} blocks of its prompt, and gives it the "
-            "others one by one. Many are short at first, so many run.",
+            f"admits one as soon as there are the {math.ceil(prompt / size)} blocks of its prompt (and "
+            f"{llm.engine.block_manager.num_reserve} more, as a reserve) and the step has tokens left, and gives it "
+            "the others one by one. Many are short at first, so many run.",
             f"{then} All in all there were {stats.num_forwards:,} passes.",
         ],
     )
@@ -289,7 +290,8 @@ EXPERIMENTS = (
         "prompt 4 tokens, the output 200.",
         (
             Question(
-                "How many times as many places go through the model for the 200th token as for the first?",
+                "A place is room for one token in a forward pass. How many times as many places does the 200th token's "
+                "pass compute as the first token's?",
                 "places",
                 "times as many",
             ),
@@ -298,7 +300,7 @@ EXPERIMENTS = (
         20,
         (
             ("tokens=1000", "arithmetic becomes nearly all of the last pass: time and work come closer"),
-            ("prompt=100", "the first pass has enough arithmetic to wait for it too"),
+            ("prompt=100", "then the first pass, too, waits for its arithmetic"),
         ),
         last_token,
     ),
@@ -313,8 +315,8 @@ EXPERIMENTS = (
         ),
         20,
         (
-            ("slots=2", "four batches of two: each waits for the longer of two only"),
-            ("tokens=30", "few tales end so early: what remains is more and more the padding at the left"),
+            ("slots=2", "four batches of two: each waits only for the longer of its two tales"),
+            ("tokens=30", "few tales end so early, so few rows have ended: most of the padding is at the left"),
         ),
         padding,
     ),
@@ -325,12 +327,12 @@ EXPERIMENTS = (
         "computes them without a cache, stage 3 with one.",
         (
             Question("How many times fewer places go through the model with the cache?", "places", "times fewer"),
-            Question("How many times less time does it take?", "time", "times less"),
+            Question("How many times as fast is it?", "time", "times as fast"),
         ),
         20,
         (
             ("batch=1", "fewer places in each pass: reading the weights is a larger part, and the cache gains less"),
-            ("tokens=32", "the longer the output, the more there is not to compute again"),
+            ("tokens=32", "the longer the output, the more the cache saves"),
         ),
         cached,
     ),
@@ -348,7 +350,7 @@ EXPERIMENTS = (
         20,
         (
             ("slots=16", "everybody has a slot, there is nothing to schedule: both take as long as the longest tale"),
-            ("each=1", "after eight tales slots are empty sooner, for as long: there is less to gain, or nothing"),
+            ("each=1", "the queue is empty sooner, and slots then stay empty for as long: less is gained, or nothing"),
         ),
         passes,
     ),
@@ -356,7 +358,8 @@ EXPERIMENTS = (
         5,
         "More than fit",
         "A pool of 128 blocks of 16 tokens: the memory of two of stage 4's slots of 1,024 tokens. 64 requests come at "
-        "once, each with a prompt of 32 tokens and 64 tokens out; as many may run as there is memory for.",
+        "once, each with a prompt of 32 tokens and 64 tokens out. A step computes at most 512 tokens, and one block "
+        "stays free when a request is admitted beside others.",
         (
             Question("How many requests run in the busiest step?", "at once", "requests"),
             Question("How many times is a request preempted, to be computed again later?", "preempted", "times"),
