@@ -104,6 +104,14 @@ MISTAKES = [
     Mistake("what is taken can still be found", 5, 6, "has to make it forgotten", [("block_manager.py", "            self._forget(block)\n", "")]),
     Mistake("shared blocks are written", 5, 6, "who writes first takes a copy", [("block_manager.py", " or self.ref_counts[blocks[-1]] > 1", "")]),
 ]  # fmt: skip
+FOUND_EARLIER = (  # by a milestone whose engine of the learner's could not make the mistake
+    "a bad request is found in the step",
+    "decodes count the padding",
+    "who is preempted goes on where it was",
+    "blocks for all that may come",
+    "what is taken can still be found",
+    "blocks are named by their own tokens",
+)
 by_mistake = pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 
 
@@ -118,7 +126,7 @@ def test_a_mistake_is_told(mistake, tmp_path):
 @pytest.mark.soak
 @by_mistake
 def test_the_milestones_before_a_mistake_pass(mistake, tmp_path):
-    if mistake.name in ("a bad request is found in the step", "decodes count the padding"):
+    if mistake.name in FOUND_EARLIER:
         pytest.skip("an earlier milestone finds it, in another way")
     assert told(mistake.make(tmp_path), list(range(1, mistake.milestone))) == []
 
@@ -252,7 +260,7 @@ def test_the_loop_has_four_verbs(tmp_path):
     skeletons.start(1, tmp_path / "mine")
     step = (tmp_path / "mine" / "engine.py").read_text().split("def step")[1].split("def commit")[0]
     assert [line.split()[1] for line in step.splitlines() if "# " in line] == [
-        "schedule:",
+        "build:",
         "forward:",
         "sample:",
         "commit:",

@@ -298,8 +298,8 @@ def test_the_last_token(small):
 
 
 def test_padding():
-    """Two rows at a time: fewer rows wait, and all that is padding is one or the other kind."""
-    share, ended = results_of(2, tokens=150).results  # one has ended by then
+    """Some rows have ended and some prompts are shorter, as the experiment stands; one row by itself has no padding."""
+    share, ended = results_of(2).results
     fewer, _ = results_of(2, tokens=3, slots=1).results
     assert 0 < share < 100
     assert 0 < ended < 100

@@ -15,7 +15,7 @@ from tests.adapter import ROOT, STAGES, TINYTALES
 
 sys.path.insert(0, str(ROOT / "tools"))
 from tale_check import Reader, sentences, slips
-from tale_grammar import Tale, write_tale
+from tale_grammar import FRIENDS, NAMES, Tale, write_tale
 from train_tinytales import Embedding, Rows, Sample, Tokenizer, look, spell
 
 HELD_OUT_OPENINGS = (ROOT / "tools" / "held_out_openings.txt").read_text(encoding="utf-8").splitlines()
@@ -103,18 +103,34 @@ def test_noise_leaves_the_cast_alone_and_invented_words_are_never_asked_for(rows
 
 def test_a_noisy_opening_is_one_sentence_and_keeps_its_marks(rows):
     """A reader's first sentence may be strange; the model learns to go on from it, not to write such."""
-    noisy, marks = 0, lambda text: re.findall(r"[.,;:!?\"]", text)
+    noisy, asked, marks = 0, 0, lambda text: re.findall(r"[.,;:!?\"]", text)
     for seed in range(200):
         tale = Tale(seed, rows.invent)
-        inputs, targets = zip(*rows.tale(seed, random.Random(seed)), strict=True)
-        begin = next(i for i, target in enumerate(targets) if target >= 0)
-        if not tale.inventions and begin:
+        row = rows.tale(seed, random.Random(seed))
+        noise = [i for i, (_, target) in enumerate(row) if target < 0]
+        if not tale.inventions and noise:
             noisy += 1
-            first = tale.text.removesuffix(rows.tokenizer.decode(targets[begin:-1]))
+            opening, rest = row[: noise[-1] + 1], [target for _, target in row[noise[-1] + 1 :]]
+            first = tale.text.removesuffix(rows.tokenizer.decode(rest[:-1]))
             assert first != tale.text
             assert re.split(r'(?<=[.!?])"? (?=[A-Z"])', first)[1:] == [], (seed, first)
-            assert marks(rows.tokenizer.decode(inputs[:begin])) == marks(first), (seed, first)
-    assert noisy > 30
+            assert marks(rows.tokenizer.decode([read for read, _ in opening])) == marks(first), (seed, first)
+            # What is kept of it is asked for: an opening may end before its sentence does.
+            assert all(read == target for read, target in opening if target >= 0)
+            asked += sum(target >= 0 for _, target in opening)
+    assert noisy > 30 and asked > noisy
+
+
+def test_invented_names_are_cut_like_known_ones_and_are_none_of_them(rows):
+    """Where a text begins, "Mateo" is M-ate-o and "Mara" M-ara: who knows M from Mara alone writes that."""
+    known = {name for names in (NAMES, FRIENDS) for some in names.values() for name in some}
+    starts = {pieces[0] for pieces in map(rows.tokenizer.encode, known) if len(pieces) > 1}
+    random_numbers = random.Random(0)
+    invented = [rows.invent(random_numbers, "name") for _ in range(2000)]
+    assert known.isdisjoint(invented)
+    alike = [name for name in invented if (pieces := rows.tokenizer.encode(name))[0] in starts and len(pieces) > 1]
+    assert len(alike) > 0.15 * len(invented)
+    assert len({rows.tokenizer.encode(name)[0] for name in alike}) > 0.9 * len(starts)
 
 
 def test_a_name_keeps_the_pieces_of_its_first_mention(rows):

@@ -39,7 +39,7 @@ FRIENDS = {
     "she": "Betty Emily Charlotte Heidi Frida Edith Lotte Marie Rose Tara Penny Iris".split(),
     "he": "Charlie William James John Fritz Gustav Walter Ralph Edgar Albert Rufus Basil Cedric".split(),
 }
-FRIENDS_AS_HEROES = 0.12
+FRIENDS_AS_HEROES = 0.04
 ANIMALS = (
     "fox rabbit mouse hedgehog bear squirrel badger otter duck frog kitten puppy lamb goat mole beaver cat dog pig hen"
     " sparrow turtle snail pony wolf donkey penguin lion tiger monkey dragon elephant robot giant"

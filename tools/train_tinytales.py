@@ -1,7 +1,7 @@
 """Make the bundled checkpoint, models/tinytales: a small GPT-2 that writes short tales.
 
     python tools/train_tinytales.py generate 3    # print three tales of the grammar that it learns from
-    python tools/train_tinytales.py train         # 40 minutes on 2 CPU cores; Ctrl-C and run again to resume
+    python tools/train_tinytales.py train         # 43 minutes on 2 CPU cores; Ctrl-C and run again to resume
     python tools/train_tinytales.py check         # samples, and every slip in them
     python tools/train_tinytales.py evaluate      # held-out loss, how tales end, what they mix up -> the model card
 
@@ -19,7 +19,8 @@ cope with the rest in a reader's prompt:
   words in the place of its own. The model learns to repeat a stranger's name, and that a strange word does not derail
   the story.
 - Strangers keep their pieces. GPT-2 cuts "Mateo" into M-ate-o where a text begins and into Mate-o after a space; who
-  read the one cannot know the other. So an invented name comes again in the pieces of its first mention.
+  read the one cannot know the other. So an invented name comes again in the pieces of its first mention. And many are
+  made of pieces of the tales' own names, or after an M the model would always write Mara.
 """
 
 import argparse
@@ -72,9 +73,9 @@ LEARNING_RATE, MATRIX_LEARNING_RATE = 4e-3, 6e-3  # AdamW's for vectors and embe
 MOMENTUM, WEIGHT_DECAY = 0.95, 0.05
 WARMUP_STEPS, DECAY = 60, 0.5  # the learning rates rise for 60 steps and fall over the last half of them all
 SAMPLED_TOKENS = 512
-SPREAD = 0.06  # tells tokens without an embedding of their own apart; if it is learned, it shrinks to nothing
+SPREAD = 0.08  # tells tokens without an embedding of their own apart; if it is learned, it shrinks to nothing
 KNOWN_TO_GPT2 = 0.5  # share of invented words that are tokens of GPT-2's vocabulary, not made of syllables
-LONGER_NAMES = 0.4  # share of the names among them that get another token as their end
+LONGER_NAMES = 0.4  # share of the names among them that are put together of several tokens
 NOISY_OPENINGS, OPENING_NOISE = 0.5, (0.3, 0.6, 1.0)  # share of tales whose first sentence has noise; how much
 LONGER, LONGER_BY = 0.15, (1, 4)  # how often a noisy word is followed by more of them, and by how many
 NOISY_TALES, NOISE = 0.3, 0.02
@@ -126,8 +127,8 @@ def tokens_of_facts(tokenizer: Tokenizer) -> set[int]:
     return {token for word in [*words, *capitals] for token in tokenizer.encode(f" {word}")}
 
 
-# Which of GPT-2's tokens may be an invented name, kind or thing; the end of a name that is two tokens.
-WORDS = {"name": re.compile(" [A-Z][a-z]+"), "kind": re.compile(" [a-z]{3,}"), "end": re.compile("[a-z]{2,4}")}
+# Which of GPT-2's tokens may be an invented name, kind or thing; how a name of several tokens may begin and go on.
+WORDS = {"name": " [A-Z][a-z]+", "kind": " [a-z]{3,}", "start": "[A-Z][a-z]{0,2}", "end": "[a-z]{1,5}"}
 FIRST_SENTENCE = re.compile(r'.*?[.!?]"?(?= [A-Z"]|\Z)', re.DOTALL)
 
 
@@ -150,8 +151,13 @@ class Rows:
         self.alike = [[token for token, a in enumerate(self.looks) if a == b] for b in range(5)]  # by look
         self.facts = tokens_of_facts(tokenizer)
         self.function_words = {t for word in FUNCTION_WORDS for t in tokenizer.encode(f" {word}")}
-        unknown = [text for text in self.texts if text.strip().lower() not in lexicon()]
-        self.words = {what: [text.strip() for text in unknown if kind.fullmatch(text)] for what, kind in WORDS.items()}
+        self.words = {what: [t.strip() for t in self.texts if re.fullmatch(p, t)] for what, p in WORDS.items()}
+        names = [name for names in (NAMES, FRIENDS) for some in names.values() for name in some]
+        pieces = [tokenizer.encode(name) for name in names]  # as where a text begins
+        starts = sorted({self.texts[first] for first, *rest in pieces if rest})
+        self.starts = [starts, self.words["start"], self.words["name"]]  # each is as likely
+        self.ends = [sorted({self.texts[token] for _, *rest in pieces for token in rest}), self.words["end"]]
+        self.known = lexicon() | {name.lower() for name in names}
 
     def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets, each [n_rows, row_length]; a target of -100 asks for nothing."""
@@ -171,17 +177,26 @@ class Rows:
 
     def invent(self, rng: random.Random, what: str) -> str:
         """A word that the tales do not have: one of GPT-2's vocabulary, or a meaningless one."""
+        while (word := self.draw(rng, what)).lower() in self.known:
+            pass
+        return word
+
+    def draw(self, rng: random.Random, what: str) -> str:
         if rng.random() >= KNOWN_TO_GPT2:
             return invented_word(rng, what)
         named = what in ("name", "friend")
-        word = rng.choice(self.words["name" if named else "kind"])
-        return word + rng.choice(self.words["end"]) if named and rng.random() < LONGER_NAMES else word
+        if not named or rng.random() >= LONGER_NAMES:
+            return rng.choice(self.words["name" if named else "kind"])
+        # Many of the pieces are those of known names: "M-ate-o" must be told from "M-ara".
+        return rng.choice(rng.choice(self.starts)) + "".join(
+            rng.choice(rng.choice(self.ends)) for _ in range(rng.randint(1, 2))
+        )
 
     def tale(self, seed: int, rng: random.Random) -> list[tuple[int, int]]:
         """A tale's tokens, some replaced by noise: of each what is read, and the target.
 
         Nothing is asked (-100) where an invented word comes for the first time: the model learns to repeat words that
-        it has never met, and never to invent one. Nor in a first sentence that has noise. Facts stay as they are.
+        it has never met, and never to invent one. Nor for noise in a first sentence. Facts stay as they are.
         """
         tale = Tale(seed, self.invent)
         text = tale.text
@@ -197,7 +212,7 @@ class Rows:
             keep = not self.looks[token] or token in self.facts or not kept.isdisjoint(characters)
             keep = keep or (token in self.function_words and rng.random() < 0.5)
             noisy = not keep and rng.random() < (share if in_opening else rest)
-            target = -100 if in_opening or not first_time.isdisjoint(characters) else token
+            target = -100 if (noisy and in_opening) or not first_time.isdisjoint(characters) else token
             row.append((rng.choice(self.alike[self.looks[token]]) if noisy else token, target))
             if noisy and in_opening and rng.random() < LONGER:
                 row += [(rng.choice(self.alike[look(" x")]), -100) for _ in range(rng.randint(*LONGER_BY))]
@@ -564,10 +579,10 @@ def histogram(samples: list[int], held_out: list[int], width: int = 50) -> str:
 
 # Written by a reader of the twenty continuations; to be written anew with them.
 READ_BY_EYE = """\
-Read by eye, 15 of the 20 are sound. The check finds no slip in any of them, so it misses five: a zebra that is a mouse (3), a
-tailor and a wolf that are "he" and then "she" (9, 19), a drum in the place of the cricket that lives in it (15), and an episode
-that comes twice in nearly the same words (16). Nearly all leave the subject of their opening after a sentence: the skunk of 11,
-the parcel of 12 and the snow of 16 do not come again."""  # noqa: E501
+Read by eye, 16 of the 20 are sound. The check finds no slip in any of them, so it misses four: a "her" that is nobody (2), a zebra
+that is a boy (3), a tailor who becomes a clasp (9), and a sentence without a verb (11). Nearly all leave the subject of their
+opening after a sentence: the skunk of 11, the parcel of 12 and the snow of 16 do not come again. Another seed (1) continues fewer
+of the 200 well, 187; of its samples 199 keep their facts."""  # noqa: E501
 
 CARD = """---
 license: mit
@@ -645,7 +660,7 @@ def main() -> None:
     command.add_argument("count", type=int, nargs="?", default=1)
     command.add_argument("--seed", type=int, default=0, help="of the first tale")
     command = commands.add_parser("train", help="train the checkpoint, or resume it")
-    command.add_argument("--steps", type=int, default=5600)
+    command.add_argument("--steps", type=int, default=6600)
     command.add_argument("--seed", type=int, default=0, help="of the weights before training")
     commands.add_parser("evaluate", help="measure the checkpoint and write the model card")
     command = commands.add_parser("check", help="print the slips of a checkpoint's samples")
