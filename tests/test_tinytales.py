@@ -118,7 +118,8 @@ def test_a_noisy_opening_is_one_sentence_and_keeps_its_marks(rows):
             # What is kept of it is asked for: an opening may end before its sentence does.
             assert all(read == target for read, target in opening if target >= 0)
             asked += sum(target >= 0 for _, target in opening)
-    assert noisy > 30 and asked > noisy
+    assert noisy > 30
+    assert asked > noisy
 
 
 def test_invented_names_are_cut_like_known_ones_and_are_none_of_them(rows):
