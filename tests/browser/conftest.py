@@ -32,11 +32,14 @@ class Browser:
         """What a function's body returns."""
         return self.driver.execute_script(script, *arguments)
 
-    def size(self, width, height, dark=False, mobile=False, media=""):
+    def size(self, width, height, dark=False, mobile=False, media="", still=False):
         screen = dict(width=width, height=height, deviceScaleFactor=1, mobile=mobile)
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-        scheme = dict(name="prefers-color-scheme", value="dark" if dark else "light")
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", dict(media=media, features=[scheme]))
+        features = [
+            dict(name="prefers-color-scheme", value="dark" if dark else "light"),
+            dict(name="prefers-reduced-motion", value="reduce" if still else "no-preference"),
+        ]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", dict(media=media, features=features))
 
     def open(self, path, fragment=""):
         self.driver.get("about:blank")

@@ -37,9 +37,10 @@ def texts(site):
 
 @pytest.fixture
 def browser(driver):
-    """The browser at a laptop's size. After the test: nothing came from the network, nothing stands in the console."""
+    """The browser at a laptop's size, without motion: a page that still scrolls moves from under a click.
+    After the test: nothing came from the network, nothing stands in the console."""
     browser = Browser(driver)
-    browser.size(1280, 800)
+    browser.size(1280, 800, still=True)
     driver.get_log("browser")
     yield browser
     assert not fetched(browser)
@@ -195,6 +196,14 @@ def test_search(browser, site):
         WebDriverWait(browser.driver, 30).until(lambda _: "search.html" not in browser.driver.current_url)
         assert "preempt" in browser("return document.querySelector('article').textContent").lower()
         browser.driver.get("about:blank")
+
+
+def test_no_motion_for_who_asks_for_none(browser, site):
+    browser.open(site / "README.html")
+    behavior = "return getComputedStyle(document.documentElement).scrollBehavior"
+    assert browser(behavior) == "auto"
+    browser.size(1280, 800)
+    assert browser(behavior) == "smooth"
 
 
 def test_folds_open(browser, site):
