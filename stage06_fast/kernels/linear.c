@@ -2,13 +2,12 @@
  *
  * - The weights are packed (see product.c), so that a panel of 32 columns is one run of memory. The CPU's
  *   prefetcher follows a run, but only within a page; so the kernel asks for what comes next itself: 8 KB
- *   ahead when there are few rows, and when they need several passes over a panel, a part of the next panel
- *   in each pass: then memory is at work while the sums are.
- * - With many rows, a panel stays in the level 2 cache while 512 of them pass by; without AVX-512, 384 of its
- *   inputs, as a long panel and the rows together would not fit: GPT-2's has 3,072. Tiles are too fast for
- *   that: with them, as many rows as fill half of the level 2 cache go through all panels before the next
- *   ones do, and 128 of a panel's inputs, which fit into the level 1 cache, meet all of these rows before the
- *   next 128 do.
+ *   ahead when there are few rows, and when they need several passes over a piece of a panel, a part of the
+ *   next piece in each pass: then memory is at work while the sums are.
+ * - With many rows, a piece stays in the cache while 512 of them pass by: 384 of a panel's inputs, as a long
+ *   panel, the next one, which is asked for, and the rows would not fit together: GPT-2's has 3,072. Tiles
+ *   are too fast for that: with them, as many rows as fill half of the level 2 cache go through all panels
+ *   before the next ones do, in pieces of 128 inputs, which fit into the level 1 cache.
  * - Without AVX-512, a bfloat16 panel that several passes read is widened to float32 once: to do it in each
  *   pass takes a quarter of the rate. With two passes it is not worth it.
  * - A panel's results are still in the level 1 cache when the bias, GELU or the residual is applied to them:
@@ -25,9 +24,8 @@
 
 #define NEAR 8192    /* bytes */
 #define TOGETHER 512 /* rows that go through the panels together, at most */
-#define TILE_DEPTH 128                                    /* inputs */
-#define VECTOR_DEPTH (LANES == 16 ? INT64_C(1) << 40 : WIDE) /* inputs; AVX-512 takes all at once */
-#define WIDE 384
+#define TILE_DEPTH 128   /* inputs of a piece */
+#define VECTOR_DEPTH 384
 /* Measured on a Zen 3: there the prefetcher keeps up with one pass over float32 panels by itself, and asking
  * costs a seventh of the bandwidth. With AVX-512, on a Xeon, it does not keep up from two rows on. */
 #define STREAMS_ITSELF (LANES < 16)
@@ -88,38 +86,54 @@ static int64_t rows_together(int kind, const Rows *x) {
     return rows < BLOCK ? BLOCK : rows > TOGETHER ? TOGETHER : rows / BLOCK * BLOCK;
 }
 
-/* The chunks of rows that go through the panels one behind the other, and the passes that a chunk makes over
- * each panel. */
-typedef struct { int64_t rows, count, passes, block, depth; } Chunk;
+/* How many of a panel's inputs meet all rows before the next ones do. */
+static int64_t depth_of(int kind, int64_t passes, int64_t in) {
+    if (kind >= TILES_BFLOAT16) return TILE_DEPTH;
+    /* By AVX-512 a bfloat16 panel, half as long, is up to a tenth faster at once. So is one that many rows read. */
+    if (LANES == 16 && (kind != FMA_FLOAT32 || passes > PASSES)) return in;
+    return VECTOR_DEPTH;
+}
+
+/* The chunks of rows that go through the panels one behind the other. A chunk makes so many passes over each
+ * piece of a panel, a block of rows in each; a pass asks for its share of what is needed next. */
+typedef struct {
+    int64_t rows, count, passes, block, depth;
+    int streams; /* whether a panel is read just once, from front to back */
+    float share;
+} Chunk;
 
 static Chunk chunk_of(const Linear *w, int64_t num_rows, int64_t rows, int64_t i) {
     const int kind = (int)w->kind;
     const int64_t count = num_rows - i * rows < rows ? num_rows - i * rows : rows;
     const int64_t passes = (count + product_block(kind) - 1) / product_block(kind);
     const int64_t block = kind >= TILES_BFLOAT16 ? BLOCK : (count + passes - 1) / passes; /* even parts */
-    const int64_t many = kind >= TILES_BFLOAT16 ? TILE_DEPTH : VECTOR_DEPTH;
-    const int64_t depth = passes > 1 ? many : w->in;
-    return (Chunk){rows, count, passes, block, depth};
+    const int streams = passes == 1 && !in_parts(kind, (int)block);
+    const int64_t depth = streams ? w->in : depth_of(kind, passes, w->in);
+    const int silent = passes > PASSES || (streams && STREAMS_ITSELF && kind == FMA_FLOAT32);
+    return (Chunk){rows, count, passes, block, depth, streams, silent ? 0 : 1.0f / (float)passes};
 }
 
-/* One panel, for the rows of a chunk that begins at row `begin`. ahead, share: see product(). */
+/* One panel, for the rows of a chunk that begins at row `begin`. after: what is needed behind it, or NULL. */
 static void one_panel(const Linear *w, const Rows *x, int64_t begin, const Chunk *c, int64_t p, int epilogue,
-                      float *out, const Rows *to, const char *ahead, float share) {
+                      float *out, const Rows *to, const char *after) {
     float y[TOGETHER][PANEL] __attribute__((aligned(64)));
-    const int64_t bytes = panel_bytes((int)w->kind, w->in);
+    const int kind = (int)w->kind;
+    const int64_t bytes = panel_bytes(kind, w->in);
     const char *panel = w->panels + p * bytes;
-    float wide[WIDE * PANEL] __attribute__((aligned(64)));
-    const int widened = LANES < 16 && w->kind == FMA_BFLOAT16 && c->passes > 2;
+    float wide[VECTOR_DEPTH * PANEL] __attribute__((aligned(64)));
+    const int widened = LANES < 16 && kind == FMA_BFLOAT16 && c->passes > 2;
     for (int64_t k = 0; k < w->in; k += c->depth) {
         const int64_t k_end = k + c->depth < w->in ? k + c->depth : w->in;
-        const char *piece = panel + panel_bytes((int)w->kind, k);
+        const char *piece = panel + panel_bytes(kind, k);
+        const char *ahead = k_end < w->in ? panel + panel_bytes(kind, k_end) : after;
+        const float share = ahead ? c->share : 0;
         if (widened) widen(piece, round_up(k_end, GROUP) - k, wide);
         for (int64_t r = 0; r < c->count; r += c->block) {
             const int rows = (int)(c->count - r < c->block ? c->count - r : c->block);
             if (k_end == w->in) expect(w, begin + r, rows, p * PANEL, epilogue, out, to);
             if (widened) product(FMA_FLOAT32, x, begin + r, rows, wide, k, k_end, y[r], PANEL, ahead, share / 2);
-            else product((int)w->kind, x, begin + r, rows, piece, k, k_end, y[r], PANEL, ahead, share);
-            ahead += (int64_t)((float)(bytes * (k_end - k) / w->in) * share);
+            else product(kind, x, begin + r, rows, piece, k, k_end, y[r], PANEL, ahead, share);
+            if (share > 0) ahead += (int64_t)((float)(bytes * (k_end - k) / w->in) * share);
             if (k_end == w->in) finish(w, begin + r, rows, p * PANEL, y + r, epilogue, out, to);
         }
     }
@@ -139,14 +153,10 @@ void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, 
     for (int64_t i = 0; i < chunks; i++) {
         const Chunk chunk = chunk_of(w, num_rows, rows, i);
         EACH(p, panels, team) {
-            const char *ahead = w->panels + p * bytes + (chunk.passes == 1 ? NEAR : bytes);
-            float share = chunk.passes > PASSES ? 0 : 1.0f / (float)chunk.passes;
-            if (STREAMS_ITSELF && kind == FMA_FLOAT32 && chunk.passes == 1) share = 0;
-            if (p + 1 == run_of(team, team->me + 1, panels)) { /* the last one of this thread's run */
-                if (next && i + 1 == chunks) ahead = first_panel(team, next, kind);
-                else share = 0;
-            }
-            one_panel(w, x, i * rows, &chunk, p, epilogue, out, to, ahead, share);
+            const char *after = w->panels + p * bytes + (chunk.streams ? NEAR : bytes);
+            if (p + 1 == run_of(team, team->me + 1, panels)) /* the last one of this thread's run */
+                after = next && i + 1 == chunks ? first_panel(team, next, kind) : NULL;
+            one_panel(w, x, i * rows, &chunk, p, epilogue, out, to, after);
         }
         if (i + 1 < chunks) meet(team);
     }

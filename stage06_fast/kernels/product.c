@@ -93,6 +93,8 @@ int has_kind(int kind) {
     return kind == FMA_FLOAT32 || kind == FMA_BFLOAT16;
 }
 
+int in_parts(int kind, int rows) { return kind < MATRIX_BFLOAT16 && COLUMNS(rows) < VECS; }
+
 int product_block(int kind) {
     return kind >= TILES_BFLOAT16 ? BLOCK : kind == MATRIX_BFLOAT16 ? MATRIX_ROWS : SUM_ROWS;
 }
@@ -115,6 +117,11 @@ int product_block(int kind) {
 #define ASK_AHEAD(at) \
     for (int line = 4 * from; line < 4 * (from + COLUMNS(rows) * LANES); line += 64) \
         __builtin_prefetch((at) + line, 0, 2);
+/* The same for several inputs at once: each part asks for a run of its own, and for no line twice. */
+#define WHOLE (COLUMNS(rows) == VECS)
+#define ASK_FOR_RUN(bytes) \
+    for (int64_t line = 0; line < (bytes); line += 64) __builtin_prefetch(ahead + line, 0, 2); \
+    ahead += (bytes);
 
 /* sum += a * b */
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -151,12 +158,15 @@ INLINE void fma_float32_loop(const float *x, int64_t stride, const float *panel,
     EACH_PART {
         BEGIN_SUMS
         const float *w = panel + from;
-        for (int64_t i = 0; i < k; i += 4, w += 4 * PANEL)
+        const int64_t share = 4 * step * COLUMNS(rows) / VECS;
+        for (int64_t i = 0; i < k; i += 4, w += 4 * PANEL) {
+            if (ask && !WHOLE) { ASK_FOR_RUN(share) }
             UNROLL for (int j = 0; j < 4; j++) {
 #define FLOATS(v) load(w + j * PANEL + (v) * LANES)
-                if (ask) { ASK_AHEAD(ahead + (i + j) * step) }
+                if (ask && WHOLE) { ASK_AHEAD(ahead + (i + j) * step) }
                 ONE_INPUT(x + i + j, FLOATS)
             }
+        }
         STORE_SUMS
     }
 }
@@ -177,11 +187,14 @@ INLINE void fma_bfloat16(const float *x, int64_t stride, const uint16_t *panel, 
     EACH_PART {
         BEGIN_SUMS
         const uint16_t *w = panel + 2 * from;
-        for (int64_t i = 0; i < k; i += 2, w += 2 * PANEL) {
-            ASK_AHEAD(ahead + i / 2 * step)
-            UNROLL for (int odd = 0; odd < 2; odd++) {
-#define HALVES(v) half_of(w + 2 * (v) * LANES, odd)
-                ONE_INPUT(x + i + odd, HALVES)
+        const int inputs = WHOLE ? 2 : 4;
+        const int64_t share = inputs / 2 * step * COLUMNS(rows) / VECS;
+        for (int64_t i = 0; i < k; i += inputs, w += inputs * PANEL) {
+            if (WHOLE) { ASK_AHEAD(ahead + i / 2 * step) }
+            else { ASK_FOR_RUN(share) }
+            UNROLL for (int j = 0; j < inputs; j++) {
+#define HALVES(v) half_of(w + j / 2 * 2 * PANEL + 2 * (v) * LANES, j % 2)
+                ONE_INPUT(x + i + j, HALVES)
             }
         }
         STORE_SUMS

@@ -24,6 +24,7 @@ INLINE int64_t panel_bytes(int kind, int64_t k) {
 }
 
 int has_kind(int kind);
+int in_parts(int kind, int rows); /* whether a pass reads a panel's columns part by part */
 int product_block(int kind); /* how many rows make the best use of a pass over a panel */
 
 /* out[r][c] = sum over i of rows[first + r][i] * panel[i][c], for r < count <= BLOCK, c < PANEL.
