@@ -10,11 +10,12 @@ import torch
 
 
 def cpu_name() -> str:
-    """The processor's name, as far as the system tells it."""
+    """The processor's name, as far as the system tells it, and whether it is held back (see bench/avx2_only.py)."""
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{name} held to AVX2" if " avx512f " in text and torch.backends.cpu.get_cpu_capability() == "AVX2" else name
 
 
 def describe(device: torch.device) -> dict:
