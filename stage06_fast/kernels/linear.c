@@ -22,14 +22,14 @@
 #include <unistd.h>
 #include "kernels.h"
 
-#define NEAR 8192    /* bytes */
-#define TOGETHER 512 /* rows that go through the panels together, at most */
-#define TILE_DEPTH 128   /* inputs of a piece */
+#define NEAR 8192      /* bytes */
+#define TOGETHER 512   /* rows that go through the panels together, at most */
+#define TILE_DEPTH 128 /* inputs of a piece, with tiles */
 #define VECTOR_DEPTH 384
-/* Measured on a Zen 3: there the prefetcher keeps up with one pass over float32 panels by itself, and asking
- * costs a seventh of the bandwidth. With AVX-512, on a Xeon, it does not keep up from two rows on. */
+/* Measured on a Zen 3: there the prefetcher keeps up with one pass over whole float32 panels by itself, and
+ * asking costs a seventh of the bandwidth. With AVX-512, on a Xeon, it does not keep up from two rows on. */
 #define STREAMS_ITSELF (LANES < 16)
-#define PASSES 32    /* with more of them, reading a panel takes hardly any time, and asking ahead would */
+#define PASSES 32      /* with more of them, reading a panel takes hardly any time, and asking ahead would */
 
 /* x / (1 + e^-2u) = 0.5 x (1 + tanh u), u = sqrt(2 / pi) (x + 0.044715 x^3): GPT-2's form of GELU. */
 INLINE vec gelu(vec x) {
