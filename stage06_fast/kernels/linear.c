@@ -58,17 +58,11 @@ INLINE void finish(const Linear *w, int64_t row, int count, int64_t column, floa
         }
 }
 
-/* Ask for the memory that `finish` will write to. It was somewhere else in the meantime, and to write into a
- * line of the cache the CPU has to have it. */
+/* Ask for the memory that `finish` will write to; it was somewhere else in the meantime. */
 INLINE void expect(const Linear *w, int64_t row, int count, int64_t column, int epilogue, float *out,
                    const Rows *to) {
-    const int64_t size = epilogue >= TO_ROWS ? size_of((int)to->format) : 4;
-    for (int r = 0; r < count; r++) {
-        const char *at = epilogue >= TO_ROWS ? to->data + (row + r) * to->stride + column * size
-                                             : (const char *)(out + (row + r) * w->out + column);
-        for (int64_t i = 0; i < PANEL * size; i += 64) __builtin_prefetch(at + i, 1);
-        if (epilogue >= TO_ROWS && to->format == SPLIT) __builtin_prefetch(at + to->plane, 1);
-    }
+    const Rows floats = {(char *)out, 4 * w->out, 0, FLOAT32};
+    for (int r = 0; r < count; r++) ask_for(epilogue >= TO_ROWS ? to : &floats, row + r, column, PANEL, 1);
 }
 
 static int64_t panels_of(const Linear *w) { return (w->out + PANEL - 1) / PANEL; }

@@ -5,9 +5,15 @@
  * worth it as each panel is then used by every block of 32 queries. A block's scores are all kept (32 x 1,024
  * of them fill half of a level 2 cache at most), so the softmax needs no second thoughts: maximum,
  * exponentials, sum; the division comes last.
+ *
+ * One head's numbers lie far apart: in blocks anywhere, and in rows of all heads. The CPU's prefetcher does not
+ * follow, so the kernel asks: for the next block of keys and of values while it packs one, and for the next
+ * queries and the places of the results in the softmax, when memory has nothing else to do.
  */
 #include <math.h>
 #include "kernels.h"
+
+#define VECS (PANEL / LANES)
 
 /* Where a key begins, and where its value does, in numbers of the cache. */
 INLINE int64_t key_at(const Cache *c, const int64_t *table, int64_t head, int64_t key) {
@@ -18,6 +24,11 @@ INLINE int64_t key_at(const Cache *c, const int64_t *table, int64_t head, int64_
 INLINE int64_t value_at(const Cache *c, const int64_t *table, int64_t head, int64_t key) {
     const int64_t block = table[key / c->block_size], row = key % c->block_size;
     return ((block * c->n_head + head) * c->block_size + row) * c->head_dim;
+}
+
+/* A key of the next block, or, if there is none, the last one. */
+INLINE int64_t of_next_block(const Cache *c, int64_t key, int64_t num_keys) {
+    return key + c->block_size < num_keys ? key + c->block_size : num_keys - 1;
 }
 
 /* LANES columns of a panel: those of inputs i and i + 1. */
@@ -38,10 +49,12 @@ INLINE void pack_keys(char *panels, int kind, const Cache *c, const int64_t *tab
         char *panel = panels + key / PANEL * panel_bytes(kind, c->head_dim);
         const int whole = c->block_size % LANES == 0 && key + LANES <= num_keys;
         const int64_t start = whole ? key_at(c, table, head, key) : 0;
+        const char *ahead = c->keys + key_at(c, table, head, of_next_block(c, key, num_keys)) * size;
         for (int64_t d = 0; d < round_up(c->head_dim, GROUP); d += 2) {
             vec pair[2] = {{0}, {0}};
             for (int i = 0; i < 2 && d + i < c->head_dim; i++) {
                 const int64_t offset = (d + i) * c->block_size;
+                __builtin_prefetch(ahead + offset * size);
                 if (whole) pair[i] = fetch(c->keys + (start + offset) * size, format);
                 else
                     for (int64_t j = 0; j < LANES && key + j < num_keys; j++)
@@ -59,6 +72,8 @@ INLINE void pack_values(char *panels, int kind, const Cache *c, const int64_t *t
     for (int64_t key = 0; key < round_up(num_keys, GROUP); key += 2) {
         int64_t start[2];
         for (int i = 0; i < 2; i++) start[i] = key + i < num_keys ? value_at(c, table, head, key + i) : -1;
+        const char *ahead = c->values + value_at(c, table, head, of_next_block(c, key, num_keys)) * size;
+        for (int64_t i = 0; i < 2 * c->head_dim * size; i += 64) __builtin_prefetch(ahead + i);
         for (int64_t d = 0; d < round_up(c->head_dim, PANEL); d += LANES) {
             char *panel = panels + d / PANEL * panel_bytes(kind, num_keys);
             vec pair[2] = {{0}, {0}};
@@ -86,9 +101,12 @@ static void multiply(int kind, const Rows *rows, int64_t count, const char *pane
 static float softmax(float *scores, int64_t visible, int64_t padded, const Rows *weights, int64_t row) {
     const int64_t whole = visible / LANES * LANES;
     for (int64_t j = visible; j < padded; j++) scores[j] = -INFINITY;
-    vec most = load(scores), sum = {0};
-    for (int64_t j = LANES; j < visible; j += LANES) most = larger(load(scores + j), most);
-    const float highest = largest_of(most);
+    vec most[VECS], sum = {0}; /* one after the other, each would wait for the one before */
+    for (int v = 0; v < VECS; v++) most[v] = load(scores + v * LANES);
+    for (int64_t j = PANEL; j < padded; j += PANEL)
+        for (int v = 0; v < VECS; v++) most[v] = larger(load(scores + j + v * LANES), most[v]);
+    for (int v = 1; v < VECS; v++) most[0] = larger(most[v], most[0]);
+    const float highest = largest_of(most[0]);
     for (int64_t j = 0; j < whole; j += LANES) {
         const vec e = exponential(load(scores + j) - highest);
         sum += e;
@@ -140,8 +158,11 @@ void prefill_attention(const Rows *out, const Rows *query, const Cache *c, const
                 write_row(&q, r, d, scale * read_row(query, row + r, column + d, c->head_dim - d));
         for (int64_t p = 0; p < padded / PANEL; p++)
             multiply(kind, &q, count, key_panels + p * key_panel, dim, scores + p * PANEL, wide / 4);
-        for (int64_t r = 0; r < count; r++)
+        for (int64_t r = 0; r < count; r++) {
+            ask_for(out, row + r, column, c->head_dim, 1);
+            if (first + BLOCK + r < num_queries) ask_for(query, row + BLOCK + r, column, c->head_dim, 0);
             sums[r] = softmax(scores + r * wide / 4, position + first + r + 1, padded, &weights, r);
+        }
         for (int64_t p = 0; p < dim / PANEL; p++)
             multiply(kind, &weights, count, value_panels + p * value_panel, padded, y + p * PANEL,
                      narrow / 4);

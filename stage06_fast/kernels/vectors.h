@@ -48,6 +48,9 @@ INLINE void store(float *to, vec x) { *(vec *)to = x; }
 INLINE vec larger(vec a, vec b) {
 #ifdef __AVX512F__
     return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+    typedef float whole __attribute__((vector_size(32)));
+    return (vec)__builtin_ia32_maxps256((whole)a, (whole)b);
 #else
     return (vec)(((ivec)a & (a > b)) | ((ivec)b & (a <= b)));
 #endif
@@ -144,6 +147,18 @@ INLINE void write_row(const Rows *to, int64_t row, int64_t column, vec x) {
     const hvec high = to_bfloat16(x);
     *(hvec *)at = high;
     if (to->format == SPLIT) *(hvec *)(at + to->plane) = to_bfloat16(x - fetch(&high, BFLOAT16));
+}
+
+/* Prefetch `count` numbers of a row, to read them (not of a SPLIT) or to write there: for that, too, the CPU has
+ * to have a line of memory. Clang wants to see which of the two it is. */
+INLINE void ask_for(const Rows *rows, int64_t row, int64_t column, int64_t count, const int writing) {
+    const int64_t size = size_of((int)rows->format);
+    const char *at = rows->data + row * rows->stride + column * size;
+    for (int64_t i = 0; i < count * size; i += 64) {
+        if (writing) __builtin_prefetch(at + i, 1);
+        else __builtin_prefetch(at + i);
+        if (writing && rows->format == SPLIT) __builtin_prefetch(at + rows->plane + i, 1);
+    }
 }
 
 /* `count` floats, at most a vector; zeros behind them. */
