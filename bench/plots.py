@@ -512,6 +512,9 @@ def latency_against_throughput(runs: Sequence[dict]) -> Picture:
                 x, y = [run["output_throughput"] for run in points], [run[f"{p}_{name}_ms"] for run in points]
                 ax.plot(x, y, color=colour, marker=marker, label=f"{label}, {p}", **look)
         ax.set(title=title, xlabel="output tokens per second", ylabel="ms", yscale="log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter("{x:,.0f}")
+        ax.yaxis.set_minor_locator(NullLocator())
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     return figure
 

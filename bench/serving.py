@@ -274,7 +274,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"python -m bench.serving: error: {error}", file=sys.stderr)
         return 2
     command = f"python -m bench.serving --engines {','.join(args.engines)} --rates {','.join(args.rates) or repr('')}"
-    command += f" --streams {','.join(args.streams)} --requests {args.requests}"
+    command += f" --streams {','.join(args.streams) or repr('')} --requests {args.requests}"
     told = {name: getattr(args, name) for name in ("requests", "tokens", "max_num_seqs", "ttft", "tpot")}
     result = {"runs": runs, "machine": describe(torch.device("cpu")), **told, "command": command}
     result |= {"overhead": ways} if ways else {}
