@@ -101,9 +101,10 @@ def test_random_steps(stage, backend, seed):
 
 @pytest.mark.parametrize(("stage", "backend"), KERNELS, ids=str)
 def test_large_scores_and_a_query_that_is_a_view(stage, backend):
-    """Scores in the thousands must not overflow, and the model hands in slices of a wider tensor."""
+    """Scores in the thousands must not overflow, with one, a few and many queries: stage 6 has a way for each;
+    and the model hands in slices of a wider tensor."""
     attention = stage.part("attention").pick_backend(backend, DEVICES[backend], 64)[1]
-    (query, *rest), _ = make_step([(1, 70), (4, 20)], 2, 64, 16, torch.float32)
+    (query, *rest), _ = make_step([(1, 70), (4, 20), (40, 70)], 2, 64, 16, torch.float32)
     rest[0].mul_(300)
     wide = torch.randn(len(query), 3, 2, 64)
     wide[:, 0] = query
