@@ -94,8 +94,11 @@ class Viewer:
 @contextlib.contextmanager
 def between_steps(service: Service) -> Iterator[None]:
     """A moment in which the engine does not change. May wait for a step: call this in a thread."""
-    with service.engine.llm._router.lock:
+    router = service.engine.llm._router
+    router.turn.check()
+    with router.turn.lock:
         yield
+    router.do_notes()
 
 
 class HeldBack:

@@ -12,6 +12,7 @@ from .sampler import sample
 from .stats import Recorder
 from .tokenizer import Tokenizer
 from .trace import Tracer
+from .turn import Turn
 from .weights import find_model, read_config, tokenizer_directory
 
 
@@ -30,7 +31,7 @@ class Engine:
         self.tokenizer = Tokenizer(tokenizer_directory(directory))
         self.runner = Runner(config, self.model_config, directory)
         self.tracer = Tracer(vars(config), self.tokenizer, max_model_len=self.max_model_len)
-        self.recorder = Recorder(self.tracer)
+        self.recorder, self.turn = Recorder(self.tracer), Turn()
 
     def fits(self, request: Request) -> None:
         """Raise ValueError if a request can't be completed here, for want of room."""
@@ -46,11 +47,14 @@ class Engine:
             self.tracer.queued(request)
         waiting = requests[::-1]
         del requests  # what is done is its receiver's to keep: results may be larger than memory
-        while waiting:
-            request = waiting.pop()
-            self.tracer.tell("admitted", request)
-            while not request.finished:
-                yield self.step(request)
+        try:
+            while waiting:
+                self.tracer.tell("admitted", waiting[-1])
+                while not waiting[-1].finished:
+                    yield self.turn.run(self.step, waiting[-1])
+                waiting.pop()
+        finally:
+            self.tracer.abandoned(waiting)
 
     @torch.inference_mode()
     def step(self, request: Request) -> list[Request]:

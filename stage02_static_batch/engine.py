@@ -12,6 +12,7 @@ from .sampler import sample
 from .stats import Recorder
 from .tokenizer import Tokenizer
 from .trace import Tracer
+from .turn import Turn
 from .weights import find_model, read_config, tokenizer_directory
 
 
@@ -30,7 +31,7 @@ class Engine:
         self.tokenizer = Tokenizer(tokenizer_directory(self.directory))
         self.runner = Runner(config, self.model_config, self.directory)
         self.tracer = Tracer(vars(config), self.tokenizer, max_model_len=self.max_model_len)
-        self.recorder = Recorder(self.tracer)
+        self.recorder, self.turn = Recorder(self.tracer), Turn()
 
     def fits(self, request: Request) -> None:
         """Raise ValueError if a request can't be completed here, for want of room."""
@@ -46,12 +47,15 @@ class Engine:
             self.tracer.queued(request)
         batches = self.batches(requests)[::-1]
         del requests  # what is done is its receiver's to keep: results may be larger than memory
-        while batches:
-            rows = batches.pop()
-            for request in rows:
-                self.tracer.tell("admitted", request)
-            while not all(request.finished for request in rows):
-                yield self.step(rows)
+        try:
+            while batches:
+                for request in batches[-1]:
+                    self.tracer.tell("admitted", request)
+                while not all(request.finished for request in batches[-1]):
+                    yield self.turn.run(self.step, batches[-1])
+                batches.pop()
+        finally:
+            self.tracer.abandoned([request for rows in batches for request in rows])
 
     def batches(self, requests: list[Request]) -> list[list[Request]]:
         """The requests in batches of `max_num_seqs`, the longest prompts first if sorted."""

@@ -13,6 +13,7 @@ from .sampler import sample
 from .stats import Recorder
 from .tokenizer import Tokenizer
 from .trace import Tracer
+from .turn import Turn
 from .weights import find_model, read_config, tokenizer_directory
 
 
@@ -32,7 +33,7 @@ class Engine:
         self.runner = Runner(config, self.model_config, self.directory)
         sizes = {"max_model_len": self.max_model_len, "bytes_per_token": self.runner.bytes_per_token}
         self.tracer = Tracer(vars(config), self.tokenizer, **sizes)
-        self.recorder = Recorder(self.tracer)
+        self.recorder, self.turn = Recorder(self.tracer), Turn()
 
     def fits(self, request: Request) -> None:
         """Raise ValueError if a request can't be completed here, for want of room."""
@@ -54,14 +55,17 @@ class Engine:
             self.tracer.queued(request)
         batches = self.batches(requests)[::-1]
         del requests  # what is done is its receiver's to keep: results may be larger than memory
-        while batches:
-            rows = batches.pop()
-            for slot, request in enumerate(rows):
-                self.tracer.tell("admitted", request, slot=slot)
-            cache = self.runner.new_cache(len(rows), self.cache_len(rows))
-            while not all(request.finished for request in rows):
-                yield self.step(rows, cache)
-            del cache  # before the next one is made
+        try:
+            while batches:
+                for slot, request in enumerate(batches[-1]):
+                    self.tracer.tell("admitted", request, slot=slot)
+                cache = self.runner.new_cache(len(batches[-1]), self.cache_len(batches[-1]))
+                while not all(request.finished for request in batches[-1]):
+                    yield self.turn.run(self.step, batches[-1], cache)
+                del cache  # before the next one is made
+                batches.pop()
+        finally:
+            self.tracer.abandoned([request for rows in batches for request in rows])
 
     def batches(self, requests: list[Request]) -> list[list[Request]]:
         """The requests in batches of `max_num_seqs` whose KV cache fits, the longest prompts first if sorted."""

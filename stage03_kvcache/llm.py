@@ -11,6 +11,7 @@ from .outputs import RequestOutput, StreamEvent
 from .sampling_params import SamplingParams
 from .stats import Stats
 from .trace import StepRecord
+from .turn import Events
 
 
 class LLM:
@@ -62,7 +63,8 @@ class LLM:
         requests = self._intake.requests(prompts, sampling_params)
         index = {request: i for i, request in enumerate(requests)}
         steps = self.engine.run(requests)
-        return ((index.pop(r), r.output()) for advanced in steps for r in advanced if r.finished)
+        results = ((index.pop(r), r.output()) for advanced in steps for r in advanced if r.finished)
+        return Events(self.engine.turn, results)
 
     def stream(self, prompts: Prompts, sampling_params: Params | None = None) -> Iterator[StreamEvent]:
         """Like `generate`, but yields each token as it is made.
@@ -72,7 +74,7 @@ class LLM:
         requests = self._intake.requests(prompts, sampling_params)
         index = {request: i for i, request in enumerate(requests)}
         steps = self.engine.run(requests)
-        return (r.take_event(index[r]) for advanced in steps for r in advanced)
+        return Events(self.engine.turn, (r.take_event(index[r]) for advanced in steps for r in advanced))
 
     def validate(self, prompt: str | list[int], sampling_params: SamplingParams) -> None:
         """Raise the ValueError that `generate` would raise for this prompt."""

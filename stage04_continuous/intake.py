@@ -23,7 +23,8 @@ def text_of(prompt: Prompt) -> str | None:
 
 
 class Intake:
-    """Makes the requests of an engine. All its errors are ValueErrors that name what is wrong and the limit."""
+    """Makes the requests of an engine. What is wrong with them is a ValueError that names it and the limit; where the
+    engine can't run at all, that is a RuntimeError."""
 
     def __init__(self, engine: Engine):
         self.engine = engine
@@ -32,7 +33,8 @@ class Intake:
     def requests(
         self, prompts: Prompts, sampling_params: Params | None, priority: Sequence[int] | None = None
     ) -> list[Request]:
-        """One request per prompt, all of them checked; an error names the prompt's index."""
+        """One request per prompt, all of them checked, for steps to follow; an error names the prompt's index."""
+        self.engine.turn.check()
         prompts = [prompts] if isinstance(prompts, str | Pair) else list(prompts)
         params = SamplingParams() if sampling_params is None else sampling_params
         params = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
@@ -53,6 +55,7 @@ class Intake:
 
     def request(self, prompt: Prompt, params: SamplingParams, priority: int = 0, number: int | None = None) -> Request:
         """A checked request. Its number, None takes the next one, is its id, and seeds its draws if it has no seed."""
+        self.engine.turn.check_process()
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         context, continuation = encode_pair(prompt, self.engine.tokenizer) if isinstance(prompt, Pair) else (prompt, [])

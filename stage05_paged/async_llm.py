@@ -1,9 +1,9 @@
 """Serve requests that come at any time, from coroutines and from threads: the engine runs in a thread of its own.
 
 The engine itself knows no threads. One thread runs it, in a loop of its own: it takes what it is told (add, abort,
-close) from a list under a lock, runs a step, hands the news to those that wait for them, and starts again; with nothing
-to do it sleeps. A waiter is a callback that puts news into a queue: asyncio's for a coroutine, a plain one for a
-thread.
+close) from a queue, runs a step, hands the news to those that wait for them, and starts again; with nothing to do it
+sleeps. A waiter is a callback that puts news into a queue: asyncio's for a coroutine, a plain one for a thread. To tell
+the thread something is to put it into its queue, which waits for nothing: a finalizer may do that, even in a step.
 
 The thread knows the engine and those that wait, and not the `AsyncLLM` that users hold: when that is dropped, or the
 program ends, the thread ends too, and what it held is free.
@@ -14,7 +14,7 @@ import atexit
 import queue
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from .intake import Params, Prompts
@@ -41,7 +41,8 @@ class AsyncLLM:
         engine.close()
 
     Args:
-        max_queue_size: how many requests may wait beside max_num_seqs others; one more is refused with QueueFullError.
+        max_queue_size: how many completions (prompts times n) may wait beside max_num_seqs others; what is more is
+            refused with QueueFullError.
         arguments: those of LLM.
 
     Raises:
@@ -73,11 +74,11 @@ class AsyncLLM:
         """
         loop, news = asyncio.get_running_loop(), asyncio.Queue()
         request = self.llm._intake.request(prompt, sampling_params or SamplingParams(), priority)
-        self._loop.submit({request: lambda x: loop.call_soon_threadsafe(news.put_nowait, x)})
         unfinished = len(request.group)
         try:
+            self._loop.submit({request: lambda x: loop.call_soon_threadsafe(news.put_nowait, x)})
             while unfinished:
-                event = unwrap(await news.get())
+                event = self._loop.checked(await news.get())
                 unfinished -= event.finish_reason is not None
                 yield event
         finally:
@@ -114,12 +115,12 @@ class AsyncLLM:
     def _events(self, requests: list[Request]) -> Iterator[StreamEvent]:
         """The news of requests, in the thread that asks for them; `index` is the request's place in the list."""
         news: queue.SimpleQueue = queue.SimpleQueue()
-        self._loop.submit({request: lambda x, i=i: news.put((i, x)) for i, request in enumerate(requests)})
         unfinished = sum(len(request.group) for request in requests)
         try:
+            self._loop.submit({request: lambda x, i=i: news.put((i, x)) for i, request in enumerate(requests)})
             while unfinished:
                 index, event = news.get()
-                event = unwrap(event)
+                event = self._loop.checked(event)
                 unfinished -= event.finish_reason is not None
                 yield replace(event, index=index)
         finally:
@@ -138,10 +139,8 @@ class AsyncLLM:
         self.close(abort=kind is not None)
 
 
-def unwrap(news: StreamEvent | BaseException) -> StreamEvent:
-    if isinstance(news, BaseException):
-        raise RuntimeError(f"the engine has failed: {news}") from news
-    return news
+def num_completions(requests: Iterable[Request]) -> int:
+    return sum(len(request.group) for request in list(requests))
 
 
 class EngineLoop:
@@ -150,10 +149,10 @@ class EngineLoop:
     def __init__(self, llm: LLM, max_queue_size: int):
         self.llm, self.router, self.max_queue_size = llm, llm._router, max_queue_size
         self._news: list[Request] = []  # the inbox of its requests
-        self._changed = threading.Condition()  # guards everything below
-        self._commands: list[Callable[[], None]] = []
+        self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._waiters: dict[Request, Callable] = {}
-        self._closing = False
+        self._submitting = threading.RLock()  # held by one that counts who waits
+        self._closing = self._over = False
         self._error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.thread.start()
@@ -162,39 +161,49 @@ class EngineLoop:
     # --- The callers' side ------------------------------------------------------------------------------------------
 
     def submit(self, waiters: dict[Request, Callable]) -> None:
-        """Queue requests, all or none; each one's news goes to its waiter. Make them first, outside the lock: to cut a
-        long text into tokens takes time, and the engine's thread needs the lock."""
-        with self._changed:
-            if self._error is not None:
-                raise RuntimeError(f"the engine has failed: {self._error}") from self._error
-            if self._closing:
-                raise RuntimeError("the engine is closed")
+        """Queue requests, all or none; each one's news goes to its waiter."""
+        self.router.turn.check()
+        if threading.current_thread() is self.thread:
+            raise RuntimeError("code that runs in the engine's own thread (a finalizer) can't wait for it")
+        with self._submitting:
+            if self._closing or self._over:
+                raise self._refusal()
             num_slots = self.router.engine.scheduler.max_num_seqs
-            if len(self._waiters) + len(waiters) > self.max_queue_size + num_slots:
-                more = f", and {len(waiters)} more came" if len(waiters) > 1 else ""
+            present, more = num_completions(self._waiters), num_completions(waiters)
+            if present + more > self.max_queue_size + num_slots:
+                came = f", and {more} more came" if more > 1 else ""
                 raise QueueFullError(
-                    f"{len(self._waiters)} requests run or wait{more}; the limit is {num_slots} slots and "
-                    f"max_queue_size {self.max_queue_size}"
+                    f"{present} completions run or wait{came}; the limit is {num_slots} slots and max_queue_size "
+                    f"{self.max_queue_size}"
                 )
-            self._waiters |= waiters
-            self._commands.append(lambda: [self.router.add(request, self._news) for request in waiters])
-            self._changed.notify()
+            self._waiters.update(waiters)
+        self._commands.put(lambda: [self.router.add(request, self._news) for request in waiters])
+        if self._over:  # meanwhile: the thread may not have seen these
+            raise self._refusal()
 
     def abandon(self, request: Request) -> None:
         """Tell the engine that nobody waits for this request any more; nothing happens if it has ended."""
-        with self._changed:
-            if self._waiters.pop(request, None) is not None:
-                self._commands.append(lambda: self.router.abort(request))
-                self._changed.notify()
+        if self._waiters.pop(request, None) is not None:
+            self._commands.put(lambda: self.router.abort(request))
 
     def close(self, *, abort: bool = False) -> None:
         """Tell the engine to take no more requests, and to end with the last of those there are. Waits for nothing:
         the garbage collector may call this, from any thread."""
-        with self._changed:
-            self._closing = True
-            if abort:
-                self._commands.append(self._abort_all)
-            self._changed.notify()
+        self._closing = True
+        self._commands.put(self._abort_all if abort else lambda: None)
+
+    def checked(self, news: StreamEvent | None) -> StreamEvent:
+        """The news as they came; None, the last, comes to those that still wait when the thread has ended."""
+        if news is None:
+            raise self._refusal()
+        return news
+
+    def _refusal(self) -> RuntimeError:
+        if self._error is None:
+            return RuntimeError("the engine is closed")
+        refusal = RuntimeError(f"the engine has failed: {self._error}")
+        refusal.__cause__ = self._error
+        return refusal
 
     # --- The engine's thread ----------------------------------------------------------------------------------------
 
@@ -204,43 +213,41 @@ class EngineLoop:
                 self.router.advance()
                 self._tell()
         except BaseException as error:  # whatever it is, nobody may wait for ever
-            with self._changed:
-                self._error = error
-                waiters, self._waiters = self._waiters, {}
-            for deliver in waiters.values():
-                self._deliver(deliver, error)
+            self._error = error
+        self._over = True  # who submits from now on finds this, the others are found here
+        while self._waiters:
+            _, deliver = self._waiters.popitem()
+            self._deliver(deliver, None)
 
     def _take_commands(self) -> bool:
-        """Sleep until there is something to do, then do what was asked for. False when all is done and closed."""
-        if not self.router.engine.unfinished:
-            self.router.rest()
-        with self._changed:
-            while not (self._commands or self._closing or self._news or self.router.engine.unfinished):
-                self._changed.wait()
-            commands, self._commands = self._commands, []
-            closing = self._closing
-        for command in commands:
+        """Do what was asked for; with nothing to do, sleep until something is. False when all is done and closed."""
+        while True:
+            idle = self.router.rest() and not self._news
+            if idle and self._closing and self._commands.empty():
+                return False
+            try:
+                command = self._commands.get(block=idle)
+            except queue.Empty:
+                return True
             command()
-        return bool(self._news) or self.router.engine.unfinished or not closing
 
     def _tell(self) -> None:
         """Hand what is new of each completion to the waiter of its request, who waits no more if that was all."""
-        with self.router.lock:  # what a step adds comes whole
-            completions = self.router.take(self._news)
-            events = [c.take_event(0) for c in completions]
-            finished = finished_groups(completions)
-        for completion, event in zip(completions, events, strict=True):
-            request = completion.group[0]
-            with self._changed:
-                deliver = self._waiters.get(request)
+        finished: list[Request] = []
+
+        def events(completions: list[Request]) -> list[tuple[Request, StreamEvent]]:
+            finished.extend(finished_groups(completions))
+            return [(completion.group[0], completion.take_event(0)) for completion in completions]
+
+        for request, event in self.router.take(self._news, events):
+            deliver = self._waiters.get(request)
             if deliver is not None and not self._deliver(deliver, event):
                 self.abandon(request)
-        with self._changed:
-            for request in finished:
-                self._waiters.pop(request, None)
+        for request in finished:
+            self._waiters.pop(request, None)
 
     @staticmethod
-    def _deliver(deliver: Callable, news: StreamEvent | BaseException) -> bool:
+    def _deliver(deliver: Callable, news: StreamEvent | None) -> bool:
         """False if there is nobody left to tell: the waiter's event loop is closed."""
         try:
             deliver(news)
@@ -249,9 +256,7 @@ class EngineLoop:
         return True
 
     def _abort_all(self) -> None:
-        with self._changed:
-            requests = list(self._waiters)
-        for request in requests:
+        for request in list(self._waiters):
             self.router.abort(request)  # "abort" is the last of their news
 
 

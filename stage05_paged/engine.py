@@ -15,6 +15,7 @@ from .scoring import score_prompts
 from .stats import Recorder
 from .tokenizer import Tokenizer
 from .trace import Tracer
+from .turn import Turn
 from .weights import find_model, read_config, tokenizer_directory
 
 
@@ -62,7 +63,7 @@ class Engine:
             config.enable_chunked_prefill,
             self.tracer.tell,
         )
-        self.recorder = Recorder(self.tracer)
+        self.recorder, self.turn = Recorder(self.tracer), Turn()
         self.unfinished: dict[Request, None] = {}
         self.committed: Drafts = []
         self.aborted: list[Request] = []

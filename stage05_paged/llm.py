@@ -1,5 +1,6 @@
 """What users call: prompts in, completions out."""
 
+import weakref
 from collections.abc import Iterator, Sequence
 
 from tqdm import tqdm
@@ -15,6 +16,7 @@ from .sampling_params import SamplingParams
 from .scoring import SCORING, Pair, Score, score_of
 from .stats import Stats
 from .trace import StepRecord
+from .turn import Events
 
 
 class LLM:
@@ -40,7 +42,8 @@ class LLM:
         self.engine = Engine(EngineConfig(model, **options))
         self._intake, self._router = Intake(self.engine), Router(self.engine)
         self._inbox: list[Request] = []  # of `step`
-        self._by_id: dict[str, Request] = {}  # those of `add_request`; those of `generate` have ids of their own
+        # Those of `add_request`, as long as somebody else has them; those of `generate` have ids of their own.
+        self._by_id: weakref.WeakValueDictionary[str, Request] = weakref.WeakValueDictionary()
 
     def generate(
         self,
@@ -63,8 +66,8 @@ class LLM:
         """
         requests = self._intake.requests(prompts, sampling_params, priority)
         with tqdm(total=len(requests), unit="request", disable=not use_tqdm) as bar:
-            for num_finished in self._router.run(requests, lambda news: len(finished_groups(news))):
-                bar.update(num_finished)
+            for _ in self._router.run(requests, finished_groups):
+                bar.update()
         return [request.output() for request in requests]
 
     def as_completed(
@@ -77,7 +80,7 @@ class LLM:
         def results(news: list[Request]) -> list[tuple[int, RequestOutput]]:
             return [(index.pop(request), request.output()) for request in finished_groups(news)]
 
-        return (result for some in self._router.run(requests, results) for result in some)
+        return Events(self.engine.turn, self._router.run(requests, results))
 
     def stream(
         self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
@@ -92,7 +95,7 @@ class LLM:
         def events(news: list[Request]) -> list[StreamEvent]:
             return [c.take_event(index[c.group[0]]) for c in news]
 
-        return (event for some in self._router.run(requests, events) for event in some)
+        return Events(self.engine.turn, self._router.run(requests, events))
 
     def beam_search(
         self,
@@ -152,26 +155,24 @@ class LLM:
         request = self._intake.request(prompt, params, priority)
         for completion in request.group:
             completion.request_id = request_id
-        with self._router.lock:
-            if self._by_id.get(request_id) in self.engine.unfinished:
-                raise ValueError(f"request_id {request_id!r} belongs to a request that is not finished")
-            self._by_id[request_id] = request
-            self._router.add(request, self._inbox)
+        earlier = self._by_id.get(request_id)
+        if earlier is not None and not earlier.group_finished:
+            raise ValueError(f"request_id {request_id!r} belongs to a request that is not finished")
+        self._by_id[request_id] = request
+        self._router.add(request, self._inbox)
 
     def step(self) -> list[RequestOutput]:
         """Run one step; returns the requests of `add_request` that got a token, as they are now (`finished` says if
         that was all): in this step, or in one that `generate` or `stream` has run since the last call."""
         news: list[Request] = []
+
+        def outputs(completions: list[Request]) -> list[RequestOutput]:
+            news.extend(dict.fromkeys(completion.group[0] for completion in completions))
+            return [request.output() for request in news]
+
         try:
-            with self._router.lock:
-                self._router.advance()
-                news = list(dict.fromkeys(completion.group[0] for completion in self._inbox))
-                outputs = [request.output() for request in news]
-                self._inbox.clear()
-                for request in news:
-                    if request.group_finished and self._by_id.get(request.request_id) is request:
-                        del self._by_id[request.request_id]
-                return outputs
+            self._router.advance()
+            return self._router.take(self._inbox, outputs)
         except BaseException:  # it was not told: the next call tells it
             self._inbox[:0] = news
             raise
@@ -179,17 +180,15 @@ class LLM:
     def abort_request(self, request_id: str) -> None:
         """End an unfinished request as it is; what it held is free for the next step. An id that is not there is
         ignored: the request may have ended a moment ago."""
-        with self._router.lock:
-            request = self._by_id.get(request_id)
-            if request not in self.engine.unfinished:  # `generate` and streams call theirs by their numbers
-                request = next((r for r in self.engine.unfinished if r.request_id == request_id), None)
-            if request is not None:
-                self._router.abort(request, tell=request.inbox is not self._inbox)
-                if self._by_id.get(request_id) is request:
-                    del self._by_id[request_id]
+        self.engine.turn.check_process()
+        request = self._by_id.pop(request_id, None)
+        if request is None or request.group_finished:  # `generate` and streams call theirs by their numbers
+            request = next((r for r in list(self.engine.unfinished) if r.request_id == request_id), None)
+        if request is not None:
+            self._router.abort(request, tell=request.inbox is not self._inbox)
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self.engine.unfinished or self._inbox)
+        return bool(self._router.has_notes or self.engine.unfinished or self._inbox)
 
     def validate(self, prompt: Prompt, sampling_params: SamplingParams, priority: int = 0) -> None:
         """Raise the ValueError that `generate` would raise for this prompt."""

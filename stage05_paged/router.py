@@ -4,9 +4,12 @@ change that is cut short is mended.
 Whoever waits for requests gives them an inbox, a list: `generate` and `stream` have one each, `LLM.step` has one, and
 the thread of `AsyncLLM` has one. After a step each request that has news is put into its inbox, whoever ran the step.
 What is new its owner then asks of the request (`take_event`, `output`), so news can't be lost, only come late.
+
+Python may run anybody's code between two lines of a step (turn.py says whose). What it asks for, to add or to abort a
+request, is noted, and done between two steps: nobody but the router changes an engine, and never two at once.
 """
 
-import threading
+import collections
 from collections.abc import Callable, Iterator, Sequence
 
 from .engine import Engine
@@ -14,72 +17,142 @@ from .request import Request, finished_groups
 
 
 class Router:
-    """The only one that changes an engine.
-
-    Attributes:
-        lock: held while the engine changes; hold it to read what is new as a whole.
-    """
+    """The only one that changes an engine."""
 
     def __init__(self, engine: Engine):
-        self.engine = engine
-        self.lock = threading.RLock()
-        self._changing = False  # true after a change that was cut short, too: see `change`
+        self.engine, self.turn = engine, engine.turn
+        self._notes: collections.deque[tuple] = collections.deque()  # what is to be done: (action, *arguments)
+        self._cut_short = False  # a change was, and it is not mended yet
+
+    # --- At any time, from anywhere; these wait for nobody ----------------------------------------------------------
 
     def add(self, request: Request, inbox: list[Request]) -> None:
         """Put a request into the queue, with where its news go, those of all its completions."""
         for completion in request.group:
             completion.inbox = inbox
-        self.change(self.engine.add, request)
+        self.note(self._add, request)
 
     def abort(self, request: Request, *, tell: bool = True) -> None:
         """End a request as it is; harmless if it has ended already."""
-        with self.lock:
-            if request in self.engine.unfinished:
-                self.change(self._abort, request, tell)
+        self.note(self._abort, request, tell)
+
+    def note(self, action: Callable, *arguments) -> None:
+        """Have something done to the engine: now if no step is under way, else when it has ended. It may be done twice,
+        if it is cut short, so the second time must do no harm."""
+        self._notes.append((action, *arguments))
+        self.do_notes()
+
+    def do_notes(self) -> None:
+        """Do what was noted, unless a change is under way: who makes it does this afterwards, and sees every note that
+        came before its end."""
+        while self._notes and self.turn.is_free:
+            self.turn.run(self._tidy_up)
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether something is still to be done."""
+        return bool(self._notes)
+
+    # --- In turns ---------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
         """Run a step."""
         self.change(self._advance)
 
-    def rest(self) -> None:
-        """There is nothing to do."""
-        with self.lock:
-            self.engine.rest()
+    def change(self, action: Callable, *arguments) -> None:
+        """Change the engine as a whole: if the action is cut short, by an error or by a Ctrl-C between any two of its
+        lines, it is mended, and if that is cut short too, again before the next change.
 
-    def run(self, requests: Sequence[Request], tell: Callable[[list[Request]], object]) -> Iterator:
-        """Run steps until these requests are finished; yields, after each, what `tell` makes of those with news.
+        Raises RuntimeError from within another change; nothing has happened then.
+        """
+        self.turn.run(self._in_turn, action, *arguments)
+        self.do_notes()
+
+    def take(self, inbox: list[Request], tell: Callable[[list[Request]], list]) -> list:
+        """Empty an inbox; returns what `tell` makes of the completions that have news, each of them once."""
+
+        def take() -> list:
+            told = tell(list(dict.fromkeys(inbox)))
+            inbox.clear()
+            return told
+
+        told = self.turn.run(take)
+        self.do_notes()
+        return told
+
+    def rest(self) -> bool:
+        """Whether there is nothing to do; whoever looks on sees what happened since the last step."""
+
+        def rest() -> bool:
+            if self.engine.unfinished or self._notes:
+                return False
+            self.engine.rest()
+            return True
+
+        return self.turn.run(rest)
+
+    def run(self, requests: Sequence[Request], tell: Callable[[list[Request]], list]) -> Iterator:
+        """Run steps until these requests are finished; yields, one by one, what `tell` makes of those with news.
 
         What is unfinished when the caller leaves is aborted.
         """
         inbox: list[Request] = []
         waiting = dict.fromkeys(requests)  # those that are not finished: a result is its receiver's alone
         del requests
+
+        def told(news: list[Request]) -> list:
+            events = tell(news)
+            for request in finished_groups(news):
+                waiting.pop(request, None)
+            return events
+
         try:
             for request in waiting:
                 self.add(request, inbox)
             while waiting:
-                with self.lock:
-                    if not inbox:
-                        self.advance()
-                    news = self.take(inbox)
-                    told = tell(news)
-                    for request in finished_groups(news):
-                        waiting.pop(request, None)
-                yield told
+                if not inbox:
+                    self.advance()
+                yield from self.take(inbox, told)
         finally:
             for request in waiting:
                 self.abort(request)
 
-    @staticmethod
-    def take(inbox: list[Request]) -> list[Request]:
-        """Empty an inbox: each completion that has news, once."""
-        news = list(dict.fromkeys(inbox))
-        inbox.clear()
-        return news
+    # --- With the lock ----------------------------------------------------------------------------------------------
+
+    def _in_turn(self, action: Callable, *arguments) -> None:
+        self._tidy_up()
+        self._change(action, *arguments)
+
+    def _tidy_up(self) -> None:
+        if self._cut_short:
+            self._mend()
+        while self._notes:
+            self._change(*self._notes[0])
+            self._notes.popleft()  # not before it is done, or it could be lost
+
+    def _change(self, action: Callable, *arguments) -> None:
+        self._cut_short = True
+        try:
+            action(*arguments)
+        except BaseException:
+            self._mend()
+            raise
+        self._cut_short = False
+
+    def _mend(self) -> None:
+        for request in self.engine.start_over():
+            request.inbox.append(request)
+        self.engine.committed, self.engine.aborted = [], []
+        self._cut_short = False
+
+    def _add(self, request: Request) -> None:
+        if request not in self.engine.unfinished:
+            self.engine.add(request)
 
     def _abort(self, request: Request, tell: bool) -> None:
-        unfinished = [completion for completion in request.group if not completion.finished]
-        self.engine.aborted = unfinished
+        if request not in self.engine.unfinished:
+            return
+        self.engine.aborted = unfinished = [completion for completion in request.group if not completion.finished]
         self.engine.abort(request)
         if tell:
             request.inbox.extend(unfinished)
@@ -89,23 +162,3 @@ class Router:
         for request in self.engine.step():
             request.inbox.append(request)
         self.engine.committed, self.engine.aborted = [], []
-
-    def change(self, action: Callable, *arguments) -> None:
-        """Change the engine as a whole: if the action is cut short, by an error or by a Ctrl-C between any two of its
-        lines, it is mended, and if that is cut short too, again before the next change."""
-        with self.lock:
-            if self._changing:
-                self._mend()
-            self._changing = True
-            try:
-                action(*arguments)
-            except BaseException:
-                self._mend()
-                raise
-            self._changing = False
-
-    def _mend(self) -> None:
-        for request in self.engine.start_over():
-            request.inbox.append(request)
-        self.engine.committed, self.engine.aborted = [], []
-        self._changing = False

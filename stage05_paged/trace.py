@@ -117,6 +117,12 @@ class Tracer:
         if not index_of(request) or request.output_token_ids:
             self.tell("finished", request, reason=request.progress.finish_reason)
 
+    def abandoned(self, requests: Iterable[Request]) -> None:
+        """Nobody asks for these any more: those that are not finished never will be."""
+        for request in requests:
+            if not request.finished:
+                self.tell("finished", request, reason="abort")
+
     def restarted(self, requests: Iterable[Request]) -> None:
         """A step was cut short, and all begin anew with what they have."""
         if self.listeners:

@@ -18,6 +18,7 @@ from .scoring import score_prompts
 from .stats import Recorder
 from .tokenizer import Tokenizer
 from .trace import Tracer
+from .turn import Turn
 from .weights import find_model, read_config, tokenizer_directory
 
 
@@ -69,7 +70,7 @@ class Engine:
         )
         if self.runner.device.type == "cuda" and "overlap" in enabled(config.disable):
             self.runner.run_ahead(self.scheduler)
-        self.recorder = Recorder(self.tracer)
+        self.recorder, self.turn = Recorder(self.tracer), Turn()
         self.unfinished: dict[Request, None] = {}
         self.committed: Drafts = []
         self.aborted: list[Request] = []

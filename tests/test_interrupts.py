@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import linecache
 import random
 import subprocess
 import sys
@@ -26,21 +27,37 @@ def serving(request):
 
 
 class Interrupter:
-    """Raises KeyboardInterrupt at the n-th line that is executed in a stage's directory; without n notes them all."""
+    """Raises KeyboardInterrupt, or calls something, at the n-th line that is executed in a stage's directory; without n
+    notes them all.
 
-    def __init__(self, directory: Path, at: int | None = None):
-        self.directory, self.at, self.count = str(directory), at, 0
+    Where a `with` block has ended well, Python goes on to its `__exit__` without a look at signals, so that a lock is
+    always freed; a tracer sees the `with` line once more there, and this one passes it over.
+    """
+
+    def __init__(self, directory: Path, at: int | None = None, act=None):
+        self.directory, self.at, self.act, self.count = str(directory), at, act or self.interrupt, 0
         self.lines: list[tuple[str, int]] = []  # (file, line) of each
+        self.before: dict[int, int] = {}  # the line that a frame was in
+
+    @staticmethod
+    def interrupt() -> None:
+        raise KeyboardInterrupt
 
     def __call__(self, frame, event, _):
-        if not frame.f_code.co_filename.startswith(self.directory):
+        code, line = frame.f_code, frame.f_lineno
+        if not code.co_filename.startswith(self.directory):
             return None
         if event == "line":
+            before, self.before[id(frame)] = self.before.get(id(frame), 0), line
+            if before > line and linecache.getline(code.co_filename, line).lstrip().startswith("with "):
+                return self
             if self.at is None:
-                self.lines.append((frame.f_code.co_filename, frame.f_lineno))
-            elif self.count == self.at:
-                raise KeyboardInterrupt
+                self.lines.append((code.co_filename, line))
             self.count += 1
+            if self.count - 1 == self.at:
+                self.act()
+        elif event == "call":
+            self.before.pop(id(frame), None)
         return self
 
     def __enter__(self):

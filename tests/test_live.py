@@ -148,7 +148,7 @@ def test_nothing_is_left_of_a_viewer_that_goes_or_never_reads(small_checkpoint, 
 
     async def go(app):
         llm = app.service.engine.llm
-        with llm._router.lock:  # a step takes long, and the viewer is gone before it has joined
+        with llm._router.turn.lock:  # a step takes long, and the viewer is gone before it has joined
             gone = Onlooker(app)
             gone.gone.set()
             scope = {

@@ -1,0 +1,77 @@
+"""Whose turn it is: one step at a time, none within another, and only in the process that made the engine."""
+
+import os
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+
+class Turn:
+    """Held by the thread that runs a step.
+
+    Between any two lines of a step Python may run other code in the same thread: a finalizer that the garbage collector
+    calls, a signal handler, a listener of the trace. A step of theirs would find everything half changed.
+
+    Attributes:
+        lock: held by the thread whose turn it is.
+    """
+
+    def __init__(self):
+        self.lock, self._busy, self._process = threading.RLock(), threading.Lock(), os.getpid()
+
+    def run(self, step: Callable, *arguments: Any) -> Any:
+        """Call `step` when it is this thread's turn; the others wait. Raises RuntimeError as `check` does."""
+        self.check()
+        with self.lock, self._busy:  # `with` alone frees a lock whatever Ctrl-C falls between two lines
+            return step(*arguments)
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread holds it."""
+        return self.lock._is_owned()  # as threading.Condition asks its lock
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a step could run here and now, without waiting."""
+        return not self._busy.locked() and not self.is_mine and os.getpid() == self._process
+
+    def check(self) -> None:
+        """Raise RuntimeError where no step can run: within another one, and in a fork of the engine's process."""
+        self.check_process()
+        if self.is_mine:
+            raise RuntimeError(
+                "this engine is in the middle of a step: code that runs there (a finalizer, a signal handler, a "
+                "listener of the trace) can't run another one"
+            )
+
+    def check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"this engine was made in process {self._process}, and its threads are not in this one, a fork of it: "
+                "make an engine here, in a process started by multiprocessing's 'spawn' or 'forkserver'"
+            )
+
+
+class Events:
+    """An iterator over what a generator that runs steps makes. Where no step can run it raises RuntimeError and can be
+    asked again, and where it can't be closed it closes after the step; a generator alone would be lost with either."""
+
+    def __init__(self, turn: Turn, events: Generator[Any, None, None]):
+        self._turn, self._events, self._closed = turn, events, False
+
+    def __iter__(self) -> "Events":
+        return self
+
+    def __next__(self) -> Any:
+        self._turn.check()
+        event = next(self._events)
+        if self._closed:  # meanwhile
+            self._events.close()
+            raise StopIteration
+        return event
+
+    def close(self) -> None:
+        """Abort what is not finished."""
+        self._closed = True
+        if not self._events.gi_running:
+            self._events.close()
