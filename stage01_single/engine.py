@@ -29,9 +29,10 @@ class Engine:
         self.config, self.model_config = config, read_config(config.model, directory, config.load_format)
         self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
         self.tokenizer = Tokenizer(tokenizer_directory(directory))
+        self.turn = Turn()  # before anything is loaded: in a fork that would hang
         self.runner = Runner(config, self.model_config, directory)
         self.tracer = Tracer(vars(config), self.tokenizer, max_model_len=self.max_model_len)
-        self.recorder, self.turn = Recorder(self.tracer), Turn()
+        self.recorder = Recorder(self.tracer)
 
     def fits(self, request: Request) -> None:
         """Raise ValueError if a request can't be completed here, for want of room."""

@@ -50,6 +50,7 @@ class Engine:
                 f"got {config.max_num_batched_tokens}"
             )
         self.tokenizer = Tokenizer(tokenizer_directory(self.directory))
+        self.turn = Turn()  # before anything is loaded: in a fork that would hang
         self.runner = Runner(config, self.model_config, self.directory, self.max_model_len)
         sizes = {"max_model_len": self.max_model_len, "bytes_per_token": self.runner.bytes_per_token}
         self.tracer = Tracer(vars(config), self.tokenizer, **sizes, num_blocks=self.runner.num_blocks)
@@ -70,7 +71,7 @@ class Engine:
         )
         if self.runner.device.type == "cuda" and "overlap" in enabled(config.disable):
             self.runner.run_ahead(self.scheduler)
-        self.recorder, self.turn = Recorder(self.tracer), Turn()
+        self.recorder = Recorder(self.tracer)
         self.unfinished: dict[Request, None] = {}
         self.committed: Drafts = []
         self.aborted: list[Request] = []

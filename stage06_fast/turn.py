@@ -14,10 +14,17 @@ class Turn:
 
     Attributes:
         lock: held by the thread whose turn it is.
+
+    Raises:
+        RuntimeError: this process is a fork of one that has an engine.
     """
 
+    process: int | None = None  # the one that has engines; a fork of it has none of its threads, and torch would hang
+
     def __init__(self):
-        self.lock, self._busy, self._process = threading.RLock(), threading.Lock(), os.getpid()
+        Turn.process = Turn.process or os.getpid()
+        self.check_process()
+        self.lock, self._busy = threading.RLock(), threading.Lock()
 
     def run(self, step: Callable, *arguments: Any) -> Any:
         """Call `step` when it is this thread's turn; the others wait. Raises RuntimeError as `check` does."""
@@ -33,7 +40,7 @@ class Turn:
     @property
     def is_free(self) -> bool:
         """Whether a step could run here and now, without waiting."""
-        return not self._busy.locked() and not self.is_mine and os.getpid() == self._process
+        return not self._busy.locked() and not self.is_mine and os.getpid() == self.process
 
     def check(self) -> None:
         """Raise RuntimeError where no step can run: within another one, and in a fork of the engine's process."""
@@ -45,10 +52,11 @@ class Turn:
             )
 
     def check_process(self) -> None:
-        if os.getpid() != self._process:
+        """Raise RuntimeError in a fork of the process that has the engines."""
+        if os.getpid() != self.process:
             raise RuntimeError(
-                f"this engine was made in process {self._process}, and its threads are not in this one, a fork of it: "
-                "make an engine here, in a process started by multiprocessing's 'spawn' or 'forkserver'"
+                f"process {os.getpid()} is a fork of {self.process}, which has made an engine: its threads are missing "
+                "here, so no engine can run; start processes with multiprocessing's 'spawn' or 'forkserver'"
             )
 
 

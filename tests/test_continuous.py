@@ -68,8 +68,8 @@ def test_arrivals_and_aborts_at_random_steps(stage, small_checkpoint, answers, p
             i = arriving.pop(0)
             priority = rng.randrange(3) if policy == "priority" else 0
             llm.add_request(f"r{i}", prompts[i], params[i], priority=priority)
-        if rng.random() < 0.03 and llm._by_id:
-            victim = rng.choice(sorted(llm._by_id))
+        if rng.random() < 0.03 and llm.engine.unfinished:
+            victim = rng.choice(sorted(request.request_id for request in llm.engine.unfinished))
             llm.abort_request(victim)
             aborted.add(int(victim[1:]))
         for output in llm.step():

@@ -46,8 +46,8 @@ def run(llm, requests, rng=None, abort=0.0):
     while arriving or llm.has_unfinished_requests():
         while arriving and (rng is None or rng.random() < 0.5):
             llm.add_request(*arriving.pop(0))
-        if rng and rng.random() < abort and llm._by_id:
-            llm.abort_request(rng.choice(sorted(llm._by_id)))
+        if rng and rng.random() < abort and llm.engine.unfinished:
+            llm.abort_request(rng.choice(sorted(request.request_id for request in llm.engine.unfinished)))
         for output in llm.step():
             if output.finished:
                 assert output.request_id not in finished
@@ -161,8 +161,8 @@ def test_everything_at_once(stage, small_checkpoint, roomy, seed):
         if arriving and rng.random() < 0.4:
             i = arriving.pop()
             llm.add_request(str(i), prompts[i], params[i], priority=rng.randrange(3) if policy == "priority" else 0)
-        if rng.random() < 0.02 and llm._by_id:
-            victim = rng.choice(sorted(llm._by_id))
+        if rng.random() < 0.02 and llm.engine.unfinished:
+            victim = rng.choice(sorted(request.request_id for request in llm.engine.unfinished))
             llm.abort_request(victim)
             aborted.add(int(victim))
         try:
