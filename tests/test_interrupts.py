@@ -77,10 +77,10 @@ class Interrupter:
         return [choose.choice(times) for times in moments.values()]
 
 
-def small_engine(stage, checkpoint):
+def small_engine(stage, checkpoint, **more):
     """So little memory that requests are preempted, where a stage can; and nothing in it depends on the time."""
     options = dict(num_blocks=9, block_size=4) if stage.number >= 5 else {}
-    llm = stage.LLM(checkpoint, device="cpu", max_num_seqs=3, max_num_batched_tokens=8, **options)
+    llm = stage.LLM(checkpoint, device="cpu", max_num_seqs=3, max_num_batched_tokens=8, **options, **more)
     llm.engine.runner.thread_limit = contextlib.nullcontext()
     return llm
 
