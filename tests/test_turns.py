@@ -215,7 +215,8 @@ def test_a_listener_of_the_trace_is_in_the_step(serving, small_checkpoint):
 
 def test_abandoned_generators_beside_an_engine_that_runs_in_a_thread(serving, small_checkpoint, quick_collector):
     """Streams and asynchronous generators, collected at lines of the engine's own thread."""
-    directory, prompts = ROOT / serving.directory, random_prompts(211, [3, 9, 2])
+    AsyncLLM, directory = serving.part("async_llm").AsyncLLM, ROOT / serving.directory
+    prompts = random_prompts(211, [3, 9, 2])
     params = serving.SamplingParams(seed=1, max_tokens=6, ignore_eos=True)
     endless = serving.SamplingParams(max_tokens=60, ignore_eos=True)
     expected = tokens_of(small_engine(serving, small_checkpoint).generate(prompts, params))
@@ -234,7 +235,7 @@ def test_abandoned_generators_beside_an_engine_that_runs_in_a_thread(serving, sm
         threading.settrace(watch)
         gc.disable()
         try:
-            with serving.part("async_llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=3) as engine:
+            with AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=3) as engine:
                 threading.settrace(None)
                 asyncio.run(leave(engine))
                 asyncio.run(all_of(engine))
