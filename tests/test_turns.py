@@ -59,9 +59,8 @@ class Abandoned:
     """Generators that nobody has any more, but for a cycle: the garbage collector finds and closes them."""
 
     def __init__(self, llm, stage):
-        self.llm, self.params = llm, stage.SamplingParams(max_tokens=5, seed=5, ignore_eos=True)
+        self.params = [stage.SamplingParams(max_tokens=most, seed=5, ignore_eos=True) for most in (5, 25)]
         self.kinds = itertools.cycle([llm.stream, llm.as_completed])
-        self.closed = 0
 
     def leave(self, num_read: int) -> None:
         events = next(self.kinds)(random_prompts(211, [4, 2], seed=num_read), self.params)
@@ -83,11 +82,13 @@ def some(lines: list[int], share: int, stage) -> list[int]:
 def test_abandoned_generators_are_collected_at_every_line(serving, small_checkpoint, quick_collector, share):
     expected, lines = moments(serving, small_checkpoint)
     llm = small_engine(serving, small_checkpoint)
+    aborted, abort = [], llm.engine.abort
+    llm.engine.abort = lambda request: (aborted.append(request.request_id), abort(request))
     for at in some(lines, share, serving):
         gc.disable()
         try:
             left = Abandoned(llm, serving)
-            for num_read in (0, 1, 1, 3):
+            for num_read in (0, 1, 3):
                 left.leave(num_read)
             with Interrupter(ROOT / serving.directory, at, gc.collect):
                 assert everything(llm, serving, serving.number >= 5) == expected, at
@@ -97,6 +98,7 @@ def test_abandoned_generators_are_collected_at_every_line(serving, small_checkpo
         drive(llm, {})
         whole(llm)
         assert not llm.engine.unfinished
+    assert len(set(aborted)) >= len(some(lines, share, serving))
 
 
 class Visitor:
