@@ -65,9 +65,10 @@ Event: {"kind": …, "request_id": …, "index": …, …}
                     blocks; else it comes first
     token           it got the token token_id. An index that was not named before is another completion of its
                     request, with the same prompt: where several are wanted, the step that computes the end of the
-                    prompt gives each its first token
-    forked          such a completion runs on, in the blocks of its sibling `parent` (an index); or, with running
-                    false, waits. It comes behind the token; one that has ended with it is not forked
+                    prompt gives as many as have a place their first token
+    forked          another completion of its request, with the same prompt, begins: behind its first token it runs on
+                    in the blocks of its sibling `parent` (an index), unless it has ended with it; or, with running
+                    false, it waits, and has no token yet
     beams           beam search: the request's beams are replaced, beam i by parents[i] with token_ids[i] behind it.
                     Beams are known by their index; one that is no parent is dropped
     finished        reason: "stop", "length" or "abort" (or "beams": the search is done)
@@ -141,6 +142,7 @@ EVENTS = dict(
 EVENTS_OF_SOME = dict(
     admitted=dict(slot=(int, NULL), num_cached_tokens=(int, NULL)),
     refused=dict(most=int, needed=int, left=int, free=int, reserve=int),
+    forked=dict(place=list),
 )
 
 

@@ -113,8 +113,8 @@ class Tracer:
                 self.finished(request)
 
     def finished(self, request: Request) -> None:
-        """A request has ended, or was aborted. Of a further completion that never had a token nothing was told."""
-        if not index_of(request) or request.output_token_ids:
+        """A request has ended, or was aborted. Of a further completion that never began nothing was told."""
+        if has_begun(request):
             self.tell("finished", request, reason=request.progress.finish_reason)
 
     def abandoned(self, requests: Iterable[Request]) -> None:
@@ -175,11 +175,17 @@ def event(kind: str, request: Request | None, /, **details: Any) -> dict:
     return {"kind": kind, **who, **details}
 
 
+def has_begun(completion: Request) -> bool:
+    """Whether it is the first of its request, or has left the prompt that it shares with the first."""
+    place = getattr(completion, "place", None)
+    return not index_of(completion) or bool(completion.output_token_ids) or place is not None
+
+
 def describe(requests: Iterable[Request]) -> list[dict]:
     """Requests as events: each of their completions that has begun is queued, with the tokens that it has."""
     events = []
     for completion in (c for request in requests for c in getattr(request, "group", [request])):
-        if index_of(completion) and not completion.output_token_ids:
+        if not has_begun(completion):
             continue
         details = {
             "prompt_token_ids": list(completion.prompt_token_ids),

@@ -98,7 +98,8 @@ class EngineConfig:
     policy: str = option(
         "fcfs",
         one_of(*POLICIES),
-        "who joins first: fcfs, priority (the lowest first), or shortest (prompt, with aging)",
+        "who joins first: fcfs, fair (nobody waits for all that another asked for), priority (the lowest first), or "
+        "shortest (prompt, with aging)",
     )
     enable_chunked_prefill: bool = option(
         True,

@@ -7,7 +7,7 @@ from .batch import Batch
 from .block_manager import BlockManager
 from .config import EngineConfig, pick_max_model_len
 from .drafts import Drafts, sample_each
-from .request import Request, RequestState, finished_groups
+from .request import Request, finished_groups
 from .runner import Runner
 from .sampler import sample
 from .scheduler import MAX_SCORED, Row, Scheduler
@@ -98,10 +98,10 @@ class Engine:
     def abort(self, request: Request) -> None:
         """End a request as it is, all of its completions; its blocks are free for the next step."""
         for completion in request.group:
-            self.scheduler.remove(completion)
             if not completion.finished:
                 completion.progress.finish("abort")
                 self.tracer.finished(completion)
+            self.scheduler.remove(completion)
         self.unfinished.pop(request, None)
 
     @torch.inference_mode()
@@ -123,19 +123,16 @@ class Engine:
             return self.commit(rows, drafts, errors | failed)
 
     def sample(self, logits: Tensor, batch: Batch) -> tuple[Drafts, dict[Request, Exception]]:
-        """As `sample_each`. The first logits of a request with n > 1 are the first of all its completions, which may be
-        many: they are sampled in parts, so that the sampler's memory is bounded."""
-        rows = []  # of logits: (which, for whom)
+        """As `sample_each`. Behind a prompt as many of its completions begin as have a place, all with its logits."""
+        rows, num_places = [], self.scheduler.num_places  # of logits: (which, for whom)
         for i, request in zip(batch.sampled, batch.ready, strict=True):
-            rows += [(i, completion) for completion in request.beginning]
-        drafts, errors = [], {}
-        for start in range(0, len(rows), self.config.max_num_seqs):
-            numbers = [i for i, _ in rows[start : start + self.config.max_num_seqs]]
-            requests = [completion for _, completion in rows[start : start + self.config.max_num_seqs]]
-            part = logits if numbers == [*range(len(logits))] else logits[numbers]  # [n_part, vocab_size]
-            some, failed = sample_each(part, requests, sample)
-            drafts, errors = drafts + some, errors | failed
-        return drafts, errors
+            beginning = request.beginning[: 1 + num_places]
+            num_places -= len(beginning) - 1
+            rows += [(i, completion) for completion in beginning]
+        numbers = [i for i, _ in rows]
+        if numbers != [*range(len(logits))]:
+            logits = logits[numbers]  # [n_asked, vocab_size] -> [n_rows, vocab_size]
+        return sample_each(logits, [completion for _, completion in rows], sample)
 
     def commit(self, rows: list[Row], drafts: Drafts, errors: dict[Request, Exception]) -> list[Request]:
         """Each draft becomes its request's progress, which is a token longer; finished requests leave.
@@ -154,9 +151,10 @@ class Engine:
             request.progress = draft
             self.tracer.got_token(request)
         ended = [request for request, _ in drafts if request.finished]
-        # Siblings with their first token still wait. They share the blocks of the first: before it lets go of them.
-        for request in [r for r, _ in drafts if r.state is RequestState.WAITING and not r.finished]:
-            self.scheduler.fork(request.group[0], request)
+        # Behind a prompt its other completions begin, in the blocks of the first: before it lets go of them.
+        for request in [r for r, _ in drafts if not r.index and len(r.output_token_ids) <= 1]:
+            for child in [c for c in request.group[1:] if not c.finished]:
+                self.scheduler.fork(request, child)
         for request in ended:
             self.scheduler.remove(request)
         for request in finished_groups(ended):

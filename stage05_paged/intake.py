@@ -45,12 +45,13 @@ class Intake:
         priority = [0] * len(prompts) if priority is None else list(priority)
         if len(priority) != len(prompts):
             raise ValueError(f"got {len(prompts)} prompts but {len(priority)} priorities; give one per prompt")
-        requests = []
+        requests, num_ahead = [], 0
         for i, columns in enumerate(zip(prompts, params, priority, strict=True)):
             try:
                 requests.append(self.request(*columns))
             except ValueError as error:
                 raise ValueError(f"prompt {i}: {error}") from None
+            requests[-1].num_ahead, num_ahead = num_ahead, num_ahead + len(requests[-1].group)
         return requests
 
     def request(self, prompt: Prompt, params: SamplingParams, priority: int = 0, number: int | None = None) -> Request:

@@ -42,6 +42,7 @@ class Request:
         num_cached_tokens: how many of its prompt were there already when it was first admitted.
         place: its place in the queue, given by the scheduler; running requests with a later one are preempted first.
         index: which completion of its group it is.
+        num_ahead: how many completions its caller asked for before this group, in the same call.
         progress: its output so far; the only thing that a token changes.
         prompt_logprobs: of the prompt's tokens so far; None unless they were asked for.
     """
@@ -64,7 +65,7 @@ class Request:
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
         self.priority, self.state = priority, RequestState.WAITING
         self.num_computed_tokens, self.num_cached_tokens, self.place = 0, 0, None
-        self.index, self.group = 0, [self]
+        self.index, self.group, self.num_ahead = 0, [self], 0
         self.inbox: list[Request] | None = None  # of whoever waits for it, see router.py
         self.arrival_time, self.first_scheduled_time = time.perf_counter(), None
         self.prompt_logprobs = None if params.prompt_logprobs is None else [None] * score_from

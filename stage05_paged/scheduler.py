@@ -18,7 +18,7 @@ from typing import NamedTuple
 from .block_manager import BlockManager
 from .request import Request, RequestState
 
-POLICIES = ("fcfs", "priority", "shortest")
+POLICIES = ("fcfs", "fair", "priority", "shortest")
 # The most logits that a step makes for log-probabilities of prompts: with GPT-2's vocabulary they take 50 MB.
 MAX_SCORED = 256
 # "shortest": how many prompt tokens a step of waiting is worth. See `Scheduler._key` for the bound that follows.
@@ -49,8 +49,9 @@ class Scheduler:
         block_manager: where requests get their memory.
         max_num_seqs: how many requests run at once.
         max_num_batched_tokens: the most tokens that go through the model in a step.
-        policy: who is admitted first: "fcfs" (in order of arrival), "priority" (the lowest number first, then arrival)
-            or "shortest" (the shortest prompt first, with aging).
+        policy: who is admitted first: "fcfs" (in order of arrival), "fair" (so that no caller makes others wait, see
+            `_key`), "priority" (the lowest number first, then arrival) or "shortest" (the shortest prompt first, with
+            aging).
         enable_chunked_prefill: cut a prompt that does not fit into the step's rest; else it waits until it fits whole.
         tell: is told what happens, for the trace.
     """
@@ -74,12 +75,17 @@ class Scheduler:
         self._arrivals = itertools.count()
 
     def add(self, request: Request) -> None:
-        if request.place is None:  # else it was preempted, or is forked from one that has its place
+        if request.place is None:  # else it was preempted, or is another completion of one that has its place
             request.place = (self._key(request), next(self._arrivals))
         heapq.heappush(self.waiting, (*request.place, request.index, request))
 
     def _key(self, request: Request) -> float:
         """The place of a request in the queue; lower is earlier.
+
+        "fair" places a completion that was asked for together with others, in a list of prompts or by n, as if it came
+        when the one before it could have ended at the latest, at a step per token. So the first of whoever comes next
+        is before all but the first of those who were there, and nothing starves: a place that lies behind us is
+        overtaken by nobody.
 
         "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All that wait age alike, so it
         is the same to add AGING once for each step that had passed when they arrived. A prompt of P tokens is therefore
@@ -89,7 +95,18 @@ class Scheduler:
             return request.priority
         if self.policy == "shortest":
             return len(request.prompt_token_ids) + AGING * self.num_steps
+        if self.policy == "fair":
+            return self.num_steps + self._lag(request, request.num_ahead)
         return 0
+
+    def _lag(self, request: Request, num_ahead: int) -> int:
+        """How many steps after its arrival a completion has its place that comes behind so many like it."""
+        return num_ahead * (len(request.prompt_token_ids) + request.max_tokens) if self.policy == "fair" else 0
+
+    @property
+    def num_places(self) -> int:
+        """How many requests may run beside those that do."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens) - len(self.running)
 
     def schedule(self) -> list[Row]:
         """The rows of the next step.
@@ -101,6 +118,8 @@ class Scheduler:
         """
         self.num_steps += 1
         short_of_memory = self._make_room()
+        if self.policy == "fair" and not short_of_memory:
+            self._give_way()
         budget, scores, rows = self.max_num_batched_tokens, MAX_SCORED, []
         new = [(request, request.num_new_tokens) for request in self.running]
         for request, num_new in [pair for pair in new if pair[1] == 1] + [pair for pair in new if pair[1] > 1]:
@@ -169,6 +188,16 @@ class Scheduler:
                 self.block_manager.append(request)
         return self.num_preemptions > before
 
+    def _give_way(self) -> None:
+        """If there is no place for the first in the queue, the last of those that run leaves its own, unless it comes
+        before that one."""
+        while self.running and self._has_waiting():
+            first, last = self.waiting[0][-1], max(self.running, key=self._order)
+            refusal = self._refusal(first, self.max_num_batched_tokens, MAX_SCORED)
+            if not refusal or refusal["reason"] not in ("running", "blocks") or self._order(last) < self._order(first):
+                break
+            self.preempt(last)
+
     @staticmethod
     def _order(request: Request) -> tuple:
         return *request.place, request.index
@@ -188,16 +217,23 @@ class Scheduler:
         return number
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let a child run that has the tokens of its running parent; if there is no place for it, it waits for one."""
-        child.place, child.num_cached_tokens = parent.place, parent.num_cached_tokens
-        child.first_scheduled_time = parent.first_scheduled_time
-        if len(self.running) < min(self.max_num_seqs, self.max_num_batched_tokens):
+        """Behind the prompt that a running parent has computed, another completion begins. If it got its first token
+        with the parent it runs on, in the same blocks; else it waits for a place, and computes what of the prompt the
+        prefix cache has lost by then."""
+        self._place(parent, child)
+        if child.output_token_ids:
+            child.first_scheduled_time, child.num_cached_tokens = parent.first_scheduled_time, parent.num_cached_tokens
             self.block_manager.fork(parent, child)
             child.state, child.num_computed_tokens = RequestState.RUNNING, parent.num_computed_tokens
             self.running.append(child)
         else:
             self.add(child)
-        self.tell("forked", child, parent=parent.index, running=child.state is RequestState.RUNNING)
+        running = child.state is RequestState.RUNNING
+        self.tell("forked", child, parent=parent.index, running=running, place=list(child.place))
+
+    def _place(self, parent: Request, child: Request) -> None:
+        key, arrival = parent.place
+        child.place = key + self._lag(child, child.index - parent.index), arrival
 
     def remove(self, request: Request) -> None:
         """Take out a request that ended or was aborted; its blocks are free at once. Harmless if it is out already."""
@@ -216,8 +252,10 @@ class Scheduler:
         for completion in (completion for request in requests for completion in request.group):
             completion.num_computed_tokens = 0
             first = completion.group[0]
-            if not completion.finished and (completion is first or first.output_token_ids):
-                completion.state, completion.place = RequestState.WAITING, completion.place or first.place
+            if not completion.finished and (completion is first or first.output_token_ids or first.finished):
+                completion.state = RequestState.WAITING
+                if completion.place is None and first.place is not None:
+                    self._place(first, completion)
                 if not completion.output_token_ids:  # as if it had not been admitted yet
                     completion.first_scheduled_time, completion.num_cached_tokens = None, 0
                 self.add(completion)

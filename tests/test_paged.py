@@ -142,7 +142,7 @@ def test_everything_at_once(stage, small_checkpoint, roomy, seed):
     expected = [[c.token_ids for c in output.outputs] for output in roomy[stage].generate(prompts, params)]
     block_size = rng.choice([1, 2, 3, 4, 8, 16])
     longest = max(len(prompt) + p.max_tokens - 1 for prompt, p in zip(prompts, params, strict=True))
-    policy = rng.choice(["fcfs", "shortest", "priority"])
+    policy = rng.choice(["fcfs", "fair", "shortest", "priority"])
     llm = engine(
         stage, small_checkpoint, block_size=block_size, policy=policy,
         num_blocks=-(-longest // block_size) + rng.choice([0, 1, 10]), max_num_seqs=rng.choice([1, 3, 16]),
@@ -178,7 +178,7 @@ def test_everything_at_once(stage, small_checkpoint, roomy, seed):
     assert all(tokens == expected[i] for i, tokens in finished.items())
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest"])
+@pytest.mark.parametrize("policy", ["fcfs", "fair", "priority", "shortest"])
 def test_preempted_again_and_again(stage, small_checkpoint, answers, policy):  # noqa: F811
     """A pool that holds the longest request and no token more: everybody else is thrown out for it, and all end."""
     prompts, params = workload(stage, 24)
@@ -228,6 +228,75 @@ def test_whoever_is_forked_has_its_parents_place(stage, small_checkpoint):
         for row in step.rows:
             started.setdefault((row.request_id, row.index), step.step)
     assert started["first", 1] < started["first", 2] < started["second", 0]
+
+
+def steps_to_first_token(llm, small, params, every: int, number: int) -> list[int]:
+    """One small request after the other, each so many steps after the one before."""
+    arrived, waited = {}, {}
+    step = 0
+    while len(waited) < number:
+        if step % every == 0 and len(arrived) < number:
+            arrived[f"small {len(arrived)}"] = step
+            llm.add_request(f"small {len(arrived) - 1}", small, params)
+        for output in llm.step():
+            if output.request_id in arrived and output.outputs[0].token_ids:
+                waited.setdefault(output.request_id, step + 1 - arrived[output.request_id])
+        llm.engine.scheduler.check_integrity()
+        step += 1
+        assert step < 1000
+    return list(waited.values())
+
+
+@pytest.mark.parametrize("greed", ["n", "prompts", "memory"])
+def test_fair_to_whoever_asks_for_little(stage, small_checkpoint, greed):
+    """Beside one that asks for dozens of completions, or for all of the memory, a small request waits a few steps; and
+    all get the tokens that they get alone."""
+    prompts = random_prompts(211, [9] * 40)
+    most = greedy(stage, 30) if greed != "n" else stage.SamplingParams(n=60, max_tokens=30, seed=1, ignore_eos=True)
+    asked = prompts[:1] if greed == "n" else prompts
+    options = dict(num_blocks=24, max_num_seqs=16) if greed == "memory" else dict(num_blocks=200, max_num_seqs=4)
+    expected = [
+        [c.token_ids for c in output.outputs] for output in engine(stage, small_checkpoint).generate(asked, most)
+    ]
+
+    llm = engine(stage, small_checkpoint, policy="fair", block_size=4, **options)
+    events = llm.stream(asked, most)
+    begun = [next(events) for _ in range(20)]
+    waited = steps_to_first_token(llm, [1, 2, 3], greedy(stage, 4), every=5, number=30)
+    assert max(waited) <= 3
+    told = [[[] for _ in outputs] for outputs in expected]
+    for event in [*begun, *events]:
+        told[event.index][event.completion_index] += event.token_ids
+    assert told == expected
+    if greed == "n":  # the number in the README of stage 5
+        first_come = engine(stage, small_checkpoint, policy="fcfs", block_size=4, **options)
+        events = first_come.stream(asked, most)
+        begun = [next(events) for _ in range(20)]
+        late = steps_to_first_token(first_come, [1, 2, 3], greedy(stage, 4), every=5, number=30)
+        list(events)
+        again = llm.stats.num_tokens_computed - first_come.stats.num_tokens_computed
+        assert (max(waited), llm.stats.num_preemptions, again, min(late), max(late)) == (1, 26, 49, 329, 446)
+
+
+def test_fair_starves_nobody(stage, small_checkpoint):
+    """However many come later, a request that asks for much ends by when its completions could have, one by one."""
+    llm = engine(stage, small_checkpoint, policy="fair", max_num_seqs=3, trace=True)
+    llm.add_request("much", [1, 2, 3, 4], stage.SamplingParams(n=12, max_tokens=6, seed=1, ignore_eos=True))
+    for step in range(1000):
+        llm.add_request(str(step), [5, 6], greedy(stage, 3))
+        if any(output.request_id == "much" and output.finished for output in llm.step()):
+            break
+    assert 60 < step < 2 * 12 * (4 + 6)
+    for request in list(llm.engine.unfinished):
+        llm.abort_request(request.request_id)
+
+
+def test_as_many_completions_begin_as_have_a_place(stage, small_checkpoint):
+    """No step makes more tokens than requests may run, so that nobody waits for hundreds of first ones."""
+    llm = engine(stage, small_checkpoint, max_num_seqs=4, trace=True)
+    alone = stage.SamplingParams(n=50, max_tokens=3, seed=1, ignore_eos=True)
+    llm.generate([[1, 2, 3], [4, 5, 6, 7]], [alone, greedy(stage, 5)])
+    assert max(sum(e["kind"] == "token" for e in step.after) for step in llm.trace) == 4
 
 
 def test_the_watermark(stage, small_checkpoint):

@@ -163,6 +163,11 @@ class State {
         break;
       }
       case "forked": {
+        if (!completion) {
+          this.fork(this.completions.get(`${event.request_id}/${event.parent}`), event.index, 0);
+          this.leave(key, "waiting");
+        }
+        if (event.place) this.change(key, { place: event.place });
         const { blocks, numComputed } = this.completions.get(`${event.request_id}/${event.parent}`);
         if (event.running) this.change(key, { status: "running", blocks, numComputed, seat: this.numSeats++ });
         break;
