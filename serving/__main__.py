@@ -4,16 +4,19 @@ Exit status: 0 ended by a signal when all was done, 2 bad input, 130 or 143 ende
 """
 
 import argparse
+import ipaddress
 import os
+import re
 import sys
 from pathlib import Path
 
 from . import __doc__ as description
 
 try:
-    from .app import MAX_BODY_BYTES, App
+    from .app import App
     from .chat import ChatTemplate
     from .completions import Service
+    from .limits import Limits, add_flags, limits_of
     from .server import Server, listen, url
 except ModuleNotFoundError as error:
     sys.exit(f'python -m serving: error: {error}; install what it needs: pip install -e ".[serve]"')
@@ -49,8 +52,6 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="where to listen (default: %(default)s, this machine alone)")
     add("--port", type=int, default=8000, metavar="N", help="0: one that is free (default: %(default)s)")
     add("--api-key", metavar="KEY", help="what clients of /v1/ must show; or in the environment, STAGEWISE_API_KEY")
-    add("--max-queue-size", type=int, default=1024, metavar="N", help="requests that may wait (default: %(default)s)")
-    add("--max-body-bytes", type=int, default=MAX_BODY_BYTES, metavar="N", help="the longest body of a request")
     add(
         "--grace",
         type=float,
@@ -66,28 +67,48 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--log-prompts", action="store_true", help="put prompts into the log of requests, on stderr")
     add("--quiet", action="store_true", help="no log of requests")
+    add(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let pages of this site ask too, as in https://example.org, and under its name; may be given again; '*': "
+        "all (default: where only this machine is served, none)",
+    )
+    add_flags(parser.add_argument_group("limits").add_argument)
 
 
 def check(stage: Stage, args: argparse.Namespace) -> None:
     """Raise ValueError for a flag of the server that is wrong."""
     part = stage.part("sampling_params")
     part.whole_number("--port", args.port, 0, 65535)
-    part.whole_number("--max-body-bytes", args.max_body_bytes, 1)
     part.number("--grace", args.grace, 0, 86400)
     args.api_key = args.api_key if args.api_key is not None else os.environ.get("STAGEWISE_API_KEY")
     if args.api_key == "":
         raise ValueError("--api-key is empty: give a key, or leave it out")
-    args.only_here = args.page is None
+    for origin in args.allow_origin:
+        if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+            raise ValueError(f"--allow-origin {origin!r} is no origin: write it as https://example.org, without a path")
+    args.limits = limits_of(args, part)
+    args.only_here = is_loopback(args.host)
     if args.page is None:
-        args.page = args.host in ("127.0.0.1", "localhost", "::1") and args.api_key is None
+        args.page = args.only_here and args.api_key is None
 
 
-def make_service(stage: Stage, args: argparse.Namespace, max_queue_size: int) -> Service:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can ask there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Service:
     """The engine that the flags ask for, and what answers with it."""
     template = ChatTemplate(args.chat_template) if args.chat_template else None
     options = stage.part("config").engine_options(args)
-    engine = stage.AsyncLLM(max_queue_size=max_queue_size, **options)
-    return Service(stage, engine, args.served_model_name or args.model, max_queue_size, template)
+    engine = stage.AsyncLLM(max_queue_size=min(limits.max_queue_size, 2**31), **options)
+    return Service(stage, engine, args.served_model_name or args.model, limits, template)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -97,15 +118,21 @@ def main(argv: list[str] | None = None) -> int:
     console.prepare_streams()
     parser = build_parser(stage, "python -m serving", description)
     add_server_flags(parser)
+    if "fair" in stage.part("scheduler").POLICIES:
+        parser.set_defaults(policy="fair")
     args, outcome = parser.parse_args(argv), console.Outcome(parser.prog)
     with outcome:
         check(stage, args)
         with listen(args.host, args.port) as listener:  # before the model is loaded, which takes longer
-            service = make_service(stage, args, args.max_queue_size)
-            limits = {"api_key": args.api_key, "max_body_bytes": args.max_body_bytes}
-            log = None if args.quiet else console.tell
+            service = make_service(stage, args, args.limits)
             app = App(
-                service, log=log, log_prompts=args.log_prompts, page=args.page, only_here=args.only_here, **limits
+                service,
+                api_key=args.api_key,
+                log=None if args.quiet else console.tell,
+                log_prompts=args.log_prompts,
+                page=args.page,
+                only_here=args.only_here,
+                allow_origins=args.allow_origin,
             )
             console.tell(f"Serving {service.model_name} (stage {stage.number}) on {url(listener)}")
             with service.engine:

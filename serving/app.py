@@ -6,7 +6,7 @@ import hmac
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import metadata
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +14,8 @@ from urllib.parse import quote
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
@@ -24,13 +25,11 @@ from .errors import APIError, bad_request
 from .events import JSON, Answer, error_response
 from .live import Levers, Viewer
 from .page import make_page
-from .protocol import Fields, Job, check_model, parse_json
+from .protocol import Fields, Job, check_model
+from .reading import CLIENT_GONE, Bodies
 
-CLIENT_GONE = 499  # in the log, where nothing was sent: the status that nginx has for this
-MAX_BODY_BYTES = 8 * 2**20
 MAX_VISITORS = 64  # of the page, at once
-DROPPED = 16  # a body of up to so many times the limit is read before it is refused
-HERE = ("localhost", "127.0.0.1", "[::1]")  # what a browser on this machine calls it
+HERE = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d*)?")  # what a browser on this machine calls it
 ALWAYS_OPEN = ("/health", "/ready", "/version", "/metrics")  # also while the server ends
 
 
@@ -40,11 +39,14 @@ class App:
     Args:
         service: what answers.
         api_key: what clients of /v1/ have to show; None: nothing.
-        max_body_bytes: the longest body of a request.
         log: takes a line for each request; None: no log.
         log_prompts: put prompts into those lines.
-        page: show what runs, its texts too, to everybody who asks, and let them move the levers.
-        only_here: but only if they ask for this machine by its own names.
+        page: show what runs, its texts too, and let those who look move the levers.
+        only_here: answer only who asks for this machine by a name of its own, and no page of another site. Without it
+            any page that a browser on this machine shows may have the server work, and read what it does. Who shows the
+            key need not ask so.
+        allow_origins: those pages of others that may ask all the same ("https://example.org"), and by what name; "*":
+            all.
 
     Attributes:
         draining: take no new requests. Set it to end the server.
@@ -56,20 +58,25 @@ class App:
         service: Service,
         *,
         api_key: str | None = None,
-        max_body_bytes: int = MAX_BODY_BYTES,
         log: Callable[[str], None] | None = None,
         log_prompts: bool = False,
         page: bool = False,
         only_here: bool = False,
+        allow_origins: Collection[str] = (),
     ):
-        self.service, self.api_key, self.max_body_bytes = service, api_key, max_body_bytes
+        self.service, self.api_key, self.limits = service, api_key, service.limits
         self.log, self.log_prompts = log, log_prompts
         self.draining, self.num_active = False, 0
         self.html, self.levers = make_page() if page else None, Levers(service)
-        self.only_here, self._visits = only_here, set()
+        self.only_here, self.allow_origins, self._visits = only_here, frozenset(allow_origins), set()
+        self._bodies = Bodies(self.limits)
         errors = {HTTPException: no_route, APIError: api_error, Exception: unexpected}
         self.routes = Starlette(routes=self._routes(), exception_handlers=errors)
         self.routes.router.redirect_slashes = False
+        self._entrance = self._enter
+        if allow_origins:
+            may = dict(allow_methods=["GET", "POST"], allow_headers=["*"])
+            self._entrance = CORSMiddleware(self._enter, allow_origins=list(allow_origins), **may)
 
     def _routes(self) -> list[Route]:
         live = [
@@ -107,19 +114,20 @@ class App:
         counts = scope["path"] != "/live"  # one who looks on does not hold up the end of the server
         self.num_active += counts
         try:
-            error = self._refusal(scope)
-            await (error_response(error) if error else self.routes)(scope, receive, watched)
+            await self._entrance(scope, receive, watched)
         finally:
             self.num_active -= counts
             if self.log:
                 self.log(self._line(scope, status, time.perf_counter() - started))
 
+    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._refusal(scope)
+        await (error_response(error) if error else self.routes)(scope, receive, send)
+
     def _refusal(self, scope: Scope) -> APIError | None:
         """Why a request may not enter."""
-        if self.only_here and (scope["path"] == "/" or scope["path"].startswith("/live")):
-            host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-            if re.sub(r":\d*$", "", host) not in HERE:  # another site's name for this address, or a proxy's
-                return APIError(403, "the page is for this machine's browsers; start with --page to show it to others")
+        if self.only_here and "*" not in self.allow_origins and (error := self._foreign(scope)):
+            return error
         if self.draining and scope["path"] not in ALWAYS_OPEN:
             return APIError(503, "the server is shutting down", code="shutting_down", headers={"Connection": "close"})
         if self.api_key is not None and scope["path"].startswith("/v1/"):
@@ -129,6 +137,24 @@ class App:
                 message = "the header 'Authorization: Bearer KEY' is missing or has another key"
                 return APIError(401, message, code="invalid_api_key", headers=headers)
         return None
+
+    def _foreign(self, scope: Scope) -> APIError | None:
+        """The error for a request that the page of another site may have made, through a browser on this machine. Such
+        a page is known by the Origin it has, or, where it has a name of its own for this address, by the Host."""
+        if self.api_key is not None and scope["path"].startswith("/v1/"):
+            return None  # it can't know the key
+        headers = dict(scope["headers"])
+        host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))
+        has_name = b"host" in headers  # HTTP/1.0 need not have it, but every browser has
+        allowed = {one.partition("://")[2] for one in self.allow_origins}
+        if has_name and not HERE.fullmatch(host) and host not in allowed:
+            name, value = "Host", host
+        elif origin and origin.partition("://")[2] != host and origin not in self.allow_origins:
+            name, value = "Origin", origin
+        else:
+            return None
+        message = f"the {name} {value!r:.80} is not this machine's own; --allow-origin lets others in"
+        return APIError(403, message, code="foreign_origin")
 
     def _line(self, scope: Scope, status: int, seconds: float) -> str:
         line = f"{scope['method']} {quote(scope['path'])} {status} {1e3 * seconds:.0f} ms"
@@ -142,10 +168,10 @@ class App:
     # --- The routes -------------------------------------------------------------------------------------------------
 
     async def completions(self, request: Request) -> Answer:
-        return Answer(self.service, await self.service.job(await self._body(request)))
+        return Answer(self.service, await self._job(request))
 
     async def chat_completions(self, request: Request) -> Answer:
-        return Answer(self.service, await self.service.job(await self._body(request), chat=True))
+        return Answer(self.service, await self._job(request, chat=True))
 
     async def models(self, request: Request) -> Response:
         return JSON({"object": "list", "data": [self._model()]})
@@ -161,17 +187,22 @@ class App:
         return {"id": service.model_name, "object": "model", **origin, **more}
 
     async def tokenize(self, request: Request) -> Response:
-        prompt = await self._field(request, "prompt", str, "a text")
-        tokens = await self.service.encode(prompt)
+        def encode(body: dict) -> list[int]:
+            return self.service.encode(self._field(body, "prompt", str, "a text"))
+
+        tokens = await self._bodies.read(request, encode)
         return JSON({"count": len(tokens), "max_model_len": self.service.max_model_len, "tokens": tokens})
 
     async def detokenize(self, request: Request) -> Response:
-        tokens = await self._field(request, "tokens", list, "a list of token ids")
+        return JSON({"prompt": await self._bodies.read(request, self._decode)})
+
+    def _decode(self, body: dict) -> str:
+        tokens = self._field(body, "tokens", list, "a list of token ids")
         vocab_size = self.service.engine.llm.engine.model_config.vocab_size
         if wrong := [token for token in tokens if type(token) is not int or not 0 <= token < vocab_size]:
             message = f"tokens must be whole numbers from 0 to {vocab_size - 1}, got {wrong[0]!r:.80}"
             raise bad_request(message, param="tokens")
-        return JSON({"prompt": full_text(self.service.tokenizer, tokens)})
+        return full_text(self.service.tokenizer, tokens)
 
     async def health(self, request: Request) -> Response:
         return Response(status_code=503 if self.service.failed else 200)
@@ -189,17 +220,16 @@ class App:
         return HTMLResponse(self.html)
 
     async def live(self, request: Request) -> Viewer:
-        return Viewer(self.service)
+        return Viewer(self.service, lambda: self.draining)
 
     async def move_levers(self, request: Request) -> Response:
         if request.method == "GET":
             return JSON(self.levers.read())
-        body = await self._body_of_page(request)
-        return JSON(await asyncio.to_thread(self.levers.move, body))
+        return JSON(await self._bodies.read(request, self.levers.move))
 
     async def visit(self, request: Request) -> Response:
         """A made-up visitor, who asks and goes; how many are there now. The browser has six connections, too few."""
-        job = await self.service.job(await self._body_of_page(request))
+        job = await self._job(request)
         if len(self._visits) >= MAX_VISITORS:
             raise APIError(429, f"{MAX_VISITORS} visitors are there already", code="queue_full")
         visit = asyncio.create_task(self._visit(job))
@@ -212,43 +242,18 @@ class App:
             async with Run(self.service, job) as run:
                 await self.service.whole(run)
 
-    async def _body_of_page(self, request: Request) -> dict:
-        if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
-            # What another site's page may send without asking, through the browser of somebody who has this one open.
-            raise APIError(415, "send application/json")
-        return await self._body(request)
+    async def _job(self, request: Request, *, chat: bool = False) -> Job:
+        return await self._bodies.read(request, lambda body: self.service.job(body, chat=chat))
 
-    async def _field(self, request: Request, name: str, kind: type, what: str) -> Any:
+    def _field(self, body: dict, name: str, kind: type, what: str) -> Any:
         """The only field of a body, beside a model."""
-        fields = Fields(await self._body(request), {"model", name})
+        fields = Fields(body, {"model", name})
         if "model" in fields.values:
             check_model(fields, self.service.model_name)
         value = fields.get(name, kind, what)
         if value is None:
             raise bad_request(f"{name} is missing", param=name)
         return value
-
-    async def _body(self, request: Request) -> dict:
-        """The JSON of a request's body. Of one that is too long the rest is read too, up to a point, and dropped: a
-        simple client asks for the answer only when it has sent everything."""
-        limit, body, num_bytes = self.max_body_bytes, bytearray(), 0
-        headers = {"Connection": "close"}  # there may be more of it on its way
-        too_long = APIError(413, f"the body is longer than {limit:,} bytes", code="body_too_large", headers=headers)
-        told = request.headers.get("content-length", "")
-        if told.isdecimal() and int(told) > DROPPED * limit:
-            raise too_long
-        try:
-            async for part in request.stream():
-                num_bytes += len(part)
-                if num_bytes <= limit:
-                    body += part
-                elif num_bytes > DROPPED * limit:
-                    break
-        except ClientDisconnect:
-            raise APIError(CLIENT_GONE, "the client has gone") from None
-        if num_bytes > limit:
-            raise too_long
-        return parse_json(bytes(body))
 
 
 def version() -> str:

@@ -19,11 +19,12 @@ from .__main__ import build_parser, make_service, pick_stage
 from .completions import Run, Service
 from .errors import APIError, bad_request
 from .events import to_json
+from .limits import Limits
 from .protocol import Fields, parse_json
 
 CHATS = {"/v1/completions": False, "/v1/chat/completions": True}
 LINES_AT_ONCE = 64  # more than run at once, so that the engine never waits for a line to be read
-NO_LIMIT = 2**31 - 1  # of the queue: what waits is bounded by the lines at once
+NO_LIMIT = 2**62  # of the queue: what waits is bounded by the lines at once
 
 
 class BatchFile:
@@ -90,7 +91,7 @@ class BatchFile:
         """What the server would answer."""
         status, request_id = 200, f"req_{uuid.uuid4().hex}"
         try:
-            job = await self.service.job(line["body"], chat=CHATS[line["url"]])
+            job = await asyncio.to_thread(self.service.job, line["body"], chat=CHATS[line["url"]])
             if job.stream:
                 raise bad_request("stream must be false in a batch", param="stream")
             async with Run(self.service, job) as run:
@@ -118,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
     with outcome, args.input.open("rb") as file:
         if args.output.exists():
             raise ValueError(f"--output {args.output} exists: remove it, or name another")
-        service = make_service(stage, args, NO_LIMIT)
+        service = make_service(stage, args, Limits(max_queue_size=NO_LIMIT, max_queue_tokens=NO_LIMIT))
         with service.engine, args.output.open("xb") as output:
             batch = asyncio.run(answer_file(service, file, output))
         if batch.num_errors:

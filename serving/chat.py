@@ -7,6 +7,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from .errors import bad_request
+from .limits import Limits
 from .protocol import CHAT, MAX_LOGPROBS, MAX_TOKENS, Fields, Job, check_model, job_fields, make_job, sampling_params
 from .stages import Stage
 
@@ -43,23 +44,25 @@ def raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def chat_job(stage: Stage, tokenizer: Any, body: dict, served: str, template: ChatTemplate) -> Job:
+def chat_job(
+    stage: Stage, tokenizer: Any, body: dict, served: str, limits: Limits, max_model_len: int, template: ChatTemplate
+) -> Job:
     """The job of a body of /v1/chat/completions. Raises APIError."""
     fields = Fields(body, CHAT)
     check_model(fields, served)
     prompt = template.prompt(read_messages(fields))
-    common = job_fields(fields, num_prompts=1)
+    common = job_fields(fields, 1, limits)
     num_logprobs = fields.number("top_logprobs", 0, MAX_LOGPROBS, 0)
     if not fields.flag("logprobs"):
         if num_logprobs:
             raise bad_request("top_logprobs needs logprobs to be true", param="top_logprobs")
         num_logprobs = None
-    limits = [fields.number(name, 1, MAX_TOKENS) for name in ("max_completion_tokens", "max_tokens")]
-    if None not in limits and limits[0] != limits[1]:
+    given = [fields.number(name, 1, MAX_TOKENS) for name in ("max_completion_tokens", "max_tokens")]
+    if None not in given and given[0] != given[1]:
         raise bad_request("max_tokens and max_completion_tokens are one limit: give one", param="max_tokens")
-    max_tokens = next((limit for limit in limits if limit is not None), MAX_TOKENS)
-    params = sampling_params(stage, fields, logprobs=num_logprobs, max_tokens=max_tokens)
-    return make_job(tokenizer, [prompt], params=params, num_logprobs=num_logprobs, chat=True, **common)
+    max_tokens = next((limit for limit in given if limit is not None), MAX_TOKENS)
+    params = sampling_params(stage, fields, limits, logprobs=num_logprobs, max_tokens=max_tokens)
+    return make_job(tokenizer, max_model_len, [prompt], params=params, num_logprobs=num_logprobs, chat=True, **common)
 
 
 def read_messages(fields: Fields) -> list[dict]:

@@ -15,8 +15,9 @@ from typing import Any
 
 from .chat import ChatTemplate, chat_choice, chat_job, greeting
 from .errors import APIError, bad_request
+from .limits import Limits
 from .metrics import Meter, Metrics
-from .protocol import Job, completion_job
+from .protocol import TOO_LONG, Job, completion_job
 from .stages import Stage
 
 RETRY_AFTER = "1"  # seconds; a step, and so a free place, takes less
@@ -119,16 +120,12 @@ class Usage:
     def __init__(self, job: Job, has_cache: bool):
         self.num_prompt_tokens, self.has_cache = job.num_prompt_tokens, has_cache
         self.cached: dict[int, int] = {}  # of each prompt
-        self.outputs: dict[int, int] = {}  # of each choice
+        self.num_output_tokens = 0
 
-    def count(self, prompt: int, choice: int, event: Any) -> None:
-        self.outputs[choice] = event.num_output_tokens
+    def count(self, prompt: int, event: Any) -> None:
+        self.num_output_tokens += len(event.token_ids)
         if self.has_cache:
             self.cached[prompt] = event.num_cached_tokens
-
-    @property
-    def num_output_tokens(self) -> int:
-        return sum(self.outputs.values())
 
     def to_dict(self) -> dict:
         prompt, output = self.num_prompt_tokens, self.num_output_tokens
@@ -151,12 +148,13 @@ class Run:
         self.service, self.job, self.usage = service, job, Usage(job, service.stage.number >= 5)
         self.id, self.created = f"{'chatcmpl' if job.chat else 'cmpl'}-{uuid.uuid4().hex}", int(time.time())
         self.finish_reasons: list[str] = []
-        self._meter = Meter(service.metrics, len(job.prompts) * job.n)
         self._news: asyncio.Queue = asyncio.Queue()  # holds no more than the tokens of this job
         self._tasks: list[asyncio.Task] = []
 
     async def __aenter__(self) -> "Run":
         """Submit all prompts, or none: if the engine refuses one, the others are aborted."""
+        self.service.check_room(self.job)
+        self._meter = Meter(self.service.metrics, self.job.num_choices, self.job.num_tokens)
         for i in range(len(self.job.prompts)):
             task = asyncio.create_task(self._follow(i))
             task.add_done_callback(self._news.put_nowait)
@@ -180,7 +178,8 @@ class Run:
 
     async def _follow(self, i: int) -> None:
         job = self.job
-        async for event in self.service.engine.generate(job.token_ids[i], job.params, priority=job.priority):
+        where = {} if self.service.stage.number == 4 else {"num_ahead": i * job.n}
+        async for event in self.service.engine.generate(job.token_ids[i], job.params, priority=job.priority, **where):
             index = i * job.n + getattr(event, "completion_index", 0)
             self._meter.count(i, index, event)  # here, where a slow reader makes no difference
             self._news.put_nowait((i, index, event))
@@ -215,7 +214,7 @@ class Run:
             prompt_logprobs.setdefault(i, event.prompt_logprobs)
             if index not in wordings:
                 wordings[index] = Wording(self.service, job, i, index)
-            self.usage.count(i, index, event)
+            self.usage.count(i, event)
             if event.finish_reason is not None:
                 self.finish_reasons.append(event.finish_reason)
             yield wordings[index].piece(event, prompt_logprobs[i])
@@ -227,55 +226,63 @@ class Service:
     Args:
         engine: an AsyncLLM of this stage.
         model_name: how clients call the model.
-        max_queue_size: that of the engine.
+        limits: what one client may ask for; `max_queue_size` is the engine's.
         chat: what makes prompts of chats; None: the model has no template for them.
 
     Attributes:
         failed: whether the engine has; it answers nothing any more.
     """
 
-    def __init__(
-        self, stage: Stage, engine: Any, model_name: str, max_queue_size: int, chat: ChatTemplate | None = None
-    ):
+    def __init__(self, stage: Stage, engine: Any, model_name: str, limits: Limits, chat: ChatTemplate | None = None):
         self.stage, self.engine, self.model_name, self.chat = stage, engine, model_name, chat
         core = engine.llm.engine
         self.tokenizer, self.max_model_len = core.tokenizer, core.max_model_len
-        self.max_prompts = max_queue_size + core.scheduler.max_num_seqs
+        self.limits, self.num_places = limits, limits.max_queue_size + core.scheduler.max_num_seqs
         self.metrics, self.created, self.failed = Metrics(stage, engine, model_name), int(time.time()), False
 
-    async def encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         """The token ids of a text. Raises APIError if it is no Unicode."""
         try:
-            return await asyncio.to_thread(self.tokenizer.encode, text)
+            return self.tokenizer.encode(text)
         except ValueError as error:
             raise bad_request(f"prompt: {error}", param="prompt") from None
 
-    async def job(self, body: dict, *, chat: bool = False) -> Job:
-        """A body as a checked job. In a thread: to cut long texts into tokens takes time.
+    def job(self, body: dict, *, chat: bool = False) -> Job:
+        """A body as a checked job. Call this in a thread: to cut long texts into tokens takes time.
 
         Raises APIError: something is wrong with it; nothing runs then.
         """
-        return await asyncio.to_thread(self._job, body, chat)
-
-    def _job(self, body: dict, chat: bool) -> Job:
+        common = self.stage, self.tokenizer, body, self.model_name, self.limits, self.max_model_len
         if not chat:
-            job = completion_job(self.stage, self.tokenizer, body, self.model_name)
+            job = completion_job(*common)
         elif self.chat is not None:
-            job = chat_job(self.stage, self.tokenizer, body, self.model_name, self.chat)
+            job = chat_job(*common, self.chat)
         else:
             raise bad_request("GPT-2 has no chat template: ask /v1/completions, or start with --chat-template FILE")
-        if len(job.prompts) > self.max_prompts:
-            raise bad_request(f"{len(job.prompts)} prompts; no more than {self.max_prompts} may wait", param="prompt")
         for i, token_ids in enumerate(job.token_ids):
             self._validate(job, token_ids, f"prompt {i}: " if len(job.prompts) > 1 else "")
         return job
+
+    def check_room(self, job: Job) -> None:
+        """Raise APIError unless a job takes no more than half of what is free; the other half is for others."""
+        columns = [
+            ("completions", job.num_choices, self.num_places, self.metrics.num_unfinished, "--max-queue-size"),
+            ("tokens", job.num_tokens, self.limits.max_queue_tokens, self.metrics.num_tokens, "--max-queue-tokens"),
+        ]
+        for what, number, most, taken, flag in columns:
+            asked = f"the request asks for {number:,} {what}; it may take half of"
+            if number > max(1, most // 2):
+                raise bad_request(f"{asked} {most:,} ({flag})")
+            if number > max(1, (most - taken) // 2):
+                message = f"{asked} the {max(0, most - taken):,} that are free now: try again later"
+                raise APIError(429, message, code="queue_full", headers={"Retry-After": RETRY_AFTER})
 
     def _validate(self, job: Job, token_ids: list[int], where: str) -> None:
         try:
             self.engine.llm.validate(token_ids, job.params, job.priority)
         except ValueError as error:
             too_long = len(token_ids) + bool(job.params.max_tokens) > self.max_model_len
-            code, name = "context_length_exceeded" if too_long else None, str(error).split()[0]
+            code, name = TOO_LONG if too_long else None, str(error).split()[0]
             is_field = name in ("priority", "stop_token_ids", "min_tokens", "logprobs")
             param = name if is_field else "messages" if job.chat else "prompt"
             raise bad_request(f"{where}{error}", param=param, code=code) from None
@@ -290,7 +297,7 @@ class Service:
 
     async def whole(self, run: Run) -> dict:
         """The answer to a job that does not stream."""
-        choices = [Piece(i) for i in range(len(run.job.prompts) * run.job.n)]
+        choices = [Piece(i) for i in range(run.job.num_choices)]
         async for piece in run.pieces():
             choices[piece.index].add(piece)
         return {**self.answer(run, [self.choice(run.job, c) for c in choices]), "usage": run.usage.to_dict()}

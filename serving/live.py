@@ -23,10 +23,10 @@ MAX_BEHIND = 1000  # records that a viewer may be behind; of one that is slower 
 
 
 class Viewer:
-    """The response to one who looks on, as ASGI: an event stream without an end."""
+    """The response to one who looks on, as ASGI: an event stream that ends with the server."""
 
-    def __init__(self, service: Service):
-        self.service, self.core = service, service.engine.llm.engine
+    def __init__(self, service: Service, is_ending: Callable[[], bool]):
+        self.service, self.core, self.is_ending = service, service.engine.llm.engine, is_ending
         self.trace = service.stage.part("trace")
         self._named: set[int] = set()
         self._records: collections.deque = collections.deque()  # what has come, and was not sent yet
@@ -45,7 +45,7 @@ class Viewer:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         header, known, num_told = await asyncio.shield(join)
         await self._write(send, event(header))
-        while not self._is_behind:
+        while not self._is_behind and not self.is_ending():
             told = []
             for _ in range(len(self._records)):
                 record = self._records.popleft().to_dict()

@@ -22,10 +22,12 @@ class Metrics:
 
     Attributes:
         num_unfinished: completions that wait or run.
+        num_tokens: what these may have in the end, prompts included.
     """
 
     def __init__(self, stage: Stage, engine: Any, model_name: str):
-        self.stage, self.engine, self.model_name, self.num_unfinished = stage, engine, model_name, 0
+        self.stage, self.engine, self.model_name = stage, engine, model_name
+        self.num_unfinished = self.num_tokens = 0
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self.prompt_tokens = self._make(Counter, "prompt_tokens", "Tokens of prompts.")
@@ -79,12 +81,13 @@ class Metrics:
 class Meter:
     """Counts a request: it is shown all news of it."""
 
-    def __init__(self, metrics: Metrics, num_choices: int):
+    def __init__(self, metrics: Metrics, num_choices: int, num_tokens: int):
         self.metrics, self.arrival = metrics, time.perf_counter()
         self._last: dict[int, float] = {}  # when each choice had its latest token
         self._seen: set[int] = set()  # prompts that have begun
-        self._unfinished = num_choices
+        self._unfinished, self._num_tokens = num_choices, num_tokens
         metrics.num_unfinished += num_choices
+        metrics.num_tokens += num_tokens
 
     def count(self, prompt: int, choice: int, event: Any) -> None:
         now, metrics = time.perf_counter(), self.metrics
@@ -105,6 +108,7 @@ class Meter:
 
     def close(self) -> None:
         """What has not ended by now is aborted."""
+        self.metrics.num_tokens -= self._num_tokens
         while self._unfinished:
             self._unfinished -= 1
             self.metrics.ended("abort")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import APIError, bad_request
+from .limits import Limits
 from .stages import Stage
 
 SAMPLING = (
@@ -22,8 +23,10 @@ CHAT = COMMON | {"messages", "max_completion_tokens", "top_logprobs"}
 DEFAULT_PROMPT = "<|endoftext|>"  # OpenAI's: as if a new document began
 MAX_TOKENS = 2**31 - 1  # the context ends an output long before
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions; a chat may fill the context
+MAX_TOKEN_CHARACTERS = 128  # GPT-2's longest token is a line of spaces
+TOO_LONG = "context_length_exceeded"
 MAX_LOGPROBS = 20  # a token; each has to be put into words
-MAX_CHOICES = 1024  # of a request: prompts times n
+MAX_DEPTH = 64  # of lists and objects in one another
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Job:
     prompts: list[str | list[int]]
     token_ids: list[list[int]]
     params: Any  # SamplingParams of the stage
+    max_model_len: int
     n: int
     priority: int
     stream: bool
@@ -53,21 +57,46 @@ class Job:
     chat: bool = False
 
     @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.n
+
+    @property
     def num_prompt_tokens(self) -> int:
         return sum(map(len, self.token_ids))
 
+    @property
+    def num_tokens(self) -> int:
+        """What it may come to, prompts included."""
+        most = self.params.max_tokens
+        return self.n * sum(min(len(ids) + most, max(len(ids), self.max_model_len)) for ids in self.token_ids)
 
-def parse_json(raw: bytes, what: str = "the body") -> dict:
+
+def parse_json(raw: bytes, what: str = "the body", max_values: int | None = None) -> dict:
     """The fields of a body. Raises APIError unless it is one object of strict JSON, with each key once."""
+    if max_values is not None and (num_values := sum(map(raw.count, (b",", b"[", b"{")))) > max_values:
+        # A comma in a text counts too: this is for finding out without a parser, which can't be interrupted.
+        raise APIError(413, f"{what} has about {num_values:,} values of JSON; the limit is {max_values:,}")
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=no_constant, object_pairs_hook=no_duplicates)
+        check_depth(body)
     except RecursionError:
-        raise bad_request(f"{what} is not valid JSON: it is nested too deeply") from None
+        raise bad_request(f"{what} is not valid JSON: it is nested too deeply, over {MAX_DEPTH} levels") from None
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError too
         raise bad_request(f"{what} is not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise bad_request(f"{what} must be a JSON object, got {body!r:.80}")
     return body
+
+
+def check_depth(body: Any) -> None:
+    """Raise RecursionError if lists and objects lie too deep in one another."""
+    level = [body]
+    for _ in range(MAX_DEPTH):
+        inner = (value for outer in level for value in (outer.values() if isinstance(outer, dict) else outer))
+        level = [value for value in inner if isinstance(value, list | dict)]
+        if not level:
+            return
+    raise RecursionError
 
 
 def no_constant(name: str) -> None:
@@ -153,8 +182,25 @@ def stream_fields(fields: Fields) -> dict:
     return {"stream": stream, "usage": usage, "usage_in_chunks": usage_in_chunks}
 
 
-def sampling_params(stage: Stage, fields: Fields, **more: Any) -> Any:
+def check_stops(fields: Fields, limits: Limits) -> None:
+    """Raise APIError for more stop texts or tokens than the limits allow."""
+    stop, token_ids = fields.values.get("stop", []), fields.values.get("stop_token_ids", [])
+    texts = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+    longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+    num_ids = len(token_ids) if isinstance(token_ids, list) else 0
+    columns = [
+        ("stop", len(texts), limits.max_stop_texts, "texts"),
+        ("stop", longest, limits.max_stop_characters, "characters in one"),
+        ("stop_token_ids", num_ids, limits.max_stop_token_ids, "token ids"),
+    ]
+    for name, number, most, what in columns:
+        if number > most:
+            raise bad_request(f"{name} has {number:,} {what}; the limit is {most:,}", param=name)
+
+
+def sampling_params(stage: Stage, fields: Fields, limits: Limits, **more: Any) -> Any:
     """The SamplingParams of a request; `more` goes over its fields."""
+    check_stops(fields, limits)
     values = {name: fields.values[name] for name in SAMPLING if name in fields.values} | more
     if values.get("top_k") == -1:
         values["top_k"] = 0  # vLLM's -1 keeps all tokens, as 0 does
@@ -167,25 +213,25 @@ def sampling_params(stage: Stage, fields: Fields, **more: Any) -> Any:
         raise bad_request(str(error), param=name if name in fields.values else None) from None
 
 
-def job_fields(fields: Fields, num_prompts: int) -> dict:
+def job_fields(fields: Fields, num_prompts: int, limits: Limits) -> dict:
     """What completions and chats have in common."""
     fields.refuse("logit_bias", "this sampler adds nothing to logits")
     fields.get("user", str, "a text")  # it is for OpenAI's abuse detection; nothing is done with it here
-    n = fields.number("n", 1, MAX_CHOICES, 1)
-    if num_prompts * n > MAX_CHOICES:
-        raise bad_request(f"{num_prompts} prompts and n {n} are more than {MAX_CHOICES} choices", param="n")
+    n = fields.number("n", 1, limits.max_choices, 1)
+    if num_prompts * n > limits.max_choices:
+        raise bad_request(f"{num_prompts} prompts and n {n} are more than {limits.max_choices} choices", param="n")
     priority = fields.number("priority", -(2**63), 2**63 - 1, 0)
     return {"n": n, "priority": priority, **stream_fields(fields)}
 
 
-def completion_job(stage: Stage, tokenizer: Any, body: dict, served: str) -> Job:
+def completion_job(stage: Stage, tokenizer: Any, body: dict, served: str, limits: Limits, max_model_len: int) -> Job:
     """The job of a body of /v1/completions. Raises APIError."""
     fields = Fields(body, COMPLETION)
     check_model(fields, served)
     fields.refuse("suffix", "GPT-2 can't write towards a given end")
     prompts = split_prompts(fields.values.get("prompt", DEFAULT_PROMPT))
-    common = job_fields(fields, len(prompts))
-    if fields.number("best_of", 1, MAX_CHOICES, common["n"]) != common["n"]:
+    common = job_fields(fields, len(prompts), limits)
+    if fields.number("best_of", 1, limits.max_choices, common["n"]) != common["n"]:
         raise bad_request(f"best_of must be n, which is {common['n']}: no more are made than given", param="best_of")
     logprobs, echo = fields.number("logprobs", 0, MAX_LOGPROBS), fields.flag("echo")
     more = {"logprobs": logprobs, "max_tokens": fields.number("max_tokens", 0, MAX_TOKENS, DEFAULT_MAX_TOKENS)}
@@ -193,16 +239,22 @@ def completion_job(stage: Stage, tokenizer: Any, body: dict, served: str) -> Job
         more["prompt_logprobs"] = logprobs
     elif more["max_tokens"] == 0:
         more["prompt_logprobs"] = 0  # the engine makes nothing of a prompt but these
-    params = sampling_params(stage, fields, **more)
-    return make_job(tokenizer, prompts, params=params, num_logprobs=logprobs, echo=echo, **common)
+    params = sampling_params(stage, fields, limits, **more)
+    return make_job(tokenizer, max_model_len, prompts, params=params, num_logprobs=logprobs, echo=echo, **common)
 
 
-def make_job(tokenizer: Any, prompts: list[str | list[int]], **fields: Any) -> Job:
+def make_job(tokenizer: Any, max_model_len: int, prompts: list[str | list[int]], **fields: Any) -> Job:
     """A job with its prompts as token ids."""
-    token_ids = []
+    token_ids, most = [], max_model_len * MAX_TOKEN_CHARACTERS
     for i, prompt in enumerate(prompts):
+        if len(prompt) > most:  # not even looked at: that takes seconds
+            what = "characters" if isinstance(prompt, str) else "tokens"
+            message = (
+                f"prompt {i} has {len(prompt):,} {what}, far more than the context of {max_model_len:,} tokens holds"
+            )
+            raise bad_request(message, param="messages" if fields.get("chat") else "prompt", code=TOO_LONG)
         try:
             token_ids.append(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
         except ValueError as error:
             raise bad_request(f"prompt {i}: {error}", param="prompt") from None
-    return Job(prompts=prompts, token_ids=token_ids, **fields)
+    return Job(prompts=prompts, token_ids=token_ids, max_model_len=max_model_len, **fields)

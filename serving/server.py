@@ -1,6 +1,7 @@
 """The server's life: a port, uvicorn on it, and an end that lets requests finish."""
 
 import asyncio
+import functools
 import os
 import socket
 import time
@@ -9,8 +10,10 @@ from typing import NoReturn
 import uvicorn
 
 from .app import App
+from .connection import Connection, Doorkeeper
 
-TOLD_SECONDS = 2  # for the last words to those whose requests are aborted
+TOLD_SECONDS = 1  # for the last words to those whose requests are aborted
+BACKLOG = 128  # connections that the system may hold until they are accepted, all of them at once
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -24,7 +27,7 @@ def listen(host: str, port: int) -> socket.socket:
         if os.name == "posix":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a port rests a minute after its use
         listener.bind(address)
-        listener.listen(2048)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise OSError(f"port {port} on {host} can't be had: {error.strerror}") from None
@@ -45,7 +48,13 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: App, grace: float):
         unused = {"log_config": None, "access_log": False, "proxy_headers": False, "lifespan": "off", "ws": "none"}
-        super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=1, **unused))
+        doorkeeper = Doorkeeper(app.limits)
+        connections = {
+            "http": functools.partial(Connection, doorkeeper),
+            "timeout_keep_alive": app.limits.idle_seconds,
+            "backlog": max(1, min(BACKLOG, doorkeeper.most // 4)),
+        }
+        super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=1, **connections, **unused))
         self.app, self.grace = app, grace
 
     def handle_exit(self, sig: int, frame: object) -> None:
@@ -63,10 +72,10 @@ class Server(uvicorn.Server):
         await self._until_idle(self.grace)
         await asyncio.to_thread(self.app.service.engine.close, abort=True)
         await self._until_idle(TOLD_SECONDS)
-        if self.app.num_active:  # clients that do not read, or never send the rest of their request
-            for connection in list(self.server_state.connections):
+        for connection in list(self.server_state.connections):  # who does not read, or never sends the rest
+            if connection.has_header:
                 connection.transport.abort()
-            await self._until_idle(TOLD_SECONDS)
+        await self._until_idle(TOLD_SECONDS)
 
     async def _until_idle(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

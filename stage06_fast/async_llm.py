@@ -63,9 +63,17 @@ class AsyncLLM:
     # --- What users call --------------------------------------------------------------------------------------------
 
     async def generate(
-        self, prompt: str | list[int], sampling_params: SamplingParams | None = None, *, priority: int = 0
+        self,
+        prompt: str | list[int],
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        num_ahead: int = 0,
     ) -> AsyncIterator[StreamEvent]:
         """Stream a request: yields its tokens as they are made. Leaving the loop, or cancelling the task, aborts it.
+
+        Args:
+            num_ahead: how many completions the same caller asks for before this request, for the policy "fair".
 
         Raises:
             ValueError: the prompt or a parameter is wrong.
@@ -74,6 +82,7 @@ class AsyncLLM:
         """
         loop, news = asyncio.get_running_loop(), asyncio.Queue()
         request = self.llm._intake.request(prompt, sampling_params or SamplingParams(), priority)
+        request.num_ahead = whole_number("num_ahead", num_ahead, 0)
         unfinished = len(request.group)
         try:
             self._loop.submit({request: lambda x: loop.call_soon_threadsafe(news.put_nowait, x)})

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import copy
+import dataclasses
 import http.client
 import json
 import os
@@ -23,11 +25,13 @@ from serving.__main__ import add_server_flags, build_parser, check, main
 from serving.app import App
 from serving.chat import ChatTemplate
 from serving.completions import Service
+from serving.limits import Limits
 from serving.protocol import SAMPLING
 from serving.stages import PACKAGES, Stage
 from tests.adapter import ROOT
 
 SERVING = sorted(PACKAGES)
+JSON = {"Content-Type": "application/json"}
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}bot:{% endif %}"
 )
@@ -39,7 +43,8 @@ def serving(stage, model, max_queue_size=1024, chat=None, log=None, **options):
     stage = Stage(stage)
     options = {"max_num_seqs": 4, "device": "cpu", **options}
     with stage.AsyncLLM(model=str(model), max_queue_size=max_queue_size, **options) as engine:
-        app = App(Service(stage, engine, "tales", max_queue_size, chat), log=log)
+        limits = Limits(max_queue_size=max_queue_size)
+        app = App(Service(stage, engine, "tales", limits, chat), log=log)
         yield app
         if not app.service.failed:
             wait_until(lambda: not engine.llm.has_unfinished_requests())
@@ -70,6 +75,13 @@ def babbling(request, babble):
         yield app
 
 
+def limited(app, **limits):
+    """An App with other limits and the same engine."""
+    service = copy.copy(app.service)
+    service.limits = dataclasses.replace(service.limits, **limits)
+    return App(service)
+
+
 def wait_until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
@@ -81,8 +93,13 @@ async def ask_async(app, path, body=None, method=None, **more):
     """A request, in this process."""
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-        given = {"content": body} if isinstance(body, bytes) else {} if body is None else {"json": body}
-        return await client.request(method or ("GET" if body is None else "POST"), path, **given, **more)
+        if isinstance(body, bytes):
+            more["content"] = body
+        elif body is not None:
+            more["json"] = body
+        if "content" in more or "json" in more:
+            more["headers"] = {**JSON, **more.get("headers", {})}
+        return await client.request(method or ("GET" if body is None else "POST"), path, **more)
 
 
 def ask(app, path, body=None, method=None, **more):
@@ -211,7 +228,7 @@ def test_every_sampling_field_reaches_the_engine(small_checkpoint):
     assert fields.keys() == set(SAMPLING)
     with serving(6, small_checkpoint, policy="priority") as app:
         body = json.loads(json.dumps({"model": "tales", "prompt": [1], "priority": -3, "logprobs": 4, **fields}))
-        job = app.service._job(body, chat=False)
+        job = app.service.job(body)
         assert (job.params, job.priority) == (params(app, logprobs=4, **fields), -3)
         complete(app, prompt=[1], priority=-3)
 
@@ -415,7 +432,7 @@ def test_bodies_that_are_too_long(tales):
         raise AssertionError("the body was read")
         yield b""
 
-    app = App(tales.service, max_body_bytes=1000)
+    app = limited(tales, max_body_bytes=1000)
     body = json.dumps({"model": "tales", "prompt": [1], "max_tokens": 1}).encode()
     assert ask(app, "/v1/completions", body.ljust(1000)).status_code == 200
     error = error_of(ask(app, "/v1/completions", body.ljust(1001)), 413)
@@ -454,7 +471,7 @@ def chat(app, **fields):
 
 
 def test_without_a_template_there_is_no_chat(tales):
-    app = App(Service(tales.service.stage, tales.service.engine, "tales", 1))
+    app = App(Service(tales.service.stage, tales.service.engine, "tales", Limits()))
     body = {"model": "tales", "messages": HELLO}
     assert "GPT-2 has no chat template" in error_of(ask(app, "/v1/chat/completions", body), 400)["message"]
 
@@ -613,7 +630,7 @@ class Client:
         self.reading.set()
 
     async def run(self):
-        headers = [(b"host", b"here")]
+        headers = [(b"host", b"here"), (b"content-type", b"application/json")]
         scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
         await self.app({**scope, "root_path": "", "http_version": "1.1"}, self.receive, self.send)
 
@@ -731,22 +748,23 @@ def test_a_slow_reader_holds_up_nobody(tales):
 def test_a_full_queue_answers_429_and_takes_all_prompts_or_none(stage, small_checkpoint):
     async def go(app):
         fields = {"max_tokens": 40, "ignore_eos": True, "seed": 1}
-        clients = [Client(app, prompt=[[1], [2]], **fields, stream=True) for _ in range(1)]
+        clients = [Client(app, prompt=[[1], [2], [3], [4]], **fields, stream=True)]
         tasks = [asyncio.create_task(client.run()) for client in clients]
         await until(lambda: app.service.engine.llm.engine.scheduler.running)
-        for streams in (False, True):  # one of these two would have a place
-            body = {"model": "tales", "prompt": [[3], [4]], "stream": streams}
+        for streams in (False, True):  # two of these would have a place
+            body = {"model": "tales", "prompt": [[3], [4], [5]], "stream": streams}
             response = await ask_async(app, "/v1/completions", body)
             assert error_of(response, 429)["code"] == "queue_full"
             assert int(response.headers["retry-after"]) >= 1
         response = await ask_async(app, "/v1/completions", {"model": "tales", "prompt": [5], "max_tokens": 2})
         assert response.status_code == 200  # what was submitted of the refused is gone
         await asyncio.gather(*tasks)
-        assert len(read_events(clients[0].text)) == 80
-        too_many = {"model": "tales", "prompt": [[1]] * 4}
-        assert "no more than 3 may wait" in error_of(await ask_async(app, "/v1/completions", too_many), 400)["message"]
+        assert len(read_events(clients[0].text)) == 160
+        too_many = {"model": "tales", "prompt": [[1]] * 5}
+        message = error_of(await ask_async(app, "/v1/completions", too_many), 400)["message"]
+        assert message == "the request asks for 5 completions; it may take half of 8 (--max-queue-size)"
 
-    with serving(stage, small_checkpoint, max_num_seqs=2, max_queue_size=1) as app, slow_steps(app, 0.005):
+    with serving(stage, small_checkpoint, max_num_seqs=2, max_queue_size=6) as app, slow_steps(app, 0.005):
         asyncio.run(go(app))
 
 
@@ -777,7 +795,7 @@ def test_a_mistake_of_the_server_is_a_500_of_openais_shape(tales, monkeypatch):
     def fail(*_, **__):
         raise ZeroDivisionError("a secret")
 
-    monkeypatch.setattr(tales.service, "_job", fail)
+    monkeypatch.setattr(tales.service, "job", fail)
     response = ask(tales, "/v1/completions", {"model": "tales"})
     assert error_of(response, 500)["type"] == "server_error"
     assert "secret" not in response.text
@@ -917,7 +935,7 @@ def test_flags_that_are_wrong_are_told_in_one_line(capsys, tmp_path):
             "--grace must be a number": ["--grace", "-1"],
             "--api-key is empty": ["--api-key", ""],
             "--max-body-bytes must be": ["--max-body-bytes", "0"],
-            "max_queue_size must be": ["--port", "0", "--max-queue-size", "0"],
+            "max-queue-size must be": ["--port", "0", "--max-queue-size", "0"],
             "No such file": ["--port", "0", "--chat-template", str(tmp_path / "none")],
             "dtype must be one of": ["--port", "0", "--dtype", "int4"],
         }
