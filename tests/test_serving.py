@@ -31,7 +31,7 @@ from serving.stages import PACKAGES, Stage
 from tests.adapter import ROOT
 
 SERVING = sorted(PACKAGES)
-JSON = {"Content-Type": "application/json"}
+JSON = {"content-type": "application/json"}
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}bot:{% endif %}"
 )
