@@ -3,19 +3,19 @@
 Every row has parameters of its own. Each step is one tensor operation over the rows that ask for it, with a column of
 their parameters beside them; a step that no row asks for is left out.
 
-A draw is a pure function of (seed, position): no generator keeps a state, so a request gives the same tokens whatever
-else the engine has done before or does beside it.
+A draw is a pure function of (seed, position), see support/philox.py: no generator keeps a state, so a request gives the
+same tokens whatever else the engine has done before or does beside it.
 """
 
 import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .outputs import Logprob
 from .request import Request
+from .support.outputs import Logprob
+from .support.philox import uniform
 
 NOT_FINITE = "the model's logits are no numbers: its weights are damaged, or its values too large for this dtype"
 
@@ -174,38 +174,3 @@ def draw(scores: Tensor, u: Tensor) -> Tensor:
     """The token at which the cumulative distribution passes u (inverse transform sampling). -> [..., 1]"""
     cdf = scores.double().softmax(dim=-1).cumsum(dim=-1)  # float32 would lose the rare tokens
     return torch.searchsorted(cdf, u * cdf[..., -1:], right=True)  # the first with cdf > u: never a dropped one
-
-
-# --- Randomness -----------------------------------------------------------------------------------------------------
-
-
-def philox(seed, counter, stream=0):
-    """Philox4x32-10: turn a 64-bit seed and a counter into random bits, without any state. Takes integers or arrays.
-
-    Source: Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3", section 3.3. Philox multiplies and mixes
-    four 32-bit words of counter with two of key, ten rounds; each round the key grows by Weyl constants.
-
-    Returns:
-        four uint64 arrays, each holding 32 random bits.
-    """
-    u64 = lambda x: np.asarray(x, dtype=np.uint64)  # noqa: E731
-    low, half = u64(0xFFFFFFFF), u64(32)
-    k0, k1 = u64(seed) & low, u64(seed) >> half
-    c0, c1, c2, c3 = u64(counter) & low, u64(counter) >> half, u64(stream) & low, u64(stream) >> half
-    for _ in range(10):
-        p0, p1 = c0 * u64(0xD2511F53), c2 * u64(0xCD9E8D57)  # 32 x 32 -> 64 bits
-        c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ k0, p1 & low, (p0 >> half) ^ c3 ^ k1, p0 & low
-        k0, k1 = (k0 + u64(0x9E3779B9)) & low, (k1 + u64(0xBB67AE85)) & low
-    return c0, c1, c2, c3
-
-
-def uniform(seed, position) -> np.ndarray:
-    """The random number of an output position: in (0, 1), never 0 or 1, a multiple of 2**-53. Integers or arrays."""
-    a, b, _, _ = philox(seed, position)
-    return ((a << np.uint64(20) | b >> np.uint64(12)).astype(np.float64) + 0.5) / 2**52
-
-
-def derive_seed(engine_seed: int, number: int) -> int:
-    """The seed of the engine's request `number`, for requests that bring none."""
-    a, b, _, _ = philox(engine_seed, number, stream=1)
-    return int(a << np.uint64(32) | b)

@@ -1,6 +1,6 @@
 """GPT-2, from token ids to the logits of the next token.
 
-Names are those of the checkpoint (Hugging Face's GPT-2), so that weights.py loads them without a translation table.
+Names are those of the checkpoint (Hugging Face's GPT-2), so that support/weights.py loads them without a translation table.
 Shapes: a step takes num_tokens tokens of all its requests together, without padding; n_embd = n_head * head_dim. Of a
 request's n_seq tokens n_new are new in a step; the keys and values of the others are in the cache.
 
@@ -42,12 +42,12 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
-    def forward(self, x: Tensor, batch: Batch, cache: KVCache, layer: int) -> Tensor:
+    def forward(self, x: Tensor, batch: Batch, cache: KVCache, index: int) -> Tensor:
         """[num_tokens, n_embd] -> same"""
         q, k, v = self.c_attn(x).chunk(3, dim=-1)  # [num_tokens, n_embd] -> 3 x [num_tokens, n_embd]
         q, k, v = (t.unflatten(-1, (self.n_head, -1)) for t in (q, k, v))  # each -> [num_tokens, n_head, head_dim]
         keys, values = cache.update(
-            layer, batch.slots, batch.positions, k, v
+            index, batch.slots, batch.positions, k, v
         )  # 2 x [num_slots, n_head, max_len, head_dim]
 
         # The linear layers took all tokens together; attention looks at each sequence by itself (Orca's selective
@@ -106,7 +106,7 @@ class MLP(nn.Module):
         return self.c_proj(x)  # [..., n_inner] -> [..., n_embd]
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
     """A transformer layer: attention, then feed-forward, each added to the residual stream `x`."""
 
     def __init__(self, config: ModelConfig):
@@ -116,9 +116,9 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, *whose) -> Tensor:
-        """[..., n_embd] -> [..., n_embd]; whose: what attention needs to know of the tokens"""
-        x = x + self.attn(self.ln_1(x), *whose)
+    def forward(self, x: Tensor, batch: Batch, cache: KVCache, index: int) -> Tensor:
+        """[..., n_embd] -> [..., n_embd]; index: of this layer in the cache"""
+        x = x + self.attn(self.ln_1(x), batch, cache, index)
         x = x + self.mlp(self.ln_2(x))
         return x
 
@@ -136,7 +136,7 @@ class GPT2(nn.Module):
         self.config = config
         self.wte = embedding(config.vocab_size, config.n_embd)  # of tokens
         self.wpe = embedding(config.n_positions, config.n_embd)  # of positions
-        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.h = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
@@ -145,8 +145,8 @@ class GPT2(nn.Module):
         cache: holds the keys and values of the tokens before those of the step, and gets theirs.
         """
         x = self.wte(batch.token_ids) + self.wpe(batch.positions)  # [num_tokens] -> [num_tokens, n_embd]
-        for layer, block in enumerate(self.h):
-            x = block(x, batch, cache, layer)
+        for index, layer in enumerate(self.h):
+            x = layer(x, batch, cache, index)
         x = self.ln_f(x[batch.last])  # [num_tokens, n_embd] -> [n_rows, n_embd]
         logits = F.linear(x, self.wte.weight)  # [n_rows, n_embd] -> [n_rows, vocab_size]
         return logits.float()
