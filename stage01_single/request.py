@@ -45,13 +45,17 @@ class Request:
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
         self.arrival_time = time.perf_counter()
+        self.told = 0, 0
+        self.begin()
+
+    def begin(self) -> None:
+        """It has no output yet."""
         self.output_token_ids: list[int] = []
         self.token_times: list[float] = []
         self.logprobs: list[dict[int, Logprob]] = []
-        self.text = Text(tokenizer, params.stop)
+        self.text = Text(self.tokenizer, self.params.stop)
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
-        self.told = 0, 0
 
     @property
     def finished(self) -> bool:

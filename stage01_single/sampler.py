@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from .request import Request
+from .support.logprobs import NOT_FINITE, logprob_entries
 from .support.outputs import Logprob
 from .support.philox import uniform
-
-NOT_FINITE = "the model's logits are no numbers: its weights are damaged, or its values too large for this dtype"
 
 
 def sample(logits: Tensor, request: Request) -> tuple[int, dict[int, Logprob] | None]:
@@ -38,7 +37,11 @@ def sample(logits: Tensor, request: Request) -> tuple[int, dict[int, Logprob] | 
             scores = keep_min_p(scores, torch.tensor([params.min_p], device=scores.device))
         u = uniform([request.seed], [len(request.output_token_ids)])  # [1]
         token_id = int(draw(scores, torch.from_numpy(u).to(scores.device)))
-    logprobs = None if params.logprobs is None else raw_logprobs(logits, token_id, request)
+    if params.logprobs is None:
+        return token_id, None
+    # Of the model's raw logits, before penalties and temperature.
+    chosen = torch.tensor([token_id], dtype=torch.int64, device=logits.device)
+    (logprobs,) = logprob_entries(logits[None], chosen, [params.logprobs], request.tokenizer.token_text)
     return token_id, logprobs
 
 
@@ -55,16 +58,6 @@ def penalize(logits: Tensor, request: Request) -> Tensor:
         scores -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
     scores[list(request.banned_token_ids)] = -math.inf
     return scores
-
-
-def raw_logprobs(logits: Tensor, token_id: int, request: Request) -> dict[int, Logprob]:
-    """The chosen token and the most likely ones, by the model's raw logits, before penalties and temperature."""
-    logprobs = logits.log_softmax(dim=-1)
-    best = logprobs.topk(request.params.logprobs).indices.tolist()
-    ids = dict.fromkeys([token_id, *best])  # the chosen one first, and once
-    ranks = [int((logprobs > logprobs[i]).sum()) + 1 for i in ids]
-    text = request.tokenizer.token_text
-    return {i: Logprob(float(logprobs[i]), rank, text(i)) for i, rank in zip(ids, ranks, strict=True)}
 
 
 # --- The steps: each takes and gives scores [..., vocab_size]; a dropped token is at -inf. Parameters are [..., 1]. --

@@ -7,6 +7,7 @@ A draw is a pure function of (seed, position), see support/philox.py: no generat
 same tokens whatever else the engine has done before or does beside it.
 """
 
+import logging
 import math
 from collections.abc import Callable
 
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 
 from .request import Request
+from .support.logprobs import NOT_FINITE, logprob_entries
 from .support.outputs import Logprob
 from .support.philox import uniform
 
-NOT_FINITE = "the model's logits are no numbers: its weights are damaged, or its values too large for this dtype"
+logger = logging.getLogger(__name__)
 
 
 def sample(logits: Tensor, requests: list[Request]) -> list[tuple[int, dict[int, Logprob] | None]]:
@@ -52,11 +54,13 @@ def choose(logits: Tensor, requests: list[Request]) -> Tensor:
 def with_logprobs(
     chosen: list[int], token_ids: Tensor, logits: Tensor, requests: list[Request]
 ) -> list[tuple[int, dict[int, Logprob] | None]]:
-    """The chosen tokens, on the host and on the device, with their log-probabilities. Raises ValueError if there is
-    none for a row."""
-    if -1 in chosen:
+    """The chosen tokens, on the host and on the device, with their log-probabilities. -1 stays, of a row whose logits
+    are no numbers; if all are such, that is a ValueError."""
+    for request in (request for request, token_id in zip(requests, chosen, strict=True) if token_id < 0):
+        logger.warning("request %s fails: %s", request.request_id, NOT_FINITE)
+    if requests and max(chosen) < 0:
         raise ValueError(NOT_FINITE)
-    return list(zip(chosen, raw_logprobs(logits, token_ids, requests), strict=True))
+    return list(zip(chosen, raw_logprobs(logits, token_ids.clamp(min=0), requests), strict=True))
 
 
 def best(scores: Tensor) -> Tensor:
@@ -114,27 +118,6 @@ def raw_logprobs(logits: Tensor, token_ids: Tensor, requests: list[Request]) -> 
         for i, entry in zip(rows, entries, strict=True):
             result[i] = entry
     return result
-
-
-def logprob_entries(
-    logits: Tensor, token_ids: Tensor, counts: list[int], text: Callable[[int], str]
-) -> list[dict[int, Logprob]]:
-    """Of each row the log-probability of a token, and those of the `counts[i]` most likely ones.
-
-    logits: [n, vocab_size]; token_ids: [n]
-    """
-    logprobs = logits.log_softmax(dim=-1)  # [n, vocab_size]
-    chosen = logprobs.gather(-1, token_ids[:, None])  # [n, 1]
-    best = logprobs.topk(max(counts), dim=-1)  # 2 x [n, most], descending
-    ids = torch.cat([token_ids[:, None], best.indices], dim=-1)  # [n, 1 + most]: the chosen one first
-    values = torch.cat([chosen, best.values], dim=-1)  # [n, 1 + most]
-    better = [(logprobs > chosen).sum(dim=-1, keepdim=True), torch.searchsorted(-best.values, -best.values)]
-    ranks = torch.cat(better, dim=-1) + 1  # [n, 1 + most]
-    columns = zip(counts, ids.tolist(), values.tolist(), ranks.tolist(), strict=True)
-    return [
-        {i: Logprob(value, rank, text(i)) for i, value, rank in [*zip(*row, strict=True)][: 1 + count]}
-        for count, *row in columns
-    ]
 
 
 # --- The steps: each takes and gives scores [..., vocab_size]; a dropped token is at -inf. Parameters are [..., 1]. --

@@ -4,8 +4,6 @@ and who looks on."""
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import torch
-
 from .around import around
 from .intake import Intake
 from .observer import Observer, Stats, StepRecord
@@ -32,13 +30,9 @@ class Surroundings:
         self._turn = Turn()  # before anything is loaded: in a fork that would hang
         self.engine, self.config = make_engine(config), config
         self._intake = Intake(self.engine, make_request, self._turn)
-        self._observer, self._threads = Observer(self.engine), ThreadLimit()
-        around(self.engine, "step", self._limited)
+        self._observer = Observer(self.engine)
+        around(self.engine, "step", ThreadLimit().run)
         around(self.engine, "step", self._turn.run)
-
-    def _limited(self, step: Callable, *arguments: Any) -> list[Any]:
-        with torch.inference_mode(), self._threads:
-            return step(*arguments)
 
     def _steps(self, requests: Iterable[Any]) -> Iterator[Any]:
         """Run these requests to their ends; yields each that got a token, step by step."""

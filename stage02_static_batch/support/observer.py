@@ -4,6 +4,7 @@ What fields and events of a trace say stands in stagewise/replay/trace.py, which
 """
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class Observer:
     """
 
     def __init__(self, engine: Any):
-        self.engine, self.stats = engine, Stats()
+        self.engine, self.stats = weakref.proxy(engine), Stats()
         options = {name: value for name, value in vars(engine.config).items() if name != "model"}
         self.header = {"trace": VERSION, "stage": __package__.split(".")[0], "model": engine.config.model}
         self.header |= {"options": options, "max_model_len": engine.max_model_len}

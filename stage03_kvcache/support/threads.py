@@ -9,6 +9,8 @@ one thread alone waits for nobody.
 
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 import psutil
 import torch
@@ -27,6 +29,11 @@ class ThreadLimit:
         self._most = self._limit = torch.get_num_threads()
         self.free = float(self._most)  # cores, at the last look
         self._looked = self._look()
+
+    def run(self, step: Callable, *arguments: Any) -> Any:
+        """Call `step` within the limit, and without a thought of gradients."""
+        with torch.inference_mode(), self:
+            return step(*arguments)
 
     def __enter__(self) -> None:
         if (found := torch.get_num_threads()) != self._limit:  # else an exit was interrupted, and it is our own

@@ -1,6 +1,8 @@
-"""What the engine gives back: results and stream events."""
+"""What the engine gives back: results and stream events. They are made from a request, whose class is request.py's."""
 
+import itertools
 from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,17 @@ class RequestMetrics:
     finished_time: float | None
     first_scheduled_time: float | None
     inter_token_latencies: tuple[float, ...]
+
+    @classmethod
+    def of(cls, request: Any) -> "RequestMetrics":
+        times = request.token_times
+        return cls(
+            request.arrival_time,
+            times[0] if times else None,
+            times[-1] if times else None,
+            request.first_scheduled_time,
+            tuple(after - before for before, after in itertools.pairwise(times)),
+        )
 
     @property
     def ttft(self) -> float | None:
@@ -63,6 +76,20 @@ class CompletionOutput:
     finish_reason: str | None
     stop_reason: str | int | None
 
+    @classmethod
+    def of(cls, request: Any, index: int = 0) -> "CompletionOutput":
+        asked = request.params.logprobs is not None
+        chosen = zip(request.output_token_ids, request.logprobs, strict=False)
+        return cls(
+            index=index,
+            text=request.text.text,
+            token_ids=list(request.output_token_ids),
+            cumulative_logprob=sum((entry[i].logprob for i, entry in chosen), 0.0) if asked else None,
+            logprobs=list(request.logprobs) if asked else None,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+        )
+
 
 @dataclass(frozen=True)
 class RequestOutput:
@@ -79,6 +106,19 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+    @classmethod
+    def of(cls, request: Any) -> "RequestOutput":
+        """The result so far; `finished` says if it is the whole one."""
+        return cls(
+            request.request_id,
+            request.prompt,
+            request.prompt_token_ids,
+            [CompletionOutput.of(request)],
+            request.finished,
+            RequestMetrics.of(request),
+            prompt_logprobs=request.prompt_logprobs and list(request.prompt_logprobs),
+        )
 
     def to_dict(self) -> dict:
         """The result as plain values, ready for JSON."""
@@ -106,3 +146,21 @@ class StreamEvent:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+    @classmethod
+    def take(cls, request: Any, index: int) -> "StreamEvent":
+        """What is new since the last call, of prompt `index`. Text that may be part of a stop text is held back."""
+        (begin, start), text = request.told, request.text.text
+        end = len(text) if request.finished else request.text.num_certain
+        request.told = len(request.output_token_ids), end
+        return cls(
+            index,
+            text[start:end],
+            request.output_token_ids[begin:],
+            request.finish_reason,
+            stop_reason=request.stop_reason,
+            logprobs=request.logprobs[begin:] if request.params.logprobs is not None else None,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_output_tokens=len(request.output_token_ids),
+            prompt_logprobs=request.prompt_logprobs and list(request.prompt_logprobs) if not begin else None,
+        )
