@@ -80,3 +80,7 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    def to_sample(self, logits: Tensor) -> Tensor:
+        """Of the logits those that are for the sampler: [n_asked, vocab_size] -> [n_ready, vocab_size]"""
+        return logits if self.sampled == [*range(len(logits))] else logits[self.sampled]

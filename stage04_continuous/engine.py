@@ -59,8 +59,8 @@ class Engine:
         """One forward pass over the rows that the scheduler picks, and one more token for each request that is up to
         date with it (it is ready)."""
         batch = Batch.of(self.scheduler.schedule(), self.runner.device)
-        logits = self.runner.forward(batch)  # [num_tokens] -> [n_ready, vocab_size]
-        tokens = sample(logits, batch.ready)
+        logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
+        tokens = sample(batch.to_sample(logits), batch.ready)
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[tuple]) -> list[Request]:

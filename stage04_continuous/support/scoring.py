@@ -58,8 +58,8 @@ def encode_pair(pair: Pair, tokenizer: Tokenizer) -> tuple[list[int], list[int]]
 
 
 class Scorer:
-    """Gives requests the log-probabilities of their prompts. The engine's forward pass makes the logits for that
-    (`batch.scored` says which are whose); those that are left are for the sampler."""
+    """Gives requests the log-probabilities of their prompts, from logits that the engine's forward pass makes for that:
+    `batch.scored` says which are whose."""
 
     def __init__(self, engine: Any):
         self.engine, self._failed = weakref.proxy(engine), []
@@ -67,19 +67,15 @@ class Scorer:
         around(engine, "commit", self.commit)
 
     def forward(self, forward: Callable, batch: Any) -> Tensor:
-        """[num_tokens] -> [n_ready, vocab_size]. Scores are the same however often they are computed, so it does not
-        matter whether the step then happens."""
-        logits = forward(batch)  # [n_asked, vocab_size]
-        if not batch.scored:
-            return logits
-        self._failed = []
+        """Scores are the same however often they are computed, so it does not matter whether the step then happens."""
+        logits, self._failed = forward(batch), []  # [num_tokens] -> [n_asked, vocab_size]
         for request, rows in batch.scored:
             entries = score_rows(logits[rows], request)
             if any(math.isnan(next(iter(entry.values())).logprob) for entry in entries):
                 logger.warning("request %s fails: %s", request.request_id, NOT_FINITE)
                 self._failed.append(request)
             request.prompt_logprobs += entries
-        return logits[batch.sampled]
+        return logits
 
     def commit(self, commit: Callable, batch: Any, tokens: list[tuple]) -> list[Any]:
         """Requests that can't be scored end with this step."""

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .compiler import compile_kernel
+from ..support.compiler import compile_kernel
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MAX_HEAD_DIM = 256  # MAX_DIM in the source

@@ -8,7 +8,7 @@ from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int64, c_void
 import torch
 from torch import Tensor
 
-from .compiler import compile_kernel
+from ..support.compiler import compile_kernel
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # the formats of vectors.h
 SPLIT = 3

@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 
-from .kernels import compiler
+from . import compiler
 
 SPIN_COUNT = "60000"  # turns of a loop: one to three milliseconds, by CPU, what Python takes between two steps
 
