@@ -54,13 +54,18 @@ def choose(logits: Tensor, requests: list[Request]) -> Tensor:
 def with_logprobs(
     chosen: list[int], token_ids: Tensor, logits: Tensor, requests: list[Request]
 ) -> list[tuple[int, dict[int, Logprob] | None]]:
-    """The chosen tokens, on the host and on the device, with their log-probabilities. -1 stays, of a row whose logits
-    are no numbers; if all are such, that is a ValueError."""
+    """The chosen tokens, on the host and on the device, with their log-probabilities. Raises as `check_finite`."""
+    check_finite(chosen, requests)
+    return list(zip(chosen, raw_logprobs(logits, token_ids.clamp(min=0), requests), strict=True))
+
+
+def check_finite(chosen: list[int], requests: list[Request]) -> None:
+    """Log the requests whose logits are no numbers, so that there is no token for them (-1); raise ValueError if it is
+    all of them."""
     for request in (request for request, token_id in zip(requests, chosen, strict=True) if token_id < 0):
         logger.warning("request %s fails: %s", request.request_id, NOT_FINITE)
     if requests and max(chosen) < 0:
         raise ValueError(NOT_FINITE)
-    return list(zip(chosen, raw_logprobs(logits, token_ids.clamp(min=0), requests), strict=True))
 
 
 def best(scores: Tensor) -> Tensor:

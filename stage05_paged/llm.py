@@ -15,6 +15,7 @@ from .support.outputs import RequestOutput, StreamEvent, finished_groups
 from .support.sampling_params import SamplingParams
 from .support.scoring import SCORING, Pair, Score, score_of
 from .support.surroundings import Surroundings
+from .support.threads import without_gradients
 from .support.turn import Events
 
 
@@ -112,6 +113,7 @@ class LLM(Surroundings):
         beams = BeamEngine(self.engine, make_searches(self.engine, requests, beam_width, length_penalty))
         self._observer.look_at(beams, beams)
         around(beams, "step", self._threads.run)
+        around(beams, "step", without_gradients)
         self._router.change(self._observer.queued, requests)
         self._router.change(beams.run)
         self.stats.num_requests += len(requests)

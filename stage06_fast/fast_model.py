@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .batch import Batch
 from .kernels import c_kernel as c
 from .kv_cache import KVCache
-from .memory import Arena
+from .support.memory import Arena
 from .model import GPT2
 
 # What can be turned off (`LLM(disable=...)`), each with what it needs to be on.

@@ -11,7 +11,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from . import memory
+from .support import memory
 from .attention import PagedAttention
 
 SHARE_OF_FREE_MEMORY = 0.5  # what the cache may take by default; the rest is for the activations of a prefill

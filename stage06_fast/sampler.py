@@ -3,10 +3,11 @@
 Every row has parameters of its own. Each step is one tensor operation over the rows that ask for it, with a column of
 their parameters beside them; a step that no row asks for is left out.
 
-A draw is a pure function of (seed, position, completion): no generator keeps a state, so a request gives the same
-tokens whatever else the engine has done before or does beside it.
+A draw is a pure function of (seed, position), see support/philox.py: no generator keeps a state, so a request gives the
+same tokens whatever else the engine has done before or does beside it.
 """
 
+import logging
 import math
 from collections.abc import Callable
 
@@ -17,6 +18,8 @@ from .request import Request
 from .support.logprobs import NOT_FINITE, logprob_entries
 from .support.outputs import Logprob
 from .support.philox import uniform
+
+logger = logging.getLogger(__name__)
 
 
 def sample(
@@ -55,11 +58,18 @@ def choose(logits: Tensor, requests: list[Request], argmax: Callable[[Tensor], T
 def with_logprobs(
     chosen: list[int], token_ids: Tensor, logits: Tensor, requests: list[Request]
 ) -> list[tuple[int, dict[int, Logprob] | None]]:
-    """The chosen tokens, on the host and on the device, with their log-probabilities. Raises ValueError if there is
-    none for a row."""
-    if -1 in chosen:
+    """The chosen tokens, on the host and on the device, with their log-probabilities. Raises as `check_finite`."""
+    check_finite(chosen, requests)
+    return list(zip(chosen, raw_logprobs(logits, token_ids.clamp(min=0), requests), strict=True))
+
+
+def check_finite(chosen: list[int], requests: list[Request]) -> None:
+    """Log the requests whose logits are no numbers, so that there is no token for them (-1); raise ValueError if it is
+    all of them."""
+    for request in (request for request, token_id in zip(requests, chosen, strict=True) if token_id < 0):
+        logger.warning("request %s fails: %s", request.request_id, NOT_FINITE)
+    if requests and max(chosen) < 0:
         raise ValueError(NOT_FINITE)
-    return list(zip(chosen, raw_logprobs(logits, token_ids, requests), strict=True))
 
 
 def best(scores: Tensor) -> Tensor:

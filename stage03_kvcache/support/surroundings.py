@@ -8,7 +8,7 @@ from .around import around
 from .intake import Intake
 from .observer import Observer, Stats, StepRecord
 from .options import Options
-from .threads import ThreadLimit
+from .threads import ThreadLimit, without_gradients
 from .tokenizer import Tokenizer
 from .turn import Turn
 
@@ -32,6 +32,7 @@ class Surroundings:
         self._intake = Intake(self.engine, make_request, self._turn)
         self._observer = Observer(self.engine)
         around(self.engine, "step", ThreadLimit().run)
+        around(self.engine, "step", without_gradients)
         around(self.engine, "step", self._turn.run)
 
     def _steps(self, requests: Iterable[Any]) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from .outputs import RequestOutput
 from .router import Router
 from .sampling_params import SamplingParams
 from .scoring import Scorer
-from .threads import ThreadLimit
+from .threads import ThreadLimit, without_gradients
 from .tokenizer import Tokenizer
 from .turn import Turn
 
@@ -38,6 +38,7 @@ class Surroundings:
         self._observer = Observer(self.engine)
         Scorer(self.engine)
         around(self.engine, "step", ThreadLimit().run)
+        around(self.engine, "step", without_gradients)
         self._router = Router(self.engine, self._turn, self._observer)
         self._inbox: list[Any] = []  # of `step`
         # Those of `add_request`, as long as somebody else has them; those of `generate` have ids of their own.

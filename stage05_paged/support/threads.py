@@ -18,6 +18,12 @@ import torch
 INTERVAL = 0.1  # seconds between two looks
 
 
+def without_gradients(step: Callable, *arguments: Any) -> Any:
+    """Call `step` as inference: torch notes nothing for a backward pass."""
+    with torch.inference_mode():
+        return step(*arguments)
+
+
 class ThreadLimit:
     """`with limit:` lets torch use, in that block, the threads for which there were cores lately.
 
@@ -31,8 +37,8 @@ class ThreadLimit:
         self._looked = self._look()
 
     def run(self, step: Callable, *arguments: Any) -> Any:
-        """Call `step` within the limit, and without a thought of gradients."""
-        with torch.inference_mode(), self:
+        """Call `step` within the limit."""
+        with self:
             return step(*arguments)
 
     def __enter__(self) -> None:

@@ -16,11 +16,10 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from .intake import Params, Prompts
-from .llm import LLM
-from .outputs import RequestOutput, StreamEvent
-from .request import Request, finished_groups
+from .outputs import RequestOutput, StreamEvent, finished_groups
 from .sampling_params import SamplingParams, whole_number
 
 
@@ -28,8 +27,8 @@ class QueueFullError(RuntimeError):
     """Too many requests wait already: try again later, or elsewhere."""
 
 
-class AsyncLLM:
-    """An engine that runs in the background.
+class BackgroundLLM:
+    """The base of a stage's `AsyncLLM`: an engine that runs in the background.
 
         engine = AsyncLLM(model="tinytales", max_num_seqs=8)
         async for event in engine.generate("Once upon a time"):   # in a coroutine
@@ -49,14 +48,16 @@ class AsyncLLM:
         ValueError, OSError: as LLM does.
     """
 
+    make_llm: Callable  # the stage's LLM
+
     def __init__(self, *, max_queue_size: int = 1024, **arguments):
         max_queue_size = whole_number("max_queue_size", max_queue_size, 1)
-        self._loop = EngineLoop(LLM(**arguments), max_queue_size)
+        self._loop = EngineLoop(self.make_llm(**arguments), max_queue_size)
         self._dropped = weakref.finalize(self, self._loop.close, abort=True)
         self._dropped.atexit = False  # there, `end_all` waits for the thread too
 
     @property
-    def llm(self) -> LLM:
+    def llm(self) -> Any:
         """The engine. It may be used beside: threads take turns."""
         return self._loop.llm
 
@@ -103,7 +104,7 @@ class AsyncLLM:
         request = self.llm._intake.request(prompt, sampling_params or SamplingParams(), priority)
         for _ in self._events([request]):
             pass
-        return request.output()
+        return RequestOutput.of(request)
 
     def complete_all(
         self, prompts: Prompts, sampling_params: Params | None = None, *, priority: Sequence[int] | None = None
@@ -113,7 +114,7 @@ class AsyncLLM:
         requests = self.llm._intake.requests(prompts, sampling_params, priority)
         for _ in self._events(requests):
             pass
-        return [request.output() for request in requests]
+        return [RequestOutput.of(request) for request in requests]
 
     def stream(
         self, prompts: Prompts, sampling_params: Params | None = None, *, priority: Sequence[int] | None = None
@@ -121,7 +122,7 @@ class AsyncLLM:
         """As `complete_all`, but yields each token as it is made. Leaving the loop aborts what is not done."""
         return self._events(self.llm._intake.requests(prompts, sampling_params, priority))
 
-    def _events(self, requests: list[Request]) -> Iterator[StreamEvent]:
+    def _events(self, requests: list[Any]) -> Iterator[StreamEvent]:
         """The news of requests, in the thread that asks for them; `index` is the request's place in the list."""
         news: queue.SimpleQueue = queue.SimpleQueue()
         unfinished = sum(len(request.group) for request in requests)
@@ -141,25 +142,25 @@ class AsyncLLM:
         self._loop.close(abort=abort)
         self._loop.thread.join()
 
-    def __enter__(self) -> "AsyncLLM":
+    def __enter__(self) -> "BackgroundLLM":
         return self
 
     def __exit__(self, kind, *_) -> None:
         self.close(abort=kind is not None)
 
 
-def num_completions(requests: Iterable[Request]) -> int:
+def num_completions(requests: Iterable[Any]) -> int:
     return sum(len(request.group) for request in list(requests))
 
 
 class EngineLoop:
     """The thread that runs an engine, what it is told and who waits."""
 
-    def __init__(self, llm: LLM, max_queue_size: int):
+    def __init__(self, llm: Any, max_queue_size: int):
         self.llm, self.router, self.max_queue_size = llm, llm._router, max_queue_size
-        self._news: list[Request] = []  # the inbox of its requests
+        self._news: list[Any] = []  # the inbox of its requests
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._waiters: dict[Request, Callable] = {}
+        self._waiters: dict[Any, Callable] = {}
         self._submitting = threading.RLock()  # held by one that counts who waits
         self._closing = self._over = False
         self._error: BaseException | None = None
@@ -169,7 +170,7 @@ class EngineLoop:
 
     # --- The callers' side ------------------------------------------------------------------------------------------
 
-    def submit(self, waiters: dict[Request, Callable]) -> None:
+    def submit(self, waiters: dict[Any, Callable]) -> None:
         """Queue requests, all or none; each one's news goes to its waiter."""
         self.router.turn.check()
         if threading.current_thread() is self.thread:
@@ -190,7 +191,7 @@ class EngineLoop:
         if self._over:  # meanwhile: the thread may not have seen these
             raise self._refusal()
 
-    def abandon(self, request: Request) -> None:
+    def abandon(self, request: Any) -> None:
         """Tell the engine that nobody waits for this request any more; nothing happens if it has ended."""
         if self._waiters.pop(request, None) is not None:
             self._commands.put(lambda: self.router.abort(request))
@@ -231,7 +232,7 @@ class EngineLoop:
     def _take_commands(self) -> bool:
         """Do what was asked for; with nothing to do, sleep until something is. False when all is done and closed."""
         while True:
-            idle = self.router.rest() and not self._news
+            idle = self.router.is_idle() and not self._news
             if idle and self._closing and self._commands.empty():
                 return False
             try:
@@ -242,11 +243,11 @@ class EngineLoop:
 
     def _tell(self) -> None:
         """Hand what is new of each completion to the waiter of its request, who waits no more if that was all."""
-        finished: list[Request] = []
+        finished: list[Any] = []
 
-        def events(completions: list[Request]) -> list[tuple[Request, StreamEvent]]:
+        def events(completions: list[Any]) -> list[tuple[Any, StreamEvent]]:
             finished.extend(finished_groups(completions))
-            return [(completion.group[0], completion.take_event(0)) for completion in completions]
+            return [(completion.group[0], StreamEvent.take(completion, 0)) for completion in completions]
 
         for request, event in self.router.take(self._news, events):
             deliver = self._waiters.get(request)

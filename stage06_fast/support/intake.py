@@ -1,14 +1,14 @@
 """From prompts and sampling parameters to requests: what comes in is checked here, before anything is computed."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral
+from typing import Any
 
-from .engine import Engine
-from .request import Request
-from .sampler import derive_seed
+from .philox import derive_seed
 from .sampling_params import SamplingParams, whole_number
 from .scoring import Pair, encode_pair
+from .turn import Turn
 
 Prompt = str | list[int] | Pair
 Prompts = str | Sequence[Prompt]  # texts or lists of token ids; a single text is one prompt
@@ -24,17 +24,23 @@ def text_of(prompt: Prompt) -> str | None:
 
 class Intake:
     """Makes the requests of an engine. What is wrong with them is a ValueError that names it and the limit; where the
-    engine can't run at all, that is a RuntimeError."""
+    engine can't run at all, that is a RuntimeError.
 
-    def __init__(self, engine: Engine):
-        self.engine = engine
+    Args:
+        engine: has the tokenizer, the sizes, and `check_fits`.
+        make_request: the class of its requests.
+        turn: whose turn it is to run the engine.
+    """
+
+    def __init__(self, engine: Any, make_request: Callable, turn: Turn):
+        self.engine, self.make_request, self.turn = engine, make_request, turn
         self._numbers = itertools.count()  # of requests
 
     def requests(
         self, prompts: Prompts, sampling_params: Params | None, priority: Sequence[int] | None = None
-    ) -> list[Request]:
+    ) -> list[Any]:
         """One request per prompt, all of them checked, for steps to follow; an error names the prompt's index."""
-        self.engine.turn.check()
+        self.turn.check()
         prompts = [prompts] if isinstance(prompts, str | Pair) else list(prompts)
         params = SamplingParams() if sampling_params is None else sampling_params
         params = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
@@ -54,16 +60,16 @@ class Intake:
             requests[-1].num_ahead, num_ahead = num_ahead, num_ahead + len(requests[-1].group)
         return requests
 
-    def request(self, prompt: Prompt, params: SamplingParams, priority: int = 0, number: int | None = None) -> Request:
+    def request(self, prompt: Prompt, params: SamplingParams, priority: int = 0, number: int | None = None) -> Any:
         """A checked request. Its number, None takes the next one, is its id, and seeds its draws if it has no seed."""
-        self.engine.turn.check_process()
+        self.turn.check_process()
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         context, continuation = encode_pair(prompt, self.engine.tokenizer) if isinstance(prompt, Pair) else (prompt, [])
         token_ids = self._token_ids(context) + (self._token_ids(continuation) if continuation else [])
         self._check(token_ids, params)
         number = next(self._numbers) if number is None else number
-        request = Request(
+        request = self.make_request(
             request_id=str(number),
             prompt=text_of(prompt),
             prompt_token_ids=token_ids,
@@ -75,7 +81,7 @@ class Intake:
             priority=whole_number("priority", priority, -(2**63), 2**63 - 1),
             score_from=len(token_ids) - len(continuation) if continuation else 1,
         )
-        self.engine.fits(request)
+        self.engine.check_fits(request)
         request.group += [request.fork(index) for index in range(1, params.n)]
         return request
 

@@ -1,45 +1,77 @@
-"""The trace: what happened in every step, for pictures, and for the page that replays a run.
+"""Who looks on from outside: the counters of an engine, and the trace of its steps.
 
-What its fields and events say stands in replay/trace.py, which reads it.
+What fields and events of a trace say stands in stagewise/replay/trace.py, which reads it.
 """
 
-import json
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-from .request import Request
-from .tokenizer import Tokenizer
+import numpy as np
 
-VERSION = 3
-BEGIN = f'{{"trace": {VERSION}, '.encode()  # of every file of --trace
+from .around import around
+from .outputs import RequestMetrics
+
+VERSION = 3  # of the trace
+
+
+class Latencies:
+    """What the latest requests had to wait for, in seconds: the last 100,000 values of each kind."""
+
+    def __init__(self):
+        self.ttft, self.itl, self.e2e, self.queue_time = (deque(maxlen=100_000) for _ in range(4))
+
+    def add(self, metrics: RequestMetrics) -> None:
+        self.itl.extend(metrics.inter_token_latencies)
+        for kind in ("ttft", "e2e", "queue_time"):
+            if (seconds := getattr(metrics, kind)) is not None:  # with max_tokens 0 there is no token
+                getattr(self, kind).append(seconds)
+
+    def percentiles(self) -> dict[str, dict[str, float]]:
+        """For each kind that has values: its 50th, 95th and 99th percentile."""
+        kinds = {kind: list(values) for kind, values in vars(self).items() if values}
+        return {kind: {f"p{p}": float(np.percentile(v, p)) for p in (50, 95, 99)} for kind, v in kinds.items()}
+
+
+@dataclass
+class Stats:
+    """Counters of an engine, always kept. Assign a new one to `llm.stats` to start from zero."""
+
+    num_requests: int = 0  # finished
+    num_prompt_tokens: int = 0  # of those requests
+    num_cached_tokens: int = 0  # of them, those that the prefix cache had
+    num_preemptions: int = 0
+    num_truncated: int = 0  # outputs of these that reached their greatest length: "length"
+    num_forwards: int = 0
+    num_tokens_computed: int = 0  # positions that went through the model for a live request
+    num_padding_tokens: int = 0  # positions that went through the model for nothing
+    num_output_tokens: int = 0
+    kv_tokens_reserved: int = 0  # room in the KV cache, summed over the forward passes
+    kv_tokens_used: int = 0  # of it, what live requests had filled
+    seconds: float = 0.0  # in steps, from the forward pass to the commit
+    latencies: Latencies = field(default_factory=Latencies)
 
 
 @dataclass  # not frozen: to make it would take several times as long, in every step
 class RowRecord:
     """What one forward pass did for one completion of a request: `num_tokens` of it, the first at position `start`.
-    `phase` is "prefill" until its first token, then "decode"; `slot` or `blocks` say where its keys and values lie."""
+    `phase` is "prefill" until its first token, then "decode"; `blocks` say where its keys and values lie."""
 
     request_id: str
     index: int
     phase: str
     start: int
     num_tokens: int
-    num_padding: int = 0
-    slot: int | None = None
-    blocks: tuple[int, ...] | None = None
-
-    @classmethod
-    def of(cls, request: Request, start: int, num_tokens: int, **more: Any) -> "RowRecord":
-        phase = "decode" if request.output_token_ids else "prefill"
-        return cls(request.request_id, index_of(request), phase, start, num_tokens, **more)
+    num_padding: int
+    blocks: tuple[int, ...]
 
 
 @dataclass
 class StepRecord:
-    """One forward pass, and what happened before and after it; see replay/trace.py."""
+    """One forward pass, and what happened before and after it; see stagewise/replay/trace.py."""
 
     step: int
     start: float
@@ -49,39 +81,55 @@ class StepRecord:
     rows: list[RowRecord]
     after: list[dict]
     texts: dict[int, str]
-    kv_tokens_reserved: int | None = None
-    kv_tokens_used: int | None = None
-    num_blocks_shared: int | None = None
-    num_blocks_saved: int | None = None
+    kv_tokens_reserved: int
+    kv_tokens_used: int
+    num_blocks_shared: int
+    num_blocks_saved: int
 
     def to_dict(self) -> dict:
         return {**vars(self), "rows": [vars(row) for row in self.rows]}
 
 
-class Tracer:
-    """Writes down what happens in an engine, if somebody listens; if nobody does, it does nothing.
+class Observer:
+    """Counts what an engine does and, if somebody listens, writes down every step.
+
+    The engine knows nothing of this: it is wrapped around the methods in which things happen.
 
     Args:
-        options: of the engine, by name.
-        tokenizer: of the engine.
-        more: what else the header says of the engine.
+        engine: the one that is looked at.
 
     Attributes:
+        stats: the counters.
         header: what a trace begins with.
         records: those so far, with the option `trace`; else None.
-        listeners: who is given each record, see `look_on`.
+        listeners: who is given each record.
     """
 
-    def __init__(self, options: dict, tokenizer: Tokenizer, **more: Any):
-        engine = {"trace": VERSION, "stage": __package__, "model": options["model"]}
-        self.header = {**engine, "options": {k: v for k, v in options.items() if k != "model"}, **more}
-        self.records: list[StepRecord] | None = [] if options["trace"] else None
+    def __init__(self, engine: Any):
+        self.engine, self.stats = weakref.proxy(engine), Stats()
+        options = {name: value for name, value in vars(engine.config).items() if name != "model"}
+        self.header = {"trace": VERSION, "stage": __package__.split(".")[0], "model": engine.config.model}
+        self.header |= {"options": options, "max_model_len": engine.max_model_len}
+        self.header |= {"bytes_per_token": engine.runner.bytes_per_token, "num_blocks": engine.runner.num_blocks}
+        self.records: list[StepRecord] | None = [] if engine.config.trace else None
         self.listeners: list[Callable[[StepRecord], object]] = [] if self.records is None else [self.records.append]
-        self._token_text, self._named = tokenizer.token_text, set()
+        self._named: set[int] = set()  # tokens whose texts were told
         self._events: list[dict] = []
         self._parts: dict[str, float] = {}
-        self._part, self._since = None, 0.0
-        self._rows, self._num_before, self._memory, self._num_steps = [], 0, {}, 0
+        self._part, self._since, self._start = None, 0.0, 0.0
+        self._rows, self._num_before, self._num_steps = [], 0, 0
+        self._batch, self._sharing = None, {}
+        engine.scheduler.tell = engine.block_manager.tell = self.tell
+        around(engine, "add", self.add)
+        around(engine, "abort", self.abort)
+        around(engine.runner, "forward", self.forward)
+        self.look_at(engine, engine.scheduler)
+
+    def look_at(self, engine: Any, scheduler: Any) -> None:
+        """From now on look at the steps of this engine; there is another one, for beam search."""
+        around(scheduler, "schedule", self.schedule)
+        around(engine, "step", self.step)
+        around(engine, "commit", self.commit)
 
     def look_on(self, listener: Callable[[StepRecord], object]) -> int:
         """Give somebody each record from now on. Returns how many events of the first one were before that. Call this
@@ -94,39 +142,105 @@ class Tracer:
         if not self.listeners:
             self._events = []
 
-    def tell(self, kind: str, request: Request | None = None, /, **details: Any) -> None:
+    # --- What is wrapped around the engine --------------------------------------------------------------------------
+
+    def add(self, add: Callable, request: Any) -> None:
+        add(request)
+        self.queued([request])
+
+    def abort(self, abort: Callable, request: Any) -> None:
+        begun = [completion for completion in request.group if not completion.finished and has_begun(completion)]
+        at = len(self._events)
+        abort(request)
+        released, self._events[at:] = self._events[at:], []
+        for completion in begun:
+            self.tell("finished", completion, reason="abort")
+        self._events += released
+
+    def step(self, step: Callable, *arguments: Any) -> list[Any]:
+        self.mark("schedule")
+        news = step(*arguments)
+        self.end()
+        return news
+
+    def schedule(self, schedule: Callable) -> list[Any]:
+        rows = schedule()
+        self.mark("build")
+        return rows
+
+    def forward(self, forward: Callable, batch: Any) -> Any:
+        if self.listeners:
+            self.begin(batch)
+        self._kv_use = self.kv_use(batch.rows)
+        self._batch, self._start = batch, time.perf_counter()
+        logits = forward(batch)
+        self.mark("sample")
+        return logits
+
+    def commit(self, commit: Callable, *arguments: Any) -> list[Any]:
+        self.mark("commit")
+        at = len(self._events)
+        news = commit(*arguments)
+        then, self._events[at:] = self._events[at:], []  # what came of the tokens is told behind them
+        for request in news:
+            self.got_token(request)
+        self._events += then
+        return news
+
+    # --- What happens -----------------------------------------------------------------------------------------------
+
+    def tell(self, kind: str, request: Any = None, /, **details: Any) -> None:
         """Something has happened, to a request or to the engine."""
+        self.stats.num_preemptions += kind == "preempted"
         if self.listeners:
-            self._events.append(event(kind, request, **details))
+            who = {} if request is None else {"request_id": request.request_id, "index": request.index}
+            self._events.append({"kind": kind, **who, **details})
 
-    def queued(self, request: Request) -> None:
-        """A request came."""
+    def queued(self, requests: Iterable[Any]) -> None:
+        """Requests came, or begin anew with the tokens that they have."""
         if self.listeners:
-            self._events += describe([request])
+            self._events += describe(requests)
 
-    def got_token(self, request: Request) -> None:
+    def got_token(self, request: Any) -> None:
         """A request got a token, or with `max_tokens` 0 none, and has ended if that was its last."""
-        if self.listeners:
-            if request.max_tokens:
-                self.tell("token", request, token_id=request.output_token_ids[-1])
-            if request.finished:
-                self.finished(request)
+        if request.max_tokens and request.finish_reason != "abort":
+            self.stats.num_output_tokens += 1
+            self.tell("token", request, token_id=request.output_token_ids[-1])
+        if request.finished:
+            self.tell("finished", request, reason=request.finish_reason)
 
-    def finished(self, request: Request) -> None:
-        """A request has ended, or was aborted. Of a further completion that never began nothing was told."""
-        if has_begun(request):
-            self.tell("finished", request, reason=request.progress.finish_reason)
+    def left(self, request: Any) -> None:
+        """A request has ended, and whoever waits for it was told."""
+        reasons = [completion.finish_reason for completion in request.group]
+        if "abort" not in reasons:
+            self.stats.num_requests += 1
+            self.stats.num_truncated += reasons.count("length") if request.max_tokens else 0
+            self.stats.num_prompt_tokens += len(request.prompt_token_ids)
+            self.stats.num_cached_tokens += request.num_cached_tokens
+            self.stats.latencies.add(RequestMetrics.of(request))
 
-    def abandoned(self, requests: Iterable[Request]) -> None:
-        """Nobody asks for these any more: those that are not finished never will be."""
-        for request in requests:
-            if not request.finished:
-                self.tell("finished", request, reason="abort")
-
-    def restarted(self, requests: Iterable[Request]) -> None:
+    def restarted(self, requests: Iterable[Any]) -> None:
         """A step was cut short, and all begin anew with what they have."""
-        if self.listeners:
-            self._events += [{"kind": "restarted"}, *describe(requests)]
+        self.tell("restarted")
+        self.queued(requests)
+
+    def rest(self) -> None:
+        """No step comes soon: a record without rows, of what has happened since the last one, if anything has."""
+        if self._events:
+            self._rows, self._num_before = [], len(self._events)
+            self._sharing = self.engine.block_manager.sharing()
+            self._part, self._parts = None, {}
+            self._kv_use, self._start = self.kv_use([]), time.perf_counter()
+            self._record(0.0)
+
+    def kv_use(self, rows: list[Any]) -> tuple[int, int]:
+        """In tokens, what of the KV cache is reserved, and what running requests will use of it after this step."""
+        manager = self.engine.block_manager
+        filled = sum([r.num_computed_tokens for r in manager.holders]) + sum([row.num_tokens for row in rows])
+        # Room that is not filled is only behind a sequence's last token, in blocks that nobody shares.
+        unused = manager.num_held * manager.block_size - filled
+        reserved = (manager.num_blocks - manager.num_free) * manager.block_size
+        return reserved, reserved - unused
 
     def mark(self, part: str | None) -> None:
         """From here on the step is busy with this part. One that begins again, after an error, is timed anew."""
@@ -136,68 +250,34 @@ class Tracer:
                 self._parts[self._part] = now - self._since
             self._part, self._since = part, now
 
-    def begin(self, rows: list[RowRecord], kv_use: tuple[int, int] | None = None, **memory: Any) -> None:
-        """The forward pass begins. kv_use: in tokens, what of the KV cache is reserved, and what of that is used;
-        memory: further fields of StepRecord."""
+    def begin(self, batch: Any) -> None:
+        """The forward pass begins."""
+        self._rows, self._sharing = rows_of(batch), self.engine.block_manager.sharing()
+        self._num_before = len(self._events)
         self.mark("forward")
-        if kv_use is not None:
-            memory["kv_tokens_reserved"], memory["kv_tokens_used"] = kv_use
-        self._rows, self._memory, self._num_before = rows, memory, len(self._events)
 
-    def end(self, start: float, seconds: float) -> None:
+    def end(self) -> None:
         """The step has happened. One that fails does not end; what was told is then part of the next one."""
+        seconds = time.perf_counter() - self._start
+        self.stats.num_forwards += 1
+        self.stats.num_tokens_computed += self._batch.num_tokens
+        self.stats.kv_tokens_reserved += self._kv_use[0]
+        self.stats.kv_tokens_used += self._kv_use[1]
+        self.stats.seconds += seconds
+        self._record(seconds)
+
+    def _record(self, seconds: float) -> None:
         step, self._num_steps = self._num_steps, self._num_steps + 1
-        if not self.listeners:
-            return
-        self.mark(None)
-        events, self._events = self._events, []
-        before, after = events[: self._num_before], events[self._num_before :]
-        parts, self._parts = self._parts, {}
-        texts = new_texts(events, self._named, self._token_text)
-        record = StepRecord(step, start, seconds, parts, before, self._rows, after, texts, **self._memory)
-        for listener in list(self.listeners):
-            listener(record)
-
-    @property
-    def has_news(self) -> bool:
-        """Whether something has happened since the last step."""
-        return bool(self._events)
-
-    def rest(self, kv_use: tuple[int, int], **memory: Any) -> None:
-        """No step comes soon: a record without rows, of what has happened since the last one."""
-        self.begin([], kv_use, **memory)
-        self._part, self._parts = None, {}
-        self.end(time.perf_counter(), 0.0)
-
-
-def event(kind: str, request: Request | None, /, **details: Any) -> dict:
-    who = {} if request is None else {"request_id": request.request_id, "index": index_of(request)}
-    return {"kind": kind, **who, **details}
-
-
-def has_begun(completion: Request) -> bool:
-    """Whether it is the first of its request, or has left the prompt that it shares with the first."""
-    place = getattr(completion, "place", None)
-    return not index_of(completion) or bool(completion.output_token_ids) or place is not None
-
-
-def describe(requests: Iterable[Request]) -> list[dict]:
-    """Requests as events: each of their completions that has begun is queued, with the tokens that it has."""
-    events = []
-    for completion in (c for request in requests for c in getattr(request, "group", [request])):
-        if not has_begun(completion):
-            continue
-        details = {
-            "prompt_token_ids": list(completion.prompt_token_ids),
-            "output_token_ids": list(completion.output_token_ids),
-            "max_tokens": completion.max_tokens,
-            "n": getattr(completion.params, "n", 1),
-            "place": getattr(completion, "place", None),
-        }
-        events.append(event("queued", completion, **details))
-        if completion.finished:
-            events.append(event("finished", completion, reason=completion.progress.finish_reason))
-    return events
+        if self.listeners:
+            self.mark(None)
+            events, self._events = self._events, []
+            before, after = events[: self._num_before], events[self._num_before :]
+            parts, self._parts = self._parts, {}
+            texts = new_texts(events, self._named, self.engine.tokenizer.token_text)
+            memory = (*self._kv_use, *self._sharing.values())
+            record = StepRecord(step, self._start, seconds, parts, before, self._rows, after, texts, *memory)
+            for listener in list(self.listeners):
+                listener(record)
 
 
 def new_texts(events: Iterable[dict], named: set[int], token_text: Callable[[int], str]) -> dict[int, str]:
@@ -215,13 +295,31 @@ def new_texts(events: Iterable[dict], named: set[int], token_text: Callable[[int
     return {i: token_text(i) for i in new}
 
 
-def index_of(request: Request) -> int:
-    """Which completion of its request it is; 0 where there is one only."""
-    return getattr(request, "index", 0)
+def has_begun(completion: Any) -> bool:
+    """Whether it is the first of its request, or has left the prompt that it shares with the first."""
+    return not completion.index or bool(completion.output_token_ids) or completion.place is not None
 
 
-def write_trace(path: Path, tracer: Tracer) -> None:
-    """A file of --trace: the header, and a line per step."""
-    with path.open("w", encoding="utf-8") as file:
-        for line in (tracer.header, *(record.to_dict() for record in tracer.records)):
-            file.write(json.dumps(line) + "\n")
+def describe(requests: Iterable[Any]) -> list[dict]:
+    """Requests as events: each of their completions that has begun is queued, with the tokens that it has."""
+    events = []
+    for c in (c for request in requests for c in request.group if has_begun(c)):
+        who = {"request_id": c.request_id, "index": c.index}
+        tokens = {"prompt_token_ids": list(c.prompt_token_ids), "output_token_ids": list(c.output_token_ids)}
+        details = {**tokens, "max_tokens": c.max_tokens, "n": c.params.n, "place": c.place}
+        events.append({"kind": "queued", **who, **details})
+        if c.finished:
+            events.append({"kind": "finished", **who, "reason": c.finish_reason})
+    return events
+
+
+def phase_of(request: Any) -> str:
+    return "decode" if request.output_token_ids else "prefill"
+
+
+def rows_of(batch: Any) -> list[RowRecord]:
+    """What each row does in a forward pass."""
+    return [
+        RowRecord(r.request_id, r.index, phase_of(r), r.num_computed_tokens, num_tokens, 0, tuple(table))
+        for (r, num_tokens, _), table in zip(batch.rows, batch.tables, strict=True)
+    ]

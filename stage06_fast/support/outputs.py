@@ -1,6 +1,9 @@
-"""What the engine gives back: results and stream events."""
+"""What the engine gives back: results and stream events. They are made from a request, whose class is request.py's."""
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,17 @@ class RequestMetrics:
     finished_time: float | None
     first_scheduled_time: float | None
     inter_token_latencies: tuple[float, ...]
+
+    @classmethod
+    def of(cls, request: Any) -> "RequestMetrics":
+        times = [completion.token_times for completion in request.group if completion.token_times]
+        return cls(
+            request.arrival_time,
+            min((tokens[0] for tokens in times), default=None),
+            max((tokens[-1] for tokens in times), default=None),
+            request.group[0].first_scheduled_time,
+            tuple(after - before for tokens in times for before, after in itertools.pairwise(tokens)),
+        )
 
     @property
     def ttft(self) -> float | None:
@@ -63,6 +77,20 @@ class CompletionOutput:
     finish_reason: str | None
     stop_reason: str | int | None
 
+    @classmethod
+    def of(cls, request: Any) -> "CompletionOutput":
+        asked = request.params.logprobs is not None
+        chosen = zip(request.output_token_ids, request.logprobs, strict=False)
+        return cls(
+            index=request.index,
+            text=request.text.text,
+            token_ids=list(request.output_token_ids),
+            cumulative_logprob=sum((entry[i].logprob for i, entry in chosen), 0.0) if asked else None,
+            logprobs=list(request.logprobs) if asked else None,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+        )
+
 
 @dataclass(frozen=True)
 class RequestOutput:
@@ -81,6 +109,21 @@ class RequestOutput:
     metrics: RequestMetrics
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+    @classmethod
+    def of(cls, request: Any) -> "RequestOutput":
+        """The result of the group so far; `finished` says if it is the whole one."""
+        first = request.group[0]
+        return cls(
+            request.request_id,
+            request.prompt,
+            request.prompt_token_ids,
+            [CompletionOutput.of(completion) for completion in request.group],
+            request.group_finished,
+            RequestMetrics.of(request),
+            first.num_cached_tokens,
+            prompt_logprobs=first.prompt_logprobs and list(first.prompt_logprobs),
+        )
 
     def to_dict(self) -> dict:
         """The result as plain values, ready for JSON."""
@@ -103,10 +146,37 @@ class StreamEvent:
     text: str
     token_ids: list[int]
     finish_reason: str | None
-    completion_index: int = 0
     stop_reason: str | int | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
-    num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    completion_index: int = 0
+    num_cached_tokens: int = 0
+
+    @classmethod
+    def take(cls, request: Any, index: int) -> "StreamEvent":
+        """What is new since the last call, of prompt `index`. Text that may be part of a stop text is held back."""
+        (begin, start), text = request.told, request.text.text
+        end = len(text) if request.finished else request.text.num_certain
+        request.told = len(request.output_token_ids), end
+        return cls(
+            index,
+            text[start:end],
+            request.output_token_ids[begin:],
+            request.finish_reason,
+            stop_reason=request.stop_reason,
+            logprobs=request.logprobs[begin:] if request.params.logprobs is not None else None,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_output_tokens=len(request.output_token_ids),
+            prompt_logprobs=request.prompt_logprobs and list(request.prompt_logprobs)
+            if not begin and not request.index
+            else None,
+            completion_index=request.index,
+            num_cached_tokens=request.group[0].num_cached_tokens,
+        )
+
+
+def finished_groups(completions: Iterable[Any]) -> list[Any]:
+    """The first completion of each request that is done, all n of it, with these."""
+    return list(dict.fromkeys([c.group[0] for c in completions if c.finished and c.group_finished]))

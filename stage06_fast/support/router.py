@@ -3,7 +3,7 @@ change that is cut short is mended.
 
 Whoever waits for requests gives them an inbox, a list: `generate` and `stream` have one each, `LLM.step` has one, and
 the thread of `AsyncLLM` has one. After a step each request that has news is put into its inbox, whoever ran the step.
-What is new its owner then asks of the request (`take_event`, `output`), so news can't be lost, only come late.
+What is new its owner then asks of the request (see outputs.py), so news can't be lost, only come late.
 
 Python may run anybody's code between two lines of a step (turn.py says whose). What it asks for, to add or to abort a
 request, is noted, and done between two steps: nobody but the router changes an engine, and never two at once.
@@ -11,28 +11,36 @@ request, is noted, and done between two steps: nobody but the router changes an 
 
 import collections
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from .engine import Engine
-from .request import Request, finished_groups
+from .observer import Observer
+from .outputs import finished_groups
+from .recovery import start_over
+from .turn import Turn
 
 
 class Router:
-    """The only one that changes an engine."""
+    """The only one that changes an engine.
 
-    def __init__(self, engine: Engine):
-        self.engine, self.turn = engine, engine.turn
+    Attributes:
+        unfinished: the requests that wait or run, in the order in which they came (a set that keeps an order).
+    """
+
+    def __init__(self, engine: Any, turn: Turn, observer: Observer):
+        self.engine, self.turn, self.observer = engine, turn, observer
+        self.unfinished: dict[Any, None] = {}
         self._notes: collections.deque[tuple] = collections.deque()  # what is to be done: (action, *arguments)
         self._cut_short = False  # a change was, and it is not mended yet
 
     # --- At any time, from anywhere; these wait for nobody ----------------------------------------------------------
 
-    def add(self, request: Request, inbox: list[Request]) -> None:
+    def add(self, request: Any, inbox: list[Any]) -> None:
         """Put a request into the queue, with where its news go, those of all its completions."""
         for completion in request.group:
             completion.inbox = inbox
         self.note(self._add, request)
 
-    def abort(self, request: Request, *, tell: bool = True) -> None:
+    def abort(self, request: Any, *, tell: bool = True) -> None:
         """End a request as it is; harmless if it has ended already."""
         self.note(self._abort, request, tell)
 
@@ -68,7 +76,7 @@ class Router:
         self.turn.run(self._in_turn, action, *arguments)
         self.do_notes()
 
-    def take(self, inbox: list[Request], tell: Callable[[list[Request]], list]) -> list:
+    def take(self, inbox: list[Any], tell: Callable[[list[Any]], list]) -> list:
         """Empty an inbox; returns what `tell` makes of the completions that have news, each of them once."""
 
         def take() -> list:
@@ -80,27 +88,27 @@ class Router:
         self.do_notes()
         return told
 
-    def rest(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether there is nothing to do; whoever looks on sees what happened since the last step."""
 
-        def rest() -> bool:
-            if self.engine.unfinished or self._notes:
+        def look() -> bool:
+            if self.unfinished or self._notes:
                 return False
-            self.engine.rest()
+            self.observer.rest()
             return True
 
-        return self.turn.run(rest)
+        return self.turn.run(look)
 
-    def run(self, requests: Sequence[Request], tell: Callable[[list[Request]], list]) -> Iterator:
+    def run(self, requests: Sequence[Any], tell: Callable[[list[Any]], list]) -> Iterator:
         """Run steps until these requests are finished; yields, one by one, what `tell` makes of those with news.
 
         What is unfinished when the caller leaves is aborted.
         """
-        inbox: list[Request] = []
+        inbox: list[Any] = []
         waiting = dict.fromkeys(requests)  # those that are not finished: a result is its receiver's alone
         del requests
 
-        def told(news: list[Request]) -> list:
+        def told(news: list[Any]) -> list:
             events = tell(news)
             for request in finished_groups(news):
                 waiting.pop(request, None)
@@ -140,25 +148,34 @@ class Router:
         self._cut_short = False
 
     def _mend(self) -> None:
-        for request in self.engine.start_over():
-            request.inbox.append(request)
-        self.engine.committed, self.engine.aborted = [], []
+        for completion in start_over(self.engine, list(self.unfinished)):
+            self._news_of(completion)
+        self.observer.restarted(self.unfinished)
         self._cut_short = False
 
-    def _add(self, request: Request) -> None:
-        if request not in self.engine.unfinished:
+    def _add(self, request: Any) -> None:
+        if request not in self.unfinished:
+            self.unfinished[request] = None
             self.engine.add(request)
 
-    def _abort(self, request: Request, tell: bool) -> None:
-        if request not in self.engine.unfinished:
-            return
-        self.engine.aborted = unfinished = [completion for completion in request.group if not completion.finished]
-        self.engine.abort(request)
-        if tell:
-            request.inbox.extend(unfinished)
-        self.engine.aborted = []
+    def _abort(self, request: Any, tell: bool) -> None:
+        if request in self.unfinished:
+            unfinished = [completion for completion in request.group if not completion.finished]
+            self.engine.abort(request)
+            if tell:
+                request.inbox.extend(unfinished)
+            del self.unfinished[request]
 
     def _advance(self) -> None:
-        for request in self.engine.step():
-            request.inbox.append(request)
-        self.engine.committed, self.engine.aborted = [], []
+        if self.unfinished:
+            for completion in self.engine.step():
+                self._news_of(completion)
+
+    def _news_of(self, completion: Any) -> None:
+        """Tell whoever waits for it; the last to know of a request that has ended is `unfinished`, so no news is lost,
+        wherever this is cut short."""
+        completion.inbox.append(completion)
+        request = completion.group[0]
+        if request in self.unfinished and request.group_finished:
+            self.observer.left(request)
+            del self.unfinished[request]

@@ -2,16 +2,17 @@
 
 import logging
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .around import around
+from .logprobs import NOT_FINITE, logprob_entries
 from .outputs import Logprob, RequestOutput
-from .request import Request
-from .sampler import NOT_FINITE, logprob_entries
 from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
 
@@ -56,32 +57,42 @@ def encode_pair(pair: Pair, tokenizer: Tokenizer) -> tuple[list[int], list[int]]
     return begin, whole[len(begin) :]
 
 
-def score_prompts(logits: Tensor, scored: Sequence[tuple[Request, slice]]) -> dict[Request, Exception]:
-    """Give requests the log-probabilities of the next tokens of their prompts. These are the same however often they
-    are computed, so it does not matter whether the step then happens. Returns the errors of those for which it fails.
+class Scorer:
+    """Gives requests the log-probabilities of their prompts, from logits that the engine's forward pass makes for that:
+    `batch.scored` says which are whose."""
 
-    logits: [n_asked, vocab_size]; scored: whose of these rows are behind tokens of a prompt.
-    """
-    errors = {}
-    for request, rows in scored:
-        try:
-            request.prompt_logprobs += score_rows(logits[rows], request)
-        except Exception as error:
-            errors[request] = error
-            logger.warning("request %s fails: %s", request.request_id, error)
-    return errors
+    def __init__(self, engine: Any):
+        self.engine, self._failed = weakref.proxy(engine), []
+        around(engine.runner, "forward", self.forward)
+        around(engine, "commit", self.commit)
+
+    def forward(self, forward: Callable, batch: Any) -> Tensor:
+        """Scores are the same however often they are computed, so it does not matter whether the step then happens."""
+        logits, self._failed = forward(batch), []  # [num_tokens] -> [n_asked, vocab_size]
+        for request, rows in batch.scored:
+            entries = score_rows(logits[rows], request)
+            if any(math.isnan(next(iter(entry.values())).logprob) for entry in entries):
+                logger.warning("request %s fails: %s", request.request_id, NOT_FINITE)
+                self._failed.append(request)
+            request.prompt_logprobs += entries
+        return logits
+
+    def commit(self, commit: Callable, batch: Any, tokens: list[tuple]) -> list[Any]:
+        """Requests that can't be scored end with this step."""
+        failed, self._failed = self._failed, []
+        tokens = [(-1, None) if r in failed else token for r, token in zip(batch.ready, tokens, strict=True)]
+        news = commit(batch, tokens)
+        for request in (request for request in failed if not request.finished):
+            self.engine.abort(request)
+            news = [*news, request]
+        return news
 
 
-def score_rows(logits: Tensor, request: Request) -> list[dict[int, Logprob]]:
-    """[n, vocab_size] -> the entries of the next n tokens of the prompt."""
+def score_rows(logits: Tensor, request: Any) -> list[dict[int, Logprob]]:
+    """[n, vocab_size] -> the entries of the next n tokens of the prompt, each with the token itself first."""
     start, n = len(request.prompt_logprobs), len(logits)
-    token_ids = request.prompt_token_ids[start : start + n]
-    chosen = torch.tensor(token_ids, device=logits.device)  # [n]
-    counts = [request.params.prompt_logprobs] * n
-    entries = logprob_entries(logits, chosen, counts, request.tokenizer.token_text)
-    if any(math.isnan(entry[i].logprob) for i, entry in zip(token_ids, entries, strict=True)):
-        raise ValueError(NOT_FINITE)
-    return entries
+    token_ids = torch.tensor(request.prompt_token_ids[start : start + n], dtype=torch.int64, device=logits.device)
+    return logprob_entries(logits, token_ids, [request.params.prompt_logprobs] * n, request.tokenizer.token_text)
 
 
 def score_of(output: RequestOutput) -> Score:
