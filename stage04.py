@@ -5,7 +5,7 @@ if __name__ == "__main__":
         from stage04_continuous.cli import main
 
         if "--ray" in sys.argv:  # a batch run on many machines
-            from scaleout.cli import stage04 as main
+            from stagewise.scaleout.cli import stage04 as main
     except KeyboardInterrupt:  # while torch is being loaded, which takes a second
         sys.exit(130)
     sys.exit(main())

@@ -31,10 +31,10 @@ from tqdm import tqdm
 
 from bench.machine import describe
 from bench.throughput import write_model
-from serving.__main__ import build_parser, make_service
-from serving.completions import Service
-from serving.live import Viewer
-from serving.stages import Stage
+from stagewise.serving.__main__ import build_parser, make_service
+from stagewise.serving.completions import Service
+from stagewise.serving.live import Viewer
+from stagewise.serving.stages import Stage
 
 SECONDS = 1  # of a window
 WARM_UP = 10  # seconds

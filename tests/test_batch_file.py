@@ -702,7 +702,8 @@ def test_openai_lines_are_answered_as_by_the_server(stage, tmp_path):
     assert stage.main("--input", source, "--output", output, "--quiet")[0] == 0
     number = str(STAGES.index(stage) + 1)
     subprocess.run(
-        [sys.executable, "-m", "serving.batch", source, "-o", served, "--stage", number, "--model", "tinytales"],
+        [sys.executable, "-m", "stagewise.serving.batch", source, "-o", served, "--stage", number,
+         "--model", "tinytales"],
         cwd=ROOT, check=True, capture_output=True,
     )  # fmt: skip
 

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from replay import chrome, page
-from replay.__main__ import main
-from replay.state import snapshot, states
-from replay.trace import read_trace
+from stagewise.replay import chrome, page
+from stagewise.replay.__main__ import main
+from stagewise.replay.state import snapshot, states
+from stagewise.replay.trace import read_trace
 from tests import made_traces
 
 MADE = {

@@ -16,11 +16,11 @@ import time
 
 import pytest
 
-from serving import reading
-from serving.app import App
-from serving.limits import Limits
-from serving.protocol import MAX_DEPTH
-from serving.server import Server, listen
+from stagewise.serving import reading
+from stagewise.serving.app import App
+from stagewise.serving.limits import Limits
+from stagewise.serving.protocol import MAX_DEPTH
+from stagewise.serving.server import Server, listen
 from tests.adapter import ROOT
 from tests.test_serving import JSON, Client, Process, ask, ask_async, error_of, limited, serving, until, wait_until
 
@@ -250,7 +250,7 @@ def test_origins_that_are_allowed(tales):
 @pytest.mark.skipif(os.name != "posix", reason="the limit of open files is POSIX's")
 def test_more_idle_connections_than_files_may_be_open():
     """Good clients are answered, and the log has a line."""
-    script = 'ulimit -n 256; exec "$0" -m serving --port 0 --model tinytales --max-num-seqs 2 --grace 0'
+    script = 'ulimit -n 256; exec "$0" -m stagewise.serving --port 0 --model tinytales --max-num-seqs 2 --grace 0'
     process = subprocess.Popen(["bash", "-c", script, sys.executable], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     lines, idle = [], []
     threading.Thread(target=lambda: lines.extend(process.stderr), daemon=True).start()
@@ -390,7 +390,7 @@ def test_the_end_comes_whoever_looks_on_or_does_not_read(number):
 
 
 def test_the_limits_are_flags(capsys):
-    from serving.__main__ import main
+    from stagewise.serving.__main__ import main
 
     for flag, value in (("--max-connections", "0"), ("--header-seconds", "0"), ("--max-stop-texts", "x")):
         with contextlib.suppress(SystemExit):

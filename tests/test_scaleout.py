@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from scaleout import driver, worker
-from scaleout.cli import main
+from stagewise.scaleout import driver, worker
+from stagewise.scaleout.cli import main
 from tests.adapter import STAGES
 from tests.test_batch_file import by_id, read_results, write_input
 

@@ -20,14 +20,14 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving import batch
-from serving.__main__ import add_server_flags, build_parser, check, main
-from serving.app import App
-from serving.chat import ChatTemplate
-from serving.completions import Service
-from serving.limits import Limits
-from serving.protocol import SAMPLING
-from serving.stages import PACKAGES, Stage
+from stagewise.serving import batch
+from stagewise.serving.__main__ import add_server_flags, build_parser, check, main
+from stagewise.serving.app import App
+from stagewise.serving.chat import ChatTemplate
+from stagewise.serving.completions import Service
+from stagewise.serving.limits import Limits
+from stagewise.serving.protocol import SAMPLING
+from stagewise.serving.stages import PACKAGES, Stage
 from tests.adapter import ROOT
 
 SERVING = sorted(PACKAGES)
@@ -817,7 +817,7 @@ class Process:
     """A server as users start it."""
 
     def __init__(self, *flags):
-        command = [sys.executable, "-m", "serving", "--port", "0", *flags]
+        command = [sys.executable, "-m", "stagewise.serving", "--port", "0", *flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.lines = []
         threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True).start()
@@ -917,7 +917,7 @@ def test_the_key_may_come_from_the_environment(monkeypatch):
 def test_what_is_not_installed_is_told():
     """The extra is an extra: who starts the server without it is told how to get it."""
     hide = "import sys, runpy; sys.modules['starlette'] = None; runpy.run_module(sys.argv[1], run_name='__main__')"
-    for module in ("serving", "serving.batch"):
+    for module in ("stagewise.serving", "stagewise.serving.batch"):
         result = subprocess.run(
             [sys.executable, "-c", hide, module], cwd=ROOT, capture_output=True, text=True, check=False
         )
@@ -1004,7 +1004,7 @@ def test_the_example_of_a_batch_file(tmp_path):
 # --- The chapter ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("readme", ["USING.md", "serving/README.md"])
+@pytest.mark.parametrize("readme", ["USING.md", "stagewise/serving/README.md"])
 def test_the_readmes_curl_works(tales, readme):
     text = Path(ROOT / readme).read_text(encoding="utf-8")
     bodies = re.findall(r"curl \S*?(/v1/\S+) .*?-d '(.*?)'", text, re.DOTALL)

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from replay.state import states
-from replay.trace import Trace, check_step
+from stagewise.replay.state import states
+from stagewise.replay.trace import Trace, check_step
 from tests.adapter import STAGES, random_prompts
 
 LENGTHS, OUTPUTS = [5, 12, 3, 9, 7], [4, 2, 6, 6, 1]

@@ -21,8 +21,8 @@ from pathlib import Path
 from sync_stages import ROOT, read_stages
 
 sys.path.insert(0, str(ROOT))  # the stages, and the reader of their traces
-from replay.state import Key, State
-from replay.trace import Trace, read_trace
+from stagewise.replay.state import Key, State
+from stagewise.replay.trace import Trace, read_trace
 
 BLOCK = re.compile(r"<!-- worked: (python -m stage\d\d [^\n]+) -->\n.*?<!-- end of worked -->", re.DOTALL)
 

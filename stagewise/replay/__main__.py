@@ -1,7 +1,7 @@
 """Replay a run: make a page of the traces that the stages write with --trace.
 
 python -m stage05 --prompts "Once upon a time" "There was once a shy bear" --trace trace.jsonl
-python -m replay trace.jsonl -o run.html
+python -m stagewise replay trace.jsonl -o run.html
 """
 
 import argparse
@@ -22,7 +22,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog="python -m stagewise replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("traces", type=Path, nargs="+", metavar="TRACE", help="one trace, or two to be put side by side")
     add("-o", "--output", type=Path, metavar="FILE.html", help="the page; an earlier one is replaced, no other file is")

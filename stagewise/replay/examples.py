@@ -1,6 +1,6 @@
-"""Runs that show one thing each, as pages: `python -m replay.examples` makes all of them anew, in replay/examples/.
+"""Runs that show one thing each, as pages, in examples/: `python -m stagewise.replay.examples` makes all of them anew.
 
-    python -m replay.examples preemption beams      # only these
+    python -m stagewise.replay.examples preemption beams      # only these
 
 They run the bundled model, greedily but for `completions`, so that everybody gets the same steps; the times are those
 of the machine that made them.

@@ -202,7 +202,7 @@ def check_header(record: object) -> None:
     if isinstance(record, dict) and "trace" not in record and "rows" in record:
         raise ValueError("a trace of version 1, which has no header: make it anew")
     if not isinstance(record, dict) or "trace" not in record:
-        raise ValueError("no trace: the first line is no header, see replay/trace.py")
+        raise ValueError("no trace: the first line is no header, see stagewise/replay/trace.py")
     if record["trace"] != VERSION:
         raise ValueError(f"a trace of version {record['trace']!r}, this program reads {VERSION}: make it anew")
     check("the header", record, HEADER, HEADER_OF_SOME)

@@ -1,4 +1,4 @@
-"""`python -m scaleout STAGE …`; `python -m stage06 --ray …` comes here too."""
+"""`python -m stagewise.scaleout STAGE …`; `python -m stage06 --ray …` comes here too."""
 
 import sys
 

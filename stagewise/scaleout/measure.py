@@ -1,6 +1,6 @@
 """Rows per second on this machine: one process, one actor, two actors, each with the same cores.
 
-    python -m scaleout.measure --rows 2000 --json FILE
+    python -m stagewise.scaleout.measure --rows 2000 --json FILE
 
 The runs are the command line's, in turn. Each has two figures: rows per second from the first result to the last, and
 the seconds before the first one, in which Ray and the model begin.

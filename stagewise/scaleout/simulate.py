@@ -1,7 +1,7 @@
 """Where the driver becomes the limit: a run whose engines only wait as long as real ones took.
 
-    python -m scaleout.simulate answers.jsonl --actors 1000 --rows 100000 --seconds 0.9
-    python -m scaleout.simulate answers.jsonl --ray --rows 20000
+    python -m stagewise.scaleout.simulate answers.jsonl --actors 1000 --rows 100000 --seconds 0.9
+    python -m stagewise.scaleout.simulate answers.jsonl --ray --rows 20000
 
 The lines and their results come from a result file of a real run. The first command simulates so many actors in the
 driver's process: each has rows under way, each row takes `--seconds` on average (exponentially distributed), and its

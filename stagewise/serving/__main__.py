@@ -1,4 +1,4 @@
-"""The command line: `python -m serving --stage 6 --model tinytales --port 8000`.
+"""The command line: `python -m stagewise serve --stage 6 --model tinytales --port 8000`.
 
 Exit status: 0 ended by a signal when all was done, 2 bad input, 130 or 143 ended at once by a second signal.
 """
@@ -19,7 +19,7 @@ try:
     from .limits import Limits, add_flags, limits_of
     from .server import Server, listen, url
 except ModuleNotFoundError as error:
-    sys.exit(f'python -m serving: error: {error}; install what it needs: pip install -e ".[serve]"')
+    sys.exit(f'python -m stagewise serve: error: {error}; install what it needs: pip install -e ".[serve]"')
 from .stages import NEWEST, PACKAGES, Stage
 
 
@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
     stage = pick_stage(argv)
     console = stage.part("console")
     console.prepare_streams()
-    parser = build_parser(stage, "python -m serving", description)
+    parser = build_parser(stage, "python -m stagewise serve", description)
     add_server_flags(parser)
     if "fair" in stage.part("scheduler").POLICIES:
         parser.set_defaults(policy="fair")

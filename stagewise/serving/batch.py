@@ -1,4 +1,6 @@
-"""Answer a file of requests, as OpenAI's batch interface does: `python -m serving.batch INPUT.jsonl -o OUTPUT.jsonl`.
+"""Answer a file of requests, as OpenAI's batch interface does.
+
+    python -m stagewise.serving.batch INPUT.jsonl -o OUTPUT.jsonl
 
 A line of the input is {"custom_id": …, "method": "POST", "url": "/v1/completions", "body": {…}}, the body as the server
 takes it; a line of the output {"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}. Each is
@@ -112,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     stage = pick_stage(argv)
     console = stage.part("console")
     console.prepare_streams()
-    parser = build_parser(stage, "python -m serving.batch", __doc__)
+    parser = build_parser(stage, "python -m stagewise.serving.batch", __doc__)
     parser.add_argument("input", type=Path, metavar="INPUT.jsonl")
     parser.add_argument("-o", "--output", type=Path, metavar="OUTPUT.jsonl", required=True, help="must not exist yet")
     args, outcome = parser.parse_args(argv), console.Outcome(parser.prog)

@@ -1,6 +1,6 @@
 """The engine as it runs, to be looked at: its steps as server-sent events, and levers on how much may run.
 
-A viewer gets the trace (replay/trace.py says what is in it): the header, then a record per step. The first record
+A viewer gets the trace (../replay/trace.py says what is in it): the header, then a record per step. The first record
 begins with what was there already, so that a viewer may come at any time. While nobody looks nothing is recorded.
 
 The levers hold a part of the engine back, as if it had been started with less.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from replay import page
+from ..replay import page
 
 PARTS = Path(__file__).parent / "page"
 

@@ -8,9 +8,9 @@ import urllib.request
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from replay.state import snapshot, states
-from replay.trace import Trace, check_header, check_step
-from serving.clients.server import server
+from stagewise.replay.state import snapshot, states
+from stagewise.replay.trace import Trace, check_header, check_step
+from stagewise.serving.clients.server import server
 from tests.browser.conftest import Browser
 from tests.browser.test_page import AXE
 

@@ -1,6 +1,6 @@
 """Tasks for lm-evaluation-harness, made of tales that the bundled model has not seen.
 
-    python -m serving.clients.make_tasks FOLDER     # three tasks: YAML files and their lines
+    python -m stagewise.serving.clients.make_tasks FOLDER     # three tasks: YAML files and their lines
 
 `tales_choice`: which of four sentences of a tale comes next? `tales_perplexity`: how likely are whole tales?
 `tales_sentence`: what is the next sentence, up to its end?
@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "tools"))
 from tale_grammar import write_tale  # noqa: E402
 

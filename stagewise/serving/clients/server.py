@@ -10,14 +10,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 
 
 @contextlib.contextmanager
 def server(*arguments: str) -> Iterator[tuple[str, subprocess.Popen]]:
     """A running server: its URL, and its process. It has to end with status 0 when it is asked to."""
-    command = [os.environ.get("STAGEWISE_PYTHON", PYTHON), "-m", "serving", "--port", "0", *map(str, arguments)]
+    python = os.environ.get("STAGEWISE_PYTHON", PYTHON)
+    command = [python, "-m", "stagewise.serving", "--port", "0", *map(str, arguments)]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, encoding="utf-8")
     try:
         lines = []

@@ -6,7 +6,7 @@ import urllib.request
 import openai
 import pytest
 
-from serving.clients.server import server
+from stagewise.serving.clients.server import server
 
 MODEL, PROMPT, KEY = "tinytales", "Once upon a time", "a-key"
 
