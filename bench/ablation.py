@@ -33,7 +33,7 @@ from bench import workloads
 from bench.machine import describe
 from bench.report import command
 from bench.throughput import run_in_fresh_process
-from tests.adapter import STAGES
+from tools.engines import STAGES
 
 WORKLOADS = ("single", "decode", "prefill", "mixed", "prefix")
 DTYPES = ("float32", "bfloat16")

@@ -16,7 +16,7 @@ import torch
 
 from bench.machine import describe
 from bench.report import command
-from tests.adapter import STAGES, random_prompts
+from tools.engines import STAGES, random_prompts
 
 LENGTHS = [1, 5, 16, 33, 64, 100, 200, 300, 500, 800]
 WAYS = {

@@ -4,7 +4,7 @@
 
 Each peer has an environment of its own, because their versions of torch and transformers exclude each other; llama.cpp
 is compiled, for which a C++ compiler is needed. Then
-`python -m tests.throughput --peers hf,hf-continuous,vllm,openvino,llama-cpp` runs them beside the stages.
+`python -m bench.throughput --peers hf,hf-continuous,vllm,openvino,llama-cpp` runs them beside the stages.
 
 All get the same weights (a Hugging Face checkpoint), token ids, dtype, number of requests at once, and both cores. What
 their defaults would do to numbers is turned off: OpenVINO would keep keys and values in 8 bits, and reduce activations
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.engines import measured, peak_memory
+from bench.conditions import measured, peak_memory
 
 ROOT = Path(__file__).parent.parent
 TORCH = "torch>=2.8,<2.14"

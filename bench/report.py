@@ -309,7 +309,7 @@ def write_readmes() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("result", type=Path, nargs="?", help="a file that python -m tests.throughput --json wrote")
+    parser.add_argument("result", type=Path, nargs="?", help="a file that python -m bench.throughput --json wrote")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison")
     parser.add_argument("--write", action="store_true", help="renew the tables and pictures of the READMEs")
     args = parser.parse_args(argv)
@@ -335,13 +335,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read_result(path: Path) -> dict:
-    """What tests.throughput wrote. Raises ValueError if it is something else."""
+    """What bench.throughput wrote. Raises ValueError if it is something else."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if not isinstance(result, dict) or not {"summary", "workload", "machine"} <= result.keys():
-        raise ValueError(f"{path} is no result of python -m tests.throughput --json")
+        raise ValueError(f"{path} is no result of python -m bench.throughput --json")
     return result
 
 

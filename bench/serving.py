@@ -38,6 +38,7 @@ from bench.report import check_outputs
 from bench.throughput import write_model
 from stagewise.serving.clients.environments import python_of
 from stagewise.serving.clients.server import server as stage_server
+from tools.engines import STAGES
 
 ENGINES = ("4", "5", "6", "vllm")
 NAME = "served"
@@ -264,8 +265,6 @@ def main(argv: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "model").mkdir()
-            from tests.adapter import STAGES
-
             write_model(folder / "model", STAGES[-1].part("model").ModelConfig())
             runs = measure(args, folder / "model", folder)
             models = {"GPT-2's sizes": folder / "model", "the bundled model": ROOT / "models" / "tinytales"}

@@ -35,6 +35,7 @@ from stagewise.serving.__main__ import build_parser, make_service
 from stagewise.serving.completions import Service
 from stagewise.serving.live import Viewer
 from stagewise.serving.stages import Stage
+from tools.engines import STAGES
 
 SECONDS = 1  # of a window
 WARM_UP = 10  # seconds
@@ -158,8 +159,6 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         model = args.model or Path(name)
         if args.model is None:
-            from tests.adapter import STAGES
-
             write_model(model, STAGES[-1].part("model").ModelConfig())
         result = measure(args, model)
     result |= {"machine": describe(torch.device("cpu")), "stage": args.stage, "model": args.model or "GPT-2's sizes"}

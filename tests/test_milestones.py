@@ -15,7 +15,8 @@ from exercises.milestones import MILESTONES
 from exercises.milestones.lab import Lab, prompts_of
 from exercises.milestones.run import BLANK, MISSING, PASSED, WRONG, outcomes, outcomes_in_time
 from exercises.milestones.single import LENGTHS
-from tests.adapter import ROOT, STAGES, OwnEngine
+from tests.adapter import ROOT, STAGES
+from tools.engines import OwnEngine
 
 OF_STAGE = {1: [1], 2: [2], 3: [3], 4: [4], 5: [5, 6], 6: [5, 6]}  # what each stage brings
 

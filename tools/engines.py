@@ -1,0 +1,123 @@
+"""Engines by name, for what runs several of them: the tests, the benchmarks, the exercises, the notebooks."""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools.sync_stages import read_stages
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Stage:
+    """A stage: its modules by name, and its engines."""
+
+    def __init__(self, directory: str):
+        self.directory = directory
+        self.number = int(directory[5:7])
+        self.command = directory[:7]  # python -m stage01
+
+    def __str__(self) -> str:
+        return self.directory
+
+    def part(self, name: str):
+        """A module of the stage, such as "sampler"."""
+        return importlib.import_module(f"{self.directory}.{name}")
+
+    @property
+    def LLM(self):
+        return importlib.import_module(self.directory).LLM
+
+    @property
+    def SamplingParams(self):
+        return importlib.import_module(self.directory).SamplingParams
+
+    def has_argument(self, name: str) -> bool:
+        return name in {field.name for field in dataclasses.fields(self.part("config").EngineConfig)}
+
+    @functools.cache  # noqa: B019 (stages live as long as the process)
+    def engine(self, model="tinytales", **arguments):
+        """An engine that all callers share. Arguments of later stages are left out in those that do not know them."""
+        known = {name: value for name, value in arguments.items() if self.has_argument(name)}
+        return self.LLM(str(model), device="cpu", **known)
+
+    @contextlib.contextmanager
+    def recorded_logits(self) -> "Iterator[dict[tuple[str, int], torch.Tensor]]":
+        """The logits that the sampler saw: (request id, number of output tokens before) -> [vocab_size]."""
+        records, where = {}, self.part("runner" if self.number == 6 else "engine")
+        original = where.sample
+
+        def spy(logits, requests, *how):
+            rows = requests if isinstance(requests, list) else [requests]
+            for row, request in zip(logits.reshape(len(rows), -1), rows, strict=True):
+                records[request.request_id, len(request.output_token_ids)] = row.clone()
+            return original(logits, requests, *how)
+
+        where.sample = spy
+        try:
+            yield records
+        finally:
+            where.sample = original
+
+
+class OwnEngine:
+    """An engine of somebody's own: any directory that has `LLM` and `SamplingParams`. Nothing else of it is known.
+
+    Raises:
+        ValueError: there is no such package, or it lacks one of the two.
+    """
+
+    def __init__(self, directory: str | Path):
+        self.directory = Path(directory).resolve()
+        if not (self.directory / "__init__.py").is_file():
+            raise ValueError(f"{directory} is no engine: it has no __init__.py")
+        # A name that no other module has, whatever the directory is called.
+        name = f"own_engine_{sum(name.startswith('own_engine_') for name in sys.modules)}"
+        spec = importlib.util.spec_from_file_location(
+            name, self.directory / "__init__.py", submodule_search_locations=[str(self.directory)]
+        )
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for part in ("LLM", "SamplingParams"):
+            if not hasattr(module, part):
+                raise ValueError(f"{directory} is no engine: its __init__.py has no {part}")
+        self.LLM, self.SamplingParams = module.LLM, module.SamplingParams
+
+    def __str__(self) -> str:
+        return self.directory.name
+
+    def engine(self, model: str | Path, options: dict, **needed):
+        """An engine of it. Options that it does not know are left out; what is needed raises TypeError then."""
+        while True:
+            try:
+                return self.LLM(str(model), **options, **needed)
+            except TypeError as error:
+                unknown = unknown_argument(error, options)
+                if unknown is None:
+                    raise
+                options = {name: value for name, value in options.items() if name != unknown}
+
+
+def unknown_argument(error: TypeError, names: Iterable[str]) -> str | None:
+    """Which of these keyword arguments a call did not know, if that is what the error says."""
+    if "unexpected keyword" not in str(error):
+        return None
+    return next((name for name in names if f"'{name}'" in str(error)), None)
+
+
+STAGES = [Stage(directory) for directory in read_stages()]
+
+
+def random_prompts(vocab_size: int, lengths: list[int], seed: int = 0) -> list[list[int]]:
+    """Prompts of these lengths, without token 0, which ends a text in the checkpoints of the tests."""
+    import torch  # not earlier: who only asks for names need not wait for it
+
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(1, vocab_size, (n,), generator=generator).tolist() for n in lengths]
