@@ -257,3 +257,8 @@ def test_command_line_refuses(tmp_path, capsys):
     assert "the following arguments are required" in error_of(capsys)
     assert own.read_text().endswith("<title>mine</title>")
     assert not html.exists()
+
+
+def test_every_slot_of_the_page_is_filled():
+    with pytest.raises(ValueError, match="page.html has the slots"):
+        page.render({"title": "a replay"}, page.PARTS)
