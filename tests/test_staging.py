@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -192,8 +193,11 @@ def test_the_front_page_shows_what_make_demo_writes(capsys):
     assert quoted in " ".join(capsys.readouterr().out.split())
 
 
-def test_root_modules_are_short():
-    for stage, files in sync_stages.read_stages().items():
-        assert "__main__.py" in files
-        lines = (ROOT / f"{stage[:7]}.py").read_text(encoding="utf-8").split("\n")
-        assert len([line for line in lines if line.strip()]) <= 9
+def test_a_stage_starts_from_the_root_and_by_its_own_name(stage, capsys, monkeypatch):
+    """`python -m stage03` and `python -m stage03_kvcache` are both its command line."""
+    monkeypatch.setattr(sys, "argv", ["stage", "--help"])
+    for module in (stage.command, stage.directory):
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(module, run_name="__main__")
+        assert ended.value.code == 0
+        assert "--prompts" in capsys.readouterr().out
