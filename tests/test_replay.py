@@ -260,5 +260,5 @@ def test_command_line_refuses(tmp_path, capsys):
 
 
 def test_every_slot_of_the_page_is_filled():
-    with pytest.raises(ValueError, match="page.html has the slots"):
+    with pytest.raises(ValueError, match="has the slots"):
         page.render({"title": "a replay"}, page.PARTS)
