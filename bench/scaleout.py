@@ -1,6 +1,6 @@
 """Rows per second on this machine: one process, one actor, two actors, each with the same cores.
 
-    python -m stagewise.scaleout.measure --rows 2000 --json FILE
+    python -m bench.scaleout --rows 2000 --json FILE
 
 The runs are the command line's, in turn. Each has two figures: rows per second from the first result to the last, and
 the seconds before the first one, in which Ray and the model begin.
@@ -57,16 +57,9 @@ def main(argv: list[str] | None = None) -> int:
         for number in range(args.rounds):
             for kind, flags in kinds.items():
                 output = Path(name) / f"{kind} {number}.jsonl"
-                command = [
-                    sys.executable,
-                    "-m",
-                    f"stage{args.stage:02}",
-                    "--input",
-                    str(source),
-                    "--output",
-                    str(output),
-                ]
-                command += ["--max-tokens", str(args.max_tokens), "--ignore-eos", "--quiet", *flags]
+                command = [sys.executable, "-m", f"stage{args.stage:02}", "--input", str(source)]
+                command += ["--output", str(output), "--max-tokens", str(args.max_tokens), "--ignore-eos", "--quiet"]
+                command += flags
                 rounds[kind].append(timed(command, output, args.rows))
                 print(f"{kind}: {json.dumps(rounds[kind][-1])}", flush=True)
     if args.json:
