@@ -1,7 +1,6 @@
 """One adapter for all stages, so that every test runs on each of them unchanged."""
 
 import contextlib
-import functools
 import io
 import os
 import subprocess
@@ -11,55 +10,12 @@ from pathlib import Path
 import torch
 
 from tools import engines
-from tools.engines import random_prompts  # noqa: F401
+from tools.engines import TINYTALES, random_prompts  # noqa: F401
 from tools.sync_stages import ROOT, read_stages
-
-TINYTALES = ROOT / "models" / "tinytales"
 
 
 class Stage(engines.Stage):
-    """A stage as tests see it: its requests and its sampler from inside, and its command line."""
-
-    # --- Looking inside ---------------------------------------------------------------------------------------------
-
-    def make_request(self, params, prompt_token_ids=(1,), output_token_ids=(), seed=0, eos_token_ids=()):
-        """A request in the middle of its life."""
-        request = self.part("request").Request(
-            request_id="0",
-            prompt=None,
-            prompt_token_ids=list(prompt_token_ids),
-            params=params,
-            seed=seed,
-            max_length=10**9,
-            tokenizer=self.tokenizer(),
-            eos_token_ids=tuple(eos_token_ids),
-        )
-        request.output_token_ids.extend(output_token_ids)
-        return request
-
-    @functools.cache  # noqa: B019
-    def tokenizer(self, directory: Path = TINYTALES):
-        return self.part("tokenizer").Tokenizer(directory)
-
-    def sample(self, logits: torch.Tensor, requests: list) -> list[tuple]:
-        """(token, logprobs) for each row of logits, [n_rows, vocab_size]."""
-        sample = self.part("sampler").sample
-        if self.number == 1:
-            return [sample(row, request) for row, request in zip(logits, requests, strict=True)]
-        return sample(logits, requests)
-
-    def filtered(self, logits: torch.Tensor, requests: list) -> torch.Tensor:
-        """The scores that are drawn from, after penalties, temperature and filters: [n_rows, vocab_size]."""
-        sampler, seen = self.part("sampler"), []
-        original = sampler.draw
-        sampler.draw = lambda scores, u: seen.append(scores) or original(scores, u)
-        try:
-            self.sample(logits, requests)
-        finally:
-            sampler.draw = original
-        return torch.cat([scores.reshape(-1, logits.shape[-1]) for scores in seen])
-
-    # --- The command line -------------------------------------------------------------------------------------------
+    """A stage as tests see it: with its command line."""
 
     def main(self, *arguments: str) -> tuple[int, str, str]:
         """Run the command line in this process: exit status, stdout, stderr."""

@@ -8,12 +8,13 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tools.sync_stages import read_stages
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    import torch
+from tools.sync_stages import ROOT, read_stages
+
+TINYTALES = ROOT / "models" / "tinytales"
 
 
 class Stage:
@@ -48,8 +49,10 @@ class Stage:
         known = {name: value for name, value in arguments.items() if self.has_argument(name)}
         return self.LLM(str(model), device="cpu", **known)
 
+    # --- Looking inside ---------------------------------------------------------------------------------------------
+
     @contextlib.contextmanager
-    def recorded_logits(self) -> "Iterator[dict[tuple[str, int], torch.Tensor]]":
+    def recorded_logits(self) -> Iterator[dict[tuple[str, int], Tensor]]:
         """The logits that the sampler saw: (request id, number of output tokens before) -> [vocab_size]."""
         records, where = {}, self.part("runner" if self.number == 6 else "engine")
         original = where.sample
@@ -65,6 +68,43 @@ class Stage:
             yield records
         finally:
             where.sample = original
+
+    def make_request(self, params, prompt_token_ids=(1,), output_token_ids=(), seed=0, eos_token_ids=()):
+        """A request in the middle of its life."""
+        request = self.part("request").Request(
+            request_id="0",
+            prompt=None,
+            prompt_token_ids=list(prompt_token_ids),
+            params=params,
+            seed=seed,
+            max_length=10**9,
+            tokenizer=self.tokenizer(),
+            eos_token_ids=tuple(eos_token_ids),
+        )
+        request.output_token_ids.extend(output_token_ids)
+        return request
+
+    @functools.cache  # noqa: B019 (as above)
+    def tokenizer(self, directory: Path = TINYTALES):
+        return self.part("tokenizer").Tokenizer(directory)
+
+    def sample(self, logits: Tensor, requests: list) -> list[tuple]:
+        """(token, logprobs) for each row of logits, [n_rows, vocab_size]."""
+        sample = self.part("sampler").sample
+        if self.number == 1:
+            return [sample(row, request) for row, request in zip(logits, requests, strict=True)]
+        return sample(logits, requests)
+
+    def filtered(self, logits: Tensor, requests: list) -> Tensor:
+        """The scores that are drawn from, after penalties, temperature and filters: [n_rows, vocab_size]."""
+        sampler, seen = self.part("sampler"), []
+        original = sampler.draw
+        sampler.draw = lambda scores, u: seen.append(scores) or original(scores, u)
+        try:
+            self.sample(logits, requests)
+        finally:
+            sampler.draw = original
+        return torch.cat([scores.reshape(-1, logits.shape[-1]) for scores in seen])
 
 
 class OwnEngine:
@@ -117,7 +157,5 @@ STAGES = [Stage(directory) for directory in read_stages()]
 
 def random_prompts(vocab_size: int, lengths: list[int], seed: int = 0) -> list[list[int]]:
     """Prompts of these lengths, without token 0, which ends a text in the checkpoints of the tests."""
-    import torch  # not earlier: who only asks for names need not wait for it
-
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(1, vocab_size, (n,), generator=generator).tolist() for n in lengths]
