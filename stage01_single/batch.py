@@ -18,7 +18,7 @@ class Batch:
 
     @classmethod
     def of(cls, request: Request, device: torch.device) -> "Batch":
-        return cls(request, token_ids=torch.tensor(request.token_ids, device=device))
+        return cls(request, token_ids=torch.tensor(request.token_ids, dtype=torch.int64, device=device))
 
     @property
     def num_tokens(self) -> int:

@@ -105,7 +105,7 @@ class GPT2(nn.Module):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """The logits of the token that follows the sequence: [n_seq] int64 -> [vocab_size] float32."""
-        positions = torch.arange(len(token_ids), device=token_ids.device)  # [n_seq]
+        positions = torch.arange(len(token_ids), dtype=torch.int64, device=token_ids.device)  # [n_seq]
         visible = positions <= positions[:, None]  # [n_seq, n_seq]: key j is not after query i
         x = self.wte(token_ids) + self.wpe(positions)  # [n_seq] -> [n_seq, n_embd]
         for block in self.h:

@@ -31,11 +31,11 @@ def sample(logits: Tensor, request: Request) -> tuple[int, dict[int, Logprob] | 
     else:
         scores = (scores - scores.max()) / params.temperature  # the best is 0, so no temperature overflows
         if params.top_k > 0:
-            scores = keep_top_k(scores, torch.tensor([params.top_k], device=scores.device))
+            scores = keep_top_k(scores, scores.new_tensor([params.top_k]))
         if params.top_p < 1:
-            scores = keep_top_p(scores, torch.tensor([1 - params.top_p], device=scores.device))
+            scores = keep_top_p(scores, scores.new_tensor([1 - params.top_p]))
         if params.min_p > 0:
-            scores = keep_min_p(scores, torch.tensor([params.min_p], device=scores.device))
+            scores = keep_min_p(scores, scores.new_tensor([params.min_p]))
         u = uniform([request.seed], [len(request.output_token_ids)])  # [1]
         token_id = int(draw(scores, torch.from_numpy(u).to(scores.device)))
     logprobs = None if params.logprobs is None else raw_logprobs(logits, token_id, request)
@@ -46,13 +46,13 @@ def penalize(logits: Tensor, request: Request) -> Tensor:
     """Lower the logits of tokens that were used before, and forbid those that may not come yet. [vocab_size] -> same"""
     params, scores = request.params, logits.clone()
     if params.repetition_penalty != 1:
-        used = torch.tensor(request.token_ids, device=scores.device)  # [n_used]
-        penalty = torch.tensor([params.repetition_penalty], device=scores.device)
+        used = torch.tensor(request.token_ids, dtype=torch.int64, device=scores.device)  # [n_used]
+        penalty = scores.new_tensor([params.repetition_penalty])
         scores = penalize_repetition(scores, used, penalty)
     if params.frequency_penalty or params.presence_penalty:
         output = torch.tensor(request.output_token_ids, dtype=torch.int64, device=scores.device)  # [n_output]
-        counts = torch.bincount(output, minlength=len(scores))  # [vocab_size]
-        scores -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        counts = torch.bincount(output, minlength=len(scores)).to(scores.dtype)  # [vocab_size]
+        scores -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0).to(scores.dtype)
     scores[list(request.banned_token_ids)] = -math.inf
     return scores
 
@@ -82,7 +82,7 @@ def penalize_repetition(scores: Tensor, used: Tensor, penalty: Tensor) -> Tensor
 def keep_top_k(scores: Tensor, k: Tensor) -> Tensor:
     """Drop all but the k best, and what equals the k-th."""
     best = scores.topk(min(int(k.max()), scores.shape[-1]), dim=-1).values  # [..., most], descending
-    kth = best.gather(-1, k.clamp(max=best.shape[-1]) - 1)  # [..., 1]
+    kth = best.gather(-1, k.long().clamp(max=best.shape[-1]) - 1)  # [..., 1]
     return scores.masked_fill(scores < kth, -math.inf)
 
 

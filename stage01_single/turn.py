@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
+import torch
+
 
 class Turn:
     """Held by the thread that runs a step.
@@ -29,6 +31,9 @@ class Turn:
     def run(self, step: Callable, *arguments: Any) -> Any:
         """Call `step` when it is this thread's turn; the others wait. Raises RuntimeError as `check` does."""
         self.check()
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):  # the caller's, for models of theirs
+            with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+                return self.run(step, *arguments)
         with self.lock, self._busy:  # `with` alone frees a lock whatever Ctrl-C falls between two lines
             return step(*arguments)
 

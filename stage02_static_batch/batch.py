@@ -38,8 +38,8 @@ class Batch:
         return cls(
             requests,
             live,
-            token_ids=torch.tensor(padded, device=device),
-            num_padding=torch.tensor(num_padding, device=device),
+            token_ids=torch.tensor(padded, dtype=torch.int64, device=device),
+            num_padding=torch.tensor(num_padding, dtype=torch.int64, device=device),
             num_tokens=sum(len(sequences[row]) for row in live),
         )
 

@@ -108,7 +108,7 @@ class GPT2(nn.Module):
 
         num_padding: [batch], how many columns at the left of each row are not its own.
         """
-        columns = torch.arange(token_ids.shape[1], device=token_ids.device)  # [n_seq]
+        columns = torch.arange(token_ids.shape[1], dtype=torch.int64, device=token_ids.device)  # [n_seq]
         own = columns >= num_padding[:, None]  # [batch, n_seq]
         # A sequence counts its positions from its own first token, whatever stands to the left of it.
         positions = (columns - num_padding[:, None]).clamp(min=0)  # [batch, n_seq]

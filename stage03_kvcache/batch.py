@@ -48,8 +48,8 @@ class Batch:
             requests,
             live,
             cache,
-            token_ids=torch.tensor(new, device=device),
-            num_padding=torch.tensor(num_padding, device=device),
+            token_ids=torch.tensor(new, dtype=torch.int64, device=device),
+            num_padding=torch.tensor(num_padding, dtype=torch.int64, device=device),
             num_tokens=sum(map(len, prompts)) if cache.length == 0 else len(live),
             kv_use=(cache.num_tokens, sum(len(requests[row].token_ids) for row in live)),
         )

@@ -114,7 +114,7 @@ class GPT2(nn.Module):
         cache: holds the keys and values of the columns before token_ids, and gets those of token_ids.
         """
         n_seq = cache.length + token_ids.shape[1]
-        columns = torch.arange(n_seq, device=token_ids.device)  # [n_seq]
+        columns = torch.arange(n_seq, dtype=torch.int64, device=token_ids.device)  # [n_seq]
         new = columns[cache.length :]  # [n_new]
         own = columns >= num_padding[:, None]  # [batch, n_seq]
         # A sequence counts its positions from its own first token, whatever stands to the left of it.

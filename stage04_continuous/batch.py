@@ -66,9 +66,9 @@ class Batch:
         return cls(
             rows,
             ready,
-            token_ids=torch.tensor(token_ids, device=device),
-            positions=torch.tensor(positions, device=device),
-            slots=torch.tensor(slots, device=device),
+            token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
+            positions=torch.tensor(positions, dtype=torch.int64, device=device),
+            slots=torch.tensor(slots, dtype=torch.int64, device=device),
             last=torch.tensor(last, dtype=torch.int64, device=device),
             num_single=len(singles),
             num_slots=max((slot for slot, _ in singles), default=0),

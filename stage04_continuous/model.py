@@ -86,7 +86,8 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor
     [..., n_head, n_new, head_dim], 2 x [..., n_head, n_seq, head_dim], [..., n_new] -> [..., n_head, n_new, head_dim]
     """
     scores = q @ keys.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [..., n_head, n_new, n_seq]: query i, key j
-    visible = torch.arange(keys.shape[-2], device=q.device) <= positions[..., None]  # [..., n_new, n_seq]
+    columns = torch.arange(keys.shape[-2], dtype=torch.int64, device=q.device)  # [n_seq]
+    visible = columns <= positions[..., None]  # [..., n_new, n_seq]
     weights = scores.masked_fill(~visible, -math.inf).softmax(dim=-1)  # each query's weights sum to 1
     return weights @ values
 

@@ -70,8 +70,8 @@ def for_rows(scores: Tensor, values: list[float], off: float, step: Callable) ->
     rows = [i for i, value in enumerate(values) if value != off]
     if not rows:
         return scores
-    column = torch.tensor([[values[i]] for i in rows], device=scores.device)  # [n, 1]
-    index = torch.tensor(rows, device=scores.device)
+    column = scores.new_tensor([[values[i]] for i in rows])  # [n, 1]
+    index = torch.tensor(rows, dtype=torch.int64, device=scores.device)
     return scores.index_copy(0, index, step(scores[index], column))
 
 
@@ -86,12 +86,12 @@ def penalize(logits: Tensor, requests: list[Request]) -> Tensor:
     if any(r.params.frequency_penalty or r.params.presence_penalty for r in requests):
         output, own = pad([r.output_token_ids for r in requests], scores.device)  # [n_rows, n_output]
         counts = torch.zeros_like(scores).scatter_add(-1, output, own.to(scores.dtype))  # [n_rows, vocab_size]
-        frequency = torch.tensor([[r.params.frequency_penalty] for r in requests], device=scores.device)
-        presence = torch.tensor([[r.params.presence_penalty] for r in requests], device=scores.device)
+        frequency = scores.new_tensor([[r.params.frequency_penalty] for r in requests])
+        presence = scores.new_tensor([[r.params.presence_penalty] for r in requests])
         scores -= frequency * counts + presence * (counts > 0)
     banned = [(i, token_id) for i, r in enumerate(requests) if r.params.min_tokens for token_id in r.banned_token_ids]
     if banned:
-        scores[tuple(torch.tensor(banned, device=scores.device).T)] = -math.inf
+        scores[tuple(torch.tensor(banned, dtype=torch.int64, device=scores.device).T)] = -math.inf
     return scores
 
 
@@ -99,8 +99,8 @@ def pad(lists: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Token lists as a rectangle, filled up with each one's first token; which places are its own. 2 x [n, longest]"""
     longest = max(map(len, lists))
     filled = [tokens + (tokens[:1] or [0]) * (longest - len(tokens)) for tokens in lists]
-    lengths = torch.tensor([len(tokens) for tokens in lists], device=device)
-    own = torch.arange(longest, device=device) < lengths[:, None]
+    lengths = torch.tensor([len(tokens) for tokens in lists], dtype=torch.int64, device=device)
+    own = torch.arange(longest, dtype=torch.int64, device=device) < lengths[:, None]
     return torch.tensor(filled, dtype=torch.int64, device=device).view(len(lists), longest), own
 
 
@@ -152,7 +152,7 @@ def penalize_repetition(scores: Tensor, used: Tensor, penalty: Tensor) -> Tensor
 def keep_top_k(scores: Tensor, k: Tensor) -> Tensor:
     """Drop all but the k best, and what equals the k-th."""
     best = scores.topk(min(int(k.max()), scores.shape[-1]), dim=-1).values  # [..., most], descending
-    kth = best.gather(-1, k.clamp(max=best.shape[-1]) - 1)  # [..., 1]
+    kth = best.gather(-1, k.long().clamp(max=best.shape[-1]) - 1)  # [..., 1]
     return scores.masked_fill(scores < kth, -math.inf)
 
 

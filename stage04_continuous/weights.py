@@ -248,15 +248,16 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 def dummy_tensors(shapes: dict[str, tuple], n_layer: int) -> Iterator[tuple[str, Tensor]]:
     """Random weights as GPT-2 was initialised: the same numbers on every device and in every stage."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     for name, shape in shapes.items():
+        tensor = torch.empty(shape, dtype=torch.float32, device="cpu")
         if name.endswith("bias"):
-            yield name, torch.zeros(shape)
+            yield name, tensor.zero_()
         elif ".ln_" in name or name.startswith("ln_f"):
-            yield name, torch.ones(shape)
+            yield name, tensor.fill_(1)
         else:
             std = 0.02 / math.sqrt(2 * n_layer) if name.endswith("c_proj.weight") else 0.02
-            yield name, torch.empty(shape).normal_(0, std, generator=generator)
+            yield name, tensor.normal_(0, std, generator=generator)
 
 
 def name_some(names: list[str]) -> str:

@@ -76,7 +76,7 @@ def score_rows(logits: Tensor, request: Request) -> list[dict[int, Logprob]]:
     """[n, vocab_size] -> the entries of the next n tokens of the prompt."""
     start, n = len(request.prompt_logprobs), len(logits)
     token_ids = request.prompt_token_ids[start : start + n]
-    chosen = torch.tensor(token_ids, device=logits.device)  # [n]
+    chosen = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)  # [n]
     counts = [request.params.prompt_logprobs] * n
     entries = logprob_entries(logits, chosen, counts, request.tokenizer.token_text)
     if any(math.isnan(entry[i].logprob) for i, entry in zip(token_ids, entries, strict=True)):

@@ -63,13 +63,13 @@ class Batch:
                 last.append(len(token_ids) - 1)
         tables = [manager.block_table(row.request) for row in rows]
         return cls(
-            token_ids=torch.tensor(token_ids),
-            positions=torch.tensor(positions),
-            slot_mapping=torch.tensor(slots),
-            block_tables=torch.tensor(rectangle(tables)),
-            query_start_loc=torch.tensor(query_start_loc),
-            seq_lens=torch.tensor(seq_lens),
-            last=torch.tensor(last, dtype=torch.int64),
+            token_ids=torch.tensor(token_ids, dtype=torch.int64, device="cpu"),
+            positions=torch.tensor(positions, dtype=torch.int64, device="cpu"),
+            slot_mapping=torch.tensor(slots, dtype=torch.int64, device="cpu"),
+            block_tables=torch.tensor(rectangle(tables), dtype=torch.int64, device="cpu"),
+            query_start_loc=torch.tensor(query_start_loc, dtype=torch.int64, device="cpu"),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int64, device="cpu"),
+            last=torch.tensor(last, dtype=torch.int64, device="cpu"),
             rows=rows,
             ready=ready,
             sampled=sampled,

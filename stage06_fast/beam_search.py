@@ -32,7 +32,7 @@ class BeamSearch:
 
     def __init__(self, request: Request, beam_width: int, length_penalty: float):
         self.request, self.beam_width, self.length_penalty = request, beam_width, length_penalty
-        self.beams, self.logprobs = [request.fork(0)], torch.zeros(1)
+        self.beams, self.logprobs = [request.fork(0)], torch.zeros(1, dtype=torch.float32, device="cpu")
         self.finished: list[tuple[float, float, list[int]]] = []
         self.done = False
 
@@ -78,7 +78,7 @@ class BeamSearch:
         if self.done:
             children = []
         self.beams = [child for _, child, _ in children]
-        self.logprobs = torch.tensor([logprob for _, _, logprob in children])
+        self.logprobs = torch.tensor([logprob for *_, logprob in children], dtype=torch.float32, device="cpu")
         return [(parent, child) for parent, child, _ in children]
 
     def output(self) -> RequestOutput:

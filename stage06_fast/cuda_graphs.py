@@ -95,14 +95,15 @@ class GraphedGPT2(nn.Module):
     def record_size(self, size: int, cache: KVCache) -> tuple[Batch, Callable[[], Tensor]]:
         if self.record is None:
             self.record = self.make_recorder()
-            self.logits = torch.empty(self.sizes[-1], self.config.vocab_size, device=cache.keys.device)
+            shape = (self.sizes[-1], self.config.vocab_size)
+            self.logits = torch.empty(shape, dtype=torch.float32, device=cache.keys.device)
         inputs, out = self.empty_step(size, cache), self.logits[:size]
         return inputs, self.record(lambda: out.copy_(self.model(inputs, cache)))
 
     def empty_step(self, size: int, cache: KVCache) -> Batch:
         """A decode step of requests that have one token, in the spare block."""
         number = lambda value: torch.full((size,), value, dtype=torch.int64, device=cache.keys.device)  # noqa: E731
-        order = torch.arange(size + 1, device=cache.keys.device)
+        order = torch.arange(size + 1, dtype=torch.int64, device=cache.keys.device)
         tables = number(self.spare_block)[:, None].repeat(1, self.table_width)  # [size, table_width]
         slot = self.spare_block * cache.block_size
         return Batch(number(0), number(0), number(slot), tables, order, number(1), order[:-1])

@@ -38,10 +38,9 @@ class KVCache:
     ):
         self.block_size, self.paged_attention = block_size, paged_attention
         # Nothing reads what nobody wrote, so it need not even be zero. A block's keys lie transposed: see attention.py.
-        make = functools.partial(memory.empty if pages else torch.empty, dtype=dtype)
-        with device:
-            self.keys = make((n_layer, num_blocks, n_head, head_dim, block_size))
-            self.values = make((n_layer, num_blocks, n_head, block_size, head_dim))
+        make = memory.empty if pages else functools.partial(torch.empty, device=device)
+        self.keys = make((n_layer, num_blocks, n_head, head_dim, block_size), dtype=dtype)
+        self.values = make((n_layer, num_blocks, n_head, block_size, head_dim), dtype=dtype)
         if prefault:  # the system gives memory when it is first touched: do that now, not within a step
             self.keys.zero_()
             self.values.zero_()

@@ -21,7 +21,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """As torch.empty on the CPU, in large pages where the system has them."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if not hasattr(mmap, "MADV_HUGEPAGE") or num_bytes < PAGE:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     memory = mmap.mmap(-1, num_bytes + 2 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a system without them refuses, and it is memory all the same
         memory.madvise(mmap.MADV_HUGEPAGE)
