@@ -41,6 +41,7 @@ from serving.clients.server import server as stage_server
 
 ENGINES = ("4", "5", "6", "vllm")
 NAME = "served"
+JSON = {"Content-Type": "application/json"}
 PATIENCE = 600  # seconds for a server to start
 VLLM = "from bench.peers import name_vllm; name_vllm(); from vllm.entrypoints.cli.main import main; main()"
 
@@ -179,7 +180,7 @@ def overhead(model: Path) -> dict[str, float]:
             pass
 
     def over_http(url: str) -> None:
-        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), JSON)
         with urllib.request.urlopen(request) as response:
             assert sum(line.startswith(b"data: {") for line in response) == length
 
