@@ -16,6 +16,7 @@ try:
     from .app import App
     from .chat import ChatTemplate
     from .completions import Service
+    from .lanes import SWITCH_SECONDS
     from .limits import Limits, add_flags, limits_of
     from .server import Server, listen, url
 except ModuleNotFoundError as error:
@@ -136,6 +137,7 @@ def main(argv: list[str] | None = None) -> int:
             )
             console.tell(f"Serving {service.model_name} (stage {stage.number}) on {url(listener)}")
             with service.engine:
+                sys.setswitchinterval(SWITCH_SECONDS)
                 Server(app, args.grace).run(sockets=[listener])
     console.flush_streams()
     return outcome.status

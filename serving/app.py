@@ -25,7 +25,7 @@ from .errors import APIError, bad_request
 from .events import JSON, Answer, error_response
 from .live import Levers, Viewer
 from .page import make_page
-from .protocol import Fields, Job, check_model
+from .protocol import Fields, Job, check_length, check_model
 from .reading import CLIENT_GONE, Bodies
 
 MAX_VISITORS = 64  # of the page, at once
@@ -69,7 +69,7 @@ class App:
         self.draining, self.num_active = False, 0
         self.html, self.levers = make_page() if page else None, Levers(service)
         self.only_here, self.allow_origins, self._visits = only_here, frozenset(allow_origins), set()
-        self._bodies = Bodies(self.limits)
+        self._bodies = Bodies(self.limits, service.lanes)
         errors = {HTTPException: no_route, APIError: api_error, Exception: unexpected}
         self.routes = Starlette(routes=self._routes(), exception_handlers=errors)
         self.routes.router.redirect_slashes = False
@@ -187,22 +187,25 @@ class App:
         return {"id": service.model_name, "object": "model", **origin, **more}
 
     async def tokenize(self, request: Request) -> Response:
-        def encode(body: dict) -> list[int]:
-            return self.service.encode(self._field(body, "prompt", str, "a text"))
+        return await self._bodies.read(request, self._encode)
 
-        tokens = await self._bodies.read(request, encode)
-        return JSON({"count": len(tokens), "max_model_len": self.service.max_model_len, "tokens": tokens})
+    def _encode(self, body: dict) -> Response:
+        prompt, context = self._field(body, "prompt", str, "a text"), self.service.max_model_len
+        check_length(prompt, context, "prompt")
+        tokens = self.service.encode(prompt)
+        return JSON({"count": len(tokens), "max_model_len": context, "tokens": tokens})
 
     async def detokenize(self, request: Request) -> Response:
-        return JSON({"prompt": await self._bodies.read(request, self._decode)})
+        return await self._bodies.read(request, self._decode)
 
-    def _decode(self, body: dict) -> str:
+    def _decode(self, body: dict) -> Response:
         tokens = self._field(body, "tokens", list, "a list of token ids")
+        check_length(tokens, self.service.max_model_len, "tokens")
         vocab_size = self.service.engine.llm.engine.model_config.vocab_size
         if wrong := [token for token in tokens if type(token) is not int or not 0 <= token < vocab_size]:
             message = f"tokens must be whole numbers from 0 to {vocab_size - 1}, got {wrong[0]!r:.80}"
             raise bad_request(message, param="tokens")
-        return full_text(self.service.tokenizer, tokens)
+        return JSON({"prompt": full_text(self.service.tokenizer, tokens)})
 
     async def health(self, request: Request) -> Response:
         return Response(status_code=503 if self.service.failed else 200)

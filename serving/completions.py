@@ -9,21 +9,24 @@ import contextlib
 import functools
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from .chat import ChatTemplate, chat_choice, chat_job, greeting
-from .errors import APIError, bad_request
+from .errors import RETRY, APIError, bad_request
+from .lanes import SMALL, Lanes
 from .limits import Limits
 from .metrics import Meter, Metrics
 from .protocol import TOO_LONG, Job, completion_job
 from .stages import Stage
 
-RETRY_AFTER = "1"  # seconds; a step, and so a free place, takes less
+AT_ONCE = 16  # prompts of a request that are submitted, or given up, before the event loop goes on to others
+TOKEN_BYTES = 64  # about so many has a token, or a log-probability, in JSON
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Token:
     """A token in words, where its text begins in the choice's, and how likely it was: `top` are the likely ones."""
 
@@ -70,17 +73,17 @@ class Wording:
         self.tokenizer, self.job, self.index = service.tokenizer, job, index
         self.token_ids, self.prompt = job.token_ids[prompt], job.prompts[prompt]
         self._new_detokenizer = functools.partial(service.stage.part("tokenizer").Detokenizer, self.tokenizer)
-        self._detokenizer, self._offset, self._begun = self._new_detokenizer(), 0, False
+        self._detokenizer, self._offset, self.begun = self._new_detokenizer(), 0, False
 
     def piece(self, event: Any, prompt_logprobs: list[dict | None] | None) -> Piece:
         """What an event says. The first piece begins with the prompt if that is to be echoed."""
         piece = Piece(self.index, finish_reason=event.finish_reason, stop_reason=event.stop_reason)
-        if self.job.echo and not self._begun:
+        if self.job.echo and not self.begun:
             as_text = isinstance(self.prompt, str)
             piece.text = self.prompt if as_text else full_text(self.tokenizer, self.token_ids)
             piece.tokens = self._tokens(self.token_ids, prompt_logprobs)
             self._detokenizer, self._offset = self._new_detokenizer(), len(piece.text)
-        self._begun = True
+        self.begun = True
         piece.text += event.text
         piece.tokens += self._tokens(event.token_ids, event.logprobs)
         return piece
@@ -155,11 +158,13 @@ class Run:
         """Submit all prompts, or none: if the engine refuses one, the others are aborted."""
         self.service.check_room(self.job)
         self._meter = Meter(self.service.metrics, self.job.num_choices, self.job.num_tokens)
-        for i in range(len(self.job.prompts)):
-            task = asyncio.create_task(self._follow(i))
-            task.add_done_callback(self._news.put_nowait)
-            self._tasks.append(task)
         try:
+            for i in range(len(self.job.prompts)):
+                task = asyncio.create_task(self._follow(i))
+                task.add_done_callback(self._news.put_nowait)
+                self._tasks.append(task)
+                if i % AT_ONCE == AT_ONCE - 1:
+                    await asyncio.sleep(0)
             await asyncio.sleep(0)  # each task runs up to its first wait, for news: it is submitted then, or refused
             for task in self._tasks:
                 if task.done():
@@ -171,10 +176,16 @@ class Run:
 
     async def __aexit__(self, *_: object) -> None:
         """What has not ended is aborted: leaving `generate` does that."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._meter.close()
+        try:
+            for i, task in enumerate([one for one in self._tasks if not one.done()]):
+                task.cancel()
+                if i % AT_ONCE == AT_ONCE - 1:
+                    await asyncio.sleep(0)
+        finally:  # also if this is cancelled
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._meter.close()
 
     async def _follow(self, i: int) -> None:
         job = self.job
@@ -189,8 +200,7 @@ class Run:
         try:
             task.result()
         except self.service.stage.QueueFullError as error:
-            headers = {"Retry-After": RETRY_AFTER}
-            raise APIError(429, str(error), code="queue_full", headers=headers) from None
+            raise APIError(429, str(error), code="queue_full", headers=RETRY) from None
         except ValueError as error:
             raise bad_request(str(error)) from None
         except RuntimeError as error:
@@ -217,7 +227,16 @@ class Run:
             self.usage.count(i, event)
             if event.finish_reason is not None:
                 self.finish_reasons.append(event.finish_reason)
-            yield wordings[index].piece(event, prompt_logprobs[i])
+            wording, logprobs = wordings[index], prompt_logprobs[i]
+            if job.echo and logprobs and not wording.begun:  # all of the prompt at once
+                size = self.size(len(wording.token_ids))
+                yield await self.service.aside(size, functools.partial(wording.piece, event, logprobs))
+            else:
+                yield wording.piece(event, logprobs)
+
+    def size(self, num_tokens: int) -> int:
+        """About how many bytes of JSON so many tokens with their log-probabilities are."""
+        return TOKEN_BYTES * num_tokens * (1 + (self.job.num_logprobs or 0))
 
 
 class Service:
@@ -231,6 +250,7 @@ class Service:
 
     Attributes:
         failed: whether the engine has; it answers nothing any more.
+        lanes: where what takes long is done.
     """
 
     def __init__(self, stage: Stage, engine: Any, model_name: str, limits: Limits, chat: ChatTemplate | None = None):
@@ -238,6 +258,7 @@ class Service:
         core = engine.llm.engine
         self.tokenizer, self.max_model_len = core.tokenizer, core.max_model_len
         self.limits, self.num_places = limits, limits.max_queue_size + core.scheduler.max_num_seqs
+        self.lanes = Lanes()
         self.metrics, self.created, self.failed = Metrics(stage, engine, model_name), int(time.time()), False
 
     def encode(self, text: str) -> list[int]:
@@ -259,23 +280,28 @@ class Service:
             job = chat_job(*common, self.chat)
         else:
             raise bad_request("GPT-2 has no chat template: ask /v1/completions, or start with --chat-template FILE")
+        self.check_room(job)  # before anything is spent on it
         for i, token_ids in enumerate(job.token_ids):
             self._validate(job, token_ids, f"prompt {i}: " if len(job.prompts) > 1 else "")
         return job
 
     def check_room(self, job: Job) -> None:
-        """Raise APIError unless a job takes no more than half of what is free; the other half is for others."""
+        """Raise APIError unless a job takes no more than half of what is free; the other half is for others. Jobs of
+        several completions share half of all: few clients could have all of it, and who asks for one has its place."""
+        several = job.num_choices > 1
         columns = [
             ("completions", job.num_choices, self.num_places, self.metrics.num_unfinished, "--max-queue-size"),
             ("tokens", job.num_tokens, self.limits.max_queue_tokens, self.metrics.num_tokens, "--max-queue-tokens"),
         ]
         for what, number, most, taken, flag in columns:
-            asked = f"the request asks for {number:,} {what}; it may take half of"
+            most -= several * (most // 2)
+            who = "one for several completions" if several else "it"
+            asked = f"the request asks for {number:,} {what}; {who} may take half of"
             if number > max(1, most // 2):
                 raise bad_request(f"{asked} {most:,} ({flag})")
             if number > max(1, (most - taken) // 2):
                 message = f"{asked} the {max(0, most - taken):,} that are free now: try again later"
-                raise APIError(429, message, code="queue_full", headers={"Retry-After": RETRY_AFTER})
+                raise APIError(429, message, code="queue_full", headers=RETRY)
 
     def _validate(self, job: Job, token_ids: list[int], where: str) -> None:
         try:
@@ -295,12 +321,24 @@ class Service:
     def choice(self, job: Job, piece: Piece, *, chunk: bool = False) -> dict:
         return chat_choice(job, piece, chunk) if job.chat else completion_choice(job, piece)
 
-    async def whole(self, run: Run) -> dict:
-        """The answer to a job that does not stream."""
+    async def whole(self, run: Run, form: Callable[[dict], Any] = lambda choice: choice) -> dict:
+        """The answer to a job that does not stream, its choices in this form. They are made one by one, so that nobody
+        waits for all of them: neither who has a smaller answer nor the end of the server."""
         choices = [Piece(i) for i in range(run.job.num_choices)]
         async for piece in run.pieces():
             choices[piece.index].add(piece)
-        return {**self.answer(run, [self.choice(run.job, c) for c in choices]), "usage": run.usage.to_dict()}
+        made = []
+        for choice in choices:
+            size = len(choice.text) + run.size(len(choice.tokens))
+            made.append(await self.aside(size, lambda one=choice: form(self.choice(run.job, one))))
+        return {**self.answer(run, made), "usage": run.usage.to_dict()}
+
+    async def aside(self, size: int, work: Callable[[], T]) -> T:
+        """Do this work in a lane if it is about so many bytes of JSON that others would wait for it."""
+        if size > SMALL:
+            return await self.lanes.do(size, work)
+        await asyncio.sleep(0)
+        return work()
 
     async def chunks(self, run: Run) -> AsyncIterator[dict]:
         """The answer to a job that streams: a chunk for each step of each choice, also if it has no text yet."""

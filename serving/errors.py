@@ -1,5 +1,7 @@
 """What goes wrong, as clients are told: a status and OpenAI's `{"error": {"message", "type", "param", "code"}}`."""
 
+RETRY = {"Retry-After": "1"}  # seconds; a step, and so a free place, takes less
+
 
 class APIError(Exception):
     """An error for the client.

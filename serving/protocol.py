@@ -66,9 +66,10 @@ class Job:
 
     @property
     def num_tokens(self) -> int:
-        """What it may come to, prompts included."""
-        most = self.params.max_tokens
-        return self.n * sum(min(len(ids) + most, max(len(ids), self.max_model_len)) for ids in self.token_ids)
+        """What it may come to, prompts included. Each log-probability that is told beside a token counts as another:
+        it takes as much memory, and longer to be put into words."""
+        most, each = self.params.max_tokens, 1 + (self.num_logprobs or 0)
+        return each * self.n * sum(min(len(ids) + most, max(len(ids), self.max_model_len)) for ids in self.token_ids)
 
 
 def parse_json(raw: bytes, what: str = "the body", max_values: int | None = None) -> dict:
@@ -243,16 +244,19 @@ def completion_job(stage: Stage, tokenizer: Any, body: dict, served: str, limits
     return make_job(tokenizer, max_model_len, prompts, params=params, num_logprobs=logprobs, echo=echo, **common)
 
 
+def check_length(prompt: str | list[int], max_model_len: int, param: str, name: str | None = None) -> None:
+    """Raise APIError for what is so long that to look at it would take seconds."""
+    if len(prompt) > max_model_len * MAX_TOKEN_CHARACTERS:
+        length = f"{len(prompt):,} {'characters' if isinstance(prompt, str) else 'tokens'}"
+        message = f"{name or param} has {length}, far more than the context of {max_model_len:,} tokens holds"
+        raise bad_request(message, param=param, code=TOO_LONG)
+
+
 def make_job(tokenizer: Any, max_model_len: int, prompts: list[str | list[int]], **fields: Any) -> Job:
     """A job with its prompts as token ids."""
-    token_ids, most = [], max_model_len * MAX_TOKEN_CHARACTERS
+    token_ids: list[list[int]] = []
     for i, prompt in enumerate(prompts):
-        if len(prompt) > most:  # not even looked at: that takes seconds
-            what = "characters" if isinstance(prompt, str) else "tokens"
-            message = (
-                f"prompt {i} has {len(prompt):,} {what}, far more than the context of {max_model_len:,} tokens holds"
-            )
-            raise bad_request(message, param="messages" if fields.get("chat") else "prompt", code=TOO_LONG)
+        check_length(prompt, max_model_len, "messages" if fields.get("chat") else "prompt", f"prompt {i}")
         try:
             token_ids.append(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
         except ValueError as error:
