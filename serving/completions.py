@@ -21,7 +21,7 @@ from .metrics import Meter, Metrics
 from .protocol import TOO_LONG, Job, completion_job
 from .stages import Stage
 
-AT_ONCE = 16  # prompts of a request that are submitted, or given up, before the event loop goes on to others
+AT_ONCE = 16  # prompts of a request that are submitted, or given up, together; more of them one by one
 TOKEN_BYTES = 64  # about so many has a token, or a log-probability, in JSON
 T = TypeVar("T")
 
@@ -155,7 +155,8 @@ class Run:
         self._tasks: list[asyncio.Task] = []
 
     async def __aenter__(self) -> "Run":
-        """Submit all prompts, or none: if the engine refuses one, the others are aborted."""
+        """Submit all prompts, or none: if the engine refuses one, the others are aborted. Between many of them others
+        have their turn."""
         self.service.check_room(self.job)
         self._meter = Meter(self.service.metrics, self.job.num_choices, self.job.num_tokens)
         try:
@@ -163,7 +164,7 @@ class Run:
                 task = asyncio.create_task(self._follow(i))
                 task.add_done_callback(self._news.put_nowait)
                 self._tasks.append(task)
-                if i % AT_ONCE == AT_ONCE - 1:
+                if i >= AT_ONCE:
                     await asyncio.sleep(0)
             await asyncio.sleep(0)  # each task runs up to its first wait, for news: it is submitted then, or refused
             for task in self._tasks:
@@ -179,7 +180,7 @@ class Run:
         try:
             for i, task in enumerate([one for one in self._tasks if not one.done()]):
                 task.cancel()
-                if i % AT_ONCE == AT_ONCE - 1:
+                if i >= AT_ONCE:
                     await asyncio.sleep(0)
         finally:  # also if this is cancelled
             for task in self._tasks:

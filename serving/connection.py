@@ -19,7 +19,7 @@ from .errors import APIError
 from .events import to_json
 from .limits import Limits
 
-FIRST_PROBE, LONGEST_PAUSE = 0.05, 15.0  # seconds from one such word to the next; the pauses double
+FIRST_PROBE, LONGEST_PAUSE = 0.02, 15.0  # seconds from one such word to the next; the pauses double
 LOG_PAUSE = 60.0  # seconds between two lines of the log about connections
 logger = logging.getLogger(__name__)
 
@@ -40,18 +40,26 @@ class Doorkeeper:
     def __init__(self, limits: Limits):
         self.limits, self.most = limits, most_connections(limits)
         self._num_closed, self._told = 0, -LOG_PAUSE
+        self._connections: dict[Connection, None] = {}  # in the order in which they came, or their last answer ended
 
-    def make_room(self, connections: set) -> None:
-        """Of too many connections those to which no answer is due are closed, the oldest first; else the newest."""
-        while len(connections) > self.most:
-            idle = [one for one in connections if not one.is_due]
-            if idle:
-                victim = min(idle, key=lambda one: one.since)
-                victim.transport.abort()
-            else:
-                victim = max(connections, key=lambda one: one.since)
+    def leave(self, connection: "Connection") -> None:
+        self._connections.pop(connection, None)
+
+    def enter(self, connection: "Connection") -> None:
+        """A connection is new, or has had its answer; it is the last one now.
+
+        Of too many those to which no answer is due are closed, the oldest first; else the newest. Whoever opens
+        hundreds a second must not have all of them looked at each time: the oldest is mostly the one.
+        """
+        self.leave(connection)
+        self._connections[connection] = None
+        while len(self._connections) > self.most:
+            victim = next((one for one in self._connections if not one.is_due), connection)
+            if victim is connection:
                 victim.refuse(503, f"{self.most} connections are open already")
-            connections.discard(victim)
+            else:
+                victim.transport.abort()
+            self.leave(victim)
             self._num_closed += 1
         if self._num_closed and time.monotonic() - self._told >= LOG_PAUSE:
             logger.warning("%d connections were closed: there were more than %d", self._num_closed, self.most)
@@ -59,11 +67,11 @@ class Doorkeeper:
 
 
 class Connection(H11Protocol):
-    """A connection. `since` is when it was opened, or its last answer ended."""
+    """A connection."""
 
     def __init__(self, doorkeeper: Doorkeeper, **arguments: Any):
         super().__init__(**arguments)
-        self._doorkeeper, self.limits, self.since = doorkeeper, doorkeeper.limits, time.monotonic()
+        self._doorkeeper, self.limits = doorkeeper, doorkeeper.limits
         self._timer = self._unread_timer = None  # for the header, and for what is to be read
 
     @property
@@ -79,9 +87,10 @@ class Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._await_header()
-        self._doorkeeper.make_room(self.connections)
+        self._doorkeeper.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._doorkeeper.leave(self)
         self._stop_timer()
         self._stop_unread_timer()
         super().connection_lost(exc)
@@ -94,8 +103,9 @@ class Connection(H11Protocol):
             self._await_header()  # the beginning of another request
 
     def on_response_complete(self) -> None:
-        self.since = time.monotonic()
         super().on_response_complete()
+        if not self.transport.is_closing():
+            self._doorkeeper.enter(self)
 
     def _await_header(self) -> None:
         self._timer = self.loop.call_later(self.limits.header_seconds, self._no_header)

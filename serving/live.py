@@ -15,7 +15,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from .completions import Service
-from .events import event, unless_gone
+from .events import COMMENT, event, unless_gone
 from .protocol import Fields
 
 PAUSE = 0.1  # seconds between two looks at what has come: a viewer that is woken at every step takes the engine's cores
@@ -33,6 +33,7 @@ class Viewer:
         self._is_behind = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["comment"] = COMMENT  # for connection.py
         join = asyncio.create_task(asyncio.to_thread(self._join))
         try:
             await unless_gone(receive, self._stream(send, join))

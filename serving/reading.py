@@ -19,7 +19,7 @@ from .protocol import parse_json
 T = TypeVar("T")
 CLIENT_GONE = 499  # in the log, where nothing was sent: the status that nginx has for this
 LARGEST_AT_ONCE = 8  # so many bodies of the largest size, or more smaller ones, may be in memory
-UNHURRIED, BYTES_PER_SECOND = 2**17, 100e6  # a body of so many bytes is read at once, more of it at this pace
+UNHURRIED, BYTES_PER_SECOND = 2**17, 16e6  # a body of so many bytes is read at once, more of it at this pace
 DROPPED = 16  # a body of up to so many times the limit is read before it is refused
 CLOSE = {"Connection": "close"}  # there may be more of the body on its way
 

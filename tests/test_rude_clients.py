@@ -199,6 +199,61 @@ def test_a_lane_does_the_smallest_first():
     assert done == [1, 1, 2, 3]
 
 
+def test_a_lane_rests_as_long_as_it_worked():
+    async def go():
+        lane, start = Lane("lane", rests=True), time.monotonic()
+        await lane.do(1, lambda: time.sleep(0.2))
+        first = time.monotonic() - start
+        return first, await lane.do(1, lambda: time.monotonic() - start)
+
+    first, second = asyncio.run(go())
+    assert second > first + 0.15
+
+
+def test_large_bodies_come_at_a_pace(tales, monkeypatch):
+    """All of them together: to read them takes the event loop's time."""
+    monkeypatch.setattr(reading, "BYTES_PER_SECOND", 10e6)
+    body = b" " * 2_000_000 + json.dumps({"prompt": "a fox"}).encode()
+    with server("tinytales") as (_, port):
+
+        def send():
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request("POST", "/tokenize", body, JSON)
+            assert json.loads(connection.getresponse().read())["count"] == 2
+
+        start, threads = time.monotonic(), [threading.Thread(target=send) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert time.monotonic() - start > 0.5
+
+
+def test_many_prompts_are_submitted_and_given_up_one_by_one(tales):
+    """The event loop goes on to others in between."""
+
+    async def go():
+        turns = [0, 0, 0]
+
+        async def others():
+            while True:
+                turns[0] += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(others())
+        body = {"model": "tales", "prompt": [[i] for i in range(400)], "max_tokens": 1000, "ignore_eos": True}
+        job = await asyncio.to_thread(tales.service.job, body)
+        before = turns[0]
+        async with completions.Run(tales.service, job):
+            turns[1] = turns[0] - before
+            before = turns[0]
+        turns[2] = turns[0] - before
+        task.cancel()
+        return turns[1:]
+
+    assert min(asyncio.run(go())) > 300
+
+
 def test_a_long_answer_is_made_beside_the_event_loop(tales, monkeypatch):
     """Its choices, what it says of a long prompt, and its JSON, choice by choice."""
     threads, sizes = set(), []
@@ -448,6 +503,8 @@ def test_a_client_that_has_gone_frees_its_place(small_checkpoint, leave, fields,
         one.sendall(request(prompt=[1, 2, 3], max_tokens=40, **fields))
         wait_until(lambda: app.service.metrics.num_unfinished == 1 + waits)
         num_steps = app.service.engine.llm.engine.scheduler.num_steps
+        if leave == "close" and fields:  # with something unread it would be a reset
+            assert one.recv(65536).startswith(b"HTTP/1.1 200 ")
         if leave == "reset":
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         one.close()
