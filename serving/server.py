@@ -13,7 +13,8 @@ from .app import App
 from .connection import Connection, Doorkeeper
 
 TOLD_SECONDS = 1  # for the last words to those whose requests are aborted
-BACKLOG = 128  # connections that the system may hold until they are accepted, all of them at once
+BACKLOG = 128  # connections that the system may hold until they are accepted
+ACCEPTED = 8  # so many at once; then others have their turn
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -52,7 +53,7 @@ class Server(uvicorn.Server):
         connections = {
             "http": functools.partial(Connection, doorkeeper),
             "timeout_keep_alive": app.limits.idle_seconds,
-            "backlog": max(1, min(BACKLOG, doorkeeper.most // 4)),
+            "backlog": max(1, min(ACCEPTED, doorkeeper.most // 4)),
         }
         super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=1, **connections, **unused))
         self.app, self.grace = app, grace
@@ -65,6 +66,11 @@ class Server(uvicorn.Server):
     @staticmethod
     def _end_now(sig: int) -> NoReturn:
         os._exit(128 + sig)  # as a shell calls the end by this signal
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # asyncio has one number for both, and has set it to ACCEPTED
 
     async def main_loop(self) -> None:
         """Serve until a signal comes, and then until nothing runs; the caller closes the connections."""
