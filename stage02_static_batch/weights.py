@@ -147,7 +147,7 @@ def load_weights(model: GPT2, directory: Path, load_format: str, dtype: torch.dt
     loaded = {}
     for path, name, tensor in tensors:
         loaded[name] = tensor.to(device=device, dtype=dtype)
-        if not math.isfinite(loaded[name].sum(dtype=torch.float32)):
+        if not all(map(math.isfinite, loaded[name].aminmax())):  # NaN is the least and the greatest of its tensor
             raise ValueError(f"{path}: tensor {name!r} has values that are not finite in {dtype}")
     if missing := sorted(shapes.keys() - loaded.keys()):
         raise ValueError(f"{source}: missing {name_some(missing)}")

@@ -159,6 +159,23 @@ def test_values_that_are_not_finite(stage, damaged):
         stage.LLM(damaged, device="cpu")
 
 
+def test_large_values_are_finite(stage, damaged):
+    """Also if their sum is not; one that is not finite is found among them, wherever it stands."""
+    for value in (3e38, -3e38):
+        edit_tensors(damaged, lambda tensors, value=value: tensors["transformer.wte.weight"].fill_(value))
+        for dtype in ("float32", "bfloat16"):
+            stage.LLM(damaged, device="cpu", dtype=dtype)
+    for value in (float("nan"), float("inf"), -float("inf")):
+        for place in (0, 101, -1):
+            edit_tensors(damaged, lambda tensors: tensors["transformer.wte.weight"].fill_(3e38))
+            edit_tensors(
+                damaged, lambda t, v=value, i=place: t["transformer.wte.weight"].view(-1)[i : i + 1 or None].fill_(v)
+            )
+            for dtype in ("float32", "bfloat16"):
+                with pytest.raises(ValueError, match=r"wte.weight' has values that are not finite"):
+                    stage.LLM(damaged, device="cpu", dtype=dtype)
+
+
 def test_overflow_in_float16(stage, damaged):
     edit_tensors(damaged, lambda tensors: tensors["transformer.ln_f.bias"].fill_(1e5))
     stage.LLM(damaged, device="cpu")
