@@ -63,7 +63,10 @@ def run(args: argparse.Namespace) -> None:
                 f"{path}: its last line is cut short and left out; {len(trace.steps)} steps are there", file=sys.stderr
             )
     for path, make in made:
-        path.write_text(make(traces), encoding="utf-8")
+        try:
+            path.write_text(make(traces), encoding="utf-8")
+        except OSError as error:  # of a full disk, say, which does not name the file
+            raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -26,6 +26,15 @@ def flush_streams() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+@contextlib.contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+    """Errors of a file that is open do not say which it is: say so."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def tell(message: str) -> None:
     """A line on stderr. If nobody takes it, the exit status has to do."""
     with contextlib.suppress(OSError):

@@ -1,7 +1,8 @@
 """The inputs of batch runs: JSON lines or parquet, on the disk or on the Hub.
 
 A row of a parquet file is read as the line of JSON that it would be: a field without a value is left out, a date is a
-text as in ISO 8601. Parquet needs pyarrow: `pip install pyarrow`, or the extra `parquet`.
+text as in ISO 8601, NaN is a value (and null in the output, see batch_file.py). Parquet needs pyarrow: `pip install
+pyarrow`, or the extra `parquet`.
 """
 
 import codecs
@@ -12,6 +13,8 @@ import json
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+
+from .console import naming
 
 HUB = "hf://"
 
@@ -49,7 +52,11 @@ def check_dataset(name: str) -> None:
 
 def read_dataset(name: str) -> Dataset:
     """Read an input. Raises ValueError or OSError, which name it, if that fails."""
-    content = fetch(name) if name.startswith(HUB) else Path(name).read_bytes()
+    if name.startswith(HUB):
+        content = fetch(name)
+    else:
+        with naming(name):
+            content = Path(name).read_bytes()
     if name.endswith(".parquet"):
         rows = read_parquet(name, content)
     else:

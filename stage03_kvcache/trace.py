@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .console import naming
 from .request import Request
 from .tokenizer import Tokenizer
 
@@ -222,6 +223,6 @@ def index_of(request: Request) -> int:
 
 def write_trace(path: Path, tracer: Tracer) -> None:
     """A file of --trace: the header, and a line per step."""
-    with path.open("w", encoding="utf-8") as file:
+    with naming(path), path.open("w", encoding="utf-8") as file:
         for line in (tracer.header, *(record.to_dict() for record in tracer.records)):
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line, allow_nan=False) + "\n")

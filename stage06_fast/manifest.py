@@ -10,6 +10,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
+from .console import naming
 from .dataset import Dataset
 from .llm import LLM
 from .sampling_params import SamplingParams
@@ -45,7 +46,8 @@ def begin(output: str, run: dict) -> None:
     if path.exists() and "input_sha256" not in read(path):
         raise ValueError(f"{path} exists and is no manifest: remove it, or take another --output")
     new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    with naming(new):
+        new.write_text(json.dumps(run, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(new, path)
 
 

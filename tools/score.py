@@ -28,6 +28,7 @@ leaving them out would make a run that fails look better; the summary counts the
 
 import argparse
 import codecs
+import contextlib
 import json
 import math
 import os
@@ -35,7 +36,7 @@ import re
 import string
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean
 
@@ -177,6 +178,15 @@ def read_scores(path: Path, reference_field: str | None) -> list[dict]:
     return scores
 
 
+@contextlib.contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+    """Errors of a file that is open do not say which it is: say so."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, help="the --output of a batch run")
@@ -189,10 +199,11 @@ def main(argv: list[str] | None = None) -> int:
         if args.per_line and os.path.lexists(args.per_line):
             raise ValueError(f"--per-line {args.per_line} exists: remove it, or take another name")
         scores = read_scores(args.results, args.reference)
-        print(json.dumps(summarize(scores), indent=2), flush=True)
+        with naming("stdout"):
+            print(json.dumps(summarize(scores), indent=2, allow_nan=False), flush=True)
         if args.per_line:
-            with args.per_line.open("x", encoding="utf-8") as file:
-                file.writelines(json.dumps(line) + "\n" for line in scores)
+            with naming(args.per_line), args.per_line.open("x", encoding="utf-8") as file:
+                file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in scores)
     except (ValueError, OSError) as error:
         print(f"score.py: error: {error}", file=sys.stderr)
         return 2
