@@ -5,6 +5,7 @@ import datetime
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -357,11 +358,42 @@ def test_push(hub, tmp_path):
     assert "2 lines that `python -m stage04_continuous`" in card
     assert "1 of them are\nerrors" in card
     assert '| weights | `"sha256:' in card
+    assert "| seed | `0` |" in card
     environment["HF_ENDPOINT"] = "http://127.0.0.1:9"
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
     assert "USER/new can't be written" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def cells_of(card):
+    """The rows of a card's tables, without their heads."""
+    rows = [row.strip("| ").split(" | ") for row in card.splitlines() if row.startswith("| ")]
+    return [row for row in rows if len(row) == 2]
+
+
+def test_a_card_says_the_seed_and_the_parameters_as_they_were(tmp_path):
+    """The run's seed, and each line's own parameters before those of the command line."""
+    source, output, folder = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "folder"
+    lines = [{"prompt": "A fox", "sampling": {"max_tokens": 3, "seed": i, "stop": ["|"]}} for i in range(9)]
+    lines += [{"prompt": "A fox"}, {"prompt": "A fox", "score": True}, {"sampling": {"max_tokens": 7}}]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["--input", source, "--output", output, "--seed", "5", "--temperature", "0.5", "--quiet"]
+    assert STAGES[3].main(*command)[0] == 1
+    assert push.main([str(output), "--folder", str(folder)]) == 0
+    cells = cells_of((folder / "README.md").read_text())
+    assert next(value for name, value in cells if name == "seed") == "`5`"
+    values = dict(cells)  # the later table's
+    assert values["max_tokens"] == "`3` (9 of 10 lines), `256` (1 of 10 lines)"
+    assert values["temperature"] == "`0.5`"
+    assert values["stop"] == r'`["\|"]` (9 of 10 lines), `[]` (1 of 10 lines)'
+    assert values["seed"].endswith("and 5 other values")
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines[-2:-1]))
+    output.unlink()
+    shutil.rmtree(folder)
+    assert STAGES[3].main(*command)[0] == 0
+    assert push.main([str(output), "--folder", str(folder)]) == 0
+    assert [value for name, value in cells_of((folder / "README.md").read_text()) if name == "seed"] == ["`5`"]
 
 
 def test_push_tells_what_is_wrong(tmp_path, capsys):

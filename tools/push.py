@@ -17,7 +17,7 @@ from pathlib import Path
 from huggingface_hub import DatasetCardData, HfApi
 
 sys.path.insert(0, str(Path(__file__).parent))
-from score import read_scores, summarize
+from score import naming, read_scores, summarize
 
 CARD = """---
 {header}
@@ -31,10 +31,19 @@ errors, and {truncated:,} outputs ended because they reached their greatest leng
 | | |
 |---|---|
 {settings}
-
+{sampling}
 `{file}` has a line of JSON for each line of the input, with the input's fields and the result's (`text`, `token_ids`,
 `finish_reason`, or `scores`, or `error`). [`{manifest}`]({manifest}) says what the run was.
 {scores}"""
+
+SAMPLING = """
+| sampling parameter of the lines | |
+|---|---|
+{rows}
+
+A line whose seed is `null` was drawn with one made of the run's seed and the line's number.
+"""
+MOST_VALUES = 5  # of a sampling parameter, told with how many lines had each
 
 
 def read(path: Path) -> tuple[list[dict], dict]:
@@ -62,13 +71,41 @@ def finish_reasons(results: list[dict]) -> Counter:
     return Counter(one["finish_reason"] for one in completions if isinstance(one, dict) and "finish_reason" in one)
 
 
+def sampling_values(results: list[dict], defaults: dict) -> list[tuple[str, str]]:
+    """Each sampling parameter with the values that the lines had, a line's own before the command line's. Errors and
+    scored lines had none, and answers in OpenAI's form do not say which."""
+    lines = [
+        defaults | result.get("sampling", {})
+        for result in results
+        if result.get("error") is None and result.get("score") is not True and {"text", "outputs"} & result.keys()
+    ]
+    values = []
+    for name in defaults if lines else ():
+        counts = Counter(code(line[name]) for line in lines).most_common()
+        told = [
+            value if len(counts) == 1 else f"{value} ({n:,} of {len(lines):,} lines)"
+            for value, n in counts[:MOST_VALUES]
+        ]
+        more = len(counts) - len(told)
+        values.append((name, ", ".join(told) + (f" and {more:,} other values" if more else "")))
+    return values
+
+
+def code(value: object) -> str:
+    """A value as JSON, in a table of Markdown."""
+    return f"`{json.dumps(value, ensure_ascii=False, allow_nan=False)}`".replace("|", "\\|")
+
+
+def rows(pairs: list[tuple[str, str]]) -> str:
+    return "\n".join(f"| {key} | {value} |" for key, value in pairs)
+
+
 def card(name: str, path: Path, results: list[dict], run: dict, scores: dict | None) -> str:
     """The dataset's README."""
     data = [{"config_name": "default", "data_files": path.name}]
     header = DatasetCardData(tags=["stagewise", "synthetic"], configs=data).to_yaml()
-    settings = {**{k: v for k, v in run.items() if k not in ("sampling", "version")}, **run["sampling"]}
-    table = "\n".join(f"| {key} | `{json.dumps(value, ensure_ascii=False)}` |" for key, value in settings.items())
-    told = f"\n## Scores\n\n```json\n{json.dumps(scores, indent=1)}\n```\n" if scores else ""
+    settings = [(key, code(value)) for key, value in run.items() if key not in ("sampling", "version")]
+    told = f"\n## Scores\n\n```json\n{json.dumps(scores, indent=1, allow_nan=False)}\n```\n" if scores else ""
     return CARD.format(
         header=header.strip(),
         name=name.split("/")[-1],
@@ -78,7 +115,8 @@ def card(name: str, path: Path, results: list[dict], run: dict, scores: dict | N
         stage=run["stage"],
         version=run["version"],
         model=run["model"],
-        settings=table,
+        settings=rows(settings),
+        sampling=SAMPLING.format(rows=rows(values)) if (values := sampling_values(results, run["sampling"])) else "",
         file=path.name,
         manifest=f"{path.name}.run.json",
         scores=told,
@@ -92,13 +130,14 @@ def files_of(path: Path, name: str, reference: str | None) -> dict[str, bytes]:
     scores = None
     if reference is not None:
         scores = summarize(read_scores(path, reference))
-        files["scores.json"] = f"{json.dumps(scores, indent=1)}\n".encode()
+        files["scores.json"] = f"{json.dumps(scores, indent=1, allow_nan=False)}\n".encode()
     return {**files, "README.md": card(name, path, results, run, scores).encode()}
 
 
 def write(folder: Path, files: dict[str, bytes]) -> None:
     for name, content in files.items():
-        (folder / name).write_bytes(content)
+        with naming(folder / name):
+            (folder / name).write_bytes(content)
 
 
 def main(argv: list[str] | None = None) -> int:
