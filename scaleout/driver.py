@@ -74,10 +74,7 @@ class Shard:
         return self._batch_file.read_finished(self.file, {line.id: line for line in lines})
 
     def write(self, result: bytes) -> None:
-        with self._batch_file.naming(self.file):
-            rest = result + b"\n"
-            while rest:
-                rest = rest[self.file.write(rest) :]
+        self._batch_file.append(self.file, result)
         if time.monotonic() > self._synced + SYNC_SECONDS:
             self.sync()
 

@@ -9,9 +9,11 @@ Exit status: 0 done, 1 some lines are errors, 2 bad input, 130 interrupted.
 """
 
 import asyncio
+import functools
 import sys
 import uuid
-from io import BufferedReader, BufferedWriter
+from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,15 @@ NO_LIMIT = 2**62  # of the queue: what waits is bounded by the lines at once
 class BatchFile:
     """Answers lines, several at once.
 
+    Args:
+        append: writes a line.
+
     Attributes:
         num_lines, num_errors: so far.
     """
 
-    def __init__(self, service: Service, output: BufferedWriter):
-        self.service, self.output = service, output
+    def __init__(self, service: Service, append: Callable[[bytes], None]):
+        self.service, self.append = service, append
         self.num_lines = self.num_errors = 0
         self._ids: set[str] = set()
         self._places = asyncio.Semaphore(LINES_AT_ONCE)
@@ -68,8 +73,7 @@ class BatchFile:
             result |= {"response": None, "error": message}
             self.num_errors += 1
         self.num_lines += 1
-        self.output.write(to_json(result) + b"\n")
-        self.output.flush()
+        self.append(to_json(result))
 
     def _read(self, raw: bytes, number: int, result: dict) -> dict:
         """A line's fields; its custom_id is put into the result as soon as it is known. Raises APIError."""
@@ -101,8 +105,8 @@ class BatchFile:
         return {"status_code": status, "request_id": request_id, "body": body}
 
 
-async def answer_file(service: Service, file: BufferedReader, output: BufferedWriter) -> BatchFile:
-    batch = BatchFile(service, output)
+async def answer_file(service: Service, file: BufferedReader, append: Callable[[bytes], None]) -> BatchFile:
+    batch = BatchFile(service, append)
     await batch.run(file)
     return batch
 
@@ -120,8 +124,9 @@ def main(argv: list[str] | None = None) -> int:
         if args.output.exists():
             raise ValueError(f"--output {args.output} exists: remove it, or name another")
         service = make_service(stage, args, Limits(max_queue_size=NO_LIMIT, max_queue_tokens=NO_LIMIT))
-        with service.engine, args.output.open("xb") as output:
-            batch = asyncio.run(answer_file(service, file, output))
+        with service.engine, args.output.open("xb", buffering=0) as output:
+            append = functools.partial(stage.part("batch_file").append, output)
+            batch = asyncio.run(answer_file(service, file, append))
         if batch.num_errors:
             console.tell(f"{parser.prog}: {batch.num_errors} of {batch.num_lines} lines are errors, see {args.output}")
             outcome.status = 1

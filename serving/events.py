@@ -17,8 +17,12 @@ DONE = b"data: [DONE]\n\n"
 
 
 def to_json(content: Any) -> bytes:
-    """JSON on one line, whoever says what a line is: in ASCII, for some readers end one at U+2028 or U+0085 too."""
-    return json.dumps(content, allow_nan=False).encode()
+    """JSON on one line, whoever says what a line is: in ASCII, for some readers end one at U+2028 or U+0085 too. A
+    number that JSON has no form for, a log-probability of minus infinity say, becomes null."""
+    try:
+        return json.dumps(content, allow_nan=False).encode()
+    except ValueError:
+        return to_json(json.loads(json.dumps(content), parse_constant=lambda _: None))
 
 
 def event(content: dict) -> bytes:

@@ -5,7 +5,6 @@ Results go to stdout; progress, the closing line and errors to stderr. Exit stat
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -15,9 +14,9 @@ from typing import NoReturn
 from tqdm import tqdm
 
 from .config import add_flags, engine_options
-from .console import Outcome, flush_streams, one_interrupt, prepare_streams, tell
+from .console import Outcome, flush_streams, naming, one_interrupt, prepare_streams, tell
 from .llm import LLM
-from .outputs import RequestOutput
+from .outputs import RequestOutput, to_json
 from .sampling_params import SamplingParams
 from .stats import closing_line
 from .trace import BEGIN, write_trace
@@ -76,7 +75,8 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     prompts = list(args.prompts or [])
     if args.prompts_file:
         try:
-            lines = args.prompts_file.read_text(encoding="utf-8-sig").split("\n")
+            with naming(args.prompts_file):
+                lines = args.prompts_file.read_text(encoding="utf-8-sig").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"{args.prompts_file} is not UTF-8: {error.reason} at byte {error.start}") from None
         prompts += [line for line in lines if line.strip()]
@@ -105,7 +105,7 @@ def check_trace(path: Path, used: dict[str, Path | None]) -> None:
 
 def format_result(index: int, output: RequestOutput, total: int, as_json: bool) -> str:
     if as_json:
-        return json.dumps({"index": index, **output.to_dict()}, ensure_ascii=False)
+        return to_json({"index": index, **output.to_dict()})
     completion = output.outputs[0]
     text = output.prompt + completion.text
     if total == 1:
@@ -123,8 +123,9 @@ def complete(llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool
     with tqdm(total=len(prompts), unit="request", disable=quiet or len(prompts) == 1) as bar:
 
         def show(index: int) -> None:
-            bar.write(format_result(index, waiting.pop(index), len(prompts), as_json), file=sys.stdout)
-            sys.stdout.flush()
+            with naming("stdout"):
+                bar.write(format_result(index, waiting.pop(index), len(prompts), as_json), file=sys.stdout)
+                sys.stdout.flush()
 
         try:
             for index, output in results:

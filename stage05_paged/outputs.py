@@ -1,5 +1,6 @@
-"""What the engine gives back: results and stream events."""
+"""What the engine gives back: results and stream events, and how they are written as JSON."""
 
+import json
 from dataclasses import asdict, dataclass
 
 
@@ -110,3 +111,13 @@ class StreamEvent:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+
+def to_json(values: dict) -> str:
+    """A line of JSON, readable where it can be. A number that JSON has no form for, an infinity or NaN, becomes null;
+    half a surrogate pair, which UTF-8 can't carry, stays escaped."""
+    try:
+        line = json.dumps(values, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return to_json(json.loads(json.dumps(values), parse_constant=lambda _: None))
+    return line.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -13,11 +13,14 @@ prompt? Without either, how likely is the prompt as a text? Its result has `scor
 OpenAI's batch lines are taken too, and answered as OpenAI does (see openai_lines.py).
 
 Lines are written in the order in which they are done. A line's answer depends on the line, its number and the settings
-alone, so a run that was killed and resumed ends with the same lines as one that was not. The settings are beside the
-output, in a manifest (manifest.py): resume with the same. (Answers to OpenAI's lines also say when they were made.)
+alone, so a run that was killed and resumed ends with the same lines as one that was not: to the byte, if no sum's
+rounding depends on what else is in its forward pass. Torch's does: there log-probabilities may differ in their last
+digits, and at a near-tie the token. (Answers to OpenAI's lines also say when they were made.) The settings are
+beside the output, in a manifest (manifest.py): resume with the same.
+
+A number that JSON has no form for, an infinity or NaN, is null in the output, whether the input or the model had it.
 """
 
-import contextlib
 import json
 import os
 import time
@@ -36,11 +39,12 @@ except ModuleNotFoundError:  # Windows
 
 from tqdm import tqdm
 
+from .console import naming
 from .dataset import HUB, Dataset, check_dataset, read_dataset
 from .llm import LLM
 from .manifest import begin, describe_run, resume
 from .openai_lines import answer, answer_id, is_request, refusal, to_line
-from .outputs import RequestOutput
+from .outputs import RequestOutput, to_json
 from .sampler import derive_seed
 from .sampling_params import SamplingParams
 from .scoring import SCORING, Pair, score_of
@@ -148,7 +152,7 @@ def run_batch_file(llm: LLM, source: str, file: FileIO, defaults: SamplingParams
 
         def write(result: dict) -> None:
             nonlocal synced
-            append(file, result)
+            append(file, to_json(result).encode())
             if time.monotonic() > synced + SYNC_SECONDS:
                 sync(file)
                 synced = time.monotonic()
@@ -170,27 +174,18 @@ def run_batch_file(llm: LLM, source: str, file: FileIO, defaults: SamplingParams
     return num_lines, num_errors
 
 
-def append(file: FileIO, result: dict) -> None:
+def append(file: FileIO, line: bytes) -> None:
     """Write a line. It is there when this returns, whatever becomes of this process."""
-    rest = (to_json(result) + "\n").encode()
-    with naming(file):
+    rest = line + b"\n"
+    with naming(file.name):
         while rest:
             rest = rest[file.write(rest) :]
 
 
 def sync(file: FileIO) -> None:
     """Have the system put what was written on the disk, where it is whatever becomes of the machine."""
-    with naming(file):
+    with naming(file.name):
         os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def naming(file: FileIO) -> Iterator[None]:
-    """Errors of an open file do not say which it is: say so."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(file.name)) from None
 
 
 def completed(llm: LLM, lines: list[Line]) -> Iterator[tuple[Line, list[RequestOutput]]]:
@@ -239,16 +234,6 @@ def select(completion: dict) -> dict:
     """What a result line has of a completion."""
     asked = [name for name in RESULT_FIELDS if completion.get(name) is not None or name == "stop_reason"]
     return {name: completion[name] for name in asked}
-
-
-def to_json(result: dict) -> str:
-    """A line of JSON, readable where it can be; half a surrogate pair, which UTF-8 can't carry, stays escaped."""
-    line = json.dumps(result, ensure_ascii=False)
-    try:
-        line.encode("utf-8")
-    except UnicodeEncodeError:
-        line = json.dumps(result)
-    return line
 
 
 def read_lines(llm: LLM, dataset: Dataset, defaults: SamplingParams) -> list[Line]:
@@ -342,7 +327,7 @@ def read_finished(file: FileIO, lines: dict[str | int, Line]) -> dict[str | int,
     """
     finished, size = {}, 0
     file.seek(0)
-    with open(file.fileno(), "rb", closefd=False) as reader:
+    with naming(file.name), open(file.fileno(), "rb", closefd=False) as reader:
         for number, raw in enumerate(reader, start=1):
             if not raw.endswith(b"\n"):
                 if not any(begins(line, raw) for line in lines.values()):
@@ -376,7 +361,7 @@ def read_result(raw: bytes, lines: dict[str | int, Line]) -> tuple[Line, dict]:
     carried = {name: value for name, value in line.fields.items() if name not in ("id", *RESULT_FIELDS)}
     if missing := [name for name in carried if name not in result]:
         raise ValueError(f"it lacks the field {missing[0]!r:.80} of the input's line")
-    if json.dumps(carried) != json.dumps({name: result[name] for name in carried}):
+    if to_json(carried) != to_json({name: result[name] for name in carried}):
         raise ValueError("the input's line of this id has other fields")
     if not {"text", "outputs", "scores", "error"} & result.keys():
         raise ValueError("it has neither text nor outputs nor scores nor error")

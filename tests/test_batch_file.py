@@ -1,5 +1,6 @@
 """Batch files: every line answered once, bad lines told, killed at any byte and resumed without loss."""
 
+import contextlib
 import json
 import math
 import os
@@ -9,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.adapter import ROOT, STAGES
-from tools import score
+from tools import push, score
 
 try:
     import fcntl
@@ -233,6 +236,81 @@ def test_killed_and_resumed(batched_stage, tmp_path, kill):
     assert by_id(read_results(output)) == by_id(read_results(tmp_path / "whole.jsonl"))
 
 
+def numbers_of(value):
+    """Every float in a result, in order; and the result without them."""
+    if isinstance(value, float):
+        return [value], None
+    if isinstance(value, dict):
+        parts = {key: numbers_of(inner) for key, inner in value.items()}
+        return [n for found, _ in parts.values() for n in found], {key: rest for key, (_, rest) in parts.items()}
+    if isinstance(value, list):
+        parts = [numbers_of(inner) for inner in value]
+        return [n for found, _ in parts for n in found], [rest for _, rest in parts]
+    return [], value
+
+
+@pytest.mark.parametrize("batched_stage", STAGES[1:], ids=str)
+def test_what_of_a_resumed_run_may_differ(batched_stage, tmp_path):
+    """The last digits of log-probabilities, in stages 2 to 5, by no more than USING.md says; in stage 6 not a byte."""
+    source, whole = tmp_path / "in.jsonl", tmp_path / "whole.jsonl"
+    write_input(source, count=16)
+    batch = ["--max-num-seqs", "4", "--max-tokens", "8", "--logprobs", "2", "--quiet", "--input", source]
+    assert batched_stage.main(*batch, "--output", whole)[0] == 0
+    content = whole.read_bytes()
+    for cut in random.Random(0).sample(range(len(content)), 3):
+        output = tmp_path / f"cut-{cut}.jsonl"
+        output.write_bytes(content[:cut])
+        shutil.copy(f"{whole}.run.json", f"{output}.run.json")
+        assert batched_stage.main(*batch, "--output", output, "--resume")[0] == 0
+        before, after = (sorted(path.read_bytes().splitlines(), key=id_of) for path in (whole, output))
+        if batched_stage.number >= 6:
+            assert before == after
+        for a, b in zip(before, after, strict=True):
+            (a, rest_of_a), (b, rest_of_b) = (numbers_of(json.loads(line)) for line in (a, b))
+            assert rest_of_a == rest_of_b
+            assert a == pytest.approx(b, rel=0, abs=1e-4)
+
+
+def id_of(line):
+    return json.dumps(json.loads(line)["id"])
+
+
+def test_output_is_strict_json(batched_stage, tmp_path, small_checkpoint):
+    """Infinities and NaN of the input are null, in good lines and in bad ones, also where a run goes on; and so are
+    those of the model: here a token that is impossible."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    model = shutil.copytree(small_checkpoint, tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    tensors["transformer.ln_f.bias"].fill_(1)
+    tensors["transformer.ln_f.weight"].fill_(0)
+    tensors["transformer.wte.weight"][5].fill_(-3e38)  # finite, but its logit is not, nor is the tensor's sum
+    save_file(tensors, model / "model.safetensors")
+    source.write_text(
+        '{"prompt_token_ids": [1], "id": "good", "x": NaN, "deep": [{"y": [-Infinity, 1e999, 1.5]}], "z": "\\ud800"}\n'
+        '{"prompt_token_ids": [1], "id": "bad", "x": Infinity, "sampling": {"temperature": NaN}}\n'
+        '{"prompt_token_ids": [1], "id": NaN}\n'
+        '{"prompt_token_ids": [1], "id": "all", "sampling": {"logprobs": 211}}\n'
+    )
+    batch = ["--model", model, "--input", source, "--output", output, "--max-tokens", "2", "--ignore-eos", "--quiet"]
+    assert batched_stage.main(*batch)[0] == 1
+    content = output.read_bytes()
+    for cut in (len(content), len(content) - 3, content.index(b"deep") + 30):
+        output.write_bytes(content[:cut])
+        assert batched_stage.main(*batch, "--resume")[0] == 1
+        results = {}
+        for line in output.read_text(encoding="utf-8").splitlines():
+            result = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+            results[result["id"]] = result
+        assert results.keys() == {"good", "bad", "line-3", "all"}
+        good, bad = results["good"], results["bad"]
+        assert (good["x"], good["deep"], good["z"]) == (None, [{"y": [None, None, 1.5]}], "\ud800")
+        assert (bad["x"], bad["sampling"]) == (None, {"temperature": None})
+        assert "temperature must be a number" in bad["error"]
+        assert "got nan" in bad["error"]
+        assert results["all"]["logprobs"][0]["5"]["logprob"] is None
+        assert isinstance(results["all"]["logprobs"][0]["6"]["logprob"], float)
+
+
 def test_resume_refuses_another_input(batched_stage, tmp_path):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "A fox", "id": 1}\n')
@@ -432,21 +510,16 @@ def test_what_is_written_is_synced(batched_stage, tmp_path, monkeypatch):
 @pytest.mark.skipif(fcntl is None, reason="POSIX only")
 def test_a_full_disk_loses_nothing_that_is_written(batched_stage, tmp_path, monkeypatch):
     """The file may not grow further in the middle of a line: one clear line, and --resume goes on from there."""
-    import resource
-
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_input(source, count=8)
     batch = ["--input", source, "--max-num-seqs", "2", *QUICK]
     assert batched_stage.main(*batch, "--output", tmp_path / "whole.jsonl")[0] == 0
     main = batched_stage.part("cli")
-    original, limits = main.run_batch_file, resource.getrlimit(resource.RLIMIT_FSIZE)
+    original = main.run_batch_file
 
     def full(*arguments, **more):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-        try:
+        with files_of_at_most(1000):
             return original(*arguments, **more)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     with monkeypatch.context() as context:
         context.setattr(main, "run_batch_file", full)
@@ -457,6 +530,45 @@ def test_a_full_disk_loses_nothing_that_is_written(batched_stage, tmp_path, monk
     assert output.stat().st_size == 1000
     assert batched_stage.main(*batch, "--output", output, "--resume")[0] == 0
     assert by_id(read_results(output)) == by_id(read_results(tmp_path / "whole.jsonl"))
+
+
+@contextlib.contextmanager
+def files_of_at_most(num_bytes):
+    """What a full disk is like: no file of this process grows beyond so many bytes."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.skipif(fcntl is None, reason="POSIX only")
+def test_errors_of_the_disk_name_the_file(batched_stage, tmp_path, capsys):
+    """Of every file that is written: the output, its manifest, a trace, scores, a dataset for the Hub; and read."""
+    batch_file, manifest, trace = (batched_stage.part(name) for name in ("batch_file", "manifest", "trace"))
+    results, long = tmp_path / "r.jsonl", {"long": "word " * 1000}
+    results.write_text('{"id": 1, "text": "a"}\n' * 200)
+    tracer = SimpleNamespace(header=long, records=[])
+    with (tmp_path / "o.jsonl").open("ab", buffering=0) as file:
+        writes = {
+            "o.jsonl": lambda: batch_file.append(file, json.dumps(long).encode()),
+            "o.jsonl.run.json.new": lambda: manifest.begin(file.name, long),
+            "trace": lambda: trace.write_trace(tmp_path / "trace", tracer),
+            "README.md": lambda: push.write(tmp_path, {"README.md": b"a" * 2000}),
+        }
+        for name, write in writes.items():
+            with files_of_at_most(1000), pytest.raises(OSError, match="File too large") as raised:
+                write()
+            assert str(raised.value).endswith(f": '{tmp_path / name}'"), name
+    with files_of_at_most(1000):
+        assert score.main([str(results), "--per-line", str(tmp_path / "scores")]) == 2
+    assert capsys.readouterr().err.endswith(f"File too large: '{tmp_path / 'scores'}'\n")
+    if sys.platform == "linux":
+        with pytest.raises(OSError, match="Input/output error: '/proc/self/mem'"):
+            batched_stage.part("dataset").read_dataset("/proc/self/mem")
 
 
 def test_control_c_twice(batched_stage, tmp_path, monkeypatch):

@@ -321,7 +321,7 @@ def test_stdout_on_a_full_disk(stage):
             command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600, check=False
         )
     assert result.returncode == 2
-    assert result.stderr == f"python -m {stage.directory}: error: [Errno 28] No space left on device\n"
+    assert result.stderr == f"python -m {stage.directory}: error: [Errno 28] No space left on device: 'stdout'\n"
 
 
 @in_a_process

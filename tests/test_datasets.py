@@ -161,11 +161,19 @@ def test_parquet(batched_stage, tmp_path):
     ]
     days = [datetime.date(2026, 1, day) for day in (1, 2, 3)]
     table = pa.Table.from_pylist(rows).append_column("day", pa.array(days))
+    table = table.append_column("ratio", pa.array([1.5, float("nan"), float("-inf")]))
     pq.write_table(table, tmp_path / "in.parquet")
     lines = [
-        {"prompt": "A fox", "id": "a", "answer": "red", "sampling": {"temperature": 0.0}, "day": "2026-01-01"},
-        {"prompt": "One day", "sampling": {"max_tokens": 3}, "day": "2026-01-02"},
-        {"id": "c", "answer": "no prompt", "day": "2026-01-03"},
+        {
+            "prompt": "A fox",
+            "id": "a",
+            "answer": "red",
+            "sampling": {"temperature": 0.0},
+            "day": "2026-01-01",
+            "ratio": 1.5,
+        },
+        {"prompt": "One day", "sampling": {"max_tokens": 3}, "day": "2026-01-02", "ratio": None},
+        {"id": "c", "answer": "no prompt", "day": "2026-01-03", "ratio": None},
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for name in ("in.parquet", "in.jsonl"):

@@ -20,7 +20,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving import batch
+from serving import batch, events
 from serving.__main__ import add_server_flags, build_parser, check, main
 from serving.app import App
 from serving.chat import ChatTemplate
@@ -948,6 +948,11 @@ def test_flags_that_are_wrong_are_told_in_one_line(capsys, tmp_path):
             with pytest.raises(SystemExit, match="2"):
                 main(flags)
             assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_answers_are_strict_json():
+    """A token that is impossible has a log-probability of minus infinity, which JSON has no form for."""
+    assert events.to_json({"top": [{"é": -float("inf")}], "n": 1.5}) == b'{"top": [{"\\u00e9": null}], "n": 1.5}'
 
 
 # --- Batch files ------------------------------------------------------------------------------------------------------
