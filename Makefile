@@ -18,16 +18,17 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/pyright --project .
 	$(BIN)/python -m pytest -n 2 -m "not soak and not browser and not cluster and not arm"
 
 soak: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 -m soak
 
 clients: $(VENV)/installed-test
-	$(BIN)/python -m serving.clients.environments openai lm-eval
-	.clients/openai/bin/python -m pytest serving/clients/test_openai.py
-	.clients/lm-eval/bin/python -m pytest serving/clients/test_lm_eval.py
-	$(BIN)/python -m serving.clients.load --seconds 20
+	$(BIN)/python -m stagewise.serving.clients.environments openai lm-eval
+	.clients/openai/bin/python -m pytest stagewise/serving/clients/test_openai.py
+	.clients/lm-eval/bin/python -m pytest stagewise/serving/clients/test_lm_eval.py
+	$(BIN)/python -m stagewise.serving.clients.load --seconds 20
 
 scaleout: $(VENV)/installed-scaleout
 	$(BIN)/python -m pytest tests/scaleout

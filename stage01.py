@@ -1,8 +1,4 @@
-import sys
-
 if __name__ == "__main__":
-    try:
-        from stage01_single.cli import main
-    except KeyboardInterrupt:  # while torch is being loaded, which takes a second
-        sys.exit(130)
-    sys.exit(main())
+    from stagewise.__main__ import run_stage
+
+    run_stage(1)

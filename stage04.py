@@ -1,11 +1,4 @@
-import sys
-
 if __name__ == "__main__":
-    try:
-        from stage04_continuous.cli import main
+    from stagewise.__main__ import run_stage
 
-        if "--ray" in sys.argv:  # a batch run on many machines
-            from scaleout.cli import stage04 as main
-    except KeyboardInterrupt:  # while torch is being loaded, which takes a second
-        sys.exit(130)
-    sys.exit(main())
+    run_stage(4)

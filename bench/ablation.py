@@ -33,7 +33,7 @@ from bench import workloads
 from bench.machine import describe
 from bench.report import command
 from bench.throughput import run_in_fresh_process
-from tests.adapter import STAGES
+from tools.engines import STAGES
 
 WORKLOADS = ("single", "decode", "prefill", "mixed", "prefix")
 DTYPES = ("float32", "bfloat16")
@@ -145,7 +145,7 @@ def measure_steps(workload: str, dtype: str, repeat: int, model: str, bar: tqdm)
     rounds = []
     for _ in range(repeat):
         contest.clear()
-        llm.engine.block_manager.start_over()  # or a later round would find the prompts of the one before
+        llm.engine.block_manager.clear()  # or a later round would find the prompts of the one before
         llm.generate(prompts, params)
         rounds.append(contest.seconds)
         bar.update()
@@ -180,7 +180,7 @@ def measure_runs(workload: str, dtype: str, repeat: int, model: str, folder: Pat
 
 def vocab_size(model: str) -> int:
     weights = FAST.part("weights")
-    return weights.read_config(model, weights.find_model(model, "dummy"), "dummy").vocab_size
+    return weights.read_config(model, weights.find_model(model, "dummy"), "dummy")["vocab_size"]
 
 
 def gains(run: dict) -> dict[str, float]:

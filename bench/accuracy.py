@@ -16,7 +16,7 @@ import torch
 
 from bench.machine import describe
 from bench.report import command
-from tests.adapter import STAGES, random_prompts
+from tools.engines import STAGES, random_prompts
 
 LENGTHS = [1, 5, 16, 33, 64, 100, 200, 300, 500, 800]
 WAYS = {
@@ -61,8 +61,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
     args = parser.parse_args(argv)
     weights = STAGES[0].part("weights")
-    config = weights.read_config(args.model, weights.find_model(args.model, "dummy"), "dummy")
-    prompts = random_prompts(config.vocab_size, [n for n in LENGTHS if n < config.n_positions])
+    sizes = weights.read_config(args.model, weights.find_model(args.model, "dummy"), "dummy")
+    prompts = random_prompts(sizes["vocab_size"], [n for n in LENGTHS if n < sizes["n_positions"]])
     exact = exact_logits(args.model, prompts)
     largest, rows = exact.abs().amax(-1), []
     for (dtype, way), arguments in WAYS.items():

@@ -1,7 +1,7 @@
 """A command on a CPU that seems to have no more than AVX2: what most laptops are like, on a server with AVX-512.
 
     PIP_NO_CACHE_DIR=1 python -m bench.avx2_only python -m bench.peers llama-cpp    # compiled for that CPU
-    python -m bench.avx2_only python -m tests.throughput --stages 6 --peers openvino,vllm,llama-cpp
+    python -m bench.avx2_only python -m bench.throughput --stages 6 --peers openvino,vllm,llama-cpp
 
 The settings that libraries have for this don't reach all code: some of OpenVINO's products ask the CPU themselves. So
 the answers of the instruction `cpuid` are changed (bench/avx2_only.c), for every process of the command, and stage 6 is

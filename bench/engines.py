@@ -2,7 +2,7 @@
 
     python -m bench.engines JOB.json RESULT.json
 
-`tests/throughput.py` calls it, with the Python of the engine's environment: for a peer (see `bench/peers.py`) that has
+`bench/throughput.py` calls it, with the Python of the engine's environment: for a peer (see `bench/peers.py`) that has
 none of this project's packages, so nothing is imported before it is known which engine it is.
 
 What is measured stands in a `with measured(job)` block: there, and only there, it has the company that the job asks for
@@ -10,91 +10,22 @@ What is measured stands in a `with measured(job)` block: there, and only there, 
 ended: the engine with the benchmark, the company with the engine.
 """
 
-import faulthandler
 import json
-import os
 import statistics
-import subprocess
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from bench.conditions import end_with_parent, measured, peak_memory
+
 Times = list[list[float]]  # of each request, when each of its tokens came, in seconds from the start
-
-# As they were before there was an engine, which may set variables for its threads or bind itself to some of the cores:
-# company is to have none of that.
-ENVIRONMENT = dict(os.environ)
-CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-
-
-def end_with_parent() -> None:
-    """End this process when stdin does: it is a pipe that the parent process holds open as long as it lives."""
-
-    def wait() -> None:
-        while os.read(0, 1):  # not sys.stdin.read, whose lock a thread that waits would keep when the interpreter ends
-            continue
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def keep_busy(kind: str, cores: list[int]) -> None:
-    """What company does: a busy loop, or a torch program with two threads."""
-    end_with_parent()
-    if cores:
-        os.sched_setaffinity(0, cores)
-    if kind == "torch":
-        import torch
-
-        torch.set_num_threads(2)
-        matrix = torch.randn(512, 512)
-        matrix @ matrix  # the first one starts the threads
-        print("busy", flush=True)
-        while True:
-            matrix @ matrix
-    print("busy", flush=True)
-    while True:
-        pass
-
-
-@contextmanager
-def measured(job: dict) -> Iterator[None]:
-    """Beside `company` (so many busy loops, or "torch"), all of them busy from the beginning to the end of the block;
-    the process ends with status 1 and "Timeout" on stderr if the block takes more than `limit` seconds."""
-    company = job.get("company") or "0"
-    kinds = ["torch"] if company == "torch" else ["loop"] * int(company)
-    processes: list[subprocess.Popen] = []
-    try:
-        for kind in kinds:
-            code = f"from bench.engines import keep_busy; keep_busy({kind!r}, {CORES})"
-            command = [job["company_python"], "-c", code]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-            processes.append(subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, **pipes))
-        for process in processes:
-            if process.stdout.readline().strip() != b"busy":
-                sys.exit(f"its company did not start: status {process.wait()}")
-        if job.get("limit"):  # not a thread of Python's, which might never get its turn beside an engine that spins
-            faulthandler.dump_traceback_later(job["limit"], exit=True)
-        yield
-        faulthandler.cancel_dump_traceback_later()
-        if any(process.poll() is not None for process in processes):
-            sys.exit("its company ended before it did")
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.communicate()  # waits for its end, and closes the pipes
 
 
 def run_stage(job: dict) -> dict:
     """A stage: the requests all at once, or as they arrive (`arrivals`; from stage 4 on)."""
-    from tests.adapter import STAGES
+    from tools.engines import STAGES
 
     stage = next(stage for stage in STAGES if stage.directory == job["engine"])
     arguments = {name: value for name, value in job["options"].items() if stage.has_argument(name)}
@@ -106,7 +37,7 @@ def run_stage(job: dict) -> dict:
 
 def run_own(job: dict) -> dict:
     """An engine of somebody's own, the same way; it may lack what only tells of it."""
-    from tests.adapter import OwnEngine
+    from tools.engines import OwnEngine
 
     own = OwnEngine(job["own"][job["engine"]])
     told = {name: job[name] for name in ("load_format", "dtype", "device")}
@@ -127,7 +58,7 @@ def run_engine(job: dict, stage, llm) -> dict:
         llm.stats = type(stats)()
     if trace is not None:
         llm.trace.clear()
-    send = at_once if job["arrivals"] is None else as_they_arrive
+    send: Any = at_once if job["arrivals"] is None else as_they_arrive
     with measured(job):
         tokens, times, seconds = send(llm, prompts, params, job["arrivals"])
     count = lambda name: getattr(llm.stats, name, None) if stats is not None else None  # noqa: E731
@@ -141,7 +72,7 @@ def run_engine(job: dict, stage, llm) -> dict:
         "peak_bytes": peak_memory(job["device"].startswith("cuda")),
         "forwards": count("num_forwards"),
         "tokens_computed": computed,
-        "padding_share": None if None in (computed, padding) else padding / (padding + computed),
+        "padding_share": None if computed is None or padding is None else padding / (padding + computed),
         "rows_mean": statistics.mean(rows) if rows else None,
         "rows_max": max(rows, default=None),
         "kv_used_share": count("kv_tokens_used") / reserved if reserved else None,
@@ -181,26 +112,6 @@ def as_they_arrive(llm, prompts: list, params: list, arrivals: list[float]) -> t
             times[i] += [now] * (len(ids) - len(tokens[i]))
             tokens[i] = ids
     return tokens, times, time.perf_counter() - started
-
-
-def peak_memory(cuda: bool = False) -> int:
-    """The most memory that this process has held so far, in bytes: of the GPU, or what was resident."""
-    if cuda:
-        import torch
-
-        return torch.cuda.max_memory_allocated()
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage would count what the parent process held when this one began
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    try:
-        import resource
-    except ImportError:  # Windows
-        import psutil
-
-        return psutil.Process().memory_info().peak_wset
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def main() -> None:

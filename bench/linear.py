@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from bench.machine import best_seconds, describe
 from stage06_fast.kernels import c_kernel as c
-from stage06_fast.memory import Arena
+from stage06_fast.support.memory import Arena
 
 SHAPES = [(768, 2304), (768, 768), (768, 3072), (3072, 768)] * 12  # (in, out) of GPT-2 small's linear layers
 NUMBERS = sum(in_ * out for in_, out in SHAPES)

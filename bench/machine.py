@@ -75,7 +75,7 @@ def kernel_limits(dtype: torch.dtype) -> tuple[float, float]:
     """
     from stage06_fast.fast_model import OPTIMIZATIONS, pick_kind
     from stage06_fast.kernels import c_kernel as c
-    from stage06_fast.memory import empty
+    from stage06_fast.support.memory import empty
 
     try:
         library, kind = c.load_kernel(), pick_kind(dtype, frozenset(OPTIMIZATIONS))

@@ -4,12 +4,15 @@
 
 Each peer has an environment of its own, because their versions of torch and transformers exclude each other; llama.cpp
 is compiled, for which a C++ compiler is needed. Then
-`python -m tests.throughput --peers hf,hf-continuous,vllm,openvino,llama-cpp` runs them beside the stages.
+`python -m bench.throughput --peers hf,hf-continuous,vllm,openvino,llama-cpp` runs them beside the stages.
 
 All get the same weights (a Hugging Face checkpoint), token ids, dtype, number of requests at once, and both cores. What
 their defaults would do to numbers is turned off: OpenVINO would keep keys and values in 8 bits, and reduce activations
 of linear layers to 8 bits. What makes them faster without touching numbers stays on, such as prefix caching.
 """
+
+# pyright: reportMissingImports=false
+# (Each peer is in an environment of its own.)
 
 import importlib.metadata
 import itertools
@@ -21,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.engines import measured, peak_memory
+from bench.conditions import measured, peak_memory
 
 ROOT = Path(__file__).parent.parent
 TORCH = "torch>=2.8,<2.14"
@@ -38,7 +41,7 @@ def run_hf(job: dict) -> dict:
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=job["device"])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=job["device"])
-        out = model.generate(
+        out = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
             ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         return out[:, width:].tolist()

@@ -17,21 +17,22 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
 from bench.race import IDEAS
-from replay.trace import read_trace
+from stagewise.replay.trace import read_trace
 
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 GREY, INK = "#D0D0D0", "#222222"
-STYLE = {
+STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
@@ -239,9 +240,7 @@ def slots(traces: dict[str, Sequence]) -> Picture:
     for one, (name, trace) in zip(axes, traces.items(), strict=True):
         where, (start, end) = places(trace), clock(trace)
         one.add_patch(
-            mpl.patches.Rectangle(
-                (0, -0.5), end[-1], counts[name], facecolor=GREY, hatch="////", edgecolor="white", linewidth=0
-            )
+            Rectangle((0, -0.5), end[-1], counts[name], facecolor=GREY, hatch="////", edgecolor="white", linewidth=0)
         )
         live, spans, prefills = 0.0, {}, {}
         for i, step in enumerate(trace):
@@ -437,8 +436,8 @@ def batch_size(traces: dict[int, Sequence], limits: dict[int, float], bend: floa
         reached[batch] = batch / statistics.median(decodes)
     figure = Picture(figsize=(7, 3.6))
     axes = figure.subplots()
-    axes.plot(limits.keys(), limits.values(), "--", color=INK, label="roofline: the machine's limit")
-    axes.plot(reached.keys(), reached.values(), "o-", color=BLUE, label="measured")
+    axes.plot(list(limits), list(limits.values()), "--", color=INK, label="roofline: the machine's limit")
+    axes.plot(list(reached), list(reached.values()), "o-", color=BLUE, label="measured")
     for batch, speed in reached.items():
         axes.annotate(
             f"{speed / limits[batch]:.0%}",

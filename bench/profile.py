@@ -51,7 +51,7 @@ class Clock:
             label = "head" if name == "linear" and arguments[0].out == self.vocab_size else name
             started = time.perf_counter()
             result = function(*arguments)
-            self.seconds[label] += time.perf_counter() - started
+            self.seconds[label] += time.perf_counter() - started  # pyright: ignore[reportArgumentType]
             return result
 
         return run

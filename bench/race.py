@@ -47,7 +47,7 @@ def lane(number: int, row: dict, fastest: float, whole: float) -> tuple[str, str
 
 
 def svg(result: dict) -> str:
-    """The picture of a result of `python -m tests.throughput`."""
+    """The picture of a result of `python -m bench.throughput`."""
     rows = result["summary"]
     all_seconds = [row["seconds"] for row in rows]
     whole = max(all_seconds) + PAUSE * FASTER

@@ -8,7 +8,7 @@ A README, or another page in the root or a folder there, names its results in a 
 line and `<!-- end -->` is written here. Pictures of the same name beside the result are drawn anew if the page shows
 them: .png by plots.py, .svg by race.py. `<!-- comparison: FILE FILE … -->` is several results in one table,
 `<!-- company: FILE -->` is one of `--company` with several values, and `<!-- ablation: FILE … -->`, `profile`,
-`accuracy`, `linear`, `caches` and `serving` are what the commands of these names print.
+`accuracy`, `linear`, `caches`, `serving` and `rude` are what the commands of these names print.
 """
 
 import argparse
@@ -36,6 +36,7 @@ MAKERS = {
     "linear": "bench.linear",
     "caches": "bench.caches",
     "serving": "bench.serving",
+    "rude": "bench.rude",
 }
 
 
@@ -309,14 +310,14 @@ def write_readmes() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("result", type=Path, nargs="?", help="a file that python -m tests.throughput --json wrote")
+    parser.add_argument("result", type=Path, nargs="?", help="a file that python -m bench.throughput --json wrote")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison")
     parser.add_argument("--write", action="store_true", help="renew the tables and pictures of the READMEs")
     args = parser.parse_args(argv)
     if args.write == (args.result is not None):
         parser.error("give either a result or --write")
     if hasattr(sys.stdout, "reconfigure"):  # a terminal may have no ×
-        sys.stdout.reconfigure(errors="backslashreplace")
+        sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
         if args.write:
             write_readmes()
@@ -335,13 +336,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read_result(path: Path) -> dict:
-    """What tests.throughput wrote. Raises ValueError if it is something else."""
+    """What bench.throughput wrote. Raises ValueError if it is something else."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if not isinstance(result, dict) or not {"summary", "workload", "machine"} <= result.keys():
-        raise ValueError(f"{path} is no result of python -m tests.throughput --json")
+        raise ValueError(f"{path} is no result of python -m bench.throughput --json")
     return result
 
 

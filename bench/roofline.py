@@ -22,6 +22,7 @@ from stage03_kvcache import LLM, SamplingParams
 
 def decode_step(llm: LLM, batch: int, prompt_len: int, output_len: int) -> float:
     """The median seconds of stage 3's decode steps with a full batch."""
+    assert llm.trace is not None  # the caller asks for one
     llm.trace.clear()
     prompts = [[1 + i] * prompt_len for i in range(batch)]
     llm.generate(prompts, SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True))

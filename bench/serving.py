@@ -1,7 +1,7 @@
 """Servers under load: two load generators, `vllm bench serve` and guidellm, against the stages' servers and vLLM's.
 
     python -m bench.peers vllm                                     # once: vLLM's server and its load generator
-    python -m serving.clients.environments guidellm                # once: the other one
+    python -m stagewise.serving.clients.environments guidellm                # once: the other one
     python -m bench.serving --rates 0.5,1,2,4 --json FILE --plot FILE.png
     python -m bench.serving --engines 4,6 --rates inf --requests 50
 
@@ -36,11 +36,13 @@ from bench.machine import describe
 from bench.peers import PEERS, ROOT
 from bench.report import check_outputs
 from bench.throughput import write_model
-from serving.clients.environments import python_of
-from serving.clients.server import server as stage_server
+from stagewise.serving.clients.environments import python_of
+from stagewise.serving.clients.server import server as stage_server
+from tools.engines import STAGES
 
 ENGINES = ("4", "5", "6", "vllm")
 NAME = "served"
+JSON = {"Content-Type": "application/json"}
 PATIENCE = 600  # seconds for a server to start
 VLLM = "from bench.peers import name_vllm; name_vllm(); from vllm.entrypoints.cli.main import main; main()"
 
@@ -179,7 +181,7 @@ def overhead(model: Path) -> dict[str, float]:
             pass
 
     def over_http(url: str) -> None:
-        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), JSON)
         with urllib.request.urlopen(request) as response:
             assert sum(line.startswith(b"data: {") for line in response) == length
 
@@ -260,12 +262,10 @@ def main(argv: list[str] | None = None) -> int:
         if not PEERS["vllm"].python.exists():
             raise ValueError("vLLM is not there: python -m bench.peers vllm")
         if args.streams and not python_of("guidellm").exists():
-            raise ValueError("guidellm is not there: python -m serving.clients.environments guidellm")
+            raise ValueError("guidellm is not there: python -m stagewise.serving.clients.environments guidellm")
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "model").mkdir()
-            from tests.adapter import STAGES
-
             write_model(folder / "model", STAGES[-1].part("model").ModelConfig())
             runs = measure(args, folder / "model", folder)
             models = {"GPT-2's sizes": folder / "model", "the bundled model": ROOT / "models" / "tinytales"}

@@ -1,11 +1,11 @@
 """The stages side by side: the same requests through each engine, in one run.
 
-    python -m tests.throughput                                                  # stages 1 to 6, workload tail
-    python -m tests.throughput --stages 4 5 --workload mixed --kv-cache-bytes 603979776 --json FILE --plot FILE.png
-    python -m tests.throughput --stages 4 5 --workload mixed --rate 0.5         # requests arrive one by one
-    python -m tests.throughput --stages 5 --workload decode --peers hf,hf-continuous,vllm,openvino
-    python -m tests.throughput --stages mine 1 2 3        # an engine of your own (exercises/engine.md)
-    python -m tests.throughput --stages 5 6 --company 0,1,2,4,torch --limit 60      # a machine that others use too
+    python -m bench.throughput                                                  # stages 1 to 6, workload tail
+    python -m bench.throughput --stages 4 5 --workload mixed --kv-cache-bytes 603979776 --json FILE --plot FILE.png
+    python -m bench.throughput --stages 4 5 --workload mixed --rate 0.5         # requests arrive one by one
+    python -m bench.throughput --stages 5 --workload decode --peers hf,hf-continuous,vllm,openvino
+    python -m bench.throughput --stages mine 1 2 3        # an engine of your own (exercises/engine.md)
+    python -m bench.throughput --stages 5 6 --company 0,1,2,4,torch --limit 60      # a machine that others use too
 
 Every engine runs in a fresh process, in alternating order, `--repeat` times, after a warm-up; the tables show medians.
 Before a speed is printed, two things are checked: every engine made exactly the number of tokens that was asked for,
@@ -44,10 +44,11 @@ from bench import plots, workloads
 from bench.machine import describe, kernel_limits, least_seconds, matmul_rate, read_bandwidth
 from bench.peers import PEERS
 from bench.report import beside, check_outputs, summarize, tables
-from tests.adapter import ROOT, STAGES
+from tools.engines import STAGES
+from tools.sync_stages import ROOT
 
 LAST = STAGES[-1]
-DESCRIPTIONS = workloads.__doc__.split("\n\n")[1]
+DESCRIPTIONS = str(workloads.__doc__).split("\n\n")[1]
 FEW = 8  # requests of a workload beside company, where an engine may be thirty times slower
 MOST_COMPANY = 256  # processes
 LONGEST = 1e6  # seconds
@@ -122,7 +123,7 @@ def stage_or_path(text: str) -> int | str:
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     names = [stage.number for stage in STAGES]
     parser = argparse.ArgumentParser(
-        description=__doc__ + "\n" + DESCRIPTIONS, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=f"{__doc__}\n{DESCRIPTIONS}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--stages", type=stage_or_path, nargs="*", default=names, metavar="N|DIRECTORY", help="which; default: all"
@@ -188,13 +189,14 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--kv-cache-bytes needs a stage that has a KV cache: stage 3 or a later one")
     if args.peers and args.kv_cache_bytes:
         parser.error("--kv-cache-bytes is for the stages only; leave it out with --peers")
+    args.companies = args.company if args.company and len(args.company) > 1 else []
     return args
 
 
 def read_requests(args: argparse.Namespace, config) -> workloads.Workload:
     """The workload that the arguments name, checked against the model. Raises ValueError."""
     if args.workload in workloads.SIZES:
-        count = args.requests or min(workloads.SIZES[args.workload][0], FEW if args.company else math.inf)
+        count = args.requests or min(workloads.SIZES[args.workload][0], FEW if args.company else sys.maxsize)
         requests = workloads.make_workload(args.workload, count, config.vocab_size, args.seed)
     else:
         directory = LAST.part("weights").find_model(args.model, args.load_format)
@@ -256,36 +258,25 @@ def run_all(
     ]
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = parse_arguments(argv)
-    if hasattr(sys.stdout, "reconfigure"):  # a terminal may have no ×
-        sys.stdout.reconfigure(errors="backslashreplace")
-    weights = LAST.part("weights")
-    try:
-        device = LAST.part("config").pick_device(args.device)
-        dtype = LAST.part("config").pick_dtype(args.dtype, device)
-        directory = weights.find_model(args.model, args.load_format)
-        config = weights.read_config(args.model, directory, args.load_format)
-        requests = read_requests(args, config)
-        inputs = {} if args.workload in workloads.SIZES else {"--workload": Path(args.workload)}
-        check_outputs({"--json": args.json, "--plot": args.plot}, inputs)
-    except (ValueError, OSError) as error:
-        print(f"throughput: {error}", file=sys.stderr)
-        return 2
-    missing = [name for name in args.peers if not PEERS[name].python.exists()]
-    failures = {name: f"not installed; python -m bench.peers {PEERS[name].environment} installs it" for name in missing}
-    engines = [str(stage) for stage in STAGES if stage.number in args.stages] + args.own
-    engines += [name for name in args.peers if name not in missing]
-    options = {
-        "max_num_seqs": args.max_num_seqs or workloads.SIZES.get(args.workload, (None, 8))[1],
-        "kv_cache_bytes": args.kv_cache_bytes,
-    }
+def prepare(args: argparse.Namespace) -> tuple[object, Path, dict]:
+    """(the model's sizes, its directory, what every engine is told). Raises ValueError or OSError for what is wrong."""
+    weights, pick = LAST.part("weights"), LAST.part("options")
+    device = pick.pick_device(args.device)
+    dtype = pick.pick_dtype(args.dtype, device)
+    directory = weights.find_model(args.model, args.load_format)
+    config = LAST.part("model").ModelConfig(**weights.read_config(args.model, directory, args.load_format))
+    requests = read_requests(args, config)
+    inputs = {} if args.workload in workloads.SIZES else {"--workload": Path(args.workload)}
+    check_outputs({"--json": args.json, "--plot": args.plot}, inputs)
+    options = {"max_num_seqs": args.max_num_seqs or workloads.SIZES.get(args.workload, (None, 8))[1]}
+    if args.kv_cache_bytes is not None:
+        options["kv_cache_bytes"] = args.kv_cache_bytes
     job = {
         "model": args.model,
         "load_format": args.load_format,
         "dtype": str(dtype).removeprefix("torch."),
         "device": str(device),
-        "options": {name: value for name, value in options.items() if value is not None},
+        "options": options,
         "requests": requests,
         # other tokens than in the requests, so that a prefix cache finds nothing of them later
         "warm_up": [prompt[::-1] for prompt, _ in requests[:2]],
@@ -294,7 +285,19 @@ def main(argv: list[str] | None = None) -> int:
         "limit": args.limit,
         "own": {name: str(Path(name).resolve()) for name in args.own},
     }
-    companies = args.company if args.company and len(args.company) > 1 else []
+    return config, directory, job
+
+
+def measure(
+    args: argparse.Namespace, config, directory: Path, job: dict, failures: dict[str, str]
+) -> tuple[list[dict], list[dict], tuple[float, float]]:
+    """(runs, those that took longer than the limit, what `probe` says of the machine); see `run_all`."""
+    there = [name for name in args.peers if PEERS[name].python.exists()]
+    for name in args.peers:
+        if name not in there:
+            failures[name] = f"not installed; python -m bench.peers {PEERS[name].environment} installs it"
+    engines = [*(str(stage) for stage in STAGES if stage.number in args.stages), *args.own, *there]
+    machine = torch.device(job["device"]), getattr(torch, job["dtype"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if args.peers or args.own:  # all read one checkpoint, the stages too
@@ -302,55 +305,92 @@ def main(argv: list[str] | None = None) -> int:
             if args.load_format == "dummy":
                 write_model(folder, config)
                 job |= {"model": str(folder), "load_format": "auto"}
-        probes = [probe(device, dtype)]
-        runs, over = run_all(job, engines, companies, args.repeat, failures, folder)
+        probes = [probe(*machine)]
+        runs, over = run_all(job, engines, args.companies, args.repeat, failures, folder)
         with contextlib.suppress(KeyboardInterrupt):  # the first probe will do; the runs are not to be lost
-            probes.append(probe(device, dtype))
-    for engine, reason in failures.items():
-        print(f"{engine} is missing: {reason}", file=sys.stderr)
-    if not runs and not over:
-        return 1
-    same_tokens(runs)
-    wrong = [run for run in runs if run["engine"] not in PEERS and run["same_ids_share"] < 0.95]
-    if wrong and dtype == torch.float32:
-        share = 1 - wrong[0]["same_ids_share"]
-        print(
-            f"{wrong[0]['engine']} made other tokens than {runs[0]['engine']} for {share:.0%} of the requests: "
-            "no speed is printed",
-            file=sys.stderr,
-        )
-        return 1
+            probes.append(probe(*machine))
     bandwidth, rate = (max(values) for values in zip(*probes, strict=True))
-    needed = workloads.needed_work(requests, config, dtype.itemsize)
-    result = {
-        "command": f"python -m tests.throughput {shlex.join(sys.argv[1:] if argv is None else argv)}",
+    return runs, over, (bandwidth, rate)
+
+
+def circumstances(
+    args: argparse.Namespace, config, job: dict, over: list[dict], limits: tuple[float, float]
+) -> dict[str, object]:
+    """What a result says beside what the engines did: the workload, the model, the machine and what it could do."""
+    needed = workloads.needed_work(job["requests"], config, getattr(torch, job["dtype"]).itemsize)
+    return {
         "workload": Path(args.workload).name,
-        "workload_sha256": workloads.fingerprint(requests),
-        "requests": len(requests),
+        "workload_sha256": workloads.fingerprint(job["requests"]),
+        "requests": len(job["requests"]),
         "rate": args.rate,
         "seed": args.seed,
-        **({"company": companies or job["company"]} if args.company else {}),
-        **({"limit": args.limit, "over": over} if args.limit or companies else {}),
-        **options,
+        **({"company": args.companies or job["company"]} if args.company else {}),
+        **({"limit": args.limit, "over": over} if args.limit or args.companies else {}),
+        "max_num_seqs": job["options"]["max_num_seqs"],
+        "kv_cache_bytes": args.kv_cache_bytes,
         "model": args.model,
         "load_format": args.load_format,
         "dtype": job["dtype"],
         "repeat": args.repeat,
-        "machine": describe(device),
-        "bandwidth": bandwidth,
-        "matmul_rate": rate,
-        "least_seconds": None if args.rate else sum(least_seconds(work, bandwidth, rate) for work in needed),
-        "missing": failures,
+        "machine": describe(torch.device(job["device"])),
+        "bandwidth": limits[0],
+        "matmul_rate": limits[1],
+        "least_seconds": None if args.rate else sum(least_seconds(work, *limits) for work in needed),
     }
-    result |= summarize(runs, job["arrivals"], result["least_seconds"])
-    status = 1 if failures else 0
+
+
+def other_tokens(runs: list[dict]) -> str | None:
+    """What is wrong if a stage, or an engine of somebody's own, made other tokens than the first for many requests."""
+    for run in runs:
+        if run["engine"] not in PEERS and run["same_ids_share"] < 0.95:
+            share = 1 - run["same_ids_share"]
+            return f"{run['engine']} made other tokens than {runs[0]['engine']} for {share:.0%} of the requests"
+    return None
+
+
+def tell(result: dict, args: argparse.Namespace) -> int:
+    """Write and print a result; returns the exit status."""
+    status = 0
     try:  # the file first: a terminal that has gone is no reason to lose it
         if args.json:
             args.json.write_text(json.dumps(result, indent=1) + "\n")
-        if args.plot and runs:
+        if args.plot and result["runs"]:
             plots.ladder(result).savefig(args.plot)
     except OSError as error:
         print(f"throughput: {error}", file=sys.stderr)
         status = 1
     print(tables(result))
     return status
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(argv)
+    if hasattr(sys.stdout, "reconfigure"):  # a terminal may have no ×
+        sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        config, directory, job = prepare(args)
+    except (ValueError, OSError) as error:
+        print(f"throughput: {error}", file=sys.stderr)
+        return 2
+    failures: dict[str, str] = {}
+    runs, over, limits = measure(args, config, directory, job, failures)
+    for engine, reason in failures.items():
+        print(f"{engine} is missing: {reason}", file=sys.stderr)
+    if not runs and not over:
+        return 1
+    same_tokens(runs)
+    wrong = other_tokens(runs)
+    if wrong and job["dtype"] == "float32":
+        print(f"{wrong}: no speed is printed", file=sys.stderr)
+        return 1
+    command = f"python -m bench.throughput {shlex.join(sys.argv[1:] if argv is None else argv)}"
+    result = {"command": command, **circumstances(args, config, job, over, limits), "missing": failures}
+    result |= summarize(runs, job["arrivals"], result["least_seconds"])
+    return tell(result, args) or (1 if failures else 0)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # before there was a run to tell of
+        sys.exit(130)

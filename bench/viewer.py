@@ -25,16 +25,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from bench.machine import describe
 from bench.throughput import write_model
-from serving.__main__ import build_parser, make_service
-from serving.completions import Service
-from serving.live import Viewer
-from serving.stages import Stage
+from stagewise.serving.__main__ import build_parser, make_service
+from stagewise.serving.completions import Service
+from stagewise.serving.limits import Limits
+from stagewise.serving.live import Viewer
+from stagewise.stages import Stage
+from tools.engines import STAGES
 
 SECONDS = 1  # of a window
 WARM_UP = 10  # seconds
@@ -44,7 +47,7 @@ WARM_UP = 10  # seconds
 def load(service: Service, requests: int, max_tokens: int) -> Iterator[None]:
     """So many requests at once, as long as this lasts."""
     done = threading.Event()
-    params = service.stage.part("sampling_params").SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    params = service.stage.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
 
     def keep_asking(number: int) -> None:
         while not done.is_set():
@@ -80,14 +83,15 @@ async def look_on(service: Service, seconds: float, sink: subprocess.Popen) -> N
     """A viewer of so many seconds, whose events go to another process."""
     gone = asyncio.Event()
 
-    async def receive() -> dict:
+    async def receive() -> dict[str, Any]:
         await gone.wait()
         return {"type": "http.disconnect"}
 
-    async def send(message: dict) -> None:
+    async def send(message: Any) -> None:
+        assert sink.stdin is not None
         sink.stdin.write(message.get("body", b""))
 
-    task = asyncio.create_task(Viewer(service)({}, receive, send))
+    task = asyncio.create_task(Viewer(service, lambda: False)({}, receive, send))
     await asyncio.sleep(seconds)
     gone.set()
     await task
@@ -127,7 +131,7 @@ def compare(pairs: list[dict[str, list[float]]], mean) -> dict:
 def measure(args: argparse.Namespace, model: str | Path) -> dict:
     stage = Stage(args.stage)
     flags = ["--model", str(model), "--max-num-seqs", str(args.requests), "--stage", str(args.stage)]
-    service = make_service(stage, build_parser(stage, "bench.viewer", "").parse_args(flags), 1024)
+    service = make_service(stage, build_parser(stage, "bench.viewer", "").parse_args(flags), Limits())
     steps = watch_steps(service)
     with contextlib.closing(service.engine), load(service, args.requests, args.max_tokens):
         windows = asyncio.run(alternate(service, args.pairs))
@@ -158,8 +162,6 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         model = args.model or Path(name)
         if args.model is None:
-            from tests.adapter import STAGES
-
             write_model(model, STAGES[-1].part("model").ModelConfig())
         result = measure(args, model)
     result |= {"machine": describe(torch.device("cpu")), "stage": args.stage, "model": args.model or "GPT-2's sizes"}

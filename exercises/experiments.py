@@ -239,7 +239,7 @@ def packed(model: str = "gpt2", tokens: int = 16, read: int = 1 << 26) -> Outcom
     and the time that packing took. `read` is how many float32s are read to measure the memory."""
     from stage06_fast import LLM  # before torch, whose threads it asks to wait briefly
     from stage06_fast.fast_model import enabled, pick_model
-    from stage06_fast.openmp import WAITS_BRIEFLY
+    from stage06_fast.support.openmp import WAITS_BRIEFLY
 
     llm = LLM(model, load_format="dummy", device="cpu", dtype="float32", max_num_seqs=1, num_blocks=8,
               disable=["linear"], trace=True)  # fmt: skip

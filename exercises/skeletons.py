@@ -13,8 +13,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tests.adapter import ROOT
-from tools.sync_stages import IGNORED, stage_files
+from tools.sync_stages import IGNORED, ROOT, stage_files
 
 from .milestones import MILESTONES, Milestone
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from tests.adapter import Stage
+from tools.engines import Stage
 
 SIZES = dict(n_layer=1, n_head=1, n_embd=8, vocab_size=97, eos_token_id=0)
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from .request import Request
-from .trace import RowRecord
 
 
 @dataclass(frozen=True)
@@ -18,12 +17,8 @@ class Batch:
 
     @classmethod
     def of(cls, request: Request, device: torch.device) -> "Batch":
-        return cls(request, token_ids=torch.tensor(request.token_ids, device=device))
+        return cls(request, token_ids=torch.tensor(request.token_ids, dtype=torch.int64, device=device))
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
-
-    def records(self) -> list[RowRecord]:
-        """For the trace, before the step: what each row does in it."""
-        return [RowRecord.of(self.request, 0, self.num_tokens)]

@@ -1,6 +1,6 @@
 """GPT-2, from token ids to the logits of the next token.
 
-Names are those of the checkpoint (Hugging Face's GPT-2), so that weights.py loads them without a translation table.
+Names are those of the checkpoint (Hugging Face's GPT-2), so that it loads without a translation table.
 Shapes: n_seq tokens of one sequence; n_embd = n_head * head_dim.
 
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; the layers are those of Vaswani et
@@ -70,7 +70,7 @@ class MLP(nn.Module):
         return self.c_proj(x)  # [..., n_inner] -> [..., n_embd]
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
     """A transformer layer: attention, then feed-forward, each added to the residual stream `x`."""
 
     def __init__(self, config: ModelConfig):
@@ -80,9 +80,9 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, *whose) -> Tensor:
-        """[..., n_embd] -> [..., n_embd]; whose: what attention needs to know of the tokens"""
-        x = x + self.attn(self.ln_1(x), *whose)
+    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+        """[..., n_embd] -> [..., n_embd]; visible: as in Attention"""
+        x = x + self.attn(self.ln_1(x), visible)
         x = x + self.mlp(self.ln_2(x))
         return x
 
@@ -100,16 +100,16 @@ class GPT2(nn.Module):
         self.config = config
         self.wte = embedding(config.vocab_size, config.n_embd)  # of tokens
         self.wpe = embedding(config.n_positions, config.n_embd)  # of positions
-        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.h = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """The logits of the token that follows the sequence: [n_seq] int64 -> [vocab_size] float32."""
-        positions = torch.arange(len(token_ids), device=token_ids.device)  # [n_seq]
+        positions = torch.arange(len(token_ids), dtype=torch.int64, device=token_ids.device)  # [n_seq]
         visible = positions <= positions[:, None]  # [n_seq, n_seq]: key j is not after query i
         x = self.wte(token_ids) + self.wpe(positions)  # [n_seq] -> [n_seq, n_embd]
-        for block in self.h:
-            x = block(x, visible)
+        for layer in self.h:
+            x = layer(x, visible)
         # Only the last token's successor is asked for.
         x = self.ln_f(x[-1])  # [n_seq, n_embd] -> [n_embd]
         logits = F.linear(x, self.wte.weight)  # [n_embd] -> [vocab_size]

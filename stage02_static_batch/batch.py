@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from .request import Request
-from .trace import RowRecord
 
 
 @dataclass(frozen=True)
@@ -16,14 +15,15 @@ class Batch:
     A row that is finished is carried along until all are: it goes through the model with the others, for nothing.
 
     Attributes:
-        live: the numbers of the rows that are not finished.
+        live: the requests that are not finished, and live_rows, the numbers of their rows.
         token_ids: [n_rows, n_seq]
         num_padding: [n_rows], how many columns at the left of each row are not its own.
         num_tokens: how many of all these tokens are of use.
     """
 
     requests: list[Request]
-    live: list[int]
+    live: list[Request]
+    live_rows: list[int]
     token_ids: Tensor
     num_padding: Tensor
     num_tokens: int
@@ -31,24 +31,19 @@ class Batch:
     @classmethod
     def of(cls, requests: list[Request], device: torch.device) -> "Batch":
         sequences = [request.token_ids for request in requests]
-        live = [row for row, request in enumerate(requests) if not request.finished]
+        live_rows = [row for row, request in enumerate(requests) if not request.finished]
         n_seq = max(map(len, sequences))
         num_padding = [n_seq - len(sequence) for sequence in sequences]
         padded = [[0] * n + sequence for n, sequence in zip(num_padding, sequences, strict=True)]
         return cls(
             requests,
-            live,
-            token_ids=torch.tensor(padded, device=device),
-            num_padding=torch.tensor(num_padding, device=device),
-            num_tokens=sum(len(sequences[row]) for row in live),
+            [requests[row] for row in live_rows],
+            live_rows,
+            token_ids=torch.tensor(padded, dtype=torch.int64, device=device),
+            num_padding=torch.tensor(num_padding, dtype=torch.int64, device=device),
+            num_tokens=sum(len(sequences[row]) for row in live_rows),
         )
 
     @property
     def num_padding_tokens(self) -> int:
         return self.token_ids.numel() - self.num_tokens
-
-    def records(self) -> list[RowRecord]:
-        """For the trace, before the step: what each row does in it."""
-        n_seq, num_padding = self.token_ids.shape[1], self.num_padding.tolist()
-        padding = [n_seq if request.finished else n for request, n in zip(self.requests, num_padding, strict=True)]
-        return [RowRecord.of(r, 0, n_seq - n, num_padding=n) for r, n in zip(self.requests, padding, strict=True)]

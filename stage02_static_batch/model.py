@@ -1,6 +1,6 @@
 """GPT-2, from token ids to the logits of the next token.
 
-Names are those of the checkpoint (Hugging Face's GPT-2), so that weights.py loads them without a translation table.
+Names are those of the checkpoint (Hugging Face's GPT-2), so that it loads without a translation table.
 Shapes: a batch of sequences, padded on the left to n_seq tokens each; n_embd = n_head * head_dim.
 
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; the layers are those of Vaswani et
@@ -70,7 +70,7 @@ class MLP(nn.Module):
         return self.c_proj(x)  # [..., n_inner] -> [..., n_embd]
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
     """A transformer layer: attention, then feed-forward, each added to the residual stream `x`."""
 
     def __init__(self, config: ModelConfig):
@@ -80,9 +80,9 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, *whose) -> Tensor:
-        """[..., n_embd] -> [..., n_embd]; whose: what attention needs to know of the tokens"""
-        x = x + self.attn(self.ln_1(x), *whose)
+    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+        """[..., n_embd] -> [..., n_embd]; visible: as in Attention"""
+        x = x + self.attn(self.ln_1(x), visible)
         x = x + self.mlp(self.ln_2(x))
         return x
 
@@ -100,7 +100,7 @@ class GPT2(nn.Module):
         self.config = config
         self.wte = embedding(config.vocab_size, config.n_embd)  # of tokens
         self.wpe = embedding(config.n_positions, config.n_embd)  # of positions
-        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.h = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
     def forward(self, token_ids: Tensor, num_padding: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class GPT2(nn.Module):
 
         num_padding: [batch], how many columns at the left of each row are not its own.
         """
-        columns = torch.arange(token_ids.shape[1], device=token_ids.device)  # [n_seq]
+        columns = torch.arange(token_ids.shape[1], dtype=torch.int64, device=token_ids.device)  # [n_seq]
         own = columns >= num_padding[:, None]  # [batch, n_seq]
         # A sequence counts its positions from its own first token, whatever stands to the left of it.
         positions = (columns - num_padding[:, None]).clamp(min=0)  # [batch, n_seq]
@@ -116,8 +116,8 @@ class GPT2(nn.Module):
         visible = (columns <= columns[:, None]) & own[:, None, :]  # [batch, n_seq, n_seq]
         visible = (visible | (columns == columns[:, None]))[:, None]  # [batch, 1, n_seq, n_seq], the same for all heads
         x = self.wte(token_ids) + self.wpe(positions)  # [batch, n_seq] -> [batch, n_seq, n_embd]
-        for block in self.h:
-            x = block(x, visible)
+        for layer in self.h:
+            x = layer(x, visible)
         # Padded on the left, every row has its last token in the last column.
         x = self.ln_f(x[:, -1])  # [batch, n_seq, n_embd] -> [batch, n_embd]
         logits = F.linear(x, self.wte.weight)  # [batch, n_embd] -> [batch, vocab_size]

@@ -1,15 +1,13 @@
 """The model on its device: from a batch to the logits of the tokens that follow."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from .batch import Batch
-from .config import EngineConfig, in_words, pick_device, pick_dtype
+from .config import EngineConfig
 from .model import GPT2, ModelConfig
-from .threads import ThreadLimit
-from .weights import load_weights
+from .support.options import in_words, pick_device, pick_dtype
+from .support.weights import Checkpoint
 
 
 class Runner:
@@ -18,16 +16,15 @@ class Runner:
     Args:
         config: the options of the engine.
         model_config: the sizes of the model.
-        directory: where its weights are; None makes random ones.
+        checkpoint: where its weights come from.
     """
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, directory: Path | None):
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, checkpoint: Checkpoint):
         self.device = pick_device(config.device)
         self.dtype = pick_dtype(config.dtype, self.device)
-        self.thread_limit = ThreadLimit()
-        with torch.device("meta"):  # no memory yet: load_weights brings the tensors
+        with torch.device("meta"):  # no memory yet: the checkpoint brings the tensors
             self.model = GPT2(model_config).eval()
-        load_weights(self.model, directory, config.load_format, self.dtype, self.device)
+        checkpoint.load(self.model, self.dtype, self.device)
 
     def describe(self) -> str:
         """What the options came to, for people."""
@@ -35,4 +32,4 @@ class Runner:
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the token that follows each row that is not finished: [n_live, vocab_size] float32."""
-        return self.model(batch.token_ids, batch.num_padding)[batch.live]
+        return self.model(batch.token_ids, batch.num_padding)[batch.live_rows]

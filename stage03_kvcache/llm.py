@@ -1,20 +1,20 @@
 """What users call: prompts in, completions out."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from tqdm import tqdm
 
 from .config import EngineConfig
 from .engine import Engine
-from .intake import Intake, Params, Prompts
-from .outputs import RequestOutput, StreamEvent
-from .sampling_params import SamplingParams
-from .stats import Stats
-from .trace import StepRecord
-from .turn import Events
+from .request import Request
+from .support.intake import Params, Prompts
+from .support.outputs import RequestOutput, StreamEvent
+from .support.surroundings import Surroundings
+from .support.turn import Events
 
 
-class LLM:
+class LLM(Surroundings):
     """A GPT-2 that completes prompts.
 
         llm = LLM(model="tinytales")
@@ -33,9 +33,8 @@ class LLM:
         OSError: the model can't be fetched or read.
     """
 
-    def __init__(self, model: str = "tinytales", **options):
-        self.engine = Engine(EngineConfig(model, **options))
-        self._intake = Intake(self.engine)
+    def __init__(self, model: str = "tinytales", **options: Any):
+        super().__init__(Engine, EngineConfig(model, **options), Request)
 
     def generate(
         self, prompts: Prompts, sampling_params: Params | None = None, *, use_tqdm: bool = False
@@ -52,9 +51,9 @@ class LLM:
         """
         requests = self._intake.requests(prompts, sampling_params)
         with tqdm(total=len(requests), unit="request", disable=not use_tqdm) as bar:
-            for advanced in self.engine.run(requests):
-                bar.update(sum(request.finished for request in advanced))
-        return [request.output() for request in requests]
+            for request in self._steps(requests):
+                bar.update(request.finished)
+        return [RequestOutput.of(request) for request in requests]
 
     def as_completed(
         self, prompts: Prompts, sampling_params: Params | None = None
@@ -62,9 +61,8 @@ class LLM:
         """Like `generate`, but yields (index of the prompt, result) the moment a result is there."""
         requests = self._intake.requests(prompts, sampling_params)
         index = {request: i for i, request in enumerate(requests)}
-        steps = self.engine.run(requests)
-        results = ((index.pop(r), r.output()) for advanced in steps for r in advanced if r.finished)
-        return Events(self.engine.turn, results)
+        results = ((index.pop(r), RequestOutput.of(r)) for r in self._steps(requests) if r.finished)
+        return Events(self._turn, results)
 
     def stream(self, prompts: Prompts, sampling_params: Params | None = None) -> Iterator[StreamEvent]:
         """Like `generate`, but yields each token as it is made.
@@ -73,23 +71,4 @@ class LLM:
         """
         requests = self._intake.requests(prompts, sampling_params)
         index = {request: i for i, request in enumerate(requests)}
-        steps = self.engine.run(requests)
-        return Events(self.engine.turn, (r.take_event(index[r]) for advanced in steps for r in advanced))
-
-    def validate(self, prompt: str | list[int], sampling_params: SamplingParams) -> None:
-        """Raise the ValueError that `generate` would raise for this prompt."""
-        self._intake.request(prompt, sampling_params, number=0)
-
-    @property
-    def stats(self) -> Stats:
-        """Counters of everything the engine has done. Assign a new one to start from zero."""
-        return self.engine.recorder.stats
-
-    @stats.setter
-    def stats(self, stats: Stats) -> None:
-        self.engine.recorder.stats = stats
-
-    @property
-    def trace(self) -> list[StepRecord] | None:
-        """A record of every forward pass, with `LLM(trace=True)`; else None."""
-        return self.engine.tracer.records
+        return Events(self._turn, (StreamEvent.take(r, index[r]) for r in self._steps(requests)))

@@ -1,6 +1,6 @@
 """GPT-2, from token ids to the logits of the next token.
 
-Names are those of the checkpoint (Hugging Face's GPT-2), so that weights.py loads them without a translation table.
+Names are those of the checkpoint (Hugging Face's GPT-2), so that it loads without a translation table.
 Shapes: a batch of sequences, padded on the left to n_seq tokens each; n_embd = n_head * head_dim. Of the
 n_seq columns n_new are new in a step: all of them in the prefill, one in a decode; the others are in the KV cache.
 
@@ -41,11 +41,11 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
-    def forward(self, x: Tensor, visible: Tensor, cache: KVCache, layer: int) -> Tensor:
+    def forward(self, x: Tensor, visible: Tensor, cache: KVCache, index: int) -> Tensor:
         """[batch, n_new, n_embd] -> same; visible: [batch, 1, n_new, n_seq], True where query i may read from key j"""
         q, k, v = self.c_attn(x).chunk(3, dim=-1)  # [batch, n_new, n_embd] -> 3 x [batch, n_new, n_embd]
         q, k, v = (self._split_heads(t) for t in (q, k, v))  # each -> [batch, n_head, n_new, head_dim]
-        k, v = cache.update(layer, k, v)  # each -> [batch, n_head, n_seq, head_dim], those of earlier steps in front
+        k, v = cache.update(index, k, v)  # each -> [batch, n_head, n_seq, head_dim], those of earlier steps in front
 
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [batch, n_head, n_new, n_seq]: query i, key j
         weights = scores.masked_fill(~visible, -math.inf).softmax(dim=-1)  # each query's weights sum to 1
@@ -74,7 +74,7 @@ class MLP(nn.Module):
         return self.c_proj(x)  # [..., n_inner] -> [..., n_embd]
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
     """A transformer layer: attention, then feed-forward, each added to the residual stream `x`."""
 
     def __init__(self, config: ModelConfig):
@@ -84,9 +84,9 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, *whose) -> Tensor:
-        """[..., n_embd] -> [..., n_embd]; whose: what attention needs to know of the tokens"""
-        x = x + self.attn(self.ln_1(x), *whose)
+    def forward(self, x: Tensor, visible: Tensor, cache: KVCache, index: int) -> Tensor:
+        """[..., n_embd] -> [..., n_embd]; index: of this layer in the cache"""
+        x = x + self.attn(self.ln_1(x), visible, cache, index)
         x = x + self.mlp(self.ln_2(x))
         return x
 
@@ -104,7 +104,7 @@ class GPT2(nn.Module):
         self.config = config
         self.wte = embedding(config.vocab_size, config.n_embd)  # of tokens
         self.wpe = embedding(config.n_positions, config.n_embd)  # of positions
-        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.h = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
     def forward(self, token_ids: Tensor, num_padding: Tensor, cache: KVCache) -> Tensor:
@@ -114,7 +114,7 @@ class GPT2(nn.Module):
         cache: holds the keys and values of the columns before token_ids, and gets those of token_ids.
         """
         n_seq = cache.length + token_ids.shape[1]
-        columns = torch.arange(n_seq, device=token_ids.device)  # [n_seq]
+        columns = torch.arange(n_seq, dtype=torch.int64, device=token_ids.device)  # [n_seq]
         new = columns[cache.length :]  # [n_new]
         own = columns >= num_padding[:, None]  # [batch, n_seq]
         # A sequence counts its positions from its own first token, whatever stands to the left of it.
@@ -124,8 +124,8 @@ class GPT2(nn.Module):
         visible = (columns <= new[:, None]) & own[:, None, :]  # [batch, n_new, n_seq]
         visible = (visible | (columns == new[:, None]))[:, None]  # [batch, 1, n_new, n_seq], the same for all heads
         x = self.wte(token_ids) + self.wpe(positions)  # [batch, n_new] -> [batch, n_new, n_embd]
-        for layer, block in enumerate(self.h):
-            x = block(x, visible, cache, layer)
+        for index, layer in enumerate(self.h):
+            x = layer(x, visible, cache, index)
         cache.length = n_seq
         # Padded on the left, every row has its last token in the last column.
         x = self.ln_f(x[:, -1])  # [batch, n_new, n_embd] -> [batch, n_embd]

@@ -2,14 +2,14 @@
 
 import time
 
-from .outputs import RequestMetrics, RequestOutput, StreamEvent
-from .progress import Progress
-from .sampling_params import SamplingParams
-from .tokenizer import Tokenizer
+from .support.outputs import Logprob
+from .support.sampling_params import SamplingParams
+from .support.text import Text
+from .support.tokenizer import Tokenizer
 
 
 class Request:
-    """A prompt on its way to a completion.
+    """A prompt on its way to a completion. `add` is the only way that it grows, and decides when it ends.
 
     Args:
         request_id: unique within the engine.
@@ -22,7 +22,12 @@ class Request:
         eos_token_ids: the model's end tokens.
 
     Attributes:
-        progress: its output so far; the only thing that a token changes.
+        output_token_ids: the output's tokens, the one that ended it among them.
+        token_times: when each of them came, in seconds of time.perf_counter.
+        logprobs: of each of them, if they were asked for.
+        text: what they say, up to a stop text.
+        finish_reason, stop_reason: why it ended; None while it goes on.
+        told: how many of its tokens, and of its text's characters, a stream has given out, and whether its end.
     """
 
     def __init__(
@@ -40,48 +45,56 @@ class Request:
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
         self.arrival_time = time.perf_counter()
-        self.progress = Progress(params, self.max_tokens, tokenizer, eos_token_ids)
-        self._streamed_tokens = self._streamed_characters = 0
+        self.told = 0, 0, False
+        self.begin()
 
-    @property
-    def output_token_ids(self) -> list[int]:
-        return self.progress.token_ids
+    def begin(self) -> None:
+        """It has no output yet."""
+        self.output_token_ids: list[int] = []
+        self.token_times: list[float] = []
+        self.logprobs: list[dict[int, Logprob]] = []
+        self.text = Text(self.tokenizer, self.params.stop)
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
 
     @property
     def finished(self) -> bool:
-        return self.progress.finish_reason is not None
+        return self.finish_reason is not None
 
     @property
     def token_ids(self) -> list[int]:
         """Prompt and output: the sequence that the model sees."""
-        return self.prompt_token_ids + self.progress.token_ids
+        return self.prompt_token_ids + self.output_token_ids
 
     @property
     def banned_token_ids(self) -> tuple[int, ...]:
         """The tokens that may not be chosen now: those that would end the output before `min_tokens`."""
-        if len(self.progress.token_ids) >= self.params.min_tokens:
+        if len(self.output_token_ids) >= self.params.min_tokens:
             return ()
-        return self.params.stop_token_ids + (() if self.params.ignore_eos else self.eos_token_ids)
+        return (*self.params.stop_token_ids, *(() if self.params.ignore_eos else self.eos_token_ids))
 
-    def take_event(self, index: int) -> StreamEvent:
-        """What is new since the last call, of prompt `index`. Text that may be part of a stop text is held back."""
-        progress, begin, start = self.progress, self._streamed_tokens, self._streamed_characters
-        end = progress.num_certain_characters
-        self._streamed_tokens, self._streamed_characters = len(progress.token_ids), end
-        return StreamEvent(
-            index,
-            progress.text[start:end],
-            progress.token_ids[begin:],
-            progress.finish_reason,
-            stop_reason=progress.stop_reason,
-            logprobs=progress.logprobs[begin:] if self.params.logprobs is not None else None,
-            num_prompt_tokens=len(self.prompt_token_ids),
-            num_output_tokens=len(progress.token_ids),
-        )
+    def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
+        """Append a sampled token; afterwards `finish_reason` says if and why this was the last one."""
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+        self.token_times.append(time.perf_counter())
+        self.output_token_ids.append(token_id)
+        if token_id in self.eos_token_ids and not self.params.ignore_eos:
+            self.finish("stop")
+        elif token_id in self.params.stop_token_ids:
+            self.finish("stop", token_id)
+        elif stop := self.text.add(token_id, self._may_stop):
+            self.finish_reason, self.stop_reason = "stop", stop
+        elif len(self.output_token_ids) >= self.max_tokens:
+            self.finish("length")
 
-    def output(self) -> RequestOutput:
-        """The result so far; `finished` says if it is the whole one."""
-        times = self.progress.token_times or [0.0]
-        metrics = RequestMetrics(self.arrival_time, times[0], times[-1])
-        completion = self.progress.completion(index=0)
-        return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, [completion], self.finished, metrics)
+    def finish(self, reason: str, stop_reason: str | int | None = None) -> None:
+        """End it as it is, unless what is left of its text completes a stop text."""
+        if stop := self.text.flush(self._may_stop):
+            reason, stop_reason = "stop", stop
+        self.finish_reason, self.stop_reason = reason, stop_reason
+
+    @property
+    def _may_stop(self) -> bool:
+        """Whether a stop text may end the output."""
+        return len(self.output_token_ids) > self.params.min_tokens

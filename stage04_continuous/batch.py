@@ -7,7 +7,6 @@ from torch import Tensor
 
 from .request import Request
 from .scheduler import Row
-from .trace import RowRecord
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,9 @@ class Batch:
         return cls(
             rows,
             ready,
-            token_ids=torch.tensor(token_ids, device=device),
-            positions=torch.tensor(positions, device=device),
-            slots=torch.tensor(slots, device=device),
+            token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
+            positions=torch.tensor(positions, dtype=torch.int64, device=device),
+            slots=torch.tensor(slots, dtype=torch.int64, device=device),
             last=torch.tensor(last, dtype=torch.int64, device=device),
             num_single=len(singles),
             num_slots=max((slot for slot, _ in singles), default=0),
@@ -82,6 +81,6 @@ class Batch:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
-    def records(self) -> list[RowRecord]:
-        """For the trace, before the step: what each row does in it."""
-        return [RowRecord.of(r, r.num_computed_tokens, n, slot=r.slot) for r, n, _ in self.rows]
+    def to_sample(self, logits: Tensor) -> Tensor:
+        """Of the logits those that are for the sampler: [n_asked, vocab_size] -> [n_ready, vocab_size]"""
+        return logits if self.sampled == [*range(len(logits))] else logits[self.sampled]

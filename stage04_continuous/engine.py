@@ -1,32 +1,24 @@
 """The engine: the loop that turns prompts into completions. Requests join and leave it at every step."""
 
-import torch
-
 from .batch import Batch
-from .config import EngineConfig, pick_max_model_len
-from .drafts import Drafts, sample_each
+from .config import EngineConfig
+from .model import ModelConfig
 from .request import Request
 from .runner import Runner
-from .sampler import sample
-from .scheduler import MAX_SCORED, Row, Scheduler
-from .scoring import score_prompts
-from .stats import Recorder
-from .tokenizer import Tokenizer
-from .trace import Tracer
-from .turn import Turn
-from .weights import find_model, read_config, tokenizer_directory
+from .sampler import sample as sample_rows
+from .scheduler import Scheduler
+from .support.isolation import isolated
+from .support.options import pick_max_model_len
+from .support.weights import Checkpoint
+
+sample = isolated(sample_rows)  # an error on one row is that request's alone: it gets the token -1
 
 
 class Engine:
-    """Completes requests, each from when it was added until it ends or is aborted.
+    """Completes requests, each from when it is added until it ends or is aborted.
 
-    There is no `run` any more: the router (router.py) adds and aborts requests, calls `step` again and again, tells
-    everybody what is new, and has the engine `start_over` if a change was cut short, by an error or a Ctrl-C.
-
-    Attributes:
-        unfinished: the requests that wait or run, in the order in which they came (a set that keeps an order).
-        committed: what the last step has given to whom; the router empties it when all are told.
-        aborted: who is being aborted; the same.
+    The loop that calls `step` for as long as there is work is in support/router.py (`run`): it adds and aborts requests
+    between two steps, and tells everybody what is new.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -34,123 +26,55 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig):
-        self.directory = find_model(config.model, config.load_format)
-        self.config, self.model_config = config, read_config(config.model, self.directory, config.load_format)
+        self.config, self.checkpoint = config, Checkpoint(config.model, config.load_format)
+        self.model_config, self.tokenizer = ModelConfig(**self.checkpoint.sizes), self.checkpoint.tokenizer
         self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
         if not config.enable_chunked_prefill and config.max_num_batched_tokens < self.max_model_len:
             raise ValueError(
                 f"without chunked prefill max_num_batched_tokens must be at least max_model_len {self.max_model_len}, "
                 f"got {config.max_num_batched_tokens}"
             )
-        self.tokenizer = Tokenizer(tokenizer_directory(self.directory))
-        self.turn = Turn()  # before anything is loaded: in a fork that would hang
-        self.runner = Runner(config, self.model_config, self.directory, self.max_model_len)
-        sizes = {"max_model_len": self.max_model_len, "bytes_per_token": self.runner.bytes_per_token}
-        self.tracer = Tracer(vars(config), self.tokenizer, **sizes, num_slots=self.runner.num_slots)
+        self.runner = Runner(config, self.model_config, self.checkpoint, self.max_model_len)
         self.scheduler = Scheduler(
-            self.runner.num_slots,
-            config.max_num_batched_tokens,
-            config.policy,
-            config.enable_chunked_prefill,
-            self.tracer.tell,
+            self.runner.num_slots, config.max_num_batched_tokens, config.policy, config.enable_chunked_prefill
         )
-        self.recorder = Recorder(self.tracer)
-        self.unfinished: dict[Request, None] = {}
-        self.committed: Drafts = []
-        self.aborted: list[Request] = []
 
-    def fits(self, request: Request) -> None:
+    def add(self, request: Request) -> None:
+        """Put a request into the queue; the next steps will take it up."""
+        self.scheduler.add(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request as it is; its slot is free for the next step."""
+        if not request.finished:
+            request.finish("abort")
+        self.scheduler.remove(request)
+
+    def step(self) -> list[Request]:
+        """One forward pass over the rows that the scheduler picks, and one more token for each request that is up to
+        date with it (it is ready)."""
+        rows = self.scheduler.schedule()
+        batch = Batch.of(rows, self.runner.device)
+        logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
+        tokens = sample(batch.to_sample(logits), batch.ready)
+        return self.commit(batch, tokens)
+
+    def commit(self, batch: Batch, tokens: list[tuple]) -> list[Request]:
+        """Give the tokens to their requests; one that ends with it leaves. Returns those that got one."""
+        for request, num_tokens, _ in batch.rows:
+            request.num_computed_tokens += num_tokens
+        for request, token in zip(batch.ready, tokens, strict=True):
+            request.add(*token)
+            if request.finished:
+                self.scheduler.remove(request)
+        return batch.ready
+
+    def check_fits(self, request: Request) -> None:
         """Raise ValueError if a request can't be completed here: for want of room, or because of its priority."""
         num_tokens = len(request.prompt_token_ids)
         if num_tokens + min(1, request.params.max_tokens) > self.max_model_len:
             what = "leave no room for an output within" if request.params.max_tokens else "are more than"
             raise ValueError(f"{num_tokens} tokens {what} max_model_len {self.max_model_len}")
-        if not self.config.enable_chunked_prefill and len(request.to_score(num_tokens)) > MAX_SCORED:
-            raise ValueError(f"log-probabilities of more than {MAX_SCORED} prompt tokens need chunked prefill")
         if request.priority and self.config.policy != "priority":
             raise ValueError(
                 f"priority {request.priority} needs the policy 'priority', this engine's is {self.config.policy!r}"
             )
-
-    def add(self, request: Request) -> None:
-        """Put a request into the queue; the next steps will take it up."""
-        self.unfinished[request] = None
-        self.scheduler.add(request)
-        self.tracer.queued(request)
-
-    def abort(self, request: Request) -> None:
-        """End a request as it is; its slot is free for the next step."""
-        self.scheduler.remove(request)
-        if not request.finished:
-            request.progress.finish("abort")
-            self.tracer.finished(request)
-        self.unfinished.pop(request, None)
-
-    @torch.inference_mode()
-    def step(self) -> list[Request]:
-        """One forward pass over the rows that the scheduler picks. A request gets a token if this computes the last of
-        its sequence (it is ready). Returns those that got one, or were aborted."""
-        self.tracer.mark("schedule")
-        rows = self.scheduler.schedule()
-        if not rows:
-            return []
-        self.tracer.mark("build")
-        batch = Batch.of(rows, self.runner.device)
-        with self.recorder.step(batch, self.kv_use(rows)), self.runner.thread_limit:
-            logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
-            self.tracer.mark("sample")
-            errors = score_prompts(logits, batch.scored)
-            drafts, failed = sample_each(logits[batch.sampled] if batch.scored else logits, batch.ready, sample)
-            self.tracer.mark("commit")
-            return self.commit(rows, drafts, errors | failed)
-
-    def commit(self, rows: list[Row], drafts: Drafts, errors: dict[Request, Exception]) -> list[Request]:
-        """Each draft becomes its request's progress, which is a token longer; finished requests leave.
-
-        Until `committed` is set no request has its new token: what failed before that can be computed again, after
-        `start_over`. Once it is set the step has happened, and `start_over` completes it.
-        """
-        drafts = [(request, draft) for request, draft in drafts if request not in errors]
-        if errors and not drafts:
-            raise next(iter(errors.values()))  # nobody's sampling succeeds: the engine fails, not a request
-        self.committed, self.aborted = drafts, list(errors)
-        for request, num_tokens, _ in rows:
-            request.num_computed_tokens += num_tokens
-        for request, draft in drafts:
-            request.progress = draft
-            self.tracer.got_token(request)
-        for request in [request for request, _ in drafts if request.finished]:
-            self._finish(request)
-        for request in errors:
-            self.abort(request)
-        self.recorder.stats.num_output_tokens += sum(request.max_tokens > 0 for request, _ in drafts)
-        return [request for request, _ in drafts] + self.aborted
-
-    def start_over(self) -> list[Request]:
-        """After a change that was cut short: complete a commit or an abort that had begun, and go on from what is
-        certain, the requests and their tokens: all wait again, to be computed anew. Returns those with news."""
-        for request, draft in self.committed:
-            request.progress = draft
-        self.scheduler.start_over(self.unfinished)
-        self.tracer.restarted(self.unfinished)
-        for request in self.aborted:
-            self.abort(request)
-        for request in [request for request in self.unfinished if request.finished]:
-            self._finish(request)
-        return [request for request, _ in self.committed] + self.aborted
-
-    def rest(self) -> None:
-        """There is nothing to do; call this between two steps. Whoever looks on sees who was aborted."""
-        self.recorder.rest(self.kv_use([]))
-
-    def kv_use(self, rows: list[Row]) -> tuple[int, int]:
-        """In tokens, what of the KV cache is reserved, and what running requests will use of it after this step."""
-        running = self.scheduler.running
-        used = sum([request.num_computed_tokens for request in running]) + sum([row.num_tokens for row in rows])
-        return len(running) * self.max_model_len, used
-
-    def _finish(self, request: Request) -> None:
-        """Let go of a request that has ended by itself."""
-        self.scheduler.remove(request)
-        self.unfinished.pop(request, None)
-        self.recorder.finished(request)

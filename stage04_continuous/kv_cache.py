@@ -12,7 +12,7 @@ SHARE_OF_FREE_MEMORY = 0.5  # what the cache may take by default; the rest is fo
 
 
 class KVCache:
-    """Room for the keys and values of `num_slots` requests, allocated once, written in place. Owned by the engine."""
+    """Room for the keys and values of `num_slots` requests, allocated once, written in place. Owned by the runner."""
 
     def __init__(
         self,

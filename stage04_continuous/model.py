@@ -1,6 +1,6 @@
 """GPT-2, from token ids to the logits of the next token.
 
-Names are those of the checkpoint (Hugging Face's GPT-2), so that weights.py loads them without a translation table.
+Names are those of the checkpoint (Hugging Face's GPT-2), so that it loads without a translation table.
 Shapes: a step takes num_tokens tokens of all its requests together, without padding; n_embd = n_head * head_dim. Of a
 request's n_seq tokens n_new are new in a step; the keys and values of the others are in the cache.
 
@@ -42,12 +42,12 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
-    def forward(self, x: Tensor, batch: Batch, cache: KVCache, layer: int) -> Tensor:
+    def forward(self, x: Tensor, batch: Batch, cache: KVCache, index: int) -> Tensor:
         """[num_tokens, n_embd] -> same"""
         q, k, v = self.c_attn(x).chunk(3, dim=-1)  # [num_tokens, n_embd] -> 3 x [num_tokens, n_embd]
         q, k, v = (t.unflatten(-1, (self.n_head, -1)) for t in (q, k, v))  # each -> [num_tokens, n_head, head_dim]
         keys, values = cache.update(
-            layer, batch.slots, batch.positions, k, v
+            index, batch.slots, batch.positions, k, v
         )  # 2 x [num_slots, n_head, max_len, head_dim]
 
         # The linear layers took all tokens together; attention looks at each sequence by itself (Orca's selective
@@ -86,7 +86,8 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor
     [..., n_head, n_new, head_dim], 2 x [..., n_head, n_seq, head_dim], [..., n_new] -> [..., n_head, n_new, head_dim]
     """
     scores = q @ keys.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [..., n_head, n_new, n_seq]: query i, key j
-    visible = torch.arange(keys.shape[-2], device=q.device) <= positions[..., None]  # [..., n_new, n_seq]
+    columns = torch.arange(keys.shape[-2], dtype=torch.int64, device=q.device)  # [n_seq]
+    visible = columns <= positions[..., None]  # [..., n_new, n_seq]
     weights = scores.masked_fill(~visible, -math.inf).softmax(dim=-1)  # each query's weights sum to 1
     return weights @ values
 
@@ -106,7 +107,7 @@ class MLP(nn.Module):
         return self.c_proj(x)  # [..., n_inner] -> [..., n_embd]
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
     """A transformer layer: attention, then feed-forward, each added to the residual stream `x`."""
 
     def __init__(self, config: ModelConfig):
@@ -116,9 +117,9 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, *whose) -> Tensor:
-        """[..., n_embd] -> [..., n_embd]; whose: what attention needs to know of the tokens"""
-        x = x + self.attn(self.ln_1(x), *whose)
+    def forward(self, x: Tensor, batch: Batch, cache: KVCache, index: int) -> Tensor:
+        """[..., n_embd] -> [..., n_embd]; index: of this layer in the cache"""
+        x = x + self.attn(self.ln_1(x), batch, cache, index)
         x = x + self.mlp(self.ln_2(x))
         return x
 
@@ -136,17 +137,17 @@ class GPT2(nn.Module):
         self.config = config
         self.wte = embedding(config.vocab_size, config.n_embd)  # of tokens
         self.wpe = embedding(config.n_positions, config.n_embd)  # of positions
-        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.h = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
-        """The logits of the tokens that follow the step's last ones: -> [n_rows, vocab_size] float32.
+        """The logits of the tokens that follow `batch.last`: -> [n_asked, vocab_size] float32.
 
         cache: holds the keys and values of the tokens before those of the step, and gets theirs.
         """
         x = self.wte(batch.token_ids) + self.wpe(batch.positions)  # [num_tokens] -> [num_tokens, n_embd]
-        for layer, block in enumerate(self.h):
-            x = block(x, batch, cache, layer)
-        x = self.ln_f(x[batch.last])  # [num_tokens, n_embd] -> [n_rows, n_embd]
-        logits = F.linear(x, self.wte.weight)  # [n_rows, n_embd] -> [n_rows, vocab_size]
+        for index, layer in enumerate(self.h):
+            x = layer(x, batch, cache, index)
+        x = self.ln_f(x[batch.last])  # [num_tokens, n_embd] -> [n_asked, n_embd]
+        logits = F.linear(x, self.wte.weight)  # [n_asked, n_embd] -> [n_asked, vocab_size]
         return logits.float()

@@ -7,14 +7,12 @@ running requests and the slots of the KV cache; the engine tells it what arrived
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from .request import Request, RequestState
 
 POLICIES = ("fcfs", "priority", "shortest")
-# The most logits that a step makes for log-probabilities of prompts: with GPT-2's vocabulary they take 50 MB.
-MAX_SCORED = 256
 # "shortest": how many prompt tokens a step of waiting is worth. See `Scheduler._key` for the bound that follows.
 AGING = 16
 
@@ -27,15 +25,6 @@ class Row(NamedTuple):
     ready: bool
 
 
-def piece(request: Request, num_tokens: int, num_scores: int) -> tuple[int, int]:
-    """How many of a request's next tokens a step takes that has room for so many, and for so many logits of its prompt;
-    and how many of these it makes."""
-    to_score = request.to_score(num_tokens)
-    if len(to_score) <= num_scores:
-        return num_tokens, len(to_score)
-    return to_score.start + num_scores - request.num_computed_tokens, num_scores
-
-
 class Scheduler:
     """Fills every step with tokens, at most `max_num_batched_tokens` of them, from at most `max_num_seqs` requests.
 
@@ -45,7 +34,6 @@ class Scheduler:
         policy: who is admitted first: "fcfs" (in order of arrival), "priority" (the lowest number first, then arrival)
             or "shortest" (the shortest prompt first, with aging).
         enable_chunked_prefill: cut a prompt that does not fit into the step's rest; else it waits until it fits whole.
-        tell: is told what happens, for the trace.
     """
 
     def __init__(
@@ -54,19 +42,22 @@ class Scheduler:
         max_num_batched_tokens: int,
         policy: str = "fcfs",
         enable_chunked_prefill: bool = True,
-        tell: Callable[..., None] = lambda *_, **__: None,
     ):
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.policy, self.enable_chunked_prefill, self.tell = policy, enable_chunked_prefill, tell
+        self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
+        self.num_steps, self._arrivals = 0, itertools.count()
+        self.tell: Callable[..., None] = lambda *_, **__: None  # what happens, to whoever looks on
+        self.clear()
+
+    def clear(self) -> None:
+        """There are no requests, and all slots are free."""
         self.waiting: list[tuple[float, int, Request]] = []  # a heap: (key, arrival, request)
         self._gone: set[Request] = set()  # those in `waiting` that were removed; they are dropped when they come up
         self.running: list[Request] = []  # in order of admission
-        self.free_slots = list(range(max_num_seqs))  # a heap: the lowest slot is taken first
-        self.num_steps = 0
-        self._arrivals = itertools.count()
+        self.free_slots = list(range(self.max_num_seqs))  # a heap: the lowest slot is taken first
 
     def add(self, request: Request) -> None:
-        if request.place is None:  # else it is back after an error, and has its place
+        if request.place is None:  # else it comes back, and has its place
             request.place = (self._key(request), next(self._arrivals))
         heapq.heappush(self.waiting, (*request.place, request))
 
@@ -92,48 +83,41 @@ class Scheduler:
         every step.
         """
         self.num_steps += 1
-        budget, scores, rows = self.max_num_batched_tokens, MAX_SCORED, []
-        new = [(request, request.num_new_tokens) for request in self.running]
-        for request, num_new in [pair for pair in new if pair[1] == 1] + [pair for pair in new if pair[1] > 1]:
-            num_tokens, num_scored = piece(request, min(num_new, budget), scores)
-            if num_tokens:
-                scores -= num_scored
-                rows.append(Row(request, num_tokens, ready=num_tokens == num_new))
-                budget -= num_tokens
+        budget, rows = self.max_num_batched_tokens, []
+        for request in sorted(self.running, key=lambda request: request.num_new_tokens > 1):
+            if budget:
+                rows.append(self._row(request, budget))
+                budget -= rows[-1].num_tokens
         while self._has_waiting():
             request = self.waiting[0][-1]
-            if refusal := self._refusal(request, budget, scores):
+            if refusal := self._refusal(request, budget):
                 self.tell("refused", request, **refusal)
                 break
             heapq.heappop(self.waiting)
             self._admit(request)
-            num_new = request.num_new_tokens
-            num_tokens, num_scored = piece(request, min(num_new, budget), scores)
-            scores -= num_scored
-            rows.append(Row(request, num_tokens, ready=num_tokens == num_new))
-            budget -= num_tokens
+            rows.append(self._row(request, budget))
+            budget -= rows[-1].num_tokens
         return rows
 
-    def _refusal(self, request: Request, budget: int, scores: int) -> dict | None:
-        """Why a request can't be admitted to a step that has room for so many tokens and scores; None if it can."""
+    def _row(self, request: Request, budget: int) -> Row:
+        num_tokens = min(request.num_new_tokens, budget)
+        return Row(request, num_tokens, ready=num_tokens == request.num_new_tokens)
+
+    def _refusal(self, request: Request, budget: int) -> dict | None:
+        """Why a request can't be admitted to a step that has room for so many tokens; None if it can."""
         if not self.free_slots:
             return {"reason": "running", "most": self.max_num_seqs}
         if not budget:
             return {"reason": "budget"}
-        num_new = request.num_new_tokens
-        num_scored = len(request.to_score(num_new))
-        if num_scored and not scores:
-            return {"reason": "scores"}
-        if not self.enable_chunked_prefill and num_new > budget:
-            return {"reason": "whole", "needed": num_new, "left": budget}
-        if not self.enable_chunked_prefill and num_scored > scores:
-            return {"reason": "scores"}
+        if not self.enable_chunked_prefill and request.num_new_tokens > budget:
+            return {"reason": "whole", "needed": request.num_new_tokens, "left": budget}
         return None
 
     def _admit(self, request: Request) -> None:
         request.slot = heapq.heappop(self.free_slots)
         request.state = RequestState.RUNNING
-        request.first_scheduled_time = time.perf_counter()
+        if request.first_scheduled_time is None:
+            request.first_scheduled_time = time.perf_counter()
         self.running.append(request)
         self.tell("admitted", request, slot=request.slot)
 
@@ -143,20 +127,10 @@ class Scheduler:
             self.running.remove(request)
             heapq.heappush(self.free_slots, request.slot)
             request.slot = None
-        elif request.state is RequestState.WAITING:
+        elif request.state is RequestState.WAITING and request.place is not None:
             self._gone.add(request)
             self._has_waiting()  # lets go of those that have come up
         request.place = None
-
-    def start_over(self, requests: Iterable[Request]) -> None:
-        """Whatever was before: of these requests those that are not finished wait, to be computed anew."""
-        self.running, self.waiting, self._gone = [], [], set()
-        self.free_slots = list(range(self.max_num_seqs))
-        for request in requests:
-            request.slot, request.num_computed_tokens = None, 0
-            if not request.finished:
-                request.state = RequestState.WAITING
-                self.add(request)
 
     def _has_waiting(self) -> bool:
         while self.waiting and self.waiting[0][-1] in self._gone:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from .batch import Batch
 from .engine import Engine
-from .outputs import RequestOutput
 from .request import Request
-from .sampling_params import number, whole_number
 from .scheduler import Row
+from .support.outputs import RequestOutput
+from .support.sampling_params import number, whole_number
 
 
 class BeamSearch:
@@ -28,13 +28,14 @@ class BeamSearch:
         beams: the sequences that are still growing, the best first; at first the prompt alone.
         finished: (score, log-probability, output tokens) of the best that have ended, the best first.
         done: nothing that can still come would change `finished`.
+        num_tokens: that were computed for its beams so far, one for each in a step.
     """
 
     def __init__(self, request: Request, beam_width: int, length_penalty: float):
         self.request, self.beam_width, self.length_penalty = request, beam_width, length_penalty
-        self.beams, self.logprobs = [request.fork(0)], torch.zeros(1)
+        self.beams, self.logprobs = [request.fork(0)], torch.zeros(1, dtype=torch.float32, device="cpu")
         self.finished: list[tuple[float, float, list[int]]] = []
-        self.done = False
+        self.done, self.num_tokens = False, 0
 
     def num_blocks(self, block_size: int) -> int:
         """The most blocks that its beams can hold: the full ones of the prompt together, all others each for itself."""
@@ -69,7 +70,7 @@ class BeamSearch:
                     self.finished.append((self.score(logprob, length), logprob, [*parent.output_token_ids, token_id]))
             elif len(children) < self.beam_width:
                 children.append((parent, parent.fork(len(children)), logprob))
-                children[-1][1].progress.token_ids.append(token_id)
+                children[-1][1].output_token_ids.append(token_id)
         self.finished.sort(key=lambda hypothesis: -hypothesis[0])  # stable: of two that are as good the earlier one
         del self.finished[self.beam_width :]
         full = len(self.finished) == self.beam_width
@@ -78,7 +79,7 @@ class BeamSearch:
         if self.done:
             children = []
         self.beams = [child for _, child, _ in children]
-        self.logprobs = torch.tensor([logprob for _, _, logprob in children])
+        self.logprobs = torch.tensor([logprob for *_, logprob in children], dtype=torch.float32, device="cpu")
         return [(parent, child) for parent, child, _ in children]
 
     def output(self) -> RequestOutput:
@@ -88,8 +89,8 @@ class BeamSearch:
         for completion, (_, _, token_ids) in zip(root.group, self.finished, strict=True):
             completion.group = root.group
             for token_id in token_ids:
-                completion.progress.add(token_id)
-        output = root.output()
+                completion.add(token_id)
+        output = RequestOutput.of(root)
         metrics = replace(output.metrics, first_token_time=None, inter_token_latencies=())  # beams come all at once
         logprobs = [logprob for _, logprob, _ in self.finished]
         columns = zip(output.outputs, logprobs, strict=True)
@@ -120,78 +121,81 @@ def make_searches(engine: Engine, requests: list[Request], beam_width: int, leng
     return searches
 
 
-def run_searches(engine: Engine, searches: list[BeamSearch]) -> None:
-    """Run them to their ends, as many at once as are sure to fit: a search is never preempted. Other requests wait."""
-    manager, scheduler = engine.block_manager, engine.scheduler
-    for request in list(scheduler.running):
-        scheduler.preempt(request)
-    most = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
-    waiting, active = searches[::-1], []
-    for search in searches:
-        engine.tracer.queued(search.request)
+class BeamEngine:
+    """The engine's loop with another scheduler and another commit: same runner, same blocks. Other requests wait.
 
-    def fits() -> bool:
-        candidates = [*active, waiting[-1]]
-        num_blocks = sum(search.num_blocks(manager.block_size) for search in candidates)
-        return sum(search.beam_width for search in candidates) <= most and num_blocks <= manager.num_blocks
+    Attributes:
+        searches: those that it is to run.
+        active: those under way, as many at once as are sure to fit: a search is never preempted.
+        growing: those of them that get tokens in this step, in the order of its rows.
+    """
 
-    while waiting or active:
-        while waiting and fits():
-            active.append(waiting.pop())
-            (beam,) = active[-1].beams
-            beam.num_computed_tokens = manager.allocate(beam)
-            active[-1].request.num_cached_tokens = beam.num_computed_tokens
-            engine.tracer.tell("admitted", beam, num_cached_tokens=beam.num_computed_tokens)
-        step(engine, active)
-        active = [search for search in active if not search.done]
+    def __init__(self, engine: Engine, searches: list[BeamSearch]):
+        self.scheduler, self.block_manager, self.runner = engine.scheduler, engine.block_manager, engine.runner
+        self.searches, self.waiting, self.active, self.growing = searches, searches[::-1], [], []
+        self.tell = self.scheduler.tell
 
+    def run(self) -> None:
+        """Run all to their ends."""
+        for request in list(self.scheduler.running):
+            self.scheduler.preempt(request)
+        while self.waiting or self.active:
+            self.step()
+            self.active = [search for search in self.active if not search.done]
 
-@torch.inference_mode()
-def step(engine: Engine, active: list[BeamSearch]) -> None:
-    """The engine's step with another scheduler and another commit."""
-    engine.tracer.mark("schedule")
-    rows, ready = schedule(engine, active)
-    engine.tracer.mark("build")
-    batch = Batch.of(rows, engine.block_manager)
-    with engine.recorder.step(batch, engine.block_manager, engine.kv_use(rows)), engine.runner.thread_limit:
-        logits = engine.runner.forward(batch)  # [num_tokens] -> [n_ready, vocab_size]
-        engine.tracer.mark("sample")
-        for row in rows:
-            row.request.num_computed_tokens += row.num_tokens
-        for search, scores in zip(ready, logits.split([len(search.beams) for search in ready]), strict=True):
-            commit(engine, search, scores)
-        engine.tracer.mark("commit")
+    def step(self) -> list[Request]:
+        """One forward pass over all beams that grow, and the next generation of them."""
+        rows = self.schedule()
+        batch = Batch.of(rows, self.block_manager)
+        logits = self.runner.forward(batch)  # [num_tokens] -> [n_beams, vocab_size]
+        return self.commit(batch, logits)
 
+    def schedule(self) -> list[Row]:
+        """All beams that grow, and of the prompts what there is room for."""
+        while self.waiting and self._fits(self.waiting[-1]):
+            self._admit(self.waiting.pop())
+        manager, budget, rows = self.block_manager, self.scheduler.max_num_batched_tokens, []
+        self.growing = []
+        for search in sorted(self.active, key=lambda search: search.beams[0].num_new_tokens > 1):  # who grows first
+            num_tokens = [min(beam.num_new_tokens, budget) for beam in search.beams]
+            if not num_tokens[0]:
+                continue
+            budget -= sum(num_tokens)
+            for beam, n in zip(search.beams, num_tokens, strict=True):
+                manager.append(beam)
+                manager.enter(beam, beam.num_computed_tokens + n)
+                rows.append(Row(beam, n, ready=n == beam.num_new_tokens))
+            if num_tokens[0] == search.beams[0].num_new_tokens:
+                self.growing.append(search)
+        return rows
 
-def schedule(engine: Engine, active: list[BeamSearch]) -> tuple[list[Row], list[BeamSearch]]:
-    """All beams that grow, and of the prompts what there is room for; and the searches that get a token with that."""
-    manager, budget = engine.block_manager, engine.scheduler.max_num_batched_tokens
-    rows, ready = [], []
-    for search in sorted(active, key=lambda search: search.beams[0].num_new_tokens > 1):  # those that grow first
-        num_tokens = [min(beam.num_new_tokens, budget) for beam in search.beams]
-        if not num_tokens[0]:
-            continue
-        budget -= sum(num_tokens)
-        for beam, n in zip(search.beams, num_tokens, strict=True):
-            manager.append(beam)
-            manager.enter(beam, beam.num_computed_tokens + n)
-            rows.append(Row(beam, n, ready=n == beam.num_new_tokens))
-        if num_tokens[0] == search.beams[0].num_new_tokens:
-            ready.append(search)
-    return rows, ready
+    def _fits(self, search: BeamSearch) -> bool:
+        most = min(self.scheduler.max_num_seqs, self.scheduler.max_num_batched_tokens)
+        candidates = [*self.active, search]
+        num_blocks = sum(search.num_blocks(self.block_manager.block_size) for search in candidates)
+        return sum(search.beam_width for search in candidates) <= most and num_blocks <= self.block_manager.num_blocks
 
+    def _admit(self, search: BeamSearch) -> None:
+        (beam,) = search.beams
+        beam.num_computed_tokens = search.request.num_cached_tokens = self.block_manager.allocate(beam)
+        self.active.append(search)
+        self.tell("admitted", beam, num_cached_tokens=beam.num_computed_tokens)
 
-def commit(engine: Engine, search: BeamSearch, logits: Tensor) -> None:
-    """The next generation of beams takes over the blocks of its parents. logits: [n_beams, vocab_size]"""
-    parents, pairs = search.beams, search.advance(logits)
-    for parent, child in pairs:
-        engine.block_manager.fork(parent, child)
-        child.num_computed_tokens = parent.num_computed_tokens
-    for parent in parents:
-        engine.block_manager.free(parent)
-    token_ids = [child.output_token_ids[-1] for _, child in pairs]
-    engine.tracer.tell("beams", search.request, parents=[parent.index for parent, _ in pairs], token_ids=token_ids)
-    if search.done:
-        engine.tracer.tell("finished", search.request, reason="beams")
-    engine.recorder.stats.num_requests += search.done
-    engine.recorder.stats.num_output_tokens += len(parents)
+    def commit(self, batch: Batch, logits: Tensor) -> list[Request]:
+        """The next generation of beams takes over the blocks of its parents. logits: [n_beams, vocab_size]"""
+        for request, num_tokens, _ in batch.rows:
+            request.num_computed_tokens += num_tokens
+        scores = logits.split([len(search.beams) for search in self.growing])
+        for search, own in zip(self.growing, scores, strict=True):
+            parents, pairs = search.beams, search.advance(own)
+            search.num_tokens += len(parents)
+            for parent, child in pairs:
+                self.block_manager.fork(parent, child)
+                child.num_computed_tokens = parent.num_computed_tokens
+            for parent in parents:
+                self.block_manager.free(parent)
+            token_ids = [child.output_token_ids[-1] for _, child in pairs]
+            self.tell("beams", search.request, parents=[parent.index for parent, _ in pairs], token_ids=token_ids)
+            if search.done:
+                self.tell("finished", search.request, reason="beams")
+        return []

@@ -17,7 +17,7 @@ SHARE_OF_FREE_CUDA_MEMORY = 0.9  # after those have been measured
 
 
 class KVCache:
-    """Room for the keys and values of `num_blocks` blocks, allocated once, written in place. Owned by the engine.
+    """Room for the keys and values of `num_blocks` blocks, allocated once, written in place. Owned by the runner.
     `paged_attention` is the function that reads it."""
 
     def __init__(

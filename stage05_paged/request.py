@@ -2,14 +2,13 @@
 
 import copy
 import enum
-import itertools
 import time
-from collections.abc import Iterable
+from typing import Any
 
-from .outputs import RequestMetrics, RequestOutput, StreamEvent
-from .progress import Progress
-from .sampling_params import SamplingParams
-from .tokenizer import Tokenizer
+from .support.outputs import Logprob
+from .support.sampling_params import SamplingParams
+from .support.text import Text
+from .support.tokenizer import Tokenizer
 
 
 class RequestState(enum.Enum):
@@ -20,7 +19,7 @@ class RequestState(enum.Enum):
 
 
 class Request:
-    """A prompt on its way to a completion.
+    """A prompt on its way to a completion. `add` is the only way that it grows, and decides when it ends.
 
     A request for n completions is n of these, its `group`: the first one is prefilled, the others are forked from it.
 
@@ -43,9 +42,17 @@ class Request:
         place: its place in the queue, given by the scheduler; running requests with a later one are preempted first.
         index: which completion of its group it is.
         num_ahead: how many completions its caller asked for before this group, in the same call.
-        progress: its output so far; the only thing that a token changes.
         prompt_logprobs: of the prompt's tokens so far; None unless they were asked for.
+        output_token_ids: the output's tokens, the one that ended it among them.
+        token_times: when each of them came, in seconds of time.perf_counter.
+        logprobs: of each of them, if they were asked for.
+        text: what they say, up to a stop text.
+        finish_reason, stop_reason: why it ended; None while it goes on.
+        told: how many of its tokens, and of its text's characters, a stream has given out, and whether its end.
     """
+
+    place: Any  # None until it is queued
+    first_scheduled_time: float | None
 
     def __init__(
         self,
@@ -63,22 +70,31 @@ class Request:
         self.request_id, self.prompt, self.prompt_token_ids = request_id, prompt, prompt_token_ids
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
-        self.priority, self.state = priority, RequestState.WAITING
-        self.num_computed_tokens, self.num_cached_tokens, self.place = 0, 0, None
-        self.index, self.group, self.num_ahead = 0, [self], 0
-        self.inbox: list[Request] | None = None  # of whoever waits for it, see router.py
-        self.arrival_time, self.first_scheduled_time = time.perf_counter(), None
+        self.priority, self.place, self.first_scheduled_time = priority, None, None
+        self.index, self.num_ahead, self.num_cached_tokens = 0, 0, 0
+        self.group: list[Request] = [self]
         self.prompt_logprobs = None if params.prompt_logprobs is None else [None] * score_from
-        self.progress = Progress(params, self.max_tokens, tokenizer, eos_token_ids)
-        self._streamed_tokens = self._streamed_characters = 0
+        self.arrival_time, self.inbox = time.perf_counter(), None  # of whoever waits for it, see support/router.py
+        self.told = 0, 0, False
+        self.begin()
+        self.wait()
 
-    @property
-    def output_token_ids(self) -> list[int]:
-        return self.progress.token_ids
+    def begin(self) -> None:
+        """It has no output yet."""
+        self.output_token_ids: list[int] = []
+        self.token_times: list[float] = []
+        self.logprobs: list[dict[int, Logprob]] = []
+        self.text = Text(self.tokenizer, self.params.stop)
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+
+    def wait(self) -> None:
+        """It is in the queue, and nothing of it in the cache."""
+        self.state, self.num_computed_tokens = RequestState.WAITING, 0
 
     @property
     def finished(self) -> bool:
-        return self.progress.finish_reason is not None
+        return self.finish_reason is not None
 
     @property
     def group_finished(self) -> bool:
@@ -87,23 +103,25 @@ class Request:
     def fork(self, index: int) -> "Request":
         """Another completion of the same prompt, in the same group, with the same tokens so far."""
         child = copy.copy(self)
-        child.index, child.group, child.progress = index, self.group, self.progress.copy()
+        child.index, child.text = index, self.text.copy()
+        child.output_token_ids, child.token_times = [*self.output_token_ids], [*self.token_times]
+        child.logprobs = [*self.logprobs]
         return child
 
     @property
     def beginning(self) -> list["Request"]:
         """Who samples from this one's logits: itself; behind the prompt, the whole group."""
-        return [self] if self.progress.token_ids or self.index else self.group
+        return [self] if self.output_token_ids or self.index else self.group
 
     @property
     def token_ids(self) -> list[int]:
         """Prompt and output: the sequence that the model sees."""
-        return self.prompt_token_ids + self.progress.token_ids
+        return self.prompt_token_ids + self.output_token_ids
 
     @property
     def num_tokens(self) -> int:
-        """As many as `token_ids`, which is put together anew at each look."""
-        return len(self.prompt_token_ids) + len(self.progress.token_ids)
+        """As many as `token_ids`, without putting that list together."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
     def num_new_tokens(self) -> int:
@@ -114,7 +132,7 @@ class Request:
         """The next tokens to go through the model."""
         start = self.num_computed_tokens - len(self.prompt_token_ids)
         if start >= 0:
-            return self.progress.token_ids[start : start + num_tokens]
+            return self.output_token_ids[start : start + num_tokens]
         return self.token_ids[self.num_computed_tokens : self.num_computed_tokens + num_tokens]
 
     @property
@@ -126,8 +144,7 @@ class Request:
         return len(self.prompt_logprobs) - 1
 
     def to_score(self, num_tokens: int) -> range:
-        """Of the next tokens, given by their positions, those that tell a log-probability of the prompt: the one of the
-        token behind them. They are the last ones of the prompt among the next tokens, one behind the other."""
+        """Positions among the next tokens whose logits score the next token of the prompt."""
         if self.prompt_logprobs is None:
             return range(0)
         start = max(self.num_computed_tokens, len(self.prompt_logprobs) - 1)
@@ -136,55 +153,36 @@ class Request:
     @property
     def banned_token_ids(self) -> tuple[int, ...]:
         """The tokens that may not be chosen now: those that would end the output before `min_tokens`."""
-        if len(self.progress.token_ids) >= self.params.min_tokens:
+        if len(self.output_token_ids) >= self.params.min_tokens:
             return ()
-        return self.params.stop_token_ids + (() if self.params.ignore_eos else self.eos_token_ids)
+        return (*self.params.stop_token_ids, *(() if self.params.ignore_eos else self.eos_token_ids))
 
-    def take_event(self, index: int) -> StreamEvent:
-        """What is new since the last call, of prompt `index`. Text that may be part of a stop text is held back."""
-        progress, begin, start = self.progress, self._streamed_tokens, self._streamed_characters
-        end = progress.num_certain_characters
-        self._streamed_tokens, self._streamed_characters = len(progress.token_ids), end
-        return StreamEvent(
-            index,
-            progress.text[start:end],
-            progress.token_ids[begin:],
-            progress.finish_reason,
-            stop_reason=progress.stop_reason,
-            logprobs=progress.logprobs[begin:] if self.params.logprobs is not None else None,
-            num_prompt_tokens=len(self.prompt_token_ids),
-            num_output_tokens=len(progress.token_ids),
-            prompt_logprobs=self.prompt_logprobs and list(self.prompt_logprobs)
-            if not begin and not self.index
-            else None,
-            completion_index=self.index,
-            num_cached_tokens=self.group[0].num_cached_tokens,
-        )
+    def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
+        """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With -1 there is no
+        token: the logits were no numbers. With `max_tokens` 0 none was wanted: the prompt was to be scored."""
+        if token_id < 0 or not self.max_tokens:
+            self.finish("abort" if token_id < 0 else "length")
+            return
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+        self.token_times.append(time.perf_counter())
+        self.output_token_ids.append(token_id)
+        if token_id in self.eos_token_ids and not self.params.ignore_eos:
+            self.finish("stop")
+        elif token_id in self.params.stop_token_ids:
+            self.finish("stop", token_id)
+        elif stop := self.text.add(token_id, self._may_stop):
+            self.finish_reason, self.stop_reason = "stop", stop
+        elif len(self.output_token_ids) >= self.max_tokens:
+            self.finish("length")
 
-    def output(self) -> RequestOutput:
-        """The result of the group so far; `finished` says if it is the whole one."""
-        group = self.group
-        times = [completion.progress.token_times for completion in group if completion.progress.token_times]
-        metrics = RequestMetrics(
-            self.arrival_time,
-            min((tokens[0] for tokens in times), default=None),
-            max((tokens[-1] for tokens in times), default=None),
-            group[0].first_scheduled_time,
-            tuple(after - before for tokens in times for before, after in itertools.pairwise(tokens)),
-        )
-        outputs = [completion.progress.completion(completion.index) for completion in group]
-        return RequestOutput(
-            self.request_id,
-            self.prompt,
-            self.prompt_token_ids,
-            outputs,
-            self.group_finished,
-            metrics,
-            group[0].num_cached_tokens,
-            prompt_logprobs=self.prompt_logprobs and list(group[0].prompt_logprobs),
-        )
+    def finish(self, reason: str, stop_reason: str | int | None = None) -> None:
+        """End it as it is, unless what is left of its text completes a stop text."""
+        if stop := self.text.flush(self._may_stop):
+            reason, stop_reason = "stop", stop
+        self.finish_reason, self.stop_reason = reason, stop_reason
 
-
-def finished_groups(completions: Iterable[Request]) -> list[Request]:
-    """The first completion of each request that is done, all n of it, with these."""
-    return list(dict.fromkeys([c.group[0] for c in completions if c.finished and c.group_finished]))
+    @property
+    def _may_stop(self) -> bool:
+        """Whether a stop text may end the output."""
+        return len(self.output_token_ids) > self.params.min_tokens

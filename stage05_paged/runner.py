@@ -1,19 +1,17 @@
 """The model on its device: from a batch to the logits of the tokens that follow."""
 
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from .attention import pick_backend
 from .batch import Batch
-from .config import EngineConfig, in_words, pick_device, pick_dtype
+from .config import EngineConfig
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
-from .scheduler import MAX_SCORED
-from .threads import ThreadLimit
-from .weights import load_weights
+from .support.options import in_words, pick_device, pick_dtype
+from .support.weights import Checkpoint
 
 
 class Runner:
@@ -22,19 +20,18 @@ class Runner:
     Args:
         config: the options of the engine.
         model_config: the sizes of the model.
-        directory: where its weights are; None makes random ones.
+        checkpoint: where its weights come from.
         max_model_len: the longest sequence, in tokens.
     """
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, directory: Path | None, max_model_len: int):
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, checkpoint: Checkpoint, max_model_len: int):
         self.device = pick_device(config.device)
         self.dtype = pick_dtype(config.dtype, self.device)
-        self.thread_limit = ThreadLimit()
         n_head, head_dim = model_config.n_head, model_config.n_embd // model_config.n_head
         self.attention_backend, paged_attention = pick_backend(config.attention_backend, self.device, head_dim)
-        with torch.device("meta"):  # no memory yet: load_weights brings the tensors
+        with torch.device("meta"):  # no memory yet: the checkpoint brings the tensors
             self.model = GPT2(model_config).eval()
-        load_weights(self.model, directory, config.load_format, self.dtype, self.device)
+        checkpoint.load(self.model, self.dtype, self.device)
         self.bytes_per_token = bytes_per_token(model_config.n_layer, model_config.n_embd, self.dtype)
         sizes = (config.block_size, n_head, head_dim, self.dtype, self.device, paged_attention)
         self.num_blocks = self._pick_num_blocks(config, max_model_len, KVCache(model_config.n_layer, 1, *sizes))
@@ -63,15 +60,16 @@ class Runner:
             most = config.max_num_seqs * -(-max_model_len // config.block_size)
         if room < block_bytes:
             raise ValueError(f"a block of {config.block_size} tokens needs {block_bytes:,} bytes, there are {room:,}")
-        return min(room // block_bytes, most)
+        return int(min(room // block_bytes, most))
 
     @torch.inference_mode()
     def full_step(self, config: EngineConfig, cache: KVCache) -> None:
         """The largest step there is, on whatever the cache holds: for measuring what it takes."""
         tokens = torch.zeros(config.max_num_batched_tokens, dtype=torch.int64, device=self.device)
-        ends = torch.tensor([0, len(tokens)], device=self.device)
+        ends = torch.tensor([0, len(tokens)], dtype=torch.int64, device=self.device)
         table = torch.zeros(1, -(-len(tokens) // cache.block_size), dtype=torch.int64, device=self.device)
-        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], last=tokens[: config.max_num_seqs + MAX_SCORED])
-        logits = self.model(batch, cache)
+        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], last=tokens)
+        with torch.autocast(self.device.type, enabled=False):  # as in a step, see support/turn.py
+            logits = self.model(batch, cache)
         logits.sort(dim=-1)
         logits.double().softmax(dim=-1).cumsum(dim=-1)  # with the sort, what takes the most in the sampler

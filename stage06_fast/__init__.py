@@ -1,20 +1,27 @@
 """Stage 6: the same engine at the speed of the machine: packed weights, fused kernels, a step in one call."""
 
-from . import openmp  # noqa: F401 (first: it comes before torch)
-from .async_llm import AsyncLLM, QueueFullError
-from .llm import LLM
-from .outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
-from .sampling_params import SamplingParams
-from .scoring import Score
+from .support import openmp  # noqa: F401 (first: it comes before torch)  # pyright: ignore[reportUnusedImport]
+
+# isort: split
+from .config import EngineConfig
+from .llm import LLM, AsyncLLM
+from .support.async_llm import QueueFullError
+from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
+from .support.sampling_params import SamplingParams
+from .support.scoring import SCORING, Pair, Score, score_of
 
 __all__ = [
     "LLM",
+    "SCORING",
     "AsyncLLM",
     "CompletionOutput",
+    "EngineConfig",
     "Logprob",
+    "Pair",
     "QueueFullError",
     "RequestOutput",
     "SamplingParams",
     "Score",
     "StreamEvent",
+    "score_of",
 ]

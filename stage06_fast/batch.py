@@ -1,7 +1,7 @@
 """What goes through the model in a step, as tensors."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -9,7 +9,6 @@ from torch import Tensor
 from .block_manager import BlockManager
 from .request import Request
 from .scheduler import Row
-from .trace import RowRecord
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,8 @@ class Batch:
         block_tables, query_start_loc, seq_lens: whose tokens these are and where their keys lie, see attention.py.
         last: [n_asked], which of the tokens are those whose successor is asked for.
         rows: whose tokens these are.
-        ready: the requests that are up to date with this step: each gets a token.
+        ready: the requests that are up to date with this step: each gets a token. Behind a prompt as many of its
+            completions begin as have a place, all with its logits.
         sampled, scored: which of the logits that follow are for the sampler, one for each of `ready`, and which are for
             log-probabilities of whose prompt.
         tables: the blocks of each row.
@@ -36,15 +36,15 @@ class Batch:
     query_start_loc: Tensor
     seq_lens: Tensor
     last: Tensor
-    rows: Sequence[Row] = ()
-    ready: Sequence[Request] = ()
+    rows: list[Row] = field(default_factory=list)
+    ready: list[Request] = field(default_factory=list)
     sampled: Sequence[int] = ()
     scored: Sequence[tuple[Request, slice]] = ()
     tables: Sequence[list[int]] = ()
-    copies: Sequence[tuple[int, int]] = ()
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, rows: list[Row], manager: BlockManager) -> "Batch":
+    def of(cls, rows: list[Row], manager: BlockManager, num_places: int = 0) -> "Batch":
         token_ids, positions, slots, query_start_loc, seq_lens, last, ready = [], [], [], [0], [], [], []
         sampled, scored = [], []
         for request, num_tokens, is_ready in rows:
@@ -58,18 +58,20 @@ class Batch:
             query_start_loc.append(len(token_ids))
             seq_lens.append(end)
             if is_ready:
-                ready.append(request)
-                sampled.append(len(last))
+                beginning = request.beginning[: 1 + num_places]
+                num_places -= len(beginning) - 1
+                ready += beginning
+                sampled += [len(last)] * len(beginning)
                 last.append(len(token_ids) - 1)
         tables = [manager.block_table(row.request) for row in rows]
         return cls(
-            token_ids=torch.tensor(token_ids),
-            positions=torch.tensor(positions),
-            slot_mapping=torch.tensor(slots),
-            block_tables=torch.tensor(rectangle(tables)),
-            query_start_loc=torch.tensor(query_start_loc),
-            seq_lens=torch.tensor(seq_lens),
-            last=torch.tensor(last, dtype=torch.int64),
+            token_ids=torch.tensor(token_ids, dtype=torch.int64, device="cpu"),
+            positions=torch.tensor(positions, dtype=torch.int64, device="cpu"),
+            slot_mapping=torch.tensor(slots, dtype=torch.int64, device="cpu"),
+            block_tables=torch.tensor(rectangle(tables), dtype=torch.int64, device="cpu"),
+            query_start_loc=torch.tensor(query_start_loc, dtype=torch.int64, device="cpu"),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int64, device="cpu"),
+            last=torch.tensor(last, dtype=torch.int64, device="cpu"),
             rows=rows,
             ready=ready,
             sampled=sampled,
@@ -89,10 +91,9 @@ class Batch:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
-    def records(self) -> list[RowRecord]:
-        """For the trace, before the step: what each row does in it."""
-        rows = zip(self.rows, self.tables, strict=True)
-        return [RowRecord.of(r, r.num_computed_tokens, n, blocks=tuple(table)) for (r, n, _), table in rows]
+    def to_sample(self, logits: Tensor) -> Tensor:
+        """Of the logits those that are for the sampler: [n_asked, vocab_size] -> [n_ready, vocab_size]"""
+        return logits if self.sampled == [*range(len(logits))] else logits[self.sampled]
 
 
 def rectangle(tables: list[list[int]]) -> list[list[int]]:

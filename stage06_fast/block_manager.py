@@ -21,9 +21,14 @@ ROOT = 0  # the node before the first block
 class Sequence(Protocol):
     """What the manager reads of a sequence; any hashable object will do."""
 
-    token_ids: list[int]
-    num_tokens: int  # so many, without putting the list together
-    num_cacheable: int  # of these, the first so many need not be computed if they are found
+    @property
+    def token_ids(self) -> list[int]: ...
+
+    @property
+    def num_tokens(self) -> int: ...  # so many, without putting the list together
+
+    @property
+    def num_cacheable(self) -> int: ...  # of these, the first so many need not be computed if they are found
 
 
 class Key(NamedTuple):
@@ -53,7 +58,6 @@ class BlockManager:
         block_size: tokens in a block.
         enable_prefix_caching: find what has been computed before.
         watermark: the share of the blocks that stays free when a sequence is admitted, so that those that run can grow.
-        tell: is told what happens, for the trace.
     """
 
     def __init__(
@@ -62,15 +66,15 @@ class BlockManager:
         block_size: int,
         enable_prefix_caching: bool = True,
         watermark: float = 0.01,
-        tell: Callable[..., None] = lambda *_, **__: None,
     ):
-        self.num_blocks, self.block_size, self.tell = num_blocks, block_size, tell
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.tell: Callable[..., None] = lambda *_, **__: None  # what happens, to whoever looks on
         self.enable_prefix_caching, self.num_reserve = enable_prefix_caching, int(watermark * num_blocks)
         self._next_node = ROOT + 1
-        self.start_over()
+        self.clear()
 
-    def start_over(self) -> None:
-        """Whatever was before: all blocks are free, and nothing is found in them."""
+    def clear(self) -> None:
+        """All blocks are free, and nothing is found in them."""
         self.ref_counts = [0] * self.num_blocks
         self._free = OrderedDict.fromkeys(range(self.num_blocks))  # in the order in which they are taken
         self._tables: dict[Sequence, _Table] = {}

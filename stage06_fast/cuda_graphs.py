@@ -9,6 +9,7 @@ Source: NVIDIA, "CUDA Programming Guide", CUDA graphs; Ng et al. 2021, "Accelera
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +70,7 @@ class GraphedGPT2(nn.Module):
     ):
         super().__init__()
         self.config, self.model, self.make_recorder = model.config, model, make_recorder
-        self.record: Callable | None = None  # made with the first graph, on the GPU of the cache
+        self.record: Any = None  # made with the first graph, on the GPU of the cache
         self.logits: Tensor | None = None  # of all graphs, [max_num_seqs, vocab_size]
         self.sizes, self.table_width, self.spare_block = batch_sizes(max_num_seqs), table_width, spare_block
         self.graphs: dict[int, tuple[Batch, Callable[[], Tensor]]] = {}  # size -> (its inputs, its replay)
@@ -93,16 +94,17 @@ class GraphedGPT2(nn.Module):
             return replay()[:n]  # [size, vocab_size] -> [n, vocab_size]
 
     def record_size(self, size: int, cache: KVCache) -> tuple[Batch, Callable[[], Tensor]]:
-        if self.record is None:
+        if self.record is None or self.logits is None:
             self.record = self.make_recorder()
-            self.logits = torch.empty(self.sizes[-1], self.config.vocab_size, device=cache.keys.device)
+            shape = (self.sizes[-1], self.config.vocab_size)
+            self.logits = torch.empty(shape, dtype=torch.float32, device=cache.keys.device)
         inputs, out = self.empty_step(size, cache), self.logits[:size]
         return inputs, self.record(lambda: out.copy_(self.model(inputs, cache)))
 
     def empty_step(self, size: int, cache: KVCache) -> Batch:
         """A decode step of requests that have one token, in the spare block."""
         number = lambda value: torch.full((size,), value, dtype=torch.int64, device=cache.keys.device)  # noqa: E731
-        order = torch.arange(size + 1, device=cache.keys.device)
+        order = torch.arange(size + 1, dtype=torch.int64, device=cache.keys.device)
         tables = number(self.spare_block)[:, None].repeat(1, self.table_width)  # [size, table_width]
         slot = self.spare_block * cache.block_size
         return Batch(number(0), number(0), number(slot), tables, order, number(1), order[:-1])

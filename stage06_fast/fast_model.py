@@ -5,7 +5,11 @@ its weights are packed for the kernels, once, and a step is one call of C. What 
 is in the README; every one can be turned off.
 """
 
+# pyright: reportInvalidTypeForm=false
+# (C's structs are made by a function.)
+
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +18,11 @@ from torch import Tensor, nn
 from .batch import Batch
 from .kernels import c_kernel as c
 from .kv_cache import KVCache
-from .memory import Arena
 from .model import GPT2
+from .support.memory import Arena
 
 # What can be turned off (`LLM(disable=...)`), each with what it needs to be on.
-OPTIMIZATIONS = {
+OPTIMIZATIONS: dict[str, tuple[str, ...]] = {
     "linear": (),  # a kernel of our own for linear layers, on packed weights; without it torch multiplies
     "fusion": ("linear",),  # bias, GELU and residual where the product is still in the cache; else passes of their own
     "tiles": ("linear",),  # AMX, and ARM's matrix instructions; else vectors
@@ -73,9 +77,9 @@ def rows(num_tokens: int, width: int, format: int, owner: list[Tensor]) -> c.Row
     """Memory for activations, zero where nobody writes, which becomes the owner's. A row is 64 bytes longer than its
     numbers, or rows of 4,096 bytes would all fall into the same few places of the CPU's cache."""
     stride = c.round_up(width, 32) * (4 if format == c.DTYPES[torch.float32] else 2) + 64
-    planes = torch.zeros(2 if format == c.SPLIT else 1, num_tokens * stride, dtype=torch.uint8)
+    planes = torch.zeros(2 if format == c.SPLIT else 1, num_tokens * stride, dtype=torch.uint8, device="cpu")
     owner.append(planes)
-    return c.Rows(planes.data_ptr(), stride, num_tokens * stride, format)
+    return c.Rows(c.address(planes, torch.uint8), stride, num_tokens * stride, format)
 
 
 class FastGPT2(nn.Module):
@@ -104,8 +108,8 @@ class FastGPT2(nn.Module):
             n_embd=model.config.n_embd,
             format=c.DTYPES[dtype],
             epsilon=model.config.layer_norm_epsilon,
-            wte=self.refer(wte),  # of which a step reads a row per token: they may stay where they are
-            wpe=self.refer(wpe),
+            wte=self.refer(wte, dtype),  # of which a step reads a row per token: they may stay where they are
+            wpe=self.refer(wpe, dtype),
             layers=self.layers,
             ln_f_weight=self.keep(model.ln_f.weight.float()),
             ln_f_bias=self.keep(model.ln_f.bias.float()),
@@ -113,7 +117,7 @@ class FastGPT2(nn.Module):
         )
         self.cache: KVCache | None = None  # the one that `caches` points into
         self.num_tokens = 0  # what there is memory for
-        self.logits = torch.empty(0, model.config.vocab_size)
+        self.logits = torch.empty(0, model.config.vocab_size, dtype=torch.float32, device="cpu")
 
     def keep(self, tensor: Tensor) -> int:
         """The address of a tensor, or of a copy of it in large pages, which lives as long as the model does."""
@@ -123,14 +127,14 @@ class FastGPT2(nn.Module):
         """The address of a matrix in panels, which live as long as the model does."""
         panels = c.pack(weight, self.kind, self.arena.room if self.arena else None)
         self.weights.append(panels)
-        return panels.data_ptr()
+        return c.address(panels, torch.uint8)
 
-    def refer(self, tensor: Tensor) -> int:
+    def refer(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
         """The address of a tensor, which lives as long as the model does."""
         self.weights.append(tensor.contiguous())
-        return self.weights[-1].data_ptr()
+        return c.address(self.weights[-1], dtype)
 
-    def layer(self, block: nn.Module) -> c.Layer:
+    def layer(self, block: Any) -> c.Layer:
         norms = {
             f"{name}_{part}": self.keep(getattr(getattr(block, name), part).float())
             for name in ("ln_1", "ln_2")
@@ -144,7 +148,7 @@ class FastGPT2(nn.Module):
         """A linear layer's weights, packed; the module gives up its own."""
         panels = self.pack(module.weight)
         bias = self.keep(F.pad(module.bias.float(), (0, c.round_up(module.out_features, 32) - module.out_features)))
-        module.weight = None
+        module.weight = None  # pyright: ignore[reportAttributeAccessIssue]
         return c.Linear(panels, bias, module.in_features, module.out_features, c.KINDS[self.kind][0])
 
     def prepare(self, cache: KVCache, num_tokens: int, num_rows: int) -> None:
@@ -155,11 +159,12 @@ class FastGPT2(nn.Module):
         if num_tokens > self.num_tokens:
             n, width = c.round_up(num_tokens, 32), config.n_embd
             operand = c.KINDS[self.kind][1]  # the format that the products want
-            x, scratch = torch.empty(n, width), torch.empty(n, max(3 * width, config.n_inner))
+            sizes = (width, max(3 * width, config.n_inner))
+            x, scratch = (torch.empty(n, size, dtype=torch.float32, device="cpu") for size in sizes)
             activations = [x, scratch]
             workspace = c.Workspace(
-                x=x.data_ptr(),
-                scratch=scratch.data_ptr(),
+                x=c.address(x, torch.float32),
+                scratch=c.address(scratch, torch.float32),
                 normed=rows(n, width, operand, activations),
                 qkv=rows(n, 3 * width, self.model.format, activations),
                 attended=rows(n, width, operand, activations),
@@ -168,14 +173,14 @@ class FastGPT2(nn.Module):
             # All or nothing: with less memory than there should be, the old workspace still has its own.
             self.num_tokens, self.activations, self.workspace = n, activations, workspace
         if num_rows > len(self.logits):
-            self.logits = torch.empty(num_rows, config.vocab_size)
+            self.logits = torch.empty(num_rows, config.vocab_size, dtype=torch.float32, device="cpu")
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """As `GPT2.forward`. The logits are overwritten by the next call."""
         num_tokens, num_rows = len(batch.token_ids), len(batch.last)
         self.prepare(cache, num_tokens, num_rows)
         sizes = (num_tokens, len(batch.seq_lens), batch.block_tables.shape[1], num_rows)
-        pointers = (
+        tensors = (
             batch.token_ids,
             batch.positions,
             batch.slot_mapping,
@@ -184,11 +189,12 @@ class FastGPT2(nn.Module):
             batch.seq_lens,
             batch.last,
         )
-        c_step = c.Step(*(tensor.data_ptr() for tensor in pointers), *sizes)
+        c_step = c.Step(*(c.address(tensor, torch.int64) for tensor in tensors), *sizes)
         logits, threads = self.logits[:num_rows], torch.get_num_threads()
         if "one_call" in self.on:
             switches = (self.attention_kind, "fusion" in self.on, "last_layer" in self.on)
-            self.library.forward(self.model, self.workspace, self.caches, c_step, logits.data_ptr(), *switches, threads)
+            out = c.address(logits, torch.float32)
+            self.library.forward(self.model, self.workspace, self.caches, c_step, out, *switches, threads)
         else:
             self.kernel_by_kernel(c_step, logits, threads)
         return logits
@@ -213,8 +219,8 @@ class FastGPT2(nn.Module):
             linear(layer.c_attn, w.normed, n, c.TO_ROWS, None, w.qkv)
             lib.write_kv(cache, w.qkv, step, threads)
             if "last_layer" in self.on and i == len(self.layers) and step.num_last < n:
-                starts, kept = torch.empty(step.num_seqs + 1, dtype=torch.int64), c.Step()
-                lib.keep_last(w, width, step, starts.data_ptr(), kept)
+                starts, kept = torch.empty(step.num_seqs + 1, dtype=torch.int64, device="cpu"), c.Step()
+                lib.keep_last(w, width, step, c.address(starts, torch.int64), kept)
                 step, n = kept, kept.num_tokens
             lib.paged_attention(w.attended, w.qkv, cache, step, self.attention_kind, threads)
             linear(layer.attn_c_proj, w.attended, n, c.ADD, w.x, None)
@@ -222,4 +228,5 @@ class FastGPT2(nn.Module):
             linear(layer.c_fc, w.normed, n, c.GELU, None, w.inner)
             linear(layer.mlp_c_proj, w.inner, n, c.ADD, w.x, None)
         norm(w.x, step.last, step.num_last, model.ln_f_weight, model.ln_f_bias)
-        lib.linear(model.head, w.normed, step.num_last, c.STORE, logits.data_ptr(), None, None, threads)
+        out = c.address(logits, torch.float32)
+        lib.linear(model.head, w.normed, step.num_last, c.STORE, out, None, None, threads)

@@ -11,15 +11,15 @@ import psutil
 import torch
 from torch import Tensor
 
-from . import memory
 from .attention import PagedAttention
+from .support import memory
 
 SHARE_OF_FREE_MEMORY = 0.5  # what the cache may take by default; the rest is for the activations of a prefill
 SHARE_OF_FREE_CUDA_MEMORY = 0.9  # after those have been measured
 
 
 class KVCache:
-    """Room for the keys and values of `num_blocks` blocks, allocated once, written in place. Owned by the engine.
+    """Room for the keys and values of `num_blocks` blocks, allocated once, written in place. Owned by the runner.
     `paged_attention` is the function that reads it; with `pages` (on a CPU) its memory is in large pages, with
     `prefault` it is there from the start."""
 
@@ -38,10 +38,9 @@ class KVCache:
     ):
         self.block_size, self.paged_attention = block_size, paged_attention
         # Nothing reads what nobody wrote, so it need not even be zero. A block's keys lie transposed: see attention.py.
-        make = functools.partial(memory.empty if pages else torch.empty, dtype=dtype)
-        with device:
-            self.keys = make((n_layer, num_blocks, n_head, head_dim, block_size))
-            self.values = make((n_layer, num_blocks, n_head, block_size, head_dim))
+        make = memory.empty if pages else functools.partial(torch.empty, device=device)
+        self.keys = make((n_layer, num_blocks, n_head, head_dim, block_size), dtype=dtype)
+        self.values = make((n_layer, num_blocks, n_head, block_size, head_dim), dtype=dtype)
         if prefault:  # the system gives memory when it is first touched: do that now, not within a step
             self.keys.zero_()
             self.values.zero_()

@@ -1,6 +1,6 @@
 """GPT-2, from token ids to the logits of the next token.
 
-Names are those of the checkpoint (Hugging Face's GPT-2), so that weights.py loads them without a translation table.
+Names are those of the checkpoint (Hugging Face's GPT-2), so that it loads without a translation table.
 Shapes: a step takes num_tokens tokens of all its requests together, without padding; n_embd = n_head * head_dim.
 
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; the layers are those of Vaswani et
@@ -40,13 +40,13 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
-    def forward(self, x: Tensor, batch: Batch, cache: KVCache, layer: int) -> Tensor:
+    def forward(self, x: Tensor, batch: Batch, cache: KVCache, index: int) -> Tensor:
         """[num_tokens, n_embd] -> same"""
         q, k, v = self.c_attn(x).chunk(3, dim=-1)  # [num_tokens, n_embd] -> 3 x [num_tokens, n_embd]
         q, k, v = (t.unflatten(-1, (self.n_head, -1)) for t in (q, k, v))  # each -> [num_tokens, n_head, head_dim]
-        cache.write(layer, batch.slot_mapping, k, v)
+        cache.write(index, batch.slot_mapping, k, v)
         out = cache.paged_attention(
-            q, cache.keys[layer], cache.values[layer], batch.block_tables, batch.query_start_loc, batch.seq_lens
+            q, cache.keys[index], cache.values[index], batch.block_tables, batch.query_start_loc, batch.seq_lens
         )  # [num_tokens, n_head, head_dim]
         return self.c_proj(out.flatten(-2))  # [num_tokens, n_head, head_dim] -> [num_tokens, n_embd]
 
@@ -66,7 +66,7 @@ class MLP(nn.Module):
         return self.c_proj(x)  # [..., n_inner] -> [..., n_embd]
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
     """A transformer layer: attention, then feed-forward, each added to the residual stream `x`."""
 
     def __init__(self, config: ModelConfig):
@@ -76,9 +76,9 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, *whose) -> Tensor:
-        """[..., n_embd] -> [..., n_embd]; whose: what attention needs to know of the tokens"""
-        x = x + self.attn(self.ln_1(x), *whose)
+    def forward(self, x: Tensor, batch: Batch, cache: KVCache, index: int) -> Tensor:
+        """[..., n_embd] -> [..., n_embd]; index: of this layer in the cache"""
+        x = x + self.attn(self.ln_1(x), batch, cache, index)
         x = x + self.mlp(self.ln_2(x))
         return x
 
@@ -96,17 +96,17 @@ class GPT2(nn.Module):
         self.config = config
         self.wte = embedding(config.vocab_size, config.n_embd)  # of tokens
         self.wpe = embedding(config.n_positions, config.n_embd)  # of positions
-        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.h = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
-        """The logits of the tokens that follow the step's last ones: -> [n_rows, vocab_size] float32.
+        """The logits of the tokens that follow `batch.last`: -> [n_asked, vocab_size] float32.
 
         cache: holds the keys and values of the tokens before those of the step, and gets theirs.
         """
         x = self.wte(batch.token_ids) + self.wpe(batch.positions)  # [num_tokens] -> [num_tokens, n_embd]
-        for layer, block in enumerate(self.h):
-            x = block(x, batch, cache, layer)
-        x = self.ln_f(x[batch.last])  # [num_tokens, n_embd] -> [n_rows, n_embd]
-        logits = F.linear(x, self.wte.weight)  # [n_rows, n_embd] -> [n_rows, vocab_size]
+        for index, layer in enumerate(self.h):
+            x = layer(x, batch, cache, index)
+        x = self.ln_f(x[batch.last])  # [num_tokens, n_embd] -> [n_asked, n_embd]
+        logits = F.linear(x, self.wte.weight)  # [n_asked, n_embd] -> [n_asked, vocab_size]
         return logits.float()

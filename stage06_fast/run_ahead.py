@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunAhead:
-    """The step that is under way, if there is one. Owned by the engine."""
+    """The step that is under way, if there is one. Owned by the runner."""
 
     def __init__(self, model: nn.Module, cache: KVCache, scheduler: Scheduler):
         self.model, self.cache, self.scheduler = model, cache, scheduler
@@ -69,7 +69,7 @@ class RunAhead:
             self.try_launch(rows, token_ids)
             return token_ids.tolist()
         with torch.cuda.device_of(token_ids):  # which need not be the current one
-            host = torch.empty(len(token_ids), dtype=token_ids.dtype, pin_memory=True)
+            host = torch.empty(len(token_ids), dtype=token_ids.dtype, device="cpu", pin_memory=True)
             host.copy_(token_ids, non_blocking=True)
             copied = torch.cuda.Event()
             copied.record()
@@ -98,8 +98,8 @@ class RunAhead:
             tables.append(table)
         n, device = len(rows), token_ids.device
         lists = (positions, slots, rectangle(tables), [*range(n + 1)], [p + 1 for p in positions], [*range(n)])
-        pinned = (torch.tensor(x, dtype=torch.int64, pin_memory=device.type == "cuda") for x in lists)
-        batch = Batch(token_ids.clamp(min=0), *(tensor.to(device, non_blocking=True) for tensor in pinned))
+        pinned = (torch.tensor(x, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda") for x in lists)
+        batch = Batch(token_ids.clamp(min=0), *(tensor.to(device, non_blocking=True) for tensor in pinned))  # pyright: ignore[reportArgumentType]
         self._logits = self.model(batch, self.cache)
         self._rows, self._slots = [Row(row.request, 1, ready=True) for row in rows], slots
 

@@ -2,27 +2,29 @@
 
 import contextlib
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from .attention import pick_backend
 from .batch import Batch
-from .config import EngineConfig, in_words, pick_device, pick_dtype
+from .config import EngineConfig
 from .cuda_graphs import GraphedGPT2
 from .fast_model import FastGPT2, enabled, pick_model
 from .kernels import c_kernel
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
-from .openmp import WAITS_BRIEFLY
-from .request import Request
 from .run_ahead import RunAhead
-from .sampler import NOT_FINITE, choose, sample
-from .scheduler import MAX_SCORED, Scheduler
-from .threads import ThreadLimit
-from .weights import load_weights
+from .sampler import choose
+from .sampler import sample as sample_rows
+from .scheduler import Scheduler
+from .support.isolation import isolated, tokens_of
+from .support.openmp import WAITS_BRIEFLY
+from .support.options import in_words, pick_device, pick_dtype
+from .support.threads import ThreadLimit
+from .support.weights import Checkpoint
 
+sample = isolated(sample_rows)  # an error on one row is that request's alone: it gets the token -1
 CROWDED = 0.85  # with fewer free cores than this, not even a single thread has one to itself
 
 
@@ -32,19 +34,19 @@ class Runner:
     Args:
         config: the options of the engine.
         model_config: the sizes of the model.
-        directory: where its weights are; None makes random ones.
+        checkpoint: where its weights come from.
         max_model_len: the longest sequence, in tokens.
     """
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, directory: Path | None, max_model_len: int):
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, checkpoint: Checkpoint, max_model_len: int):
         self.device = pick_device(config.device)
         self.dtype = pick_dtype(config.dtype, self.device)
         self.thread_limit = ThreadLimit()
         n_head, head_dim, on = model_config.n_head, model_config.n_embd // model_config.n_head, enabled(config.disable)
         self.attention_backend, paged_attention = pick_backend(config.attention_backend, self.device, head_dim, on)
-        with torch.device("meta"):  # no memory yet: load_weights brings the tensors
+        with torch.device("meta"):  # no memory yet: the checkpoint brings the tensors
             self.model = GPT2(model_config).eval()
-        load_weights(self.model, directory, config.load_format, self.dtype, self.device)
+        checkpoint.load(self.model, self.dtype, self.device)
         self.bytes_per_token = bytes_per_token(model_config.n_layer, model_config.n_embd, self.dtype)
         sizes = (config.block_size, n_head, head_dim, self.dtype, self.device, paged_attention)
         self.num_blocks = self._pick_num_blocks(config, max_model_len, KVCache(model_config.n_layer, 1, *sizes))
@@ -87,13 +89,13 @@ class Runner:
         with contextlib.nullcontext() if crowded else self.thread_limit:
             return self.model(batch.to(self.device), self.cache)
 
-    def sample(self, batch: Batch, logits: Tensor, requests: list[Request]) -> list[tuple | Exception]:
+    def sample(self, batch: Batch, logits: Tensor) -> list[tuple]:
         """As `sampler.sample`. On CUDA the next step begins meanwhile, if nothing speaks against it (`can_predict`)."""
         with self.thread_limit:
-            if self.ahead is None or len(requests) < len(batch.rows) or not self.ahead.can_predict(batch.rows):
-                return sample(logits, requests, self.argmax)
-            token_ids = self.ahead.read(batch.rows, choose(logits, requests))  # from here on the logits may be others
-            return [(token_id, None) if token_id >= 0 else ValueError(NOT_FINITE) for token_id in token_ids]
+            if self.ahead is None or len(batch.ready) < len(batch.rows) or not self.ahead.can_predict(batch.rows):
+                return sample(logits, batch.ready, self.argmax)
+            token_ids = self.ahead.read(batch.rows, choose(logits, batch.ready))  # then the logits may be others
+            return tokens_of(token_ids, batch.ready)
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
         """How many blocks the options ask for, or can be of use and fit into what is free."""
@@ -106,15 +108,16 @@ class Runner:
             most = config.max_num_seqs * -(-max_model_len // config.block_size)
         if room < block_bytes:
             raise ValueError(f"a block of {config.block_size} tokens needs {block_bytes:,} bytes, there are {room:,}")
-        return min(room // block_bytes, most)
+        return int(min(room // block_bytes, most))
 
     @torch.inference_mode()
     def full_step(self, config: EngineConfig, cache: KVCache) -> None:
         """The largest step there is, on whatever the cache holds: for measuring what it takes."""
         tokens = torch.zeros(config.max_num_batched_tokens, dtype=torch.int64, device=self.device)
-        ends = torch.tensor([0, len(tokens)], device=self.device)
+        ends = torch.tensor([0, len(tokens)], dtype=torch.int64, device=self.device)
         table = torch.zeros(1, -(-len(tokens) // cache.block_size), dtype=torch.int64, device=self.device)
-        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], last=tokens[: config.max_num_seqs + MAX_SCORED])
-        logits = self.model(batch, cache)
+        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], last=tokens)
+        with torch.autocast(self.device.type, enabled=False):  # as in a step, see support/turn.py
+            logits = self.model(batch, cache)
         logits.sort(dim=-1)
         logits.double().softmax(dim=-1).cumsum(dim=-1)  # with the sort, what takes the most in the sampler

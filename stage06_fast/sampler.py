@@ -3,21 +3,20 @@
 Every row has parameters of its own. Each step is one tensor operation over the rows that ask for it, with a column of
 their parameters beside them; a step that no row asks for is left out.
 
-A draw is a pure function of (seed, position, completion): no generator keeps a state, so a request gives the same
-tokens whatever else the engine has done before or does beside it.
+A draw is a pure function of (seed, position), see support/philox.py: no generator keeps a state, so a request gives the
+same tokens whatever else the engine has done before or does beside it.
 """
 
 import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .outputs import Logprob
 from .request import Request
-
-NOT_FINITE = "the model's logits are no numbers: its weights are damaged, or its values too large for this dtype"
+from .support.logprobs import NOT_FINITE, logprob_entries
+from .support.outputs import Logprob
+from .support.philox import uniform
 
 
 def sample(
@@ -74,8 +73,8 @@ def for_rows(scores: Tensor, values: list[float], off: float, step: Callable) ->
     rows = [i for i, value in enumerate(values) if value != off]
     if not rows:
         return scores
-    column = torch.tensor([[values[i]] for i in rows], device=scores.device)  # [n, 1]
-    index = torch.tensor(rows, device=scores.device)
+    column = scores.new_tensor([[values[i]] for i in rows])  # [n, 1]
+    index = torch.tensor(rows, dtype=torch.int64, device=scores.device)
     return scores.index_copy(0, index, step(scores[index], column))
 
 
@@ -92,12 +91,12 @@ def penalize(logits: Tensor, requests: list[Request]) -> Tensor:
     if any(r.params.frequency_penalty or r.params.presence_penalty for r in requests):
         output, own = pad([r.output_token_ids for r in requests], scores.device)  # [n_rows, n_output]
         counts = torch.zeros_like(scores).scatter_add(-1, output, own.to(scores.dtype))  # [n_rows, vocab_size]
-        frequency = torch.tensor([[r.params.frequency_penalty] for r in requests], device=scores.device)
-        presence = torch.tensor([[r.params.presence_penalty] for r in requests], device=scores.device)
+        frequency = scores.new_tensor([[r.params.frequency_penalty] for r in requests])
+        presence = scores.new_tensor([[r.params.presence_penalty] for r in requests])
         scores -= frequency * counts + presence * (counts > 0)
     banned = [(i, token_id) for i, r in enumerate(requests) if r.params.min_tokens for token_id in r.banned_token_ids]
     if banned:
-        scores[tuple(torch.tensor(banned, device=scores.device).T)] = -math.inf
+        scores[tuple(torch.tensor(banned, dtype=torch.int64, device=scores.device).T)] = -math.inf
     return scores
 
 
@@ -110,8 +109,8 @@ def pad(lists: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Token lists as a rectangle, filled up with each one's first token; which places are its own. 2 x [n, longest]"""
     longest = max(map(len, lists))
     filled = [tokens + (tokens[:1] or [0]) * (longest - len(tokens)) for tokens in lists]
-    lengths = torch.tensor([len(tokens) for tokens in lists], device=device)
-    own = torch.arange(longest, device=device) < lengths[:, None]
+    lengths = torch.tensor([len(tokens) for tokens in lists], dtype=torch.int64, device=device)
+    own = torch.arange(longest, dtype=torch.int64, device=device) < lengths[:, None]
     return torch.tensor(filled, dtype=torch.int64, device=device).view(len(lists), longest), own
 
 
@@ -125,27 +124,6 @@ def raw_logprobs(logits: Tensor, token_ids: Tensor, requests: list[Request]) -> 
         for i, entry in zip(rows, entries, strict=True):
             result[i] = entry
     return result
-
-
-def logprob_entries(
-    logits: Tensor, token_ids: Tensor, counts: list[int], text: Callable[[int], str]
-) -> list[dict[int, Logprob]]:
-    """Of each row the log-probability of a token, and those of the `counts[i]` most likely ones.
-
-    logits: [n, vocab_size]; token_ids: [n]
-    """
-    logprobs = logits.log_softmax(dim=-1)  # [n, vocab_size]
-    chosen = logprobs.gather(-1, token_ids[:, None])  # [n, 1]
-    best = logprobs.topk(max(counts), dim=-1)  # 2 x [n, most], descending
-    ids = torch.cat([token_ids[:, None], best.indices], dim=-1)  # [n, 1 + most]: the chosen one first
-    values = torch.cat([chosen, best.values], dim=-1)  # [n, 1 + most]
-    better = [(logprobs > chosen).sum(dim=-1, keepdim=True), torch.searchsorted(-best.values, -best.values)]
-    ranks = torch.cat(better, dim=-1) + 1  # [n, 1 + most]
-    columns = zip(counts, ids.tolist(), values.tolist(), ranks.tolist(), strict=True)
-    return [
-        {i: Logprob(value, rank, text(i)) for i, value, rank in [*zip(*row, strict=True)][: 1 + count]}
-        for count, *row in columns
-    ]
 
 
 # --- The steps: each takes and gives scores [..., vocab_size]; a dropped token is at -inf. Parameters are [..., 1]. --
@@ -163,7 +141,7 @@ def penalize_repetition(scores: Tensor, used: Tensor, penalty: Tensor) -> Tensor
 def keep_top_k(scores: Tensor, k: Tensor) -> Tensor:
     """Drop all but the k best, and what equals the k-th."""
     best = scores.topk(min(int(k.max()), scores.shape[-1]), dim=-1).values  # [..., most], descending
-    kth = best.gather(-1, k.clamp(max=best.shape[-1]) - 1)  # [..., 1]
+    kth = best.gather(-1, k.long().clamp(max=best.shape[-1]) - 1)  # [..., 1]
     return scores.masked_fill(scores < kth, -math.inf)
 
 
@@ -185,39 +163,3 @@ def draw(scores: Tensor, u: Tensor) -> Tensor:
     """The token at which the cumulative distribution passes u (inverse transform sampling). -> [..., 1]"""
     cdf = scores.double().softmax(dim=-1).cumsum(dim=-1)  # float32 would lose the rare tokens
     return torch.searchsorted(cdf, u * cdf[..., -1:], right=True)  # the first with cdf > u: never a dropped one
-
-
-# --- Randomness -----------------------------------------------------------------------------------------------------
-
-
-def philox(seed, counter, stream=0):
-    """Philox4x32-10: turn a 64-bit seed and a counter into random bits, without any state. Takes integers or arrays.
-
-    Source: Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3", section 3.3. Philox multiplies and mixes
-    four 32-bit words of counter with two of key, ten rounds; each round the key grows by Weyl constants.
-
-    Returns:
-        four uint64 arrays, each holding 32 random bits.
-    """
-    u64 = lambda x: np.asarray(x, dtype=np.uint64)  # noqa: E731
-    low, half = u64(0xFFFFFFFF), u64(32)
-    k0, k1 = u64(seed) & low, u64(seed) >> half
-    c0, c1, c2, c3 = u64(counter) & low, u64(counter) >> half, u64(stream) & low, u64(stream) >> half
-    for _ in range(10):
-        p0, p1 = c0 * u64(0xD2511F53), c2 * u64(0xCD9E8D57)  # 32 x 32 -> 64 bits
-        c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ k0, p1 & low, (p0 >> half) ^ c3 ^ k1, p0 & low
-        k0, k1 = (k0 + u64(0x9E3779B9)) & low, (k1 + u64(0xBB67AE85)) & low
-    return c0, c1, c2, c3
-
-
-def uniform(seed, position, index=0) -> np.ndarray:
-    """The random number of an output position of a completion: in (0, 1), never 0 or 1, a multiple of 2**-53. Integers
-    or arrays. Completions have the even streams; the odd one is `derive_seed`'s."""
-    a, b, _, _ = philox(seed, position, 2 * np.asarray(index))
-    return ((a << np.uint64(20) | b >> np.uint64(12)).astype(np.float64) + 0.5) / 2**52
-
-
-def derive_seed(engine_seed: int, number: int) -> int:
-    """The seed of the engine's request `number`, for requests that bring none."""
-    a, b, _, _ = philox(engine_seed, number, stream=1)
-    return int(a << np.uint64(32) | b)

@@ -45,8 +45,9 @@ def batched_stage(request):
 
 def pytest_generate_tests(metafunc):
     """Which stages a test runs on: those that it names itself; in a module that is about some files, `FILES`, those
-    that bring or change one of them; else all."""
-    files = getattr(metafunc.module, "FILES", None)
+    that bring or change one of them; in one about what surrounds the stages those of `NUMBERS`, which differ in what
+    they can do; else all."""
+    files, numbers = getattr(metafunc.module, "FILES", None), getattr(metafunc.module, "NUMBERS", range(100))
     for name, stages in (("stage", STAGES), ("batched_stage", BATCHED)):
         own = hasattr(metafunc.module, name) or any(
             name in str(mark.args[0]).replace(" ", "").split(",")
@@ -54,6 +55,7 @@ def pytest_generate_tests(metafunc):
         )
         if name in metafunc.fixturenames and not own:
             picked = [stage for stage in stages if files is None or stage in stages_that_change(*files)]
+            picked = [stage for stage in picked if stage.number in numbers]
             metafunc.parametrize(name, picked, ids=[stage.directory for stage in picked], indirect=True)
 
 

@@ -11,10 +11,9 @@ import time
 
 import pytest
 
-from tests.adapter import ROOT, STAGES, random_prompts, stages_that_change
+from tests.adapter import ROOT, STAGES, random_prompts
 
-# Its file is the same from stage 4 on, and the last stage is the one that differs most beneath it.
-INTERACTIVE = [*stages_that_change("interactive.py"), STAGES[-1]]
+INTERACTIVE = [STAGES[3], STAGES[-1]]  # the first that has it, and the one that differs most beneath it
 
 
 @pytest.fixture(params=[s for s in STAGES if s.number >= 4], ids=lambda stage: stage.directory)
@@ -24,7 +23,7 @@ def stage(request):
 
 @pytest.fixture
 def engine(stage, small_checkpoint):
-    engine = stage.part("async_llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=4)
+    engine = stage.part("llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=4)
     yield engine
     engine.close(abort=True)
     engine.llm.engine.scheduler.check_integrity()
@@ -83,12 +82,10 @@ def test_lists_and_streams_from_any_thread(stage, engine, small_checkpoint):
         engine.stream([[1], []])
     for _ in engine.stream(prompts, endless(stage)):
         break
-    wait_until(lambda: not engine.llm.engine.unfinished)
+    wait_until(lambda: not engine.llm._router.unfinished)
     assert engine._loop._waiters == {}
     many = [[1]] * (engine._loop.max_queue_size + engine.llm.engine.scheduler.max_num_seqs + 1)
-    with pytest.raises(
-        stage.part("async_llm").QueueFullError, match=rf"0 (requests|completions) run or wait, and {len(many)} more"
-    ):
+    with pytest.raises(stage.QueueFullError, match=rf"0 (requests|completions) run or wait, and {len(many)} more"):
         engine.complete_all(many, params[0])
     assert engine._loop._waiters == {}
 
@@ -184,7 +181,7 @@ def test_wrong_input_is_told_to_the_caller(stage, engine):
 
 
 def test_an_error_in_the_engine_reaches_every_waiter(stage, small_checkpoint, monkeypatch):
-    engine = stage.part("async_llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=2)
+    engine = stage.part("llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=2)
     release, failures = threading.Event(), []
 
     def fail(*_):
@@ -216,7 +213,7 @@ def test_an_error_in_the_engine_reaches_every_waiter(stage, small_checkpoint, mo
 
 def test_close_finishes_or_aborts(stage, small_checkpoint):
     for abort in (False, True):
-        engine = stage.part("async_llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=1)
+        engine = stage.part("llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=1)
         outputs, advance = [], engine.llm._router.advance
 
         def held(engine=engine, advance=advance):
@@ -246,8 +243,7 @@ def test_close_finishes_or_aborts(stage, small_checkpoint):
 
 
 def test_a_full_queue_refuses(stage, small_checkpoint):
-    part = stage.part("async_llm")
-    engine = part.AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=1, max_queue_size=2)
+    engine = stage.AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=1, max_queue_size=2)
     release, original = threading.Event(), engine.llm._router.advance
 
     def slow():
@@ -261,7 +257,7 @@ def test_a_full_queue_refuses(stage, small_checkpoint):
         thread.start()
     wait_until(lambda: len(engine._loop._waiters) == 3)
     with pytest.raises(
-        part.QueueFullError, match=r"3 (requests|completions) run or wait; the limit is 1 slots and max_queue_size 2"
+        stage.QueueFullError, match=r"3 (requests|completions) run or wait; the limit is 1 slots and max_queue_size 2"
     ):
         engine.complete([1], params)
     release.set()
@@ -271,11 +267,11 @@ def test_a_full_queue_refuses(stage, small_checkpoint):
     assert engine.complete([1], params).finished  # there is room again
     engine.close()
     with pytest.raises(ValueError, match="max_queue_size"):
-        part.AsyncLLM(max_queue_size=0)
+        stage.AsyncLLM(max_queue_size=0)
 
 
 def test_with_statement(stage, small_checkpoint):
-    with stage.part("async_llm").AsyncLLM(model=str(small_checkpoint), device="cpu") as engine:
+    with stage.part("llm").AsyncLLM(model=str(small_checkpoint), device="cpu") as engine:
         assert engine.complete([1], stage.SamplingParams(max_tokens=2)).finished
     with pytest.raises(RuntimeError, match="closed"):
         engine.complete([1])

@@ -1,5 +1,6 @@
 """Batch files: every line answered once, bad lines told, killed at any byte and resumed without loss."""
 
+import contextlib
 import json
 import math
 import os
@@ -9,18 +10,20 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from stagewise import batch_file, cli, push, score
 from tests.adapter import ROOT, STAGES
-from tools import score
 
 try:
     import fcntl
 except ModuleNotFoundError:  # Windows
     fcntl = None
 
-FILES = ("batch_file.py",)  # what this is about, see conftest.py
+NUMBERS = (2, 4, 5)  # of the stages that this runs on, see conftest.py
 
 QUICK = ["--max-tokens", "8", "--quiet"]
 
@@ -167,7 +170,7 @@ def test_a_line_is_written_as_soon_as_it_is_done(batched_stage, tmp_path, monkey
     original = engine.step
 
     def spy(self, *rows):
-        running = rows[0] if rows else self.unfinished
+        running = rows[0] if rows else [*self.scheduler.running, *(entry[-1] for entry in self.scheduler.waiting)]
         requests.update(dict.fromkeys(running))
         num_lines = output.read_text(encoding="utf-8").count("\n")
         counts.append((num_lines, sum(request.finished for request in requests)))
@@ -231,6 +234,81 @@ def test_killed_and_resumed(batched_stage, tmp_path, kill):
     status, _, stderr = batched_stage.main(*flags, "--output", output, "--resume")
     assert status == 0, stderr
     assert by_id(read_results(output)) == by_id(read_results(tmp_path / "whole.jsonl"))
+
+
+def numbers_of(value):
+    """Every float in a result, in order; and the result without them."""
+    if isinstance(value, float):
+        return [value], None
+    if isinstance(value, dict):
+        parts = {key: numbers_of(inner) for key, inner in value.items()}
+        return [n for found, _ in parts.values() for n in found], {key: rest for key, (_, rest) in parts.items()}
+    if isinstance(value, list):
+        parts = [numbers_of(inner) for inner in value]
+        return [n for found, _ in parts for n in found], [rest for _, rest in parts]
+    return [], value
+
+
+@pytest.mark.parametrize("batched_stage", STAGES[1:], ids=str)
+def test_what_of_a_resumed_run_may_differ(batched_stage, tmp_path):
+    """The last digits of log-probabilities, in stages 2 to 5, by no more than USING.md says; in stage 6 not a byte."""
+    source, whole = tmp_path / "in.jsonl", tmp_path / "whole.jsonl"
+    write_input(source, count=16)
+    batch = ["--max-num-seqs", "4", "--max-tokens", "8", "--logprobs", "2", "--quiet", "--input", source]
+    assert batched_stage.main(*batch, "--output", whole)[0] == 0
+    content = whole.read_bytes()
+    for cut in random.Random(0).sample(range(len(content)), 3):
+        output = tmp_path / f"cut-{cut}.jsonl"
+        output.write_bytes(content[:cut])
+        shutil.copy(f"{whole}.run.json", f"{output}.run.json")
+        assert batched_stage.main(*batch, "--output", output, "--resume")[0] == 0
+        before, after = (sorted(path.read_bytes().splitlines(), key=id_of) for path in (whole, output))
+        if batched_stage.number >= 6:
+            assert before == after
+        for a, b in zip(before, after, strict=True):
+            (a, rest_of_a), (b, rest_of_b) = (numbers_of(json.loads(line)) for line in (a, b))
+            assert rest_of_a == rest_of_b
+            assert a == pytest.approx(b, rel=0, abs=1e-4)
+
+
+def id_of(line):
+    return json.dumps(json.loads(line)["id"])
+
+
+def test_output_is_strict_json(batched_stage, tmp_path, small_checkpoint):
+    """Infinities and NaN of the input are null, in good lines and in bad ones, also where a run goes on; and so are
+    those of the model: here a token that is impossible."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    model = shutil.copytree(small_checkpoint, tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    tensors["transformer.ln_f.bias"].fill_(1)
+    tensors["transformer.ln_f.weight"].fill_(0)
+    tensors["transformer.wte.weight"][5].fill_(-3e38)  # finite, but its logit is not, nor is the tensor's sum
+    save_file(tensors, model / "model.safetensors")
+    source.write_text(
+        '{"prompt_token_ids": [1], "id": "good", "x": NaN, "deep": [{"y": [-Infinity, 1e999, 1.5]}], "z": "\\ud800"}\n'
+        '{"prompt_token_ids": [1], "id": "bad", "x": Infinity, "sampling": {"temperature": NaN}}\n'
+        '{"prompt_token_ids": [1], "id": NaN}\n'
+        '{"prompt_token_ids": [1], "id": "all", "sampling": {"logprobs": 211}}\n'
+    )
+    batch = ["--model", model, "--input", source, "--output", output, "--max-tokens", "2", "--ignore-eos", "--quiet"]
+    assert batched_stage.main(*batch)[0] == 1
+    content = output.read_bytes()
+    for cut in (len(content), len(content) - 3, content.index(b"deep") + 30):
+        output.write_bytes(content[:cut])
+        assert batched_stage.main(*batch, "--resume")[0] == 1
+        results = {}
+        for line in output.read_text(encoding="utf-8").splitlines():
+            result = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+            results[result["id"]] = result
+        assert results.keys() == {"good", "bad", "line-3", "all"}
+        good, bad = results["good"], results["bad"]
+        assert (good["x"], good["deep"], good["z"]) == (None, [{"y": [None, None, 1.5]}], "\ud800")
+        assert (bad["x"], bad["sampling"]) == (None, {"temperature": None})
+        assert "temperature must be a number" in bad["error"]
+        assert "got nan" in bad["error"]
+        assert results["all"]["logprobs"][0]["5"]["logprob"] is None
+        assert isinstance(results["all"]["logprobs"][0]["6"]["logprob"], float)
 
 
 def test_resume_refuses_another_input(batched_stage, tmp_path):
@@ -348,13 +426,16 @@ def test_resume_from_every_byte(batched_stage, tmp_path, small_checkpoint, monke
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [*TAKEN, {"prompt_token_ids": [4], "answer": "ü"}]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    llm, part = batched_stage.engine(small_checkpoint), batched_stage.part("batch_file")
+    llm = batched_stage.engine(small_checkpoint)
     params = batched_stage.SamplingParams(max_tokens=1)
     monkeypatch.setattr(os, "fsync", lambda number: None)  # hundreds of runs; the disk may take its time
 
     def run(resume=True):
-        with part.open_output(str(source), output, resume) as file:
-            assert part.run_batch_file(llm, str(source), file, params, quiet=True) == (len(lines), len(TAKEN))
+        with batch_file.open_output(str(source), output, resume) as file:
+            assert batch_file.run_batch_file(batched_stage, llm, str(source), file, params, quiet=True) == (
+                len(lines),
+                len(TAKEN),
+            )
 
     run(resume=False)
     content = output.read_bytes()
@@ -382,7 +463,7 @@ def test_two_runs_on_one_output(batched_stage, tmp_path, monkeypatch):
             assert stderr.count("\n") == 1
     assert output.read_text() == '{"prompt": "A f'
 
-    main, seen = batched_stage.part("cli"), []
+    seen = []
 
     def try_to_lock(*arguments, **more):
         with output.open("ab") as file, pytest.raises(BlockingIOError):
@@ -390,8 +471,8 @@ def test_two_runs_on_one_output(batched_stage, tmp_path, monkeypatch):
         seen.append(batched_stage.main(*batch, "--resume")[0])
         return original(*arguments, **more)
 
-    original = main.run_batch_file
-    monkeypatch.setattr(main, "run_batch_file", try_to_lock)
+    original = cli.run_batch_file
+    monkeypatch.setattr(cli, "run_batch_file", try_to_lock)
     assert batched_stage.main(*batch, "--resume")[0] == 0
     assert seen == [2]
     assert len(read_results(output)) == 1
@@ -416,14 +497,14 @@ def test_two_processes_on_one_output(batched_stage, tmp_path):
 
 def test_what_is_written_is_synced(batched_stage, tmp_path, monkeypatch):
     """On a schedule and at the end, so that a machine which fails loses little."""
-    part, calls = batched_stage.part("batch_file"), []
+    calls = []
     write_input(tmp_path / "in.jsonl", count=6)
     monkeypatch.setattr(os, "fsync", lambda number: calls.append(os.fstat(number).st_size))
     flags = ["--input", tmp_path / "in.jsonl", "--max-num-seqs", "2", *QUICK]
     assert batched_stage.main(*flags, "--output", tmp_path / "a.jsonl")[0] == 0
     assert calls[-1] == (tmp_path / "a.jsonl").stat().st_size
     assert len(calls) < 3
-    monkeypatch.setattr(part, "SYNC_SECONDS", 0)
+    monkeypatch.setattr(batch_file, "SYNC_SECONDS", 0)
     calls.clear()
     assert batched_stage.main(*flags, "--output", tmp_path / "b.jsonl")[0] == 0
     assert len(set(calls)) == 6
@@ -432,24 +513,18 @@ def test_what_is_written_is_synced(batched_stage, tmp_path, monkeypatch):
 @pytest.mark.skipif(fcntl is None, reason="POSIX only")
 def test_a_full_disk_loses_nothing_that_is_written(batched_stage, tmp_path, monkeypatch):
     """The file may not grow further in the middle of a line: one clear line, and --resume goes on from there."""
-    import resource
-
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_input(source, count=8)
     batch = ["--input", source, "--max-num-seqs", "2", *QUICK]
     assert batched_stage.main(*batch, "--output", tmp_path / "whole.jsonl")[0] == 0
-    main = batched_stage.part("cli")
-    original, limits = main.run_batch_file, resource.getrlimit(resource.RLIMIT_FSIZE)
+    original = cli.run_batch_file
 
     def full(*arguments, **more):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-        try:
+        with files_of_at_most(1000):
             return original(*arguments, **more)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     with monkeypatch.context() as context:
-        context.setattr(main, "run_batch_file", full)
+        context.setattr(cli, "run_batch_file", full)
         status, stdout, stderr = batched_stage.main(*batch, "--output", output)
     assert (status, stdout) == (2, "")
     assert stderr.endswith(f"File too large: '{output}'\n")
@@ -459,13 +534,51 @@ def test_a_full_disk_loses_nothing_that_is_written(batched_stage, tmp_path, monk
     assert by_id(read_results(output)) == by_id(read_results(tmp_path / "whole.jsonl"))
 
 
+@contextlib.contextmanager
+def files_of_at_most(num_bytes):
+    """What a full disk is like: no file of this process grows beyond so many bytes."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.skipif(fcntl is None, reason="POSIX only")
+def test_errors_of_the_disk_name_the_file(batched_stage, tmp_path, capsys):
+    """Of every file that is written: the output, its manifest, a trace, scores, a dataset for the Hub; and read."""
+    batch_file, manifest, trace = (batched_stage.part(name) for name in ("batch_file", "manifest", "trace_file"))
+    results, long = tmp_path / "r.jsonl", {"long": "word " * 1000}
+    results.write_text('{"id": 1, "text": "a"}\n' * 200)
+    llm = SimpleNamespace(trace_header=long, trace=[])
+    with (tmp_path / "o.jsonl").open("ab", buffering=0) as file:
+        writes = {
+            "o.jsonl": lambda: batch_file.append(file, json.dumps(long).encode()),
+            "o.jsonl.run.json.new": lambda: manifest.begin(file.name, long),
+            "trace": lambda: trace.write_trace(tmp_path / "trace", llm),
+            "README.md": lambda: push.write(tmp_path, {"README.md": b"a" * 2000}),
+        }
+        for name, write in writes.items():
+            with files_of_at_most(1000), pytest.raises(OSError, match="File too large") as raised:
+                write()
+            assert str(raised.value).endswith(f": '{tmp_path / name}'"), name
+    with files_of_at_most(1000):
+        assert score.main([str(results), "--per-line", str(tmp_path / "scores")]) == 2
+    assert capsys.readouterr().err.endswith(f"File too large: '{tmp_path / 'scores'}'\n")
+    if sys.platform == "linux":
+        with pytest.raises(OSError, match="Input/output error: '/proc/self/mem'"):
+            batched_stage.part("dataset").read_dataset("/proc/self/mem")
+
+
 def test_control_c_twice(batched_stage, tmp_path, monkeypatch):
     """Ctrl-C behind the third line, and another one: what is finished is in the file, status 130, a closing line."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_input(source, count=8)
     batch = ["--input", source, "--output", output, "--max-num-seqs", "2", "--max-tokens", "8"]
-    part, count = batched_stage.part("batch_file"), 0
-    original = part.append
+    count, original = 0, batch_file.append
 
     def append(file, result):
         nonlocal count
@@ -479,8 +592,8 @@ def test_control_c_twice(batched_stage, tmp_path, monkeypatch):
 
     try:
         with monkeypatch.context() as context:
-            context.setattr(part, "append", append)
-            context.setattr(part, "sync", sync)
+            context.setattr(batch_file, "append", append)
+            context.setattr(batch_file, "sync", sync)
             status, stdout, stderr = batched_stage.main(*batch)
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -544,9 +657,10 @@ def test_score(tmp_path):
         {"id": 4, "error": "line 4: not JSON"},
     ]
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = [sys.executable, ROOT / "tools" / "score.py", tmp_path / "r.jsonl"]
+    command = [sys.executable, "-m", "stagewise", "score", tmp_path / "r.jsonl"]
     result = subprocess.run(
         [*command, "--reference", "answer", "--per-line", tmp_path / "s.jsonl"],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
@@ -558,11 +672,11 @@ def test_score(tmp_path):
     scores = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
     assert [s["exact_match"] for s in scores] == [1, 0, 0, 0]
     assert scores[3]["error"] == "line 4: not JSON"
-    result = subprocess.run([*command, "--reference", "label"], capture_output=True, text=True, check=False)
+    result = subprocess.run([*command, "--reference", "label"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert "line 1: field 'label' must be a text" in result.stderr
     (tmp_path / "r.jsonl").write_text('{"id": 1, "outputs": [{"text": "fox"}], "answer": "fox"}\n')
-    result = subprocess.run([*command, "--reference", "answer"], capture_output=True, text=True, check=False)
+    result = subprocess.run([*command, "--reference", "answer"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert "line 1: it has no text; of a run with n > 1" in result.stderr
 
@@ -600,6 +714,9 @@ def test_scored_lines(tmp_path):
         output.write_bytes(whole[: len(whole) // 2])
         assert stage.main(*command, "--resume")[0] == 1
         assert sorted(result["id"] for result in read_results(output)) == sorted(results)
+    output.unlink()
+    assert STAGES[2].main(*command)[0] == 1
+    assert all("error" in result for result in read_results(output))  # that stage knows no prompt_logprobs either
 
 
 def openai_request(custom_id, **body):
@@ -608,7 +725,7 @@ def openai_request(custom_id, **body):
 
 
 def test_openai_lines(tmp_path):
-    """From stage 4 on: requests as for OpenAI's batches are answered as there, beside lines of our own."""
+    """Requests as for OpenAI's batches are answered as there, beside lines of our own."""
     lines = [
         openai_request("text", stop=None, echo=False, best_of=1, user="me"),
         openai_request("ids", prompt=[7454, 2402, 257], stop=["."], max_tokens=30),
@@ -626,7 +743,7 @@ def test_openai_lines(tmp_path):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = ["--input", source, "--output", output, "--quiet", "--max-tokens", 3]
-    for stage in STAGES[3:]:
+    for stage in STAGES[1:]:
         output.unlink(missing_ok=True)
         assert stage.main(*command)[0] == 1
         results = read_results(output)
@@ -702,7 +819,8 @@ def test_openai_lines_are_answered_as_by_the_server(stage, tmp_path):
     assert stage.main("--input", source, "--output", output, "--quiet")[0] == 0
     number = str(STAGES.index(stage) + 1)
     subprocess.run(
-        [sys.executable, "-m", "serving.batch", source, "-o", served, "--stage", number, "--model", "tinytales"],
+        [sys.executable, "-m", "stagewise.serving.batch", source, "-o", served, "--stage", number,
+         "--model", "tinytales"],
         cwd=ROOT, check=True, capture_output=True,
     )  # fmt: skip
 

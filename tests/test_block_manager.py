@@ -122,9 +122,9 @@ class Memory(RuleBasedStateMachine):
         self.manager.free(sequence)
 
     @rule()
-    def start_over(self):
+    def clear(self):
         self.sequences.clear()
-        self.manager.start_over()
+        self.manager.clear()
         assert self.manager.num_free == self.num_blocks
 
     @invariant()

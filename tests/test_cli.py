@@ -10,9 +10,10 @@ import sys
 
 import pytest
 
+from stagewise import cli
 from tests.adapter import BATCHED, ROOT, STAGES, TINYTALES, random_prompts
 
-FILES = ("cli.py", "console.py")  # what this is about, see conftest.py
+NUMBERS = (1, 2, 4, 5)  # of the stages that this runs on, see conftest.py
 
 # What takes a process of its own is tested on the first engine and on one that has nearly all options.
 in_a_process = pytest.mark.parametrize("stage", [STAGES[0], STAGES[4]], ids=lambda stage: stage.directory)
@@ -125,7 +126,7 @@ def test_a_trace_that_fails_costs_no_results(stage, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device", "trace")
 
-    monkeypatch.setattr(stage.part("cli"), "write_trace", full)
+    monkeypatch.setattr(cli, "write_trace", full)
     status, stdout, stderr = stage.main("--prompts", "A fox", "--trace", tmp_path / "trace", *GREEDY)
     assert (status, stdout) == (2, f"A fox{expected_text(stage, 'A fox')}\n")
     assert stderr.endswith("error: [Errno 28] No space left on device: 'trace'\n")
@@ -135,8 +136,7 @@ def test_a_trace_that_fails_costs_no_results(stage, tmp_path, monkeypatch):
 def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
     """A value for each field of SamplingParams, and all of them arrive."""
     seen = []
-    part = stage.part("cli")
-    monkeypatch.setattr(part, "complete", lambda llm, prompts, params, *rest: seen.append((llm, params)))
+    monkeypatch.setattr(cli, "complete", lambda llm, prompts, params, *rest: seen.append((llm, params)))
     flags = dict(
         temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.2,
         frequency_penalty=0.3, max_tokens=9, min_tokens=2, logprobs=4,
@@ -191,7 +191,7 @@ def test_bad_input_is_one_clear_line(stage, arguments, says):
 
 def test_numbers_that_are_none(stage):
     """Before the model is loaded, in one line: what is no number, what no sampler can use."""
-    actions = stage.part("cli").build_parser()._actions
+    actions = cli.build_parser(stage, "x")._actions
     flags = {kind: [a.option_strings[0] for a in actions if a.type is kind] for kind in (int, float)}
     params = [f"--{name.replace('_', '-')}" for name in stage.SamplingParams.__dataclass_fields__]
     cases = [(flag, value) for flag in flags[int] for value in ("inf", "nan", "1.5", "1e3", "", "9" * 5000)]
@@ -216,7 +216,7 @@ def test_more_memory_than_there_is(stage, value):
 def test_bad_input_in_a_process(stage):
     status, stdout, stderr = stage.run("--prompts", "a", "--temperature", "-1")
     assert (status, stdout) == (2, "")
-    assert stderr == f"python -m {stage.directory}: error: temperature must be a number from 0 to 100000.0, got -1.0\n"
+    assert stderr == f"python -m {stage.command}: error: temperature must be a number from 0 to 100000.0, got -1.0\n"
 
 
 def test_prompts_file_that_is_no_text(stage, tmp_path):
@@ -280,14 +280,14 @@ def test_a_second_control_c_loses_nothing(stage, monkeypatch, tmp_path, interrup
             signal.raise_signal(signal.SIGINT)
             shown.append("everything")
 
-    monkeypatch.setattr(stage.part("cli"), "complete", complete)
+    monkeypatch.setattr(cli, "complete", complete)
     status, _, stderr = stage.main("--prompts", "A fox", "B", "--trace", tmp_path / "trace")
     assert (status, shown) == (130, ["everything"])
     assert "\ninterrupted\n0 requests, 0 tokens" in stderr
 
 
 def test_control_c_while_the_trace_is_written(stage, monkeypatch, tmp_path, interruptible):
-    monkeypatch.setattr(stage.part("cli"), "write_trace", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(cli, "write_trace", lambda *_: signal.raise_signal(signal.SIGINT))
     status, stdout, stderr = stage.main("--prompts", "A fox", "--trace", tmp_path / "trace", "--quiet", *GREEDY)
     assert (status, stdout, stderr) == (130, f"A fox{expected_text(stage, 'A fox')}\n", "interrupted\n")
 
@@ -300,14 +300,14 @@ def test_main_gives_control_c_back(stage):
 
 def test_closed_stdout_and_stderr(stage):
     """`>&-` and `2>&-`: without a place for the results no work; without one for messages the same work."""
-    main, stderr, stdout = stage.part("cli").main, io.StringIO(), io.StringIO()
+    stderr, stdout = io.StringIO(), io.StringIO()
     arguments = ["--prompts", "A fox", *GREEDY]
     with contextlib.redirect_stdout(None), contextlib.redirect_stderr(stderr):
-        assert main(arguments) == 2
+        assert cli.main(stage, arguments, "x") == 2
     assert stderr.getvalue().endswith("error: stdout is closed: there is no place for the results\n")
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(None):
-        assert main(arguments) == 0
-        assert main(["--prompts", "A fox", "--top-p", "2"]) == 2
+        assert cli.main(stage, arguments, "x") == 0
+        assert cli.main(stage, ["--prompts", "A fox", "--top-p", "2"], "x") == 2
     assert stdout.getvalue() == f"A fox{expected_text(stage, 'A fox')}\n"
 
 
@@ -321,7 +321,7 @@ def test_stdout_on_a_full_disk(stage):
             command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600, check=False
         )
     assert result.returncode == 2
-    assert result.stderr == f"python -m {stage.directory}: error: [Errno 28] No space left on device\n"
+    assert result.stderr == f"python -m {stage.command}: error: [Errno 28] No space left on device: 'stdout'\n"
 
 
 @in_a_process

@@ -68,8 +68,8 @@ def test_arrivals_and_aborts_at_random_steps(stage, small_checkpoint, answers, p
             i = arriving.pop(0)
             priority = rng.randrange(3) if policy == "priority" else 0
             llm.add_request(f"r{i}", prompts[i], params[i], priority=priority)
-        if rng.random() < 0.03 and llm.engine.unfinished:
-            victim = rng.choice(sorted(request.request_id for request in llm.engine.unfinished))
+        if rng.random() < 0.03 and llm._router.unfinished:
+            victim = rng.choice(sorted(request.request_id for request in llm._router.unfinished))
             llm.abort_request(victim)
             aborted.add(int(victim[1:]))
         for output in llm.step():
@@ -177,7 +177,7 @@ class FakeRequest:
     def __init__(self, prompt_len, priority=0):
         self.prompt_token_ids, self.priority = [0] * prompt_len, priority
         self.num_new_tokens = self.num_tokens = prompt_len
-        self.slot, self.state = None, None
+        self.slot, self.state, self.group = None, None, [self]
         self.token_ids, self.place, self.index, self.first_scheduled_time = self.prompt_token_ids, None, 0, None
         self.num_cacheable, self.to_score = prompt_len - 1, lambda num_tokens: range(0)
 
@@ -339,9 +339,7 @@ def test_a_step_that_fails_late_loses_no_slot(stage, small_checkpoint, monkeypat
     """Interrupted in the sampler or behind it: requests can go on, or be aborted, and every slot comes back."""
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
     target = (
-        stage.part("runner" if stage.number == 6 else "engine")
-        if broken == "sample"
-        else stage.part("progress").Progress
+        stage.part("runner" if stage.number == 6 else "engine") if broken == "sample" else stage.part("request").Request
     )
     with monkeypatch.context() as patch:
         patch.setattr(target, broken, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))

@@ -5,6 +5,7 @@ import datetime
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stagewise import batch_file, push, score
 from tests.adapter import ROOT, STAGES
 from tests.test_batch_file import QUICK, by_id, read_results, write_input
-from tools import push, score
 
-FILES = ("dataset.py", "manifest.py", "batch_file.py", "cli.py")  # what this is about, see conftest.py
+NUMBERS = (1, 2, 4, 5)  # of the stages that this runs on, see conftest.py
 
 
 # --- What a run was -------------------------------------------------------------------------------------------------
@@ -160,11 +161,19 @@ def test_parquet(batched_stage, tmp_path):
     ]
     days = [datetime.date(2026, 1, day) for day in (1, 2, 3)]
     table = pa.Table.from_pylist(rows).append_column("day", pa.array(days))
+    table = table.append_column("ratio", pa.array([1.5, float("nan"), float("-inf")]))
     pq.write_table(table, tmp_path / "in.parquet")
     lines = [
-        {"prompt": "A fox", "id": "a", "answer": "red", "sampling": {"temperature": 0.0}, "day": "2026-01-01"},
-        {"prompt": "One day", "sampling": {"max_tokens": 3}, "day": "2026-01-02"},
-        {"id": "c", "answer": "no prompt", "day": "2026-01-03"},
+        {
+            "prompt": "A fox",
+            "id": "a",
+            "answer": "red",
+            "sampling": {"temperature": 0.0},
+            "day": "2026-01-01",
+            "ratio": 1.5,
+        },
+        {"prompt": "One day", "sampling": {"max_tokens": 3}, "day": "2026-01-02", "ratio": None},
+        {"id": "c", "answer": "no prompt", "day": "2026-01-03", "ratio": None},
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for name in ("in.parquet", "in.jsonl"):
@@ -202,9 +211,9 @@ def test_the_longest_outputs_go_first(stage, tmp_path):
     source = tmp_path / "in.jsonl"
     lines = [{"prompt": "A fox", "sampling": {"max_tokens": n, "ignore_eos": True}} for n in lengths]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    llm, part = stage.LLM(max_num_seqs=3, device="cpu"), stage.part("batch_file")
-    with part.open_output(str(source), tmp_path / "out.jsonl", False) as file:
-        part.run_batch_file(llm, str(source), file, stage.SamplingParams(), quiet=True)
+    llm = stage.LLM(max_num_seqs=3, device="cpu")
+    with batch_file.open_output(str(source), tmp_path / "out.jsonl", False) as file:
+        batch_file.run_batch_file(stage, llm, str(source), file, stage.SamplingParams(), quiet=True)
     assert llm.stats.num_forwards == 12
     llm = stage.LLM(max_num_seqs=3, device="cpu")
     params = [stage.SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
@@ -342,9 +351,9 @@ def test_push(hub, tmp_path):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "A fox", "answer": "x"}\n{"answer": "y"}\n')
     assert STAGES[3].main("--input", source, "--output", output, *QUICK)[0] == 1
-    command = [sys.executable, str(ROOT / "tools" / "push.py"), str(output), "--repo", "USER/new"]
-    environment = {**os.environ, **surroundings(hub, tmp_path)}
-    done = subprocess.run([*command, "--reference", "answer"], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-m", "stagewise", "push", str(output), "--repo", "USER/new"]
+    where = dict(cwd=ROOT, env={**os.environ, **surroundings(hub, tmp_path)})
+    done = subprocess.run([*command, "--reference", "answer"], **where, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert hub.created[0]["visibility"] == "private"
     (commit,) = hub.commits
@@ -357,11 +366,42 @@ def test_push(hub, tmp_path):
     assert "2 lines that `python -m stage04_continuous`" in card
     assert "1 of them are\nerrors" in card
     assert '| weights | `"sha256:' in card
-    environment["HF_ENDPOINT"] = "http://127.0.0.1:9"
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert "| seed | `0` |" in card
+    where["env"]["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    done = subprocess.run(command, **where, capture_output=True, text=True)
     assert done.returncode == 2
     assert "USER/new can't be written" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def cells_of(card):
+    """The rows of a card's tables, without their heads."""
+    rows = [row.strip("| ").split(" | ") for row in card.splitlines() if row.startswith("| ")]
+    return [row for row in rows if len(row) == 2]
+
+
+def test_a_card_says_the_seed_and_the_parameters_as_they_were(tmp_path):
+    """The run's seed, and each line's own parameters before those of the command line."""
+    source, output, folder = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "folder"
+    lines = [{"prompt": "A fox", "sampling": {"max_tokens": 3, "seed": i, "stop": ["|"]}} for i in range(9)]
+    lines += [{"prompt": "A fox"}, {"prompt": "A fox", "score": True}, {"sampling": {"max_tokens": 7}}]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["--input", source, "--output", output, "--seed", "5", "--temperature", "0.5", "--quiet"]
+    assert STAGES[3].main(*command)[0] == 1
+    assert push.main([str(output), "--folder", str(folder)]) == 0
+    cells = cells_of((folder / "README.md").read_text())
+    assert next(value for name, value in cells if name == "seed") == "`5`"
+    values = dict(cells)  # the later table's
+    assert values["max_tokens"] == "`3` (9 of 10 lines), `256` (1 of 10 lines)"
+    assert values["temperature"] == "`0.5`"
+    assert values["stop"] == r'`["\|"]` (9 of 10 lines), `[]` (1 of 10 lines)'
+    assert values["seed"].endswith("and 5 other values")
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines[-2:-1]))
+    output.unlink()
+    shutil.rmtree(folder)
+    assert STAGES[3].main(*command)[0] == 0
+    assert push.main([str(output), "--folder", str(folder)]) == 0
+    assert [value for name, value in cells_of((folder / "README.md").read_text()) if name == "seed"] == ["`5`"]
 
 
 def test_push_tells_what_is_wrong(tmp_path, capsys):

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from replay.examples import EXAMPLES, FOLDER, main
-from replay.page import make_page
-from replay.trace import Trace, check_header, check_step
+from stagewise.replay.examples import EXAMPLES, FOLDER, main
+from stagewise.replay.page import make_page
+from stagewise.replay.trace import Trace, check_header, check_step
 
 MOST_BYTES = 400_000
 
@@ -35,7 +35,7 @@ def test_made_anew_it_shows_the_same(name):
         assert again.header == header
         assert timeless(again.steps) == timeless(steps)
     pages = [Trace(run.stage, header, steps) for (header, *steps), run in zip(traces, EXAMPLES[name], strict=True)]
-    assert make_page(pages) == html, f"the page has changed: python -m replay.examples {name}"
+    assert make_page(pages) == html, f"the page has changed: python -m stagewise.replay.examples {name}"
 
 
 def test_what_each_is_for():

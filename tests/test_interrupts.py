@@ -5,6 +5,7 @@ import contextlib
 import gc
 import itertools
 import linecache
+import math
 import random
 import subprocess
 import sys
@@ -81,7 +82,10 @@ def small_engine(stage, checkpoint, **more):
     """So little memory that requests are preempted, where a stage can; and nothing in it depends on the time."""
     options = dict(num_blocks=9, block_size=4) if stage.number >= 5 else {}
     llm = stage.LLM(checkpoint, device="cpu", max_num_seqs=3, max_num_batched_tokens=8, **options, **more)
-    llm.engine.runner.thread_limit = contextlib.nullcontext()
+    if stage.number == 6:
+        llm.engine.runner.thread_limit = contextlib.nullcontext()
+    else:
+        llm._threads._looked = (math.inf, 0.0, 0.0)  # and it never looks again
     return llm
 
 
@@ -141,7 +145,7 @@ def test_ctrl_c_at_every_line_of_every_step(serving, small_checkpoint):
     start(llm, serving)
     drive(llm, {})  # the first run makes what the engine keeps
     if serving.number >= 5:
-        llm.engine.block_manager.start_over()  # else the prefix cache makes each run another one
+        llm.engine.block_manager.clear()  # else the prefix cache makes each run another one
     start(llm, serving)
     results = {}
     with Interrupter(directory) as counter:
@@ -149,7 +153,7 @@ def test_ctrl_c_at_every_line_of_every_step(serving, small_checkpoint):
     assert tokens_of(results[f"r{i}"] for i in range(len(prompts))) == expected
     for at in counter.each():
         if serving.number >= 5:
-            llm.engine.block_manager.start_over()
+            llm.engine.block_manager.clear()
         start(llm, serving)
         results = {}
         with Interrupter(directory, at), pytest.raises(KeyboardInterrupt):
@@ -192,30 +196,39 @@ def test_a_token_is_added_whole_or_not_at_all(serving, small_checkpoint):
     llm, directory = small_engine(serving, small_checkpoint), ROOT / serving.directory
     requests = [llm._intake.request([1, 2, 3], serving.SamplingParams(stop=["xyz"], max_tokens=9)) for _ in range(200)]
     grown = requests.pop()
+    restore = serving.part("recovery").restore
+
+    def add_and_restore(request):
+        request.add(7)
+        restore(request)
+
     with Interrupter(directory) as counter:
-        grown.progress = grown.progress.after(7)
+        add_and_restore(grown)
     assert len(counter.lines) < len(requests)
     for at, request in zip(range(len(counter.lines)), requests, strict=False):
         with Interrupter(directory, at), pytest.raises(KeyboardInterrupt):
-            request.progress = request.progress.after(7)
-        assert (request.output_token_ids, request.progress.text, request.finished) == ([], "", False)
-        request.progress = request.progress.after(7)
-        assert (request.output_token_ids, request.progress.text) == ([7], grown.progress.text)
+            add_and_restore(request)
+        restore(request)
+        if not request.output_token_ids:
+            assert (request.text.text, request.token_times, request.finished) == ("", [], False)
+            request.add(7)
+        assert (request.output_token_ids, len(request.token_times)) == ([7], 1)
+        assert (request.text.text, request.finish_reason) == (grown.text.text, grown.finish_reason)
 
 
 def test_one_request_that_fails_in_a_step_leaves_the_others(serving, small_checkpoint, monkeypatch, caplog):
     """An error in the sampler on one row, whatever it is: that request is aborted, with a warning that says why."""
-    module = serving.part("runner" if serving.number == 6 else "engine")
-    sample, prompts = module.sample, random_prompts(211, [3, 9, 5])
+    module = serving.part("sampler")
+    choose, prompts = module.choose, random_prompts(211, [3, 9, 5])
     params = [serving.SamplingParams(seed=i, max_tokens=5, ignore_eos=True) for i in range(3)]
     expected = tokens_of(small_engine(serving, small_checkpoint).generate(prompts, params))
 
     def picky(logits, requests, *how):
         if any(request.seed == 1 and len(request.output_token_ids) == 2 for request in requests):
             raise ZeroDivisionError("not this one")
-        return sample(logits, requests, *how)
+        return choose(logits, requests, *how)
 
-    monkeypatch.setattr(module, "sample", picky)
+    monkeypatch.setattr(module, "choose", picky)
     llm = small_engine(serving, small_checkpoint)
     outputs = llm.generate(prompts, params)
     assert [output.outputs[0].finish_reason for output in outputs] == ["length", "abort", "length"]
@@ -377,7 +390,7 @@ def test_an_abort_that_is_cut_short(serving, small_checkpoint):
     def begin():
         stream = llm.stream([[1, 2, 3]], params)
         next(stream)
-        return stream, next(iter(llm.engine.unfinished)).request_id
+        return stream, next(iter(llm._router.unfinished)).request_id
 
     stream, request_id = begin()
     with Interrupter(directory) as counter:
@@ -396,19 +409,19 @@ def test_an_abort_that_is_cut_short(serving, small_checkpoint):
 def test_a_completion_that_fails_after_its_sibling_has_ended(small_checkpoint, monkeypatch):
     """One event ends each completion: what ended before is not told again."""
     for stage in STAGES[4:]:
-        module, parameters = stage.part("runner" if stage.number == 6 else "engine"), dict(seed=3, n=2, max_tokens=9)
+        module, parameters = stage.part("sampler"), dict(seed=3, n=2, max_tokens=9)
         llm = small_engine(stage, small_checkpoint)
         ((first, second),) = tokens_of(llm.generate([[1, 2]], stage.SamplingParams(ignore_eos=True, **parameters)))
         stop = next(token for token in first[:3] if token not in second)
         params = stage.SamplingParams(ignore_eos=True, stop_token_ids=[stop], **parameters)
-        sample = module.sample
+        choose = module.choose
 
-        def picky(logits, requests, *how, sample=sample):
+        def picky(logits, requests, *how, choose=choose):
             if any(request.index == 1 and len(request.output_token_ids) == 5 for request in requests):
                 raise ZeroDivisionError("not this one")
-            return sample(logits, requests, *how)
+            return choose(logits, requests, *how)
 
-        monkeypatch.setattr(module, "sample", picky)
+        monkeypatch.setattr(module, "choose", picky)
         other = stage.SamplingParams(max_tokens=9, ignore_eos=True)  # the step goes on with it
         events = list(llm.stream([[1, 2], [3]], [params, other]))
         ends = [(event.index, event.completion_index, event.finish_reason) for event in events if event.finish_reason]
@@ -418,7 +431,7 @@ def test_a_completion_that_fails_after_its_sibling_has_ended(small_checkpoint, m
             events = [event async for event in engine.generate([1, 2], params)]
             return [(event.completion_index, event.finish_reason) for event in events if event.finish_reason]
 
-        with stage.part("async_llm").AsyncLLM(model=str(small_checkpoint), device="cpu") as engine:
+        with stage.part("llm").AsyncLLM(model=str(small_checkpoint), device="cpu") as engine:
             forever = stage.SamplingParams(max_tokens=40, ignore_eos=True)
             thread = threading.Thread(target=engine.complete, args=([3], forever))
             thread.start()
@@ -431,15 +444,15 @@ def test_a_completion_that_fails_after_its_sibling_has_ended(small_checkpoint, m
 def test_a_request_that_fails_in_a_part_of_its_own(small_checkpoint, monkeypatch):
     """Many completions are sampled in parts; where all of a part fail, the others still go on."""
     for stage in STAGES[4:]:
-        module = stage.part("runner" if stage.number == 6 else "engine")
-        sample = module.sample
+        module = stage.part("sampler")
+        choose = module.choose
 
-        def picky(logits, requests, *how, sample=sample):
+        def picky(logits, requests, *how, choose=choose):
             if any(request.seed == 1 for request in requests):
                 raise ZeroDivisionError("not this one")
-            return sample(logits, requests, *how)
+            return choose(logits, requests, *how)
 
-        monkeypatch.setattr(module, "sample", picky)
+        monkeypatch.setattr(module, "choose", picky)
         llm = small_engine(stage, small_checkpoint)
         params = [stage.SamplingParams(seed=seed, n=n, max_tokens=3, ignore_eos=True) for seed, n in ((0, 1), (1, 7))]
         outputs = llm.generate([[1, 2], [3, 4]], params)
@@ -474,7 +487,7 @@ def test_a_program_that_ends_with_a_running_engine_ends_as_it_wants(serving, sma
 
 
 def test_an_engine_that_is_dropped_ends_its_thread(serving, small_checkpoint):
-    AsyncLLM = serving.part("async_llm").AsyncLLM
+    AsyncLLM = serving.part("llm").AsyncLLM
     engine = AsyncLLM(model=str(small_checkpoint), device="cpu")
     engine.complete([1, 2], serving.SamplingParams(max_tokens=3))
     thread = engine._loop.thread
@@ -485,7 +498,7 @@ def test_an_engine_that_is_dropped_ends_its_thread(serving, small_checkpoint):
 
 def test_async_requests_hear_of_steps_that_others_run(serving, small_checkpoint, hectic):
     """`generate` beside a running AsyncLLM, from another thread: both get theirs."""
-    with serving.part("async_llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=2) as engine:
+    with serving.part("llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=2) as engine:
         params = [serving.SamplingParams(max_tokens=9, seed=i, ignore_eos=True) for i in range(6)]
         expected = [tokens_of(engine.llm.generate([[1, 2, i]], params[i])) for i in range(6)]
         made = {}

@@ -29,13 +29,13 @@ def use_a_small_source(stage, path):
     alone = getattr(stage.part("kernels.c_kernel"), "ALONE", ())
     names = ["paged_attention", *(f"{name}_alone" for name in alone), *(["forward", "has_kind"] if alone else [])]
     path.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in names))
-    stage.part("kernels.compiler").SOURCES = [path]
+    stage.part("compiler").SOURCES = [path]
 
 
 @pytest.fixture
 def compiler(stage, tmp_path, monkeypatch):
     """The module that compiles, with a cache directory of its own and little to compile."""
-    kernel, module = stage.part("kernels.c_kernel"), stage.part("kernels.compiler")
+    kernel, module = stage.part("kernels.c_kernel"), stage.part("compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "SOURCES", module.SOURCES)  # so that they are put back
     use_a_small_source(stage, tmp_path / "kernel.c")
@@ -67,7 +67,7 @@ def load_in_a_process(stage, source):
         f"stage = STAGES[{stage.number - 1}]\n"
         "use_a_small_source(stage, pathlib.Path(sys.argv[1]))\n"
         "load(stage)\n"
-        "print(stage.part('kernels.compiler').compile_kernel())"
+        "print(stage.part('compiler').compile_kernel())"
     )
     process = subprocess.run([sys.executable, "-c", code, source], cwd=ROOT, capture_output=True, text=True)
     return process.returncode, process.stdout.strip(), process.stderr

@@ -11,8 +11,8 @@ import urllib.request
 
 import pytest
 
-from replay.trace import check_header, check_step
-from serving.app import App
+from stagewise.replay.trace import check_header, check_step
+from stagewise.serving.app import App
 from tests.adapter import ROOT, random_prompts
 from tests.test_serving import SERVING, ask, ask_async, error_of, serving
 
@@ -20,7 +20,7 @@ from tests.test_serving import SERVING, ask, ask_async, error_of, serving
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     """Look often, for the steps of a small model are quick."""
-    monkeypatch.setattr("serving.live.PAUSE", 0.001)
+    monkeypatch.setattr("stagewise.serving.live.PAUSE", 0.001)
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ def test_a_viewer_sees_all_from_when_it_comes(stage, small_checkpoint):
 
     with shown(stage, small_checkpoint) as app:
         first, second = asyncio.run(go(app))
-        assert app.service.engine.llm.engine.tracer.listeners == []
+        assert app.service.engine.llm._observer.listeners == []
         answers = expected(app, prompts, 30)
     for onlooker in (first, second):
         header, *steps = onlooker.told
@@ -127,7 +127,7 @@ def test_a_viewer_sees_all_from_when_it_comes(stage, small_checkpoint):
 
 
 def test_a_viewer_that_does_not_read_is_cut_off(small_checkpoint, monkeypatch):
-    monkeypatch.setattr("serving.live.MAX_BEHIND", 20)
+    monkeypatch.setattr("stagewise.serving.live.MAX_BEHIND", 20)
 
     async def go(app):
         onlooker = Onlooker(app)
@@ -137,14 +137,14 @@ def test_a_viewer_that_does_not_read_is_cut_off(small_checkpoint, monkeypatch):
                 await ask_async(app, "/v1/completions", body([1, 2], max_tokens=30))
             onlooker.reading.set()
             await onlooker.task  # it ends, and a browser would come again
-            assert app.service.engine.llm.engine.tracer.listeners == []
+            assert app.service.engine.llm._observer.listeners == []
 
     with shown(6, small_checkpoint) as app:
         asyncio.run(go(app))
 
 
 def test_nothing_is_left_of_a_viewer_that_goes_or_never_reads(small_checkpoint, monkeypatch):
-    monkeypatch.setattr("serving.live.MAX_BEHIND", 5)
+    monkeypatch.setattr("stagewise.serving.live.MAX_BEHIND", 5)
 
     async def go(app):
         llm = app.service.engine.llm
@@ -162,14 +162,14 @@ def test_nothing_is_left_of_a_viewer_that_goes_or_never_reads(small_checkpoint, 
             task = asyncio.create_task(app(scope, gone.receive, gone.send))
             await asyncio.sleep(0.1)
         await task
-        assert llm.engine.tracer.listeners == []
+        assert llm._observer.listeners == []
         async with Onlooker(app) as stuck:
             stuck.reading.clear()
             await ask_async(app, "/v1/completions", body([1, 2], max_tokens=30))
-            (listener,) = llm.engine.tracer.listeners
+            (listener,) = llm._observer.listeners
             assert len(listener.__self__._records) <= 5
             stuck.reading.set()
-        assert llm.engine.tracer.listeners == []
+        assert llm._observer.listeners == []
 
     with shown(6, small_checkpoint) as app:
         asyncio.run(go(app))
@@ -244,7 +244,8 @@ def test_nobody_is_shown_anything_unless_it_is_asked_for(small_checkpoint):
 
 @pytest.mark.skipif(os.name != "posix", reason="a signal as POSIX has it")
 def test_a_viewer_does_not_hold_up_the_end():
-    command = [sys.executable, "-m", "serving", "--port", "0", "--model", "tinytales", "--quiet", "--grace", "300"]
+    start = [sys.executable, "-m", "stagewise.serving", "--port", "0"]
+    command = [*start, "--model", "tinytales", "--quiet", "--grace", "300"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             url = process.stderr.readline().split()[-1]

@@ -15,7 +15,8 @@ from exercises.milestones import MILESTONES
 from exercises.milestones.lab import Lab, prompts_of
 from exercises.milestones.run import BLANK, MISSING, PASSED, WRONG, outcomes, outcomes_in_time
 from exercises.milestones.single import LENGTHS
-from tests.adapter import ROOT, STAGES, OwnEngine
+from tests.adapter import ROOT, STAGES
+from tools.engines import OwnEngine
 
 OF_STAGE = {1: [1], 2: [2], 3: [3], 4: [4], 5: [5, 6], 6: [5, 6]}  # what each stage brings
 
@@ -65,7 +66,7 @@ class Mistake:
 
 
 SEARCH_ALL = """        if set(request.eos_token_ids) & set(request.token_ids) and not request.params.ignore_eos:
-            request.progress.finish("stop")
+            request.finish("stop")
         return [request]"""
 MISTAKES = [
     Mistake("erf GELU", 1, 1, "GPT-2's GELU is the tanh form", [("model.py", 'F.gelu(x, approximate="tanh")', "F.gelu(x)")]),
@@ -78,25 +79,25 @@ MISTAKES = [
     ]),
     Mistake("a parameter that is accepted and ignored", 1, 1, "min_p is accepted and ignored", [("sampler.py", "if params.min_p > 0", "if False")]),
     Mistake("an option that is accepted and ignored", 1, 1, "LLM(no_such_thing=1)", [("llm.py", "EngineConfig(model, **options)", "EngineConfig(model, device='cpu')")]),
-    Mistake("a stop text only within a token", 1, 1, "may begin in one token and end in a later one", [("progress.py", "self._matched = [n for n, _ in found]", "self._matched = [0 for _ in found]")]),
-    Mistake("a stop text at the last token", 1, 1, "finish_reason and stop_reason", [("progress.py", "if self.finish_reason is None and len(self.token_ids) >= self.max_tokens", "if len(self.token_ids) >= self.max_tokens"), ("progress.py", "        if self.finish_reason is None:\n            self.finish_reason, self", "        if True:\n            self.finish_reason, self")]),
-    Mistake("what is held back is lost", 1, 1, "what was held back was not told", [("progress.py", "        if self.finish_reason is not None:\n            return len(self.text)\n", "")]),
-    Mistake("one bad prompt kills a whole run", 1, 1, "one bad one must not cost the others", [("intake.py", "if bad := [t for t in ids if not 0 <= t < vocab_size]", "if bad := []")]),
+    Mistake("a stop text only within a token", 1, 1, "may begin in one token and end in a later one", [("support/text.py", "max(0, old_length - len(stop) + 1)", "old_length")]),
+    Mistake("a stop text at the last token", 1, 1, "finish_reason and stop_reason", [("request.py", "elif stop := self.text.add(token_id, self._may_stop):", "elif (stop := self.text.add(token_id, self._may_stop)) and len(self.output_token_ids) < self.max_tokens:")]),
+    Mistake("what is held back is lost", 1, 1, "what was held back was not told", [("support/outputs.py", "len(text) if request.finished else request.text.num_certain", "request.text.num_certain")]),
+    Mistake("one bad prompt kills a whole run", 1, 1, "one bad one must not cost the others", [("support/intake.py", "if bad := [t for t in ids if not 0 <= t < vocab_size]", "if bad := []")]),
     Mistake("right padding, read at the last column", 2, 2, "rows are padded on the right", [
         ("batch.py", "[0] * n + sequence", "sequence + [0] * n"),
         ("batch.py", "num_padding=torch.tensor(num_padding", "num_padding=torch.tensor([0] * len(num_padding)"),
     ]),
     Mistake("no attention mask in a batch", 2, 2, "read it: the attention mask is missing", [("model.py", "own = columns >= num_padding[:, None]", "own = columns >= 0 * num_padding[:, None]")]),
     Mistake("no position ids in a batch", 2, 2, "count it: a row's own first token has position 0", [("model.py", "(columns - num_padding[:, None])", "(columns - 0 * num_padding[:, None])")]),
-    Mistake("one random generator for all rows", 2, 2, "rows share one random generator", [("sampler.py", "u = uniform([[r.seed] for r in rows], [[len(r.output_token_ids)] for r in rows])", "u = np.random.default_rng(rows[0].seed + len(rows[0].output_token_ids)).random((len(rows), 1))")]),
+    Mistake("one random generator for all rows", 2, 2, "rows share one random generator", [("sampler.py", "u = uniform([[r.seed] for r in rows], [[len(r.output_token_ids)] for r in rows])", "u = __import__('numpy').random.default_rng(rows[0].seed + len(rows[0].output_token_ids)).random((len(rows), 1))")]),
     Mistake("ended rows are not counted", 2, 2, "padding is what goes through the model for nothing", [("batch.py", "return self.token_ids.numel() - self.num_tokens", "return int(self.num_padding.sum())")]),
     Mistake("batches in the order of the prompts", 2, 2, "sort them by length", [("engine.py", "if self.config.sort_by_length", "if False")]),
-    Mistake("results in the order of the lengths", 2, 2, "the right results in another order", [("llm.py", "[request.output() for request in requests]", "[r.output() for r in sorted(requests, key=lambda r: len(r.prompt_token_ids))]")]),
+    Mistake("results in the order of the lengths", 2, 2, "the right results in another order", [("llm.py", "[RequestOutput.of(request) for request in requests]", "[RequestOutput.of(r) for r in sorted(requests, key=lambda r: len(r.prompt_token_ids))]")]),
     Mistake("everything is computed again", 2, 3, "you computed 459 tokens where 96 suffice", []),
     Mistake("decodes count the padding", 3, 3, "the first decode is wrong", [("model.py", "positions = (new - num_padding[:, None])", "positions = (new - num_padding[:, None] * (cache.length == 0))")]),
     Mistake("slots are filled when all are free", 3, 4, "a free slot stays empty", []),
-    Mistake("prefills before decodes", 4, 4, "decodes come first", [("scheduler.py", "[pair for pair in new if pair[1] == 1] + [pair for pair in new if pair[1] > 1]", "[pair for pair in new if pair[1] > 1] + [pair for pair in new if pair[1] == 1]")]),
-    Mistake("a bad request is found in the step", 4, 4, "refused by add_request", [("intake.py", "if bad := [t for t in ids if not 0 <= t < vocab_size]", "if bad := []")]),
+    Mistake("prefills before decodes", 4, 4, "decodes come first", [("scheduler.py", "key=lambda request: request.num_new_tokens > 1", "key=lambda request: request.num_new_tokens == 1")]),
+    Mistake("a bad request is found in the step", 4, 4, "refused by add_request", [("support/intake.py", "if bad := [t for t in ids if not 0 <= t < vocab_size]", "if bad := []")]),
     Mistake("who is preempted goes on where it was", 5, 5, "prompt and output are computed again", [("scheduler.py", "request.num_computed_tokens = self.block_manager.allocate(request)", "request.num_computed_tokens = max(self.block_manager.allocate(request), request.num_tokens - 1 if request.output_token_ids else 0)")]),
     Mistake("blocks for all that may come", 5, 5, "each request reserves all that it may need", [("block_manager.py", "self.num_needed(len(sequence.token_ids)) - len(found))]", "self.num_needed(len(sequence.prompt_token_ids) + sequence.max_tokens - 1) - len(found))]")]),
     Mistake("blocks are named by their own tokens", 5, 6, "has to name its whole prefix", [("block_manager.py", "Key(nodes[-1] if nodes else ROOT, ", "Key(ROOT, ")]),
@@ -134,7 +135,12 @@ def test_the_milestones_before_a_mistake_pass(mistake, tmp_path):
 def test_a_request_that_waits_for_ever_is_ended(tmp_path):
     """One that is larger than the whole cache is preempted again and again: the computing time ends it, and says where."""
     fits = ("engine.py", "if needed > self.runner.num_blocks", "if False")
-    directory = Mistake("a request larger than the cache", 5, 3, "", [fits]).make(tmp_path)
+    idle = (
+        "engine.py",
+        "        batch = Batch.of(rows,",
+        "        if not rows:\n            return []\n        batch = Batch.of(rows,",
+    )
+    directory = Mistake("a request larger than the cache", 5, 3, "", [fits, idle]).make(tmp_path)
     *passed, (number, _, state, message) = outcomes_in_time(directory, [3], cpu_seconds=6)
     assert {outcome[2] for outcome in passed} == {PASSED}
     assert (number, state) == (3, WRONG)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stage06_fast.kernels import OPTIMIZE
+from stage06_fast.support.compiler import OPTIMIZE
 from tests.adapter import ROOT, STAGES
 
 FILES = ("kernels/compiler.py",)
@@ -63,7 +63,7 @@ def test_a_wrong_product_is_found(tmp_path):
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage.number >= 5], ids=lambda stage: stage.directory)
 def test_which_threads_a_compiler_can_use(stage, caplog):
-    compiler = stage.part("kernels.compiler")
+    compiler = stage.part("compiler")
     gnu, llvm, intel = (Path(f"/lib/{name}") for name in ("libgomp-a34b.so.1", "libomp.dylib", "libiomp5.so"))
     gcc, clang = "gcc (Debian 12.2.0-14) 12.2.0", "Apple clang version 15.0.0 (clang-1500.3.9.4)"
     assert compiler.openmp_flags(gcc, gnu) == compiler.openmp_flags(gcc, intel) == ["-fopenmp"]

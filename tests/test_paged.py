@@ -46,8 +46,8 @@ def run(llm, requests, rng=None, abort=0.0):
     while arriving or llm.has_unfinished_requests():
         while arriving and (rng is None or rng.random() < 0.5):
             llm.add_request(*arriving.pop(0))
-        if rng and rng.random() < abort and llm.engine.unfinished:
-            llm.abort_request(rng.choice(sorted(request.request_id for request in llm.engine.unfinished)))
+        if rng and rng.random() < abort and llm._router.unfinished:
+            llm.abort_request(rng.choice(sorted(request.request_id for request in llm._router.unfinished)))
         for output in llm.step():
             if output.finished:
                 assert output.request_id not in finished
@@ -161,8 +161,8 @@ def test_everything_at_once(stage, small_checkpoint, roomy, seed):
         if arriving and rng.random() < 0.4:
             i = arriving.pop()
             llm.add_request(str(i), prompts[i], params[i], priority=rng.randrange(3) if policy == "priority" else 0)
-        if rng.random() < 0.02 and llm.engine.unfinished:
-            victim = rng.choice(sorted(request.request_id for request in llm.engine.unfinished))
+        if rng.random() < 0.02 and llm._router.unfinished:
+            victim = rng.choice(sorted(request.request_id for request in llm._router.unfinished))
             llm.abort_request(victim)
             aborted.add(int(victim))
         try:
@@ -287,7 +287,7 @@ def test_fair_starves_nobody(stage, small_checkpoint):
         if any(output.request_id == "much" and output.finished for output in llm.step()):
             break
     assert 60 < step < 2 * 12 * (4 + 6)
-    for request in list(llm.engine.unfinished):
+    for request in list(llm._router.unfinished):
         llm.abort_request(request.request_id)
 
 
@@ -515,7 +515,7 @@ def test_completions_that_end_at_different_times(stage, small_checkpoint):
     params = stage.SamplingParams(n=6, max_tokens=25, seed=1, ignore_eos=True, stop_token_ids=list(range(0, 211, 9)))
     (expected,) = engine(stage, small_checkpoint).generate([[1, 2]], params)
     assert len({len(completion.token_ids) for completion in expected.outputs}) > 2
-    with stage.part("async_llm").AsyncLLM(model=small_checkpoint, device="cpu") as async_engine:
+    with stage.part("llm").AsyncLLM(model=small_checkpoint, device="cpu") as async_engine:
         output = async_engine.complete([1, 2], params)
     assert output.finished
     assert output.outputs == expected.outputs
@@ -535,7 +535,7 @@ def test_closing_ends_each_completion_once(stage, small_checkpoint):
         await closing
         return ends
 
-    ends = asyncio.run(collect(stage.part("async_llm").AsyncLLM(model=small_checkpoint, device="cpu")))
+    ends = asyncio.run(collect(stage.part("llm").AsyncLLM(model=small_checkpoint, device="cpu")))
     assert sorted(index for index, _ in ends) == list(range(6))
 
 
@@ -545,7 +545,7 @@ def test_the_random_numbers_of_completions_are_their_own(stage):
     assert len(set(map(float, numbers))) == 50
     assert numbers[0] == sampler.uniform(5, 3)
     for index in range(50):  # and no completion's bits are those of a derived seed
-        assert int(float(numbers[index]) * 2**52) >> 20 != sampler.derive_seed(5, 3) >> 32
+        assert int(float(numbers[index]) * 2**52) >> 20 != stage.part("philox").derive_seed(5, 3) >> 32
 
 
 def test_completions_of_the_async_engine(stage):
@@ -558,7 +558,7 @@ def test_completions_of_the_async_engine(stage):
             texts[event.completion_index] += event.text
         return texts
 
-    with stage.part("async_llm").AsyncLLM(device="cpu") as engine:
+    with stage.part("llm").AsyncLLM(device="cpu") as engine:
         assert asyncio.run(collect(engine)) == [completion.text for completion in expected.outputs]
         output = engine.complete("Once upon a time", params)
         assert [c.text for c in output.outputs] == [completion.text for completion in expected.outputs]

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from replay import chrome, page
-from replay.__main__ import main
-from replay.state import snapshot, states
-from replay.trace import read_trace
+from stagewise.replay import chrome, page
+from stagewise.replay.__main__ import main
+from stagewise.replay.state import snapshot, states
+from stagewise.replay.trace import read_trace
 from tests import made_traces
 
 MADE = {
@@ -257,3 +257,8 @@ def test_command_line_refuses(tmp_path, capsys):
     assert "the following arguments are required" in error_of(capsys)
     assert own.read_text().endswith("<title>mine</title>")
     assert not html.exists()
+
+
+def test_every_slot_of_the_page_is_filled():
+    with pytest.raises(ValueError, match="has the slots"):
+        page.render({"title": "a replay"}, page.PARTS)

@@ -132,7 +132,7 @@ def test_frequencies_follow_the_distribution(stage, by):
     for i in range(draws):
         seed, position = (i, 0) if by == "seed" else (42, i)
         request = stage.make_request(params, seed=seed)
-        request.progress.token_ids = range(position)  # only its length is read
+        request.output_token_ids = range(position)  # only its length is read
         requests.append(request)
     counts = np.bincount([token for token, _ in stage.sample(logits.repeat(draws, 1), requests)], minlength=len(logits))
     probs = stage.filtered(logits[None], requests[:1]).softmax(-1)[0].double().numpy()
@@ -155,7 +155,7 @@ def test_a_draw_never_takes_what_was_dropped(stage):
 
 def test_philox_known_answers(stage):
     """The published test vectors of Philox4x32-10 (Random123, kat_vectors)."""
-    philox = stage.part("sampler").philox
+    philox = stage.part("philox").philox
     vectors = [
         (0, (0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
         (2**64 - 1, (2**64 - 1, 2**64 - 1), "408f276d 41c83b0e a20bc7c6 6d5451fd"),
@@ -166,7 +166,7 @@ def test_philox_known_answers(stage):
 
 
 def test_unseeded_requests_get_seeds_of_their_own(stage):
-    derive_seed = stage.part("sampler").derive_seed
+    derive_seed = stage.part("philox").derive_seed
     seeds = {derive_seed(engine_seed, number) for engine_seed in range(20) for number in range(200)}
     assert len(seeds) == 4000
     assert all(0 <= seed < 2**64 for seed in seeds)

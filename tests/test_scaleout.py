@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scaleout import driver, worker
-from scaleout.cli import main
+from stagewise.scaleout import driver, worker
 from tests.adapter import STAGES
 from tests.test_batch_file import by_id, read_results, write_input
 
@@ -95,9 +94,13 @@ def test_shards(tmp_path, monkeypatch):
     assert len(driver.shards_of(0, tmp_path)) == 1
 
 
-def test_what_can_not_run_on_a_cluster(tmp_path, capsys):
-    assert main("stage03", ["--ray", "auto"]) == 2
-    assert "stage03 can't run on a cluster" in capsys.readouterr().err
+def test_what_can_not_run_on_a_cluster(tmp_path):
+    assert "unrecognized arguments: --ray auto" in STAGES[2].main("--ray", "auto")[2]
     for arguments in (["--prompts", "a"], ["--input", "a"], ["--interactive"]):
-        assert main("stage04", ["--ray", "auto", *arguments]) == 2
-        assert "--ray needs --input and --output" in capsys.readouterr().err
+        status, _, stderr = STAGES[3].main("--ray", "auto", *arguments)
+        assert status == 2
+        assert "--ray needs --input and --output" in stderr
+
+
+def test_help_names_the_flags_of_a_cluster_where_there_are_some():
+    assert ["--ray ADDRESS" in stage.main("--help")[1] for stage in STAGES] == [stage in SERVING for stage in STAGES]

@@ -162,31 +162,6 @@ def test_it_fills_the_prefix_cache_but_does_not_read_it(stage, small_checkpoint,
         assert score.is_greedy == (rows.argmax(-1).tolist() == choice)
 
 
-def test_logits_are_made_in_parts(stage, small_checkpoint, monkeypatch):
-    """However much is to be scored at once."""
-    most = 6
-    for part in ("scheduler", "engine"):
-        monkeypatch.setattr(stage.part(part), "MAX_SCORED", most)
-    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=64, max_num_seqs=4)
-    forward, sizes = llm.engine.runner.forward, []
-
-    def spy(batch):
-        logits = forward(batch)
-        sizes.append(len(logits))
-        return logits
-
-    llm.engine.runner.forward = spy
-    (expected,) = stage.LLM(small_checkpoint, device="cpu").score([PROMPTS[3][:1]], [PROMPTS[3][1:]])
-    outputs = llm.generate(PROMPTS * 2, stage.SamplingParams(max_tokens=0, prompt_logprobs=0))
-    logprob = sum(e[t].logprob for e, t in zip(outputs[3].prompt_logprobs[1:], PROMPTS[3][1:], strict=True))
-    assert logprob == pytest.approx(expected.logprob, abs=1e-4)
-    assert most < max(sizes) <= most + 4
-    whole = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=64, enable_chunked_prefill=False)
-    with pytest.raises(ValueError, match=f"log-probabilities of more than {most} prompt tokens need chunked prefill"):
-        whole.generate([PROMPTS[3]], stage.SamplingParams(prompt_logprobs=0))
-    assert whole.generate([PROMPTS[4]], stage.SamplingParams(prompt_logprobs=0))
-
-
 def test_the_first_event_of_a_stream_has_them(stage, small_checkpoint, reference):
     params = stage.SamplingParams(max_tokens=3, ignore_eos=True, prompt_logprobs=1)
     only = stage.SamplingParams(max_tokens=0, prompt_logprobs=1)
@@ -196,7 +171,7 @@ def test_the_first_event_of_a_stream_has_them(stage, small_checkpoint, reference
     async def collect(engine, params):
         return [event async for event in engine.generate(PROMPTS[2], params)]
 
-    with stage.part("async_llm").AsyncLLM(model=small_checkpoint, device="cpu") as engine:
+    with stage.part("llm").AsyncLLM(model=small_checkpoint, device="cpu") as engine:
         first, *rest = asyncio.run(collect(engine, params))
         (last,) = asyncio.run(collect(engine, only))
         assert engine.complete(PROMPTS[2], params).prompt_logprobs == first.prompt_logprobs
@@ -261,17 +236,6 @@ def test_results_are_the_users_own(stage, small_checkpoint):
             outputs.append(len(output.prompt_logprobs))
             output.prompt_logprobs.clear()
     assert outputs == [len(PROMPTS[4])] * 3
-
-
-def test_who_has_nothing_to_score_does_not_wait(stage, small_checkpoint, monkeypatch):
-    """The step's scores are used up, its slots and tokens are not."""
-    for part in ("scheduler", "engine"):
-        monkeypatch.setattr(stage.part(part), "MAX_SCORED", 5)
-    llm = stage.LLM(small_checkpoint, device="cpu", trace=True)
-    scored = stage.SamplingParams(max_tokens=0, prompt_logprobs=0)
-    plain = stage.SamplingParams(max_tokens=2, ignore_eos=True)
-    llm.generate([PROMPTS[3], PROMPTS[1], PROMPTS[2]], [scored, plain, scored])
-    assert {row.request_id: row.num_tokens for row in llm.trace[0].rows} == {"0": 5, "1": 2}
 
 
 def test_the_command_line(stage, tmp_path):

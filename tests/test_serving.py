@@ -20,17 +20,18 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving import batch
-from serving.__main__ import add_server_flags, build_parser, check, main
-from serving.app import App
-from serving.chat import ChatTemplate
-from serving.completions import Service
-from serving.limits import Limits
-from serving.protocol import SAMPLING
-from serving.stages import PACKAGES, Stage
+from stagewise.serving import batch, events
+from stagewise.serving.__main__ import add_server_flags, build_parser, check, main
+from stagewise.serving.app import App
+from stagewise.serving.chat import ChatTemplate
+from stagewise.serving.completions import Service
+from stagewise.serving.limits import Limits
+from stagewise.serving.protocol import SAMPLING
+from stagewise.stages import SERVING as STAGES
+from stagewise.stages import Stage
 from tests.adapter import ROOT
 
-SERVING = sorted(PACKAGES)
+SERVING = sorted(STAGES)
 JSON = {"content-type": "application/json"}
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}bot:{% endif %}"
@@ -675,8 +676,9 @@ def slow_steps(app, seconds=0.02):
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_client_that_goes_frees_its_place(small, streams):
-    engine = small.service.engine.llm.engine
-    before = engine.recorder.stats.num_requests
+    llm = small.service.engine.llm
+    engine = llm.engine
+    before = llm.stats.num_requests
 
     async def go():
         fields = {"max_tokens": 40, "ignore_eos": True, "stream": streams}
@@ -695,7 +697,7 @@ def test_a_client_that_goes_frees_its_place(small, streams):
     with slow_steps(small):
         asyncio.run(go())
     engine.scheduler.check_integrity()
-    assert engine.recorder.stats.num_requests == before  # none of them has finished
+    assert llm.stats.num_requests == before  # none of them has finished
     if small.service.stage.number >= 5:
         assert engine.block_manager.num_free == engine.block_manager.num_blocks
     assert small.service.metrics.num_unfinished == 0
@@ -751,7 +753,7 @@ def test_a_full_queue_answers_429_and_takes_all_prompts_or_none(stage, small_che
         clients = [Client(app, prompt=[[1], [2], [3], [4]], **fields, stream=True)]
         tasks = [asyncio.create_task(client.run()) for client in clients]
         await until(lambda: app.service.engine.llm.engine.scheduler.running)
-        for streams in (False, True):  # two of these would have a place
+        for streams in (False, True):
             body = {"model": "tales", "prompt": [[3], [4], [5]], "stream": streams}
             response = await ask_async(app, "/v1/completions", body)
             assert error_of(response, 429)["code"] == "queue_full"
@@ -762,9 +764,10 @@ def test_a_full_queue_answers_429_and_takes_all_prompts_or_none(stage, small_che
         assert len(read_events(clients[0].text)) == 160
         too_many = {"model": "tales", "prompt": [[1]] * 5}
         message = error_of(await ask_async(app, "/v1/completions", too_many), 400)["message"]
-        assert message == "the request asks for 5 completions; it may take half of 8 (--max-queue-size)"
+        asked = "the request asks for 5 completions; one for several completions may take half of 8"
+        assert message == f"{asked} (--max-queue-size)"
 
-    with serving(stage, small_checkpoint, max_num_seqs=2, max_queue_size=6) as app, slow_steps(app, 0.005):
+    with serving(stage, small_checkpoint, max_num_seqs=2, max_queue_size=14) as app, slow_steps(app, 0.005):
         asyncio.run(go(app))
 
 
@@ -817,7 +820,7 @@ class Process:
     """A server as users start it."""
 
     def __init__(self, *flags):
-        command = [sys.executable, "-m", "serving", "--port", "0", *flags]
+        command = [sys.executable, "-m", "stagewise.serving", "--port", "0", *flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.lines = []
         threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True).start()
@@ -917,7 +920,7 @@ def test_the_key_may_come_from_the_environment(monkeypatch):
 def test_what_is_not_installed_is_told():
     """The extra is an extra: who starts the server without it is told how to get it."""
     hide = "import sys, runpy; sys.modules['starlette'] = None; runpy.run_module(sys.argv[1], run_name='__main__')"
-    for module in ("serving", "serving.batch"):
+    for module in ("stagewise.serving", "stagewise.serving.batch"):
         result = subprocess.run(
             [sys.executable, "-c", hide, module], cwd=ROOT, capture_output=True, text=True, check=False
         )
@@ -948,6 +951,11 @@ def test_flags_that_are_wrong_are_told_in_one_line(capsys, tmp_path):
             with pytest.raises(SystemExit, match="2"):
                 main(flags)
             assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_answers_are_strict_json():
+    """A token that is impossible has a log-probability of minus infinity, which JSON has no form for."""
+    assert events.to_json({"top": [{"é": -float("inf")}], "n": 1.5}) == b'{"top": [{"\\u00e9": null}], "n": 1.5}'
 
 
 # --- Batch files ------------------------------------------------------------------------------------------------------
@@ -1004,7 +1012,7 @@ def test_the_example_of_a_batch_file(tmp_path):
 # --- The chapter ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("readme", ["USING.md", "serving/README.md"])
+@pytest.mark.parametrize("readme", ["USING.md", "stagewise/serving/README.md"])
 def test_the_readmes_curl_works(tales, readme):
     text = Path(ROOT / readme).read_text(encoding="utf-8")
     bodies = re.findall(r"curl \S*?(/v1/\S+) .*?-d '(.*?)'", text, re.DOTALL)

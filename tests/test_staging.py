@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ import sys
 
 import pytest
 
-from stage05_paged import cli as stage05_cli
+from stagewise import cli, stages
 from tests.adapter import ROOT, STAGES, TINYTALES
 
 sys.path.insert(0, str(ROOT / "tools"))  # a tool finds its neighbours as when it is run
@@ -24,14 +25,22 @@ def test_stages_are_as_listed():
 def test_readmes_have_fresh_tables_and_code(stage):
     readme = (ROOT / stage.directory / "README.md").read_text(encoding="utf-8")
     assert "<!-- code: engine.py" in readme
-    assert stage_diff.fresh_readme(stage.directory) == readme, "run `python tools/stage_diff.py --write`"
+    for page in stage_diff.pages(stage.directory):
+        text = page.read_text(encoding="utf-8")
+        assert stage_diff.fresh(page, stage.directory) == text, "run `python tools/stage_diff.py --write`"
+
+
+def test_the_front_page_shows_the_loops_as_they_are():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.count("<!-- code: stage0") == 3
+    assert stage_diff.with_code(readme, ".") == readme, "run `python tools/stage_diff.py --write`"
 
 
 def test_a_stage_imports_nothing_of_its_neighbours(stage):
     ours = (
         {s.directory for s in STAGES}
         | {s.command for s in STAGES}
-        | {"tools", "tests", "bench", "exercises", "serving"}
+        | {"tools", "tests", "bench", "exercises", "stagewise"}
     )
     for path in (ROOT / stage.directory).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -41,8 +50,16 @@ def test_a_stage_imports_nothing_of_its_neighbours(stage):
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module]
             elif isinstance(node, ast.ImportFrom):
-                assert node.level == 1, f"{path} reaches outside its stage"
+                depth = len(path.relative_to(ROOT / stage.directory).parents)
+                assert node.level <= depth, f"{path} reaches outside its stage"
             assert not ours & {name.split(".")[0] for name in names}, path
+
+
+def test_support_stands_below_the_top_level(stage):
+    """Nothing in it imports a file that a chapter teaches."""
+    for path in (ROOT / stage.directory / "support").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            assert not isinstance(node, ast.ImportFrom) or node.level <= 1, path
 
 
 def test_a_stage_names_no_later_stage(stage):
@@ -59,9 +76,9 @@ def test_a_stage_names_no_later_stage(stage):
 FROM_COPIES = """
 import importlib, sys
 for directory in sys.argv[2:]:
-    main = importlib.import_module(directory + ".cli").main
+    main = importlib.import_module(directory + ".__main__").main
     for model in (["--model", sys.argv[1]], []):
-        print(directory, main([*model, "--prompts", "A fox", "--max-tokens", "4", "--quiet"]), flush=True)
+        print(directory, main([*model, "--prompts", "A fox", "--max-tokens", "4"]), flush=True)
 """
 
 
@@ -170,7 +187,7 @@ def anchors(page):
 
 
 def test_documents_link_to_what_is_there():
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("models/*/*.md")]:
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("models/*/*.md"), *ROOT.glob("stagewise/*/*.md")]:
         text = path.read_text(encoding="utf-8")
         for target, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", text):
             page = path.parent / target if target else path
@@ -186,14 +203,33 @@ def test_the_front_page_shows_what_make_demo_writes(capsys):
     assert "\nmake test " in page
     recipe = re.search(r"^demo:.*?\n\n", makefile, re.MULTILINE | re.DOTALL)[0]
     command = re.search(r"-m stage05 (.*)", recipe.replace("\\\n", " "))[1]
-    assert stage05_cli.main([*shlex.split(command), "--quiet"]) == 0
+    assert cli.main(stages.STAGES[5], [*shlex.split(command), "--quiet"], "x") == 0
     quoted = " ".join(line[2:] for line in page.splitlines() if line.startswith("> "))
     assert quoted
     assert quoted in " ".join(capsys.readouterr().out.split())
 
 
-def test_root_modules_are_short():
-    for stage, files in sync_stages.read_stages().items():
-        assert "__main__.py" in files
-        lines = (ROOT / f"{stage[:7]}.py").read_text(encoding="utf-8").split("\n")
-        assert len([line for line in lines if line.strip()]) <= 9
+def test_there_is_one_registry():
+    """Of the stages; and what it says without importing them is so."""
+    assert list(sync_stages.read_stages()) == list(stages.PACKAGES.values())
+    assert [number for number, stage in stages.STAGES.items() if stage.can_serve] == list(stages.SERVING)
+
+
+def test_only_the_registry_looks_into_stages():
+    """What surrounds the stages knows what they export; the rest it asks of stages.py."""
+    inside = re.compile(
+        r"\bllm\.(engine|_\w+)|\._part\(|\bstage0\d_\w+\.\w+ import|^(from|import) stage0", re.MULTILINE
+    )
+    for path in (ROOT / "stagewise").rglob("*.py"):
+        if path.name != "stages.py":
+            assert not inside.search(path.read_text(encoding="utf-8")), path
+
+
+def test_a_stage_starts_from_the_root_and_by_its_own_name(stage, capsys, monkeypatch):
+    """`python -m stage03` and `python -m stage03_kvcache` are both its command line."""
+    monkeypatch.setattr(sys, "argv", ["stage", "--help"])
+    for module in (stage.command, stage.directory):
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(module, run_name="__main__")
+        assert ended.value.code == 0
+        assert "--prompts" in capsys.readouterr().out

@@ -6,7 +6,7 @@ import pytest
 
 from tests.adapter import EOS, random_prompts
 
-FILES = ("request.py", "stop_texts.py")  # what this is about, see conftest.py
+FILES = ("request.py", "support/text.py")  # what this is about, see conftest.py
 
 PROMPT = "Once upon a time"
 

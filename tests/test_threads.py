@@ -89,7 +89,7 @@ def test_a_look_counts_the_cores_we_may_use(stage):
 WAITING = """
 import os, sys
 {before}
-import {stage}.openmp as openmp
+import {stage}.support.openmp as openmp
 import torch
 print(openmp.WAITS_BRIEFLY, os.environ.get("GOMP_SPINCOUNT"))
 """
@@ -162,27 +162,29 @@ def ends_where(stop: str, text: str, old_length: int) -> int | None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_stop_texts_are_found_as_the_obvious_way_finds_them(stage, seed):
-    rng, match = random.Random(seed), stage.part("stop_texts").match
+    rng, Text = random.Random(seed), stage.part("text").Text
     for _ in range(200):
         letters = "ab"[: rng.randrange(1, 3)] + "é" * rng.randrange(2)
         stop = "".join(rng.choices(letters, k=rng.randrange(1, 8)))
-        text, matched = "", 0
+        text, grown = "", Text(stage.tokenizer(), (stop,))
         for _ in range(rng.randrange(1, 8)):
             piece = "".join(rng.choices(letters, k=rng.randrange(0, 5)))
-            text, before = text + piece, len(text)
-            matched, first = match(stop, matched, piece)
-            assert (first and before + first) == ends_where(stop, text, before)
-            assert matched == max(n for n in range(len(stop)) if text.endswith(stop[:n]))
+            text, before = text + piece, text
+            assert grown.num_certain == len(before) - max(n for n in range(len(stop)) if before.endswith(stop[:n]))
+            found, end = grown._append(piece, may_stop=True), ends_where(stop, text, len(before))
+            assert (found, grown.text) == ((None, text) if end is None else (stop, text[: end - len(stop)]))
+            if found:
+                break
 
 
 def test_hundreds_of_long_stop_texts(stage, small_checkpoint):
-    """Each character is looked at about once per stop text, though they all have begun all the time."""
+    """Though they all have begun all the time."""
     llm = stage.engine(small_checkpoint)
     text = llm.engine.tokenizer.decode([5])
     stops = [text * 2000 + chr(0x4E00 + i) for i in range(300)]
     params = stage.SamplingParams(stop=stops, max_tokens=40, ignore_eos=True)
     request = llm._intake.request([1], params, 0)
     for _ in range(30):
-        request.progress.add(5)
-    assert request.progress.text == text * 30
-    assert request.take_event(0).text == ""  # all of it may still become a stop text
+        request.add(5)
+    assert request.text.text == text * 30
+    assert stage.part("outputs").StreamEvent.take(request, 0).text == ""  # all of it may still become a stop text

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from bench import caches, engines, machine, race, report, throughput, workloads
+from bench import caches, conditions, engines, machine, race, report, throughput, workloads
 from bench.machine import least_seconds, pass_work
 from bench.peers import PEERS
 from stage01_single.model import ModelConfig
@@ -528,7 +528,7 @@ STAND_IN = """
 import json, time
 from pathlib import Path
 import psutil
-from bench.engines import measured
+from bench.conditions import measured
 
 class StandIn:
     def run(self, job):
@@ -551,10 +551,11 @@ JOB = {"engine": "stand-in", "requests": [[[1], 1]], "company": "2"}
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """A tree with bench/engines.py as it is and a stand-in for the peers, and the folder where it writes its pids."""
+    """A tree with what runs an engine, and a stand-in for the peers; and the folder where that writes its pids."""
     (tmp_path / "tree" / "bench").mkdir(parents=True)
     (tmp_path / "folder").mkdir()
-    shutil.copy(ROOT / "bench" / "engines.py", tmp_path / "tree" / "bench")
+    for name in ("engines.py", "conditions.py"):
+        shutil.copy(ROOT / "bench" / name, tmp_path / "tree" / "bench")
     (tmp_path / "tree" / "bench" / "__init__.py").touch()
     (tmp_path / "tree" / "bench" / "peers.py").write_text(STAND_IN)
     monkeypatch.setattr(throughput, "ROOT", tmp_path / "tree")
@@ -580,7 +581,7 @@ def gone(pid: int) -> bool:
 def test_company_is_busy_while_an_engine_is_measured(company, count, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")  # what an engine sets for itself is none of its company's business
     before = {child.pid for child in psutil.Process().children()}
-    with engines.measured({"company": company, "company_python": sys.executable}):
+    with conditions.measured({"company": company, "company_python": sys.executable}):
         others = [child for child in psutil.Process().children() if child.pid not in before]
         assert len(others) == count
         assert all("keep_busy" in " ".join(other.cmdline()) for other in others)
@@ -591,16 +592,16 @@ def test_company_is_busy_while_an_engine_is_measured(company, count, monkeypatch
     assert all(gone(other.pid) for other in others)
 
 
-@pytest.mark.skipif(len(engines.CORES) < 2, reason="needs two cores, or a system that tells")
+@pytest.mark.skipif(len(conditions.CORES) < 2, reason="needs two cores, or a system that tells")
 def test_company_uses_all_cores_whatever_the_engine_does():
     before = {child.pid for child in psutil.Process().children()}
-    os.sched_setaffinity(0, engines.CORES[:1])  # as vLLM binds its threads
+    os.sched_setaffinity(0, conditions.CORES[:1])  # as vLLM binds its threads
     try:
-        with engines.measured({"company": "1", "company_python": sys.executable}):
+        with conditions.measured({"company": "1", "company_python": sys.executable}):
             (other,) = [child for child in psutil.Process().children() if child.pid not in before]
-            assert other.cpu_affinity() == engines.CORES
+            assert other.cpu_affinity() == conditions.CORES
     finally:
-        os.sched_setaffinity(0, engines.CORES)
+        os.sched_setaffinity(0, conditions.CORES)
 
 
 @pytest.mark.parametrize("what", ["break", "go"])
@@ -627,7 +628,7 @@ def test_an_engine_over_the_limit_is_ended(stand_in):
 
 def test_company_that_does_not_start_is_an_error():
     job = {"company": "1", "company_python": shutil.which("false")}
-    with pytest.raises(SystemExit, match="company did not start: status 1"), engines.measured(job):
+    with pytest.raises(SystemExit, match="company did not start: status 1"), conditions.measured(job):
         pytest.fail("measured without company")
 
 
@@ -636,7 +637,7 @@ def test_company_that_leaves_early_is_an_error():
     before = {child.pid for child in psutil.Process().children()}
 
     def measure():
-        with engines.measured({"company": "2", "company_python": sys.executable}):
+        with conditions.measured({"company": "2", "company_python": sys.executable}):
             other = next(child for child in psutil.Process().children() if child.pid not in before)
             other.kill()
             # Until it can be waited for, and left so: a process is a zombie before its last thread has ended.
@@ -783,7 +784,7 @@ def test_committed_results_are_of_these_workloads():
             continue
         remade = workloads.make_workload(result["workload"], result["requests"], seed=result["seed"])
         assert workloads.fingerprint(remade) == result["workload_sha256"], path
-        assert result["command"].startswith("python -m tests.throughput "), path
+        assert result["command"].startswith("python -m bench.throughput "), path
         assert re.search(rf"--json bench/results/([\w-]+/)?{path.name}", result["command"]), path
         if result["dtype"] == "float32":
             assert all(row["same_ids_share"] >= 0.9 for row in result["summary"]), path

@@ -97,7 +97,7 @@ def test_abandoned_generators_are_collected_at_every_line(serving, small_checkpo
             gc.collect()
         drive(llm, {})
         whole(llm)
-        assert not llm.engine.unfinished
+        assert not llm._router.unfinished
     assert len(set(aborted)) >= len(some(lines, share, serving))
 
 
@@ -148,7 +148,7 @@ class Visitor:
         for event in self.stream:
             self.read += event.token_ids
         assert self.read == self.told
-        assert not self.llm.engine.unfinished
+        assert not self.llm._router.unfinished
         whole(self.llm)
 
 
@@ -208,16 +208,16 @@ def test_a_listener_of_the_trace_is_in_the_step(serving, small_checkpoint):
             visitor.noted()
             visitor.refused()
 
-    llm.engine.tracer.look_on(listener)
+    llm._observer.look_on(listener)
     assert everything(llm, serving, False) == expected
-    llm.engine.tracer.look_away(listener)
+    llm._observer.look_away(listener)
     assert visitor.refusals == before + 12
     visitor.check()
 
 
 def test_abandoned_generators_beside_an_engine_that_runs_in_a_thread(serving, small_checkpoint, quick_collector):
     """Streams and asynchronous generators, collected at lines of the engine's own thread."""
-    AsyncLLM, directory = serving.part("async_llm").AsyncLLM, ROOT / serving.directory
+    AsyncLLM, directory = serving.part("llm").AsyncLLM, ROOT / serving.directory
     prompts = random_prompts(211, [3, 9, 2])
     params = serving.SamplingParams(seed=1, max_tokens=6, ignore_eos=True)
     endless = serving.SamplingParams(max_tokens=60, ignore_eos=True)
@@ -250,9 +250,9 @@ def test_abandoned_generators_beside_an_engine_that_runs_in_a_thread(serving, sm
                 assert tokens_of(engine.complete_all(prompts, params)) == expected, at
                 gc.collect()
                 deadline = time.monotonic() + 300
-                while engine.llm.engine.unfinished and time.monotonic() < deadline:
+                while engine.llm._router.unfinished and time.monotonic() < deadline:
                     time.sleep(0.01)
-                assert not engine.llm.engine.unfinished
+                assert not engine.llm._router.unfinished
                 whole(engine.llm)
         finally:
             threading.settrace(None)

@@ -87,7 +87,7 @@ def test_sizes_of_the_named_models(stage, model):
     weights, gpt2 = stage.part("weights"), stage.part("model").GPT2
     config = weights.read_config(model, weights.find_model(model, "dummy"), "dummy")
     with torch.device("meta"):
-        count = sum(p.numel() for p in gpt2(config).parameters())
+        count = sum(p.numel() for p in gpt2(stage.part("model").ModelConfig(**config)).parameters())
     counts = {"gpt2": 124439808, "gpt2-medium": 354823168, "gpt2-large": 774030080, "gpt2-xl": 1557611200}
     assert count == counts[model]
 
@@ -157,6 +157,23 @@ def test_values_that_are_not_finite(stage, damaged):
     edit_tensors(damaged, lambda tensors: tensors["transformer.ln_f.bias"].fill_(float("nan")))
     with pytest.raises(ValueError, match=r"ln_f.bias' has values that are not finite"):
         stage.LLM(damaged, device="cpu")
+
+
+def test_large_values_are_finite(stage, damaged):
+    """Also if their sum is not; one that is not finite is found among them, wherever it stands."""
+    for value in (3e38, -3e38):
+        edit_tensors(damaged, lambda tensors, value=value: tensors["transformer.wte.weight"].fill_(value))
+        for dtype in ("float32", "bfloat16"):
+            stage.LLM(damaged, device="cpu", dtype=dtype)
+    for value in (float("nan"), float("inf"), -float("inf")):
+        for place in (0, 101, -1):
+            edit_tensors(damaged, lambda tensors: tensors["transformer.wte.weight"].fill_(3e38))
+            edit_tensors(
+                damaged, lambda t, v=value, i=place: t["transformer.wte.weight"].view(-1)[i : i + 1 or None].fill_(v)
+            )
+            for dtype in ("float32", "bfloat16"):
+                with pytest.raises(ValueError, match=r"wte.weight' has values that are not finite"):
+                    stage.LLM(damaged, device="cpu", dtype=dtype)
 
 
 def test_overflow_in_float16(stage, damaged):
@@ -428,12 +445,12 @@ def test_200_damaged_files(tiny, tmp_path, file, layout):
 
 def load_like_an_engine(weights, directory) -> str | None:
     """What the ValueError says, if there is one."""
+    parts = STAGES[0].part("model")
     try:
-        config = weights.read_config(str(directory), directory, "auto")
-        STAGES[0].part("tokenizer").Tokenizer(weights.tokenizer_directory(directory))
+        checkpoint = weights.Checkpoint(str(directory), "auto")
         with torch.device("meta"):
-            model = STAGES[0].part("model").GPT2(config)
-        weights.load_weights(model, directory, "auto", torch.float32, torch.device("cpu"))
+            model = parts.GPT2(parts.ModelConfig(**checkpoint.sizes))
+        checkpoint.load(model, torch.float32, torch.device("cpu"))
     except ValueError as error:
         return str(error)
     return None

@@ -5,7 +5,8 @@
     python tools/stage_diff.py 2 model.py   # the diff of this file
     python tools/stage_diff.py --write      # put every stage's table, and the code that it shows, into its README
 
-Pages and pictures are left out: they hold the tables. The code that a README shows stands between the marks
+Pages and pictures are left out: they hold the tables. Of `support/`, which no chapter teaches, the table says in a line
+which files are new or changed. The code that a README shows stands between the marks
 `<!-- code: FILE FUNCTION ... -->` and `<!-- end of code -->`, where a function may be `Class.method`.
 """
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from sync_stages import ROOT, read_stages
 
 TEXTS = {".md", ".svg"}  # what is read, not run
+SUPPORT = "support/"
 BEGIN, END = "<!-- stage_diff: made by tools/stage_diff.py --write -->", "<!-- end of stage_diff -->"
 
 
@@ -40,13 +42,22 @@ def count(diff: list[str]) -> tuple[int, int]:
     return added, removed
 
 
+def is_code(name: str) -> bool:
+    """Whether the table shows it: no page or picture, and nothing of support/."""
+    return Path(name).suffix not in TEXTS and not name.startswith(SUPPORT)
+
+
 def table(stage: str) -> str:
     """The stage's changes as a Markdown table: its new and changed files, with totals; of the first stage its lines."""
     stages = list(read_stages())
     before = stages[stages.index(stage) - 1] if stages.index(stage) else None
-    rows, same, totals = [], [], {"new": [0, 0], "changed": [0, 0]}
+    rows, same, totals, support = [], [], {"new": [0, 0], "changed": [0, 0]}, {"new": [], "changed": []}
     for name, state in read_stages()[stage].items():
         if Path(name).suffix in TEXTS:
+            continue
+        if name.startswith(SUPPORT):
+            if state != "same":
+                support[state].append(f"`{name.removeprefix(SUPPORT)}`")
             continue
         if state == "same":
             same.append(f"`{name}`")
@@ -56,12 +67,17 @@ def table(stage: str) -> str:
         totals[state][1] += removed
         rows.append(f"| `{name}` | {state} | +{added} | −{removed} |" if before else f"| `{name}` | {added} |")
     if before:
+        gone = [name for name in read_stages()[before] if name not in read_stages()[stage] and is_code(name)]
+        rows += [f"| `{name}` | removed | | −{len(read_lines(ROOT / before / name))} |" for name in gone]
         lines = ["| file | | added | removed |", "|---|---|---:|---:|", *sorted(rows)]
         lines.append(f"| **all changed files** | | **+{totals['changed'][0]}** | **−{totals['changed'][1]}** |")
         lines.append(f"| **all new files** | | **+{totals['new'][0]}** | |")
         lines += ["", f"The same as in `{before}`: {', '.join(sorted(same)) or 'nothing'}."]
+        in_words = [f"{', '.join(sorted(names))} {state}" for state, names in support.items() if names]
+        lines[-1] += f" In `support/`: {'; '.join(in_words)}." if in_words else " `support/` is the same."
     else:
         lines = ["| file | lines |", "|---|---:|", *sorted(rows), f"| **all** | **{totals['new'][0]}** |"]
+        lines += ["", "What `support/` has is on [its page](support/README.md)."]
     return "\n".join(lines)
 
 
@@ -108,17 +124,23 @@ def c_functions(text: str) -> dict[str, tuple[int, int]]:
 def with_code(readme: str, stage: str) -> str:
     """The README with the code between its marks as it is now."""
 
-    def fresh(match: re.Match) -> str:
+    def shown(match: re.Match) -> str:
         name, *functions = match[1].split()
         language, code = "python" if name.endswith(".py") else "c", source(ROOT / stage / name, functions)
         return f"<!-- code: {match[1]} -->\n```{language}\n{code}\n```\n<!-- end of code -->"
 
-    return re.sub(r"<!-- code: ([^>]+) -->\n.*?<!-- end of code -->", fresh, readme, flags=re.DOTALL)
+    return re.sub(r"<!-- code: ([^>]+) -->\n.*?<!-- end of code -->", shown, readme, flags=re.DOTALL)
 
 
-def fresh_readme(stage: str) -> str:
-    """A stage's README with its table and the code it shows as they are now."""
-    return with_code(with_table((ROOT / stage / "README.md").read_text(encoding="utf-8"), table(stage)), stage)
+def pages(stage: str) -> list[Path]:
+    """The chapter, and the page of what surrounds its engine, where there is one."""
+    return [path for path in (ROOT / stage / "README.md", ROOT / stage / SUPPORT / "README.md") if path.exists()]
+
+
+def fresh(page: Path, stage: str) -> str:
+    """A page with the stage's table, if it is the chapter, and the code that it shows as they are now."""
+    text = page.read_text(encoding="utf-8")
+    return with_code(with_table(text, table(stage)) if page.parent.name == stage else text, stage)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -133,8 +155,11 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("give either the number of a stage or --write")
     if args.write:
         for stage in stages:
-            text = fresh_readme(stage)
-            (ROOT / stage / "README.md").write_text(text, encoding="utf-8")
+            for page in pages(stage):
+                page.write_text(fresh(page, stage), encoding="utf-8")
+        (ROOT / "README.md").write_text(
+            with_code((ROOT / "README.md").read_text(encoding="utf-8"), "."), encoding="utf-8"
+        )
         return 0
     if not 1 <= args.stage <= len(stages):
         parser.error(f"there are stages 1 to {len(stages)}, got {args.stage}")

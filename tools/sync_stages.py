@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 try:
-    import tomllib
+    import tomllib  # pyright: ignore[reportMissingImports]
 except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 ROOT = Path(__file__).parent.parent
 IGNORED = {"__pycache__"}
@@ -81,7 +81,7 @@ def write(root: Path = ROOT) -> tuple[list[str], list[str]]:
     for group in runs(read_stages(root)):
         contents = {path: (root / path).read_bytes() if (root / path).exists() else None for path in group}
         edited = {path: c for path, c in contents.items() if c is not None and c != committed(path, root)}
-        versions = set(edited.values()) or set(contents.values()) - {None}
+        versions = set(edited.values()) or {c for c in contents.values() if c is not None}
         if len(versions) > 1:
             conflicts.append(f"edited in different ways: {', '.join(edited or contents)}")
             continue

@@ -523,7 +523,7 @@ class Tale:
         self.rng, self.invent = random.Random(seed), invent
         self.inventions: set[str] = set()
         self.used: set[str] = set()
-        self.shape = self.rng.choices(list(SHAPES), SHAPES.values())[0]
+        self.shape = self.rng.choices(list(SHAPES), list(SHAPES.values()))[0]
         kinds, traits = self.rng.sample(ANIMALS, 2), self.rng.sample(TRAITS, 2)
         hero = self.character("name", kinds[0], traits[0])
         friend = self.character("friend", kinds[1], traits[1], taken=hero.name)
@@ -593,7 +593,7 @@ class Tale:
                 self.values.update(zip(names, self.rng.choice(quest[key]), strict=True))
         if "mother" in self.values:
             self.values["mother_low"] = self.values["mother"].replace("The", "the")
-        count = self.rng.choices(list(EPISODES), EPISODES.values())[0]
+        count = self.rng.choices(list(EPISODES), list(EPISODES.values()))[0]
         episodes = quest["episodes"]
         told = sorted(self.rng.sample(range(len(episodes)), min(count, len(episodes))))
         habit = "<habit> " if self.rng.random() < 0.4 else ""

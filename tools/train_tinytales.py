@@ -36,6 +36,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,14 +59,14 @@ from tale_grammar import (  # noqa: E402
 )
 
 from stage04_continuous import LLM, SamplingParams  # noqa: E402
-from stage04_continuous.outputs import CompletionOutput  # noqa: E402
-from stage04_continuous.tokenizer import Tokenizer, read_merges  # noqa: E402
+from stage04_continuous.support.outputs import CompletionOutput  # noqa: E402
+from stage04_continuous.support.tokenizer import Tokenizer, read_merges  # noqa: E402
 
 MODEL = Path(__file__).parent.parent / "models" / "tinytales"
 STATE = Path(__file__).parent.parent / ".tinytales" / "state.pt"
 
 CONFIG = dict(n_embd=120, n_layer=6, n_head=5, n_positions=1024, vocab_size=50257)
-NO_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+NO_DROPOUT: dict[str, Any] = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 TOKENS_PER_STEP = 4096
 TOKENS_PER_CHUNK = 1024  # what one thread computes at a time
 ROW_LENGTHS = {256: 0.6, 512: 0.33, 1024: 0.07}  # most rows are short (cheap attention), some reach the last position
@@ -162,7 +163,7 @@ class Rows:
     def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets, each [n_rows, row_length]; a target of -100 asks for nothing."""
         rng = random.Random(step)
-        length = rng.choices(list(ROW_LENGTHS), ROW_LENGTHS.values())[0]
+        length = rng.choices(list(ROW_LENGTHS), list(ROW_LENGTHS.values()))[0]
         first = FIRST_TRAINING_SEED + step * TALES_PER_STEP
         seeds = iter(range(first, first + TALES_PER_STEP))
         rows = []
@@ -220,7 +221,7 @@ class Rows:
 
     def noise(self, rng: random.Random, text: str) -> tuple[int, float, float]:
         """How many of a tale's first characters are an opening with noise, and how likely noise is there and after."""
-        opening = FIRST_SENTENCE.match(text).end() if rng.random() < NOISY_OPENINGS else 0
+        opening = FIRST_SENTENCE.match(text).end() if rng.random() < NOISY_OPENINGS else 0  # pyright: ignore[reportOptionalMemberAccess]
         return opening, rng.choice(OPENING_NOISE), NOISE if rng.random() < NOISY_TALES else 0
 
 
@@ -239,6 +240,11 @@ class Embedding(torch.nn.Module):
     direction is added that is not learned: enough to tell one unknown word from another, and to repeat any word. It is
     the same with a space before the word and without, so that a text's first word can come again within it.
     """
+
+    direction: torch.Tensor
+    look: torch.Tensor
+    used: torch.Tensor
+    place: torch.Tensor
 
     def __init__(self, used: list[int], texts: list[str], n_embd: int):
         super().__init__()
@@ -485,7 +491,7 @@ class Sample:
 def samples_of(model: Path, prompts: list[str]) -> list[Sample]:
     llm = LLM(model=str(model), max_num_seqs=32)
     outputs = llm.generate(prompts, SamplingParams(temperature=0.8, max_tokens=1000), use_tqdm=True)
-    return [Sample(output.prompt, output.outputs[0]) for output in outputs]
+    return [Sample(str(output.prompt), output.outputs[0]) for output in outputs]
 
 
 def held_out_openings() -> list[str]:

@@ -9,7 +9,6 @@ greedy or have a seed, so they come out the same each time.
 
 import argparse
 import contextlib
-import importlib
 import io
 import re
 import shlex
@@ -21,8 +20,10 @@ from pathlib import Path
 from sync_stages import ROOT, read_stages
 
 sys.path.insert(0, str(ROOT))  # the stages, and the reader of their traces
-from replay.state import Key, State
-from replay.trace import Trace, read_trace
+from stagewise.cli import main as run_stage
+from stagewise.replay.state import Key, State
+from stagewise.replay.trace import Trace, read_trace
+from stagewise.stages import stage_of
 
 BLOCK = re.compile(r"<!-- worked: (python -m stage\d\d [^\n]+) -->\n.*?<!-- end of worked -->", re.DOTALL)
 
@@ -32,7 +33,7 @@ def run(stage: str, command: str) -> Trace:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         path = Path(folder, "trace.jsonl")
         arguments = [*shlex.split(command)[3:], "--quiet", "--trace", str(path)]
-        if importlib.import_module(f"{stage}.cli").main(arguments) != 0:
+        if run_stage(stage_of(stage), arguments, "worked_examples") != 0:
             raise ValueError(f"it fails: {command}")
         return read_trace(path)
 

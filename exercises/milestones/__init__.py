@@ -43,15 +43,16 @@ MILESTONES = [
             "engine.py": ("Engine.run", "Engine.step", "Engine.commit"),
             "batch.py": ("Batch.of",),
             "runner.py": ("Runner.forward",),
-            "model.py": ("Attention.forward", "Attention._split_heads", "MLP.forward", "Block.forward", "GPT2.forward"),
+            "model.py": ("Attention.forward", "Attention._split_heads", "MLP.forward", "Layer.forward", "GPT2.forward"),
             "sampler.py": ("sample", "keep_top_k", "keep_top_p", "keep_min_p", "draw"),
-            "progress.py": ("Progress.add", "Progress.finish", "Progress._add_text", "Progress.num_certain_characters"),
+            "request.py": ("Request.add", "Request.finish"),
+            "support/text.py": ("Text._append", "Text.num_certain"),
         },
     ),
     Milestone(
         2, "a batch", "batch", "stage02_static_batch", (60, 90),
         {
-            "engine.py": ("Engine.run", "Engine.batches", "Engine.step", "Engine.commit"),
+            "engine.py": ("Engine.run", "Engine.next_batch", "Engine.step", "Engine.commit"),
             "batch.py": ("Batch.of", "Batch.num_padding_tokens"),
             "runner.py": ("Runner.forward",),
             "model.py": ("GPT2.forward",),
@@ -61,7 +62,7 @@ MILESTONES = [
     Milestone(
         3, "a cache", "cache", "stage03_kvcache", (60, 90),
         {
-            "engine.py": ("Engine.fits", "Engine.run", "Engine.batches", "Engine.cache_len", "Engine.step"),
+            "engine.py": ("Engine.check_fits", "Engine.run", "Engine.next_batch", "Engine.cache_len", "Engine.step"),
             "batch.py": ("Batch.of",),
             "runner.py": ("Runner.new_cache", "Runner.forward"),
             "kv_cache.py": ("KVCache.update", "bytes_per_token"),
@@ -72,7 +73,8 @@ MILESTONES = [
         4, "slots", "slots", "stage04_continuous", (90, 120),
         {
             "scheduler.py": (
-                "Scheduler.add", "Scheduler.schedule", "Scheduler._refusal", "Scheduler._admit", "Scheduler.remove",
+                "Scheduler.add", "Scheduler.schedule", "Scheduler._refusal", "Scheduler._row", "Scheduler._admit",
+                "Scheduler.remove",
             ),
             "engine.py": ("Engine.add", "Engine.abort", "Engine.step", "Engine.commit"),
             "batch.py": ("Batch.of",),
@@ -92,7 +94,7 @@ MILESTONES = [
                 "Scheduler.schedule", "Scheduler._refusal", "Scheduler._admit", "Scheduler._make_room",
                 "Scheduler.preempt",
             ),
-            "engine.py": ("Engine.fits", "Engine.step"),
+            "engine.py": ("Engine.check_fits", "Engine.step"),
             "batch.py": ("Batch.of",),
             "kv_cache.py": ("KVCache.write",),
             "attention.py": ("paged_attention",),

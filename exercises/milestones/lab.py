@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from exercises.grading import Wrong
-from tests.adapter import STAGES, OwnEngine, random_prompts, unknown_argument
+from tools.engines import STAGES, OwnEngine, random_prompts, unknown_argument
 
 FIRST = STAGES[0]  # the reference: it has nothing that could be wrong about batches, caches or blocks
 NEAR_TIE = 1e-3  # logits that are closer than this may come in either order

@@ -39,7 +39,7 @@ def outcomes(
 
     tell: is told which case of which milestone begins, for when it does not end.
     """
-    from tests.adapter import OwnEngine
+    from tools.engines import OwnEngine
 
     from .lab import Lab
 
@@ -180,7 +180,7 @@ def check_engine(directory: Path, numbers: Sequence[int]) -> int:
             print(f"\n{place} of {len(numbers)} passed. {then}.")
             return 1
     print(f"\n{'All' if len(numbers) == len(MILESTONES) else 'These are'} passed. Your engine on the ladder:")
-    print(f"  python -m tests.throughput --stages {shown(directory)} 1 2 3 --repeat 1")
+    print(f"  python -m bench.throughput --stages {shown(directory)} 1 2 3 --repeat 1")
     return 0
 
 

@@ -9,7 +9,7 @@ import torch
 from exercises.catalogue import lock
 from exercises.examples import Example, at_random
 from exercises.grading import expect, require
-from tests.adapter import STAGES
+from tools.engines import STAGES
 
 SMALL = dict(n_layer=12, n_embd=768, n_inner=3072, vocab_size=50257)
 TINY = dict(n_layer=3, n_embd=4, n_inner=10, vocab_size=7)

@@ -3,7 +3,7 @@
 from exercises.examples import Example, at_random
 from exercises.grading import OneOf, expect
 from exercises.tiny import counted
-from tests.adapter import STAGES
+from tools.engines import STAGES
 
 
 def test_one_request(work):

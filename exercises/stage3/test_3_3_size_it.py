@@ -4,7 +4,7 @@ import torch
 
 from exercises.examples import Example, at_random
 from exercises.grading import OneOf, expect
-from tests.adapter import STAGES
+from tools.engines import STAGES
 
 
 def test_bytes_per_token(work):

@@ -5,7 +5,7 @@ import random
 from exercises.examples import Example, at_random
 from exercises.grading import expect
 from exercises.tiny import counted
-from tests.adapter import STAGES
+from tools.engines import STAGES
 
 
 def test_static(work):

@@ -5,7 +5,7 @@ import functools
 from exercises.examples import Example, at_random
 from exercises.grading import Wrong, expect
 from exercises.tiny import tiny_engine
-from tests.adapter import STAGES
+from tools.engines import STAGES
 
 
 def test_plan(work):

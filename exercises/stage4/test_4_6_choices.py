@@ -6,7 +6,7 @@ import random
 import torch
 
 from exercises.grading import expect, require
-from tests.adapter import STAGES
+from tools.engines import STAGES
 
 WORDS = [
     "walking",

@@ -10,7 +10,7 @@ from sphinx.environment import BuildEnvironment
 HEADINGS = {
     "The stages": ["stage*"],
     "Do it yourself": ["exercises/*", "notebooks/*"],
-    "Look and serve": ["replay/*", "serving/*"],
+    "Look and serve": ["stagewise/*"],
     "Look it up": ["GLOSSARY", "*"],
 }
 

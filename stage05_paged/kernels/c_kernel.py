@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .compiler import compile_kernel
+from ..support.compiler import compile_kernel
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MAX_HEAD_DIM = 256  # MAX_DIM in the source
@@ -20,13 +20,27 @@ def paged_attention(
     _, n_head, head_dim, block_size = k_cache.shape
     scaled = (query.float() / math.sqrt(head_dim)).contiguous()  # [num_tokens, n_head, head_dim]
     out = torch.empty_like(scaled)
-    tensors = (out, scaled, k_cache, v_cache, block_tables, query_start_loc, seq_lens)
-    pointers = map(Tensor.data_ptr, tensors)
+    indices = (block_tables, query_start_loc, seq_lens)
+    pointers = [address(tensor, torch.float32) for tensor in (out, scaled)]
+    pointers += [address(k_cache, *DTYPES), address(v_cache, k_cache.dtype)]
+    pointers += [address(tensor, torch.int64) for tensor in indices]
     sizes = (len(seq_lens), block_tables.shape[1], n_head, head_dim, block_size)
     arguments = (*pointers, *sizes, DTYPES[k_cache.dtype], torch.get_num_threads())
     if load_kernel()(*arguments):
         raise MemoryError("no memory for a step's attention")
     return out.to(query.dtype)
+
+
+def address(tensor: Tensor, *dtypes: torch.dtype) -> int:
+    """Where a tensor's numbers lie. C believes what it is told, so this is the last place to look: raises TypeError
+    unless they are of one of these types, without gaps, and on the CPU."""
+    if tensor.dtype not in dtypes or not tensor.is_contiguous() or not tensor.is_cpu:
+        wanted = " or ".join(map(str, dtypes))
+        raise TypeError(
+            f"the C kernels take contiguous tensors of {wanted} on the CPU, not one of {tensor.dtype} with strides "
+            f"{tensor.stride()} on {tensor.device}"
+        )
+    return tensor.data_ptr()
 
 
 @functools.cache

@@ -100,7 +100,7 @@ def paged_attention(
     # Which request a tile of queries belongs to, without asking the GPU for lengths, which would make it wait: request
     # i gets the tiles from query_start_loc[i] // ROWS + i on. They are enough; those left over find out and do nothing.
     num_tiles = num_tokens // ROWS + num_seqs
-    numbers = torch.arange(num_tiles, device=query.device)
+    numbers = torch.arange(num_tiles, dtype=torch.int64, device=query.device)
     first_tiles = query_start_loc[:-1] // ROWS + numbers[:num_seqs]
     requests = torch.searchsorted(first_tiles, numbers, right=True) - 1
     longest = table_width * block_size

@@ -8,7 +8,7 @@ from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int64, c_void
 import torch
 from torch import Tensor
 
-from .compiler import compile_kernel
+from ..support.compiler import compile_kernel
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # the formats of vectors.h
 SPLIT = 3
@@ -101,14 +101,15 @@ def paged_attention(
     query = query.contiguous()  # [num_tokens, n_head, head_dim]
     out = torch.empty_like(query, dtype=torch.float32)
     step = Step(
-        block_tables=block_tables.data_ptr(),
-        query_start_loc=query_start_loc.data_ptr(),
-        seq_lens=seq_lens.data_ptr(),
+        block_tables=address(block_tables, torch.int64),
+        query_start_loc=address(query_start_loc, torch.int64),
+        seq_lens=address(seq_lens, torch.int64),
         num_tokens=num_tokens,
         num_seqs=len(seq_lens),
         table_width=block_tables.shape[1],
     )
-    rows, queries = (Rows(t.data_ptr(), t.itemsize * n_head * head_dim, 0, DTYPES[t.dtype]) for t in (out, query))
+    width = n_head * head_dim
+    rows, queries = (Rows(address(t, *DTYPES), t.itemsize * width, 0, DTYPES[t.dtype]) for t in (out, query))
     cache = cache_struct(k_cache, v_cache)
     kind, threads = attention_kind(k_cache.dtype, products, tiles), torch.get_num_threads()
     load_kernel().paged_attention(rows, queries, cache, step, kind, threads)
@@ -117,8 +118,9 @@ def paged_attention(
 
 def argmax(logits: Tensor) -> Tensor:
     """The first of the largest of each row; -1 if that is no finite number. [n_rows, vocab_size] float32 -> [n_rows]"""
-    logits, best = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
-    load_kernel().argmax(best.data_ptr(), logits.data_ptr(), *logits.shape, torch.get_num_threads())
+    logits, best = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64, device="cpu")
+    pointers = address(best, torch.int64), address(logits, torch.float32)
+    load_kernel().argmax(*pointers, *logits.shape, torch.get_num_threads())
     return best
 
 
@@ -130,9 +132,10 @@ def attention_kind(dtype: torch.dtype, products: bool, tiles: bool) -> int:
     return KINDS[next(filter(has_kind, kinds), "fma_float32")][0]
 
 
-def cache_struct(k_cache: Tensor, v_cache: Tensor) -> Cache:
+def cache_struct(k_cache: Tensor, v_cache: Tensor) -> Structure:
     """Of one layer: [num_blocks, n_head, head_dim, block_size] and [num_blocks, n_head, block_size, head_dim]."""
-    return Cache(k_cache.data_ptr(), v_cache.data_ptr(), *k_cache.shape[1:], DTYPES[k_cache.dtype])
+    pointers = address(k_cache, *DTYPES), address(v_cache, k_cache.dtype)
+    return Cache(*pointers, *k_cache.shape[1:], DTYPES[k_cache.dtype])
 
 
 def pack(weight: Tensor, kind: str, room: Callable[[int], Tensor] | None = None) -> Tensor:
@@ -140,10 +143,23 @@ def pack(weight: Tensor, kind: str, room: Callable[[int], Tensor] | None = None)
     uint8 [num_bytes], in memory that `room` gives."""
     (out, in_), size = weight.shape, 4 if kind in ("fma_float32", "tiles_split") else 2
     num_bytes = round_up(out, 32) * round_up(in_, 32) * size
-    panels = room(num_bytes) if room else torch.empty(num_bytes, dtype=torch.uint8)
+    panels = room(num_bytes) if room else torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+    pointers = address(panels, torch.uint8), address(weight, *DTYPES, any_strides=True)
     sizes = (DTYPES[weight.dtype], *weight.stride(), out, in_, KINDS[kind][0])
-    load_kernel().pack(panels.data_ptr(), weight.data_ptr(), *sizes, torch.get_num_threads())
+    load_kernel().pack(*pointers, *sizes, torch.get_num_threads())
     return panels
+
+
+def address(tensor: Tensor, *dtypes: torch.dtype, any_strides: bool = False) -> int:
+    """Where a tensor's numbers lie. C believes what it is told, so this is the last place to look: raises TypeError
+    unless they are of one of these types, without gaps (where C is not told the strides), and on the CPU."""
+    if tensor.dtype not in dtypes or not (any_strides or tensor.is_contiguous()) or not tensor.is_cpu:
+        wanted = " or ".join(map(str, dtypes))
+        raise TypeError(
+            f"the C kernels take contiguous tensors of {wanted} on the CPU, not one of {tensor.dtype} with strides "
+            f"{tensor.stride()} on {tensor.device}"
+        )
+    return tensor.data_ptr()
 
 
 def round_up(n: int, to: int) -> int:
@@ -171,7 +187,7 @@ def load_kernel() -> ctypes.CDLL:
         setattr(library, name, function)
     library.forward.argtypes, library.has_kind.argtypes = FORWARD, [c_int]
     for function in (library.forward, library.paged_attention):  # those that need memory of their own
-        function.restype, function.errcheck = c_int, check_memory
+        function.restype, function.errcheck = c_int, check_memory  # pyright: ignore[reportAttributeAccessIssue]
     return library
 
 

@@ -115,7 +115,7 @@ def make_page(tmp_path_factory):
     def make(name, *traces):
         paths = [made_traces.write(directory / f"{name}{i}.jsonl", *trace) for i, trace in enumerate(traces)]
         page = directory / f"{name}.html"
-        command = [sys.executable, "-m", "replay", *paths, "-o", page]
+        command = [sys.executable, "-m", "stagewise.replay", *paths, "-o", page]
         subprocess.run(command, cwd=ROOT, check=True)
         return page, paths
 

@@ -8,9 +8,9 @@ import urllib.request
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from replay.state import snapshot, states
-from replay.trace import Trace, check_header, check_step
-from serving.clients.server import server
+from stagewise.replay.state import snapshot, states
+from stagewise.replay.trace import Trace, check_header, check_step
+from stagewise.serving.clients.server import server
 from tests.browser.conftest import Browser
 from tests.browser.test_page import AXE
 
@@ -68,7 +68,8 @@ def test_it_says_what_to_do_and_answers(page, url):
     until(page, "shown && shown.replays[0].steps.length >= 30")
     until(page, DONE)
     body = {"model": "tinytales", "prompt": "There was once a shy bear", "max_tokens": 30, "temperature": 0}
-    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request) as response:
         text = json.load(response)["choices"][0]["text"]
     assert page("return document.getElementById('answers').textContent") == "There was once a shy bear" + text

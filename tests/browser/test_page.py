@@ -1,4 +1,4 @@
-"""What the page of a run shows, held against the states in Python (replay/state.py), and how it can be used."""
+"""What the page of a run shows, held against the states in Python (stagewise/replay/state.py), and its use."""
 
 import json
 import random
@@ -7,8 +7,8 @@ import time
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from replay.state import name, snapshot, states
-from replay.trace import read_trace
+from stagewise.replay.state import name, snapshot, states
+from stagewise.replay.trace import read_trace
 from tests import made_traces
 from tests.browser.conftest import ROOT
 from tests.test_replay import MADE

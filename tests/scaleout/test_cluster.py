@@ -192,7 +192,10 @@ def test_shards(tmp_path, whole, monkeypatch):
     """A directory as output: a file for every so many lines, each with its manifest."""
     source, expected = whole
     (tmp_path / "out").mkdir()
-    code = "import scaleout.driver as d, scaleout.cli as c, sys; d.LINES_PER_SHARD = 120; sys.exit(c.main('stage05'))"
+    code = (
+        "import stagewise.scaleout.driver as d; from stagewise.__main__ import run_stage; "
+        "d.LINES_PER_SHARD = 120; run_stage(5)"
+    )
     arguments = [sys.executable, "-c", code, *on_ray(source, tmp_path / "out")[3:]]
     run(arguments)
     parts = sorted((tmp_path / "out").glob("part-*.jsonl"))

@@ -1,0 +1,334 @@
+"""One rude client, and how long another one waits for its tokens because of it.
+
+    python -m bench.rude --json bench/results/rude.json       # some seven minutes
+    python -m bench.rude --seconds 4 --rounds 1 --kinds completions,idle
+
+A good client asks for 8 tokens again and again, beside a rude one, and beside a polite one that has as many tokens
+made: it keeps as many single streams open as the rude one gets places in the batch, or does nothing where the rude one
+gets no tokens; beside the one who gives up it asks for as many prompts, and one token each. Both take turns, on one
+server of stage 6 with GPT-2's sizes and random weights, which may open 1,024 files. The table says the median and the
+p99 of the good client's waits for a first token (TTFT) and between two (ITL), beside either, and the ratios of the p99.
+"""
+
+import argparse
+import contextlib
+import http.client
+import json
+import multiprocessing
+import random
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stagewise.serving.clients.server import server
+
+NAME, PLACES = "served", 8
+TOKENS, LONGEST = 8, 1000  # of the good client's requests, and of the others'
+FILES = 1024  # that the server may open, as is usual
+HEADERS = {"Content-Type": "application/json"}
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+)
+
+
+def packed(**fields) -> bytes:
+    """A request, whole."""
+    body = json.dumps({"model": NAME, "ignore_eos": True, **fields}).encode()
+    return HEAD % len(body) + body
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=120)
+
+
+def read_until_closed(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while one.recv(2**16):
+            pass
+
+
+def again_and_again(port: int, number: int, request: bytes) -> None:
+    """So many connections, each with one such request after the other; all that comes is read."""
+
+    def run() -> None:
+        while True:
+            with contextlib.suppress(OSError), connect(port) as one:
+                one.sendall(request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
+                read_until_closed(one)
+            time.sleep(0.01)
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def streams(port: int, number: int = PLACES - 1) -> None:
+    again_and_again(port, number, packed(prompt=[1, 2, 3], max_tokens=LONGEST, stream=True))
+
+
+def prompts_alone(port: int) -> None:
+    """Requests of 64 tokens for one: what is computed of those that are given up."""
+    again_and_again(port, PLACES - 1, packed(prompt=list(range(64)), max_tokens=1, stream=True))
+
+
+def nothing(port: int) -> None:
+    time.sleep(10**6)
+
+
+def completions(port: int) -> None:
+    again_and_again(port, 2, packed(prompt=[1, 2, 3], n=1024, max_tokens=LONGEST, stream=True))
+
+
+def prompts(port: int) -> None:
+    again_and_again(port, 2, packed(prompt=[[i, i + 1, i + 2] for i in range(1024)], max_tokens=LONGEST, stream=True))
+
+
+def stop_texts(port: int) -> None:
+    stop = [f"{i:04}" * 256 for i in range(64)]
+    again_and_again(port, PLACES - 1, packed(prompt=[1, 2, 3], max_tokens=LONGEST, stream=True, stop=stop))
+
+
+def stop_token_ids(port: int) -> None:
+    more = {"stop_token_ids": list(range(1024)), "min_tokens": LONGEST - 1}
+    again_and_again(port, PLACES - 1, packed(prompt=[1, 2, 3], max_tokens=LONGEST, stream=True, **more))
+
+
+def large_bodies(port: int) -> None:
+    """Eight times two million lists, 8 MB of text, and the most that is parsed, all of them refused in the end."""
+    kinds = [
+        b'{"prompt": [' + b"[1]," * 2_000_000 + b"[1]]}",
+        b'{"model": "served", "prompt": "' + b"a " * 4_000_000 + b'"}',
+    ]
+    kinds.append(b'{"model": "served", "prompt": [' + b"[1]," * 120_000 + b"[1]]}")
+    threads = [
+        threading.Thread(target=again_and_again, args=(port, 1, HEAD % len(body) + body), daemon=True)
+        for body in (kinds * 3)[:8]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def words(port: int) -> None:
+    """Thirty times as many tokens to cut as a body of 64 kB holds."""
+    text = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz     ", k=60_000))
+    body = json.dumps({"prompt": text}).encode()
+    again_and_again(port, 30, HEAD.replace(b"/v1/completions", b"/tokenize") % len(body) + body)
+
+
+def half_bodies(port: int) -> None:
+    """Each says that it is 8 MB, and stops after the first four; a refused one comes again."""
+    held: list[socket.socket | None] = [None] * 40
+    while True:
+        for i, one in enumerate(held):
+            if one is None or select.select([one], [], [], 0)[0]:  # it is refused, or closed
+                with contextlib.suppress(OSError):
+                    held[i] = new = connect(port)
+                    new.sendall(HEAD % (8 * 2**20) + b" " * (4 * 2**20))
+        time.sleep(0.1)
+
+
+def may_open(num_files: int) -> int:
+    """Let this process, and those that it starts, open so many files; how many it was before."""
+    import resource  # which only POSIX has; others read the results too
+
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, most))
+    return before
+
+
+def idle(port: int) -> None:
+    """1,100 connections that say nothing, half a header or half a body; those that are closed come again."""
+    may_open(2 * FILES)
+    begun = [b"", b"GET /health HTTP/1.1\r\nHo", HEAD % 99 + b"{"]
+    held: list[socket.socket] = []
+    while True:
+        for i in range(1100):
+            with contextlib.suppress(OSError):
+                one = connect(port)
+                one.sendall(begun[i % 3])
+                held.append(one)
+                if len(held) > 1100:
+                    held.pop(0).close()
+        time.sleep(1)
+
+
+def slow_readers(port: int) -> None:
+    request = packed(prompt=[1, 2, 3], max_tokens=LONGEST, stream=True, logprobs=20)
+    held = []
+    for _ in range(PLACES - 1):
+        held.append(connect(port))
+        held[-1].sendall(request)
+    time.sleep(10**6)
+
+
+def aborts(port: int) -> None:
+    """A request that is given up when its answer begins, again and again."""
+    request = packed(prompt=list(range(64)), n=PLACES - 1, max_tokens=LONGEST, stream=True)
+    while True:
+        with connect(port) as one:
+            one.sendall(request)
+            one.recv(1000)
+
+
+# What it is called, who it is, and the polite client beside which it is measured.
+KINDS: dict[str, tuple[str, Callable, Callable]] = {
+    "completions": ("2 requests for 1,024 completions of 1,000 tokens", completions, streams),
+    "prompts": ("2 requests of 1,024 prompts, 1,000 tokens each", prompts, streams),
+    "stops": ("7 streams with 64 stop texts of 1,024 characters", stop_texts, streams),
+    "ids": ("7 streams with 1,024 stop_token_ids and min_tokens", stop_token_ids, streams),
+    "bodies": ("8 bodies of 8 MB at a time", large_bodies, nothing),
+    "words": ("30 connections that ask for the tokens of 60 kB", words, nothing),
+    "halves": ("40 bodies of 8 MB that stop in the middle", half_bodies, nothing),
+    "idle": ("1,100 idle and half-sent connections", idle, nothing),
+    "readers": ("7 streams that nobody reads", slow_readers, streams),
+    "aborts": ("7 completions given up as soon as the answer begins, again and again", aborts, prompts_alone),
+}
+
+
+def waits(port: int, seconds: float, seed: int) -> dict[str, list[float]]:
+    """A good client's waits, in milliseconds: for first tokens, and between tokens."""
+    rng, until = random.Random(seed), time.monotonic() + seconds
+    found: dict[str, list[float]] = {"ttft": [], "itl": []}
+    while time.monotonic() < until:
+        body = {"model": NAME, "prompt": rng.choices(range(50000), k=32), "max_tokens": TOKENS, "ignore_eos": True}
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+        last = time.perf_counter()
+        connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}), HEADERS)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise RuntimeError(f"the good client got {response.status}: {response.read()[:200]!r}")
+        times = []
+        for line in response:
+            if line.startswith(b"data: {"):
+                now = time.perf_counter()
+                times.append(1e3 * (now - last))
+                last = now
+        if len(times) != TOKENS:
+            raise RuntimeError(f"the good client got {len(times)} of its {TOKENS} tokens")
+        found["ttft"].append(times[0])
+        found["itl"] += times[1:]
+        connection.close()
+        time.sleep(0.05)
+    return found
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def begin(client: Callable, port: int, begun: Any) -> None:
+    begun.set()
+    client(port)
+
+
+def beside(client: Callable, port: int, seconds: float, seed: int) -> dict[str, list[float]]:
+    """The good client's waits beside this one, a process of its own, which has begun two seconds before."""
+    context = multiprocessing.get_context("spawn")
+    begun = context.Event()
+    process = context.Process(target=begin, args=(client, port, begun), daemon=True)
+    process.start()
+    try:
+        if not begun.wait(60):
+            raise RuntimeError(f"{client.__name__} has not begun within a minute")
+        time.sleep(2)
+        found = waits(port, seconds, seed)
+        if not process.is_alive():
+            raise RuntimeError(f"{client.__name__} ended before the good client")
+        return found
+    finally:
+        process.kill()
+        process.join()
+        time.sleep(1)  # until what it asked for is aborted
+
+
+def measure(kinds: list[str], seconds: float, rounds: int) -> list[dict]:
+    runs, before = [], may_open(FILES)
+    options = ["--model", "gpt2", "--load-format", "dummy", "--served-model-name", NAME, "--max-num-seqs", PLACES]
+    with server("--stage", "6", *options, "--quiet") as (url, _):
+        may_open(before)
+        port = int(url.rpartition(":")[2])
+        waits(port, 2, 0)  # to warm up
+        for name in kinds:
+            what, rude, polite = KINDS[name]
+            found = {who: {"ttft": [], "itl": []} for who in ("polite", "rude")}
+            for i in range(rounds):
+                for who, client in (("polite", polite), ("rude", rude)):
+                    for key, values in beside(client, port, seconds, i).items():
+                        found[who][key] += values
+            run = {"kind": name, "what": what, "requests": {who: len(found[who]["ttft"]) for who in found}}
+            for key in ("ttft", "itl"):
+                run[key] = {who: {p: percentile(found[who][key], p / 100) for p in (50, 99)} for who in found}
+                run[key]["ratio"] = run[key]["rude"][99] / run[key]["polite"][99]
+            runs.append(run)
+            print(line(run), flush=True)
+    return runs
+
+
+HEADER = (
+    "| beside | TTFT p50, p99 beside the polite | beside the rude | ratio of p99 "
+    "| ITL p50, p99 beside the polite | beside the rude | ratio of p99 |\n| --- |" + " ---: |" * 6
+)
+
+
+def line(run: dict) -> str:
+    cells = [run["what"]]
+    for key in ("ttft", "itl"):
+        for who in ("polite", "rude"):
+            median, most = run[key][who].values()
+            cells.append(f"{median:,.0f}, {most:,.0f} ms")
+        cells.append(f"{run[key]['ratio']:.2f}")
+    return f"| {' | '.join(cells)} |"
+
+
+def table(result: dict) -> str:
+    at, runs = result["machine"], result["runs"]
+    rows = "\n".join(map(line, runs))
+    requests = [number for run in runs for number in run["requests"].values()]
+    return (
+        f"{HEADER}\n{rows}\n\nFrom {min(requests)} to {max(requests)} requests of {TOKENS} tokens beside each; GPT-2's "
+        f"sizes with random weights, stage 6, at most {PLACES} at once, at most {FILES:,} open files; {at['device']}, "
+        f"{at['cores']} cores, which the clients and other programs share. `{result['command']}`"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    import torch  # here, and these: the clients are processes that import this module
+
+    from bench.machine import describe
+    from bench.report import check_outputs
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS), help=", ".join(KINDS))
+    parser.add_argument("--seconds", type=float, default=6, help="beside each, a round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, help="of taking turns (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args(argv)
+    try:
+        if wrong := sorted(set(args.kinds) - set(KINDS)):
+            raise ValueError(f"--kinds are some of {','.join(KINDS)}, got {wrong[0]!r}")
+        check_outputs({"--json": args.json}, {})
+    except ValueError as error:
+        print(f"bench.rude: error: {error}", file=sys.stderr)
+        return 2
+    print(HEADER, flush=True)
+    runs = measure(args.kinds, args.seconds, args.rounds)
+    command = f"python -m bench.rude --kinds {','.join(args.kinds)} --seconds {args.seconds:g} --rounds {args.rounds}"
+    if args.kinds == list(KINDS):
+        command = command.replace(f" --kinds {','.join(KINDS)}", "")
+    result = {"command": command, "machine": describe(torch.device("cpu")), "runs": runs}
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

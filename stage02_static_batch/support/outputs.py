@@ -1,0 +1,130 @@
+"""What the engine gives back: results and stream events. They are made from a request, whose class is request.py's."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """A token's log-probability under the model's raw logits, and its place among all tokens (1 is the most likely)."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Moments in the life of a request, in seconds of `time.perf_counter`."""
+
+    arrival_time: float
+    first_token_time: float
+    finished_time: float
+
+    @property
+    def ttft(self) -> float:
+        """Time to first token, in seconds, from the arrival."""
+        return self.first_token_time - self.arrival_time
+
+    @property
+    def e2e(self) -> float:
+        """End to end: seconds from the arrival to the last token."""
+        return self.finished_time - self.arrival_time
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """A completion.
+
+    Attributes:
+        index: which completion of its request.
+        text: the generated text, without the end token and without the stop text that ended it.
+        token_ids: the generated tokens, with the one that ended it.
+        cumulative_logprob: the sum of the chosen tokens' log-probabilities; None unless logprobs were asked for.
+        logprobs: for each generated token, token id -> Logprob of the chosen and of the most likely tokens; or None.
+        finish_reason: "stop" (the end token, a stop text, a stop token) or "length".
+        stop_reason: the stop text or the stop token id that ended it; None for the end token and for other reasons.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+    @classmethod
+    def of(cls, request: Any, index: int = 0) -> "CompletionOutput":
+        asked = request.params.logprobs is not None
+        chosen = zip(request.output_token_ids, request.logprobs, strict=False)
+        return cls(
+            index=index,
+            text=request.text.text,
+            token_ids=list(request.output_token_ids),
+            cumulative_logprob=sum((entry[i].logprob for i, entry in chosen), 0.0) if asked else None,
+            logprobs=list(request.logprobs) if asked else None,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+        )
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """The result of one request. `prompt` is None if the prompt was given as token ids."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+
+    @classmethod
+    def of(cls, request: Any) -> "RequestOutput":
+        """The result so far; `finished` says if it is the whole one."""
+        times = request.token_times or [0.0]
+        metrics = RequestMetrics(request.arrival_time, times[0], times[-1])
+        outputs = [CompletionOutput.of(request)]
+        return cls(request.request_id, request.prompt, request.prompt_token_ids, outputs, request.finished, metrics)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain values, ready for JSON."""
+        metrics: dict[str, Any] = {"ttft": self.metrics.ttft, "e2e": self.metrics.e2e}
+        return {**asdict(self), "metrics": metrics}
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """News of a stream: what one step added to the completion of prompt `index`.
+
+    `text` may be empty (half a character, or a possible beginning of a stop text, is held back). `finish_reason` is
+    None until the last event of the index; `stop_reason` then says which stop text or token it was. `logprobs` are
+    those of `token_ids`, if asked for. The counts of tokens are so far.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+
+    @classmethod
+    def take(cls, request: Any, index: int) -> "StreamEvent":
+        """What is new since the last call, of prompt `index`. Text that may be part of a stop text is held back."""
+        (begin, start, _), text = request.told, request.text.text
+        end = len(text) if request.finished else request.text.num_certain
+        request.told = len(request.output_token_ids), end, request.finished
+        return cls(
+            index,
+            text[start:end],
+            request.output_token_ids[begin:],
+            request.finish_reason,
+            stop_reason=request.stop_reason,
+            logprobs=request.logprobs[begin:] if request.params.logprobs is not None else None,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_output_tokens=len(request.output_token_ids),
+        )

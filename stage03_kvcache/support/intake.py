@@ -1,0 +1,90 @@
+"""From prompts and sampling parameters to requests: what comes in is checked here, before anything is computed."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from numbers import Integral
+from typing import Any
+
+from .philox import derive_seed
+from .sampling_params import SamplingParams
+from .turn import Turn
+
+Prompts = str | Sequence[str | list[int]]  # texts or lists of token ids; a single text is one prompt
+Params = SamplingParams | Sequence[SamplingParams]  # one for all prompts, or one per prompt
+
+
+class Intake:
+    """Makes the requests of an engine. What is wrong with them is a ValueError that names it and the limit; where the
+    engine can't run at all, that is a RuntimeError.
+
+    Args:
+        engine: has the tokenizer, the sizes, and `check_fits`.
+        make_request: the class of its requests.
+        turn: whose turn it is to run the engine.
+    """
+
+    def __init__(self, engine: Any, make_request: Callable[..., Any], turn: Turn):
+        self.engine, self.make_request, self.turn = engine, make_request, turn
+        self._numbers = itertools.count()  # of requests
+
+    def requests(self, prompts: Prompts, sampling_params: Params | None) -> list[Any]:
+        """One request per prompt, all of them checked, for steps to follow; an error names the prompt's index."""
+        self.turn.check()
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        params = SamplingParams() if sampling_params is None else sampling_params
+        params = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(params) != len(prompts):
+            raise ValueError(
+                f"got {len(prompts)} prompts but {len(params)} sampling_params; give one, or one per prompt"
+            )
+        requests = []
+        for i, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                requests.append(self.request(prompt, p))
+            except ValueError as error:
+                raise ValueError(f"prompt {i}: {error}") from None
+        return requests
+
+    def request(self, prompt: str | list[int], params: SamplingParams, number: int | None = None) -> Any:
+        """A checked request. Its number, None takes the next one, is its id, and seeds its draws if it has no seed."""
+        self.turn.check_process()
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
+        token_ids = self._token_ids(prompt)
+        self._check(token_ids, params)
+        number = next(self._numbers) if number is None else number
+        request = self.make_request(
+            request_id=str(number),
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=token_ids,
+            params=params,
+            seed=derive_seed(self.engine.config.seed, number) if params.seed is None else params.seed,
+            max_length=self.engine.max_model_len,
+            tokenizer=self.engine.tokenizer,
+            eos_token_ids=self.engine.model_config.eos_token_ids,
+        )
+        self.engine.check_fits(request)
+        return request
+
+    def _token_ids(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.engine.tokenizer.encode(prompt)
+        if not isinstance(prompt, list | tuple) or any(
+            not isinstance(t, Integral) or isinstance(t, bool) for t in prompt
+        ):
+            raise ValueError(f"a prompt is a text or a list of token ids, got {prompt!r:.80}")
+        if not prompt:
+            raise ValueError("an empty list of token ids; to start from nothing, give the empty text ''")
+        return [int(t) for t in prompt]
+
+    def _check(self, token_ids: list[int], params: SamplingParams) -> None:
+        """Whether the model has these tokens, and can do what the parameters ask for."""
+        vocab_size, eos_token_ids = self.engine.model_config.vocab_size, self.engine.model_config.eos_token_ids
+        for kind, ids in (("token", token_ids), ("stop_token_ids", params.stop_token_ids)):
+            if bad := [t for t in ids if not 0 <= t < vocab_size]:
+                raise ValueError(f"{kind} {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
+        if params.logprobs is not None and params.logprobs > vocab_size:
+            raise ValueError(f"logprobs {params.logprobs} is over the model's vocabulary of {vocab_size} tokens")
+        ending = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+        if params.min_tokens and len(ending) == vocab_size:
+            raise ValueError("min_tokens leaves nothing to choose: every token of the vocabulary is a stop token")

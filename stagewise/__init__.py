@@ -1,0 +1,1 @@
+"""What surrounds the engines, once for all of them: the command line, batch runs, traces, replay, serving, clusters."""

@@ -1,0 +1,80 @@
+"""The command `stagewise`, and `python -m stagewise`. What a command needs is imported when it runs."""
+
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+COMMANDS = {
+    "run": "complete prompts with an engine: stagewise run --stage 6 --prompts 'Once upon a time'",
+    "batch": "complete the lines of a file: stagewise batch --input IN.jsonl --output OUT.jsonl",
+    "serve": "serve an engine with OpenAI's HTTP interface",
+    "replay": "make a page of traces, which shows a run step by step",
+    "score": "score the results of a batch run against reference answers",
+    "push": "put the results of a batch run on the Hub",
+    "bench": "measure the stages side by side",
+}
+
+
+def run(command: str, argv: list[str], prog: str) -> int:
+    """Run a command; returns the exit status."""
+    if command == "serve":
+        from .serving.__main__ import main
+    elif command == "replay":
+        from .replay.__main__ import main
+    elif command == "score":
+        from .score import main
+    elif command == "push":
+        from .push import main
+    elif command == "bench":
+        try:
+            from bench.throughput import main
+        except ModuleNotFoundError as error:
+            if error.name not in ("bench", "bench.throughput"):
+                raise
+            print(f"{prog}: error: the benchmarks are not installed: run this in a checkout", file=sys.stderr)
+            return 2
+        return main(argv)
+    else:
+        from .cli import main as of_stage
+        from .cli import pick_stage
+
+        if command == "batch" and not any(flag.split("=")[0] in ("--input", "-h", "--help") for flag in argv):
+            print(f"{prog}: error: give --input and --output", file=sys.stderr)
+            return 2
+        return of_stage(pick_stage(argv), argv, prog, picks_stage=True)
+    return main(argv, prog)
+
+
+def run_stage(number: int) -> NoReturn:
+    """`python -m stage03`: the command line of stage 3."""
+    try:
+        from .cli import main
+        from .stages import STAGES
+
+        status = main(STAGES[number], sys.argv[1:], f"python -m stage{number:02}")
+    except KeyboardInterrupt:  # while torch is being loaded, which takes a second
+        status = 130
+    sys.exit(status)
+
+
+def main() -> NoReturn:
+    prog = "python -m stagewise" if Path(sys.argv[0]).name == "__main__.py" else "stagewise"
+    command, *argv = sys.argv[1:] or ["--help"]
+    if command in ("-h", "--help"):
+        print(f"usage: {prog} COMMAND ...\n")
+        for name, help in COMMANDS.items():
+            print(f"  {name:8}{help}")
+        print(f"\n{prog} COMMAND --help says what a command takes.")
+        sys.exit(0)
+    if command not in COMMANDS:
+        print(f"{prog}: error: there is no command {command!r}: {', '.join(COMMANDS)}", file=sys.stderr)
+        sys.exit(2)
+    try:
+        status = run(command, argv, f"{prog} {command}")
+    except KeyboardInterrupt:
+        status = 130
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

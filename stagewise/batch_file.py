@@ -1,0 +1,438 @@
+"""Run a file of prompts, for evaluation on a dataset: a line of JSON in, a line of JSON out.
+
+An input line has `prompt` (a text) or `prompt_token_ids`, maybe an `id` (a text or whole number; default: "line-7"),
+maybe `sampling` (fields of SamplingParams, over those of the command line), maybe `priority` (under that policy), and
+any other fields, a reference answer say, which are carried through. A result line is the input's fields and `text`,
+`token_ids`, `finish_reason`, `stop_reason`, with `cumulative_logprob`, `logprobs` and `prompt_logprobs` if asked for;
+with n > 1 a list of n such objects in `outputs`; or, for a line that is wrong, `error`.
+
+From stage 4 on a line with `"score": true` is scored instead: how likely is its `continuation`, or each of its
+`choices`, behind the prompt? Without either, how likely is the prompt as a text? Its result has `scores`, a list of
+objects with `logprob`, `num_tokens`, `is_greedy` and, for texts, `num_bytes`; and, of choices, the likeliest one's
+number, `choice`.
+
+OpenAI's batch lines are taken too, and answered as OpenAI does (see openai_lines.py).
+
+Lines are written in the order in which they are done. A line's answer depends on the line, its number and the settings
+alone, so a run that was killed and resumed ends with the same lines as one that was not: to the byte, if no sum's
+rounding depends on what else is in its forward pass. Torch's does, in stages 2 to 5: there log-probabilities may differ
+in their last digits, and at a near-tie the token. (Answers to OpenAI's lines also say when they were made.) The
+settings are beside the output, in a manifest (manifest.py): resume with the same.
+
+A number that JSON has no form for, an infinity or NaN, is null in the output, whether the input or the model had it.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    import msvcrt
+
+    fcntl = None
+
+from tqdm import tqdm
+
+from .console import naming
+from .dataset import HUB, Dataset, check_dataset, read_dataset
+from .manifest import begin, describe_run, resume
+from .openai_lines import answer, answer_id, is_request, refusal, to_line
+from .stages import Stage, setup_of
+from .strict_json import to_json
+
+SYNC_SECONDS = 5  # how much work a machine that fails may lose; a process that is killed loses none
+SCORE_FIELDS = ("scores", "choice")  # of lines that are scored
+RESULT_FIELDS = (
+    "text",
+    "token_ids",
+    "finish_reason",
+    "stop_reason",
+    "cumulative_logprob",
+    "logprobs",
+    "error",
+    "outputs",
+    "scores",
+    "choice",
+    "prompt_logprobs",
+)
+
+
+@dataclass
+class Line:
+    """An input line: its id, its fields as they were, and what to run, or what is wrong with it.
+
+    Attributes:
+        prompts: of a line that is scored the pairs, else one prompt.
+        params: SamplingParams of the stage.
+        is_openai: it is a request of OpenAI's batch interface.
+    """
+
+    id: str | int | None
+    fields: dict
+    prompts: list = field(default_factory=list)
+    params: Any = None
+    priority: Any = 0
+    error: str | None = None
+    is_scored: bool = False
+    is_openai: bool = False
+
+    def refusal(self) -> dict:
+        """What is written of a line that is wrong."""
+        if self.is_openai:
+            return refusal(self.fields, self.error)
+        return {**self.fields, "id": self.id, "error": self.error}
+
+    def begin(self) -> str:
+        """What its result begins with, as JSON."""
+        if self.error:
+            return to_json(self.refusal())
+        carried = {"id": answer_id(self.fields)} if self.is_openai else {**self.fields, "id": self.id}
+        return to_json(carried).removesuffix("}")
+
+
+Job = tuple[int, Line]  # a line, behind its place in the input
+Answer = tuple[int, bytes, bool]  # of a line's place: its result, as JSON, and whether that is an error
+Counts = tuple[int, int]  # how many lines an output has, and how many of them are errors
+
+
+def open_output(source: str, output_path: Path, resume: bool) -> FileIO:
+    """The output, locked as long as it is open. Cheap: called before the model is loaded.
+
+    Raises:
+        ValueError: a run would destroy something, or another run is writing to this output.
+    """
+    check_dataset(source)
+    if not output_path.parent.is_dir():
+        raise ValueError(f"--output {output_path}: there is no directory {output_path.parent}")
+    if output_path.exists():
+        if not source.startswith(HUB) and output_path.samefile(source):
+            raise ValueError(f"--output {output_path} is the input file")
+        if not output_path.is_file():
+            raise ValueError(f"--output {output_path} is not a regular file")
+    file = output_path.open("a+b", buffering=0)
+    try:
+        lock(file)
+        if not resume and os.fstat(file.fileno()).st_size:
+            raise ValueError(f"--output {output_path} exists: add --resume to continue it, or remove it")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def lock(file: FileIO) -> None:
+    """Keep other runs off this file until it is closed: two on one file would answer every line twice."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            file.seek(1 << 62)  # Windows locks bytes, also from reading: one that is not there
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # pyright: ignore[reportAttributeAccessIssue]
+    except (BlockingIOError, PermissionError):
+        raise ValueError(f"--output {file.name}: another run is writing to this file") from None
+    except OSError as error:
+        raise ValueError(f"--output {file.name} can't be locked: {error.strerror}") from None
+
+
+def append(file: FileIO, result: bytes) -> None:
+    """Write a line. It is there when this returns, whatever becomes of this process."""
+    rest = result + b"\n"
+    with naming(file.name):
+        while rest:
+            rest = rest[file.write(rest) :]
+
+
+def sync(file: FileIO) -> None:
+    """Have the system put what was written on the disk, where it is whatever becomes of the machine."""
+    with naming(file.name):
+        os.fsync(file.fileno())
+
+
+class LineReader:
+    """Makes of the lines of an input what an engine is to run.
+
+    Args:
+        config: the engine's EngineConfig.
+        defaults: the SamplingParams of the command line.
+        validate: that of LLM; None where there is no engine, and somebody else checks.
+    """
+
+    def __init__(self, stage: Stage, config: Any, defaults: Any, validate: Callable | None = None):
+        self.stage, self.config, self.defaults, self.validate = stage, config, defaults, validate
+        self._names = {field.name for field in fields(defaults)}
+
+    def read_lines(self, dataset: Dataset) -> list[Line]:
+        """The lines of the input, those that are wrong with what is wrong."""
+        lines = [(number, self.read_line(raw, number)) for number, raw in dataset.rows]
+        given = {line.id for _, line in lines if line.id is not None}
+        taken = set()
+        for number, line in lines:
+            if line.id in taken:
+                line.error, line.id = f"line {number}: the id {line.id!r:.80} stands on an earlier line too", None
+                line.is_openai = False  # a custom_id that is not its own names no answer
+            if line.id is None:  # named by its number, and told apart from ids that only look like it
+                line.id = f"line-{number}"
+                while line.id in given:
+                    line.id += "+"
+            taken.add(line.id)
+        return [line for _, line in lines]
+
+    def read_line(self, raw: bytes, number: int) -> Line:
+        line = Line(id=None, fields={})
+        try:
+            values = json.loads(raw.decode("utf-8"))
+            if not isinstance(values, dict):
+                raise ValueError(f"a line is a JSON object, got {type(values).__name__}")
+            to_json(values)  # what is nested too deeply to be written again is an error too
+            line.fields = values
+            if is_request(values):
+                if not isinstance(values["custom_id"], str):
+                    raise ValueError(f"custom_id must be a text, got {values['custom_id']!r:.80}")
+                line.id, line.is_openai = values["custom_id"], True
+                values = to_line(values, self.config.model, self._names) | {"id": line.id}
+            if isinstance(values.get("id", ""), bool) or not isinstance(values.get("id", ""), str | int):
+                raise ValueError(f"id must be a text or a whole number, got {values['id']!r:.80}")
+            line.id = values.get("id")
+            others = () if values.get("score") is True else SCORE_FIELDS
+            if taken := [name for name in RESULT_FIELDS if name in values and name not in others]:
+                raise ValueError(f"the field {taken[0]!r} is the result's: rename it")
+            self._read_job(line, values)
+            # By the line, not by the engine's count of requests, which a resumed run starts anew.
+            if line.params.seed is None:
+                line.params = replace(line.params, seed=self.stage.derive_seed(self.config.seed, number))
+            if getattr(self.config, "policy", None) == "priority":
+                line.priority = values.get("priority", 0)
+            if self.validate is not None:
+                for prompt in line.prompts:
+                    self.validate(prompt, line.params, *([line.priority] if self.stage.has_priority else []))
+        except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+            line.error = f"line {number}: {error}"
+        return line
+
+    def _read_job(self, line: Line, values: dict) -> None:
+        """What a line asks for. Raises ValueError if that is not clear."""
+        if ("prompt" in values) == ("prompt_token_ids" in values):
+            raise ValueError("give either prompt or prompt_token_ids")
+        prompt = values["prompt"] if "prompt" in values else values["prompt_token_ids"]
+        if not isinstance(prompt, str if "prompt" in values else list):
+            raise ValueError("prompt must be a text, prompt_token_ids a list of token ids")
+        if values.get("score") is True:
+            line.prompts, line.params, line.is_scored = self._pairs(prompt, values), self.stage.SCORING, True
+            return
+        if {"choices", "continuation"} & values.keys() and not isinstance(values.get("score", False), bool):
+            raise ValueError(f"score must be true or false, got {values['score']!r:.80}")
+        line.prompts, line.params = [prompt], self._params(values.get("sampling", {}))
+
+    def _pairs(self, prompt: str | list[int], values: dict) -> list:
+        """What is to be scored of a line: continuations, each behind its prompt."""
+        if not self.stage.can_score:
+            raise ValueError(f"{self.stage.package} scores no lines: take a later stage")
+        pair = self.stage.Pair
+        if "sampling" in values:
+            raise ValueError("a line that is scored has no sampling: nothing is generated")
+        if "choices" in values and "continuation" in values:
+            raise ValueError("give either continuation or choices")
+        if "choices" in values:
+            if not isinstance(values["choices"], list) or not values["choices"]:
+                raise ValueError(f"choices must be a list that is not empty, got {values['choices']!r:.80}")
+            return [pair(prompt, choice) for choice in values["choices"]]
+        if "continuation" in values:
+            return [pair(prompt, values["continuation"])]
+        return [pair("", prompt) if isinstance(prompt, str) else pair(prompt[:1], prompt[1:])]
+
+    def _params(self, sampling: dict) -> Any:
+        """The parameters of a line. Raises ValueError for a field that SamplingParams does not have."""
+        if not isinstance(sampling, dict):
+            raise ValueError(f"sampling must be a JSON object, got {sampling!r:.80}")
+        if unknown := sorted(sampling.keys() - self._names):
+            raise ValueError(f"sampling has no field {unknown[0]!r:.80}")
+        return replace(self.defaults, **sampling)
+
+
+class BatchJob:
+    """The lines of an input, and the files where their results go: of a run on one machine, or on many.
+
+    Args:
+        run: what the answers depend on, see manifest.py.
+        files: of `open_output`.
+        lines_per_file: if there are several.
+
+    Raises:
+        ValueError: a file is of another run, or not of this input.
+    """
+
+    def __init__(self, lines: list[Line], run: dict, files: list[FileIO], lines_per_file: int = 0):
+        self.lines, self.files = lines, files
+        self._per_file = lines_per_file if len(files) > 1 else max(1, len(lines))
+        self._answered: dict[str | int, bool] = {}  # by id, with whether by an error
+        for i, file in enumerate(files):
+            part = {"part": i, "parts": len(files)} if len(files) > 1 else {}
+            (resume if os.fstat(file.fileno()).st_size else begin)(file.name, run | part)
+            own = lines[i * self._per_file : (i + 1) * self._per_file]
+            self._answered |= read_finished(file, {line.id: line for line in own})
+
+    def run(self, complete: Callable[[list[Job]], Iterable[Answer]], *, longest_first: bool, quiet: bool) -> Counts:
+        """Answer every line that the files do not answer yet; `complete` does so for those that are no errors.
+
+        Raises OSError: a file can't be written; what was written before is there.
+        """
+        todo = [(place, line) for place, line in enumerate(self.lines) if line.id not in self._answered]
+        good = [(place, line) for place, line in todo if not line.error]
+        if longest_first:  # all are known, so plan: a long output that begins last would run alone at the end
+            good.sort(key=lambda job: -job[1].params.max_tokens)
+        num_errors, synced = sum(self._answered.values()), time.monotonic()
+        bar = tqdm(total=len(self.lines), initial=len(self._answered), unit="line", disable=quiet)
+        with bar, contextlib.ExitStack() as ends:
+            for file in self.files:
+                ends.callback(sync, file)
+            for place, result, is_error in itertools.chain(refused(todo), complete(good) if good else ()):
+                append(self.files[place // self._per_file], result)
+                num_errors += is_error
+                if time.monotonic() > synced + SYNC_SECONDS:
+                    for file in self.files:
+                        sync(file)
+                    synced = time.monotonic()
+                bar.update()
+        return len(self.lines), num_errors
+
+
+def run_batch_file(stage: Stage, llm: Any, source: str, file: FileIO, defaults: Any, *, quiet: bool) -> Counts:
+    """Answer every line of the input that the output, a file of `open_output`, does not answer yet.
+
+    Raises:
+        ValueError: the output is of another run (see manifest.py), or not of this input.
+        OSError: a file can't be read or written; what was written before is there.
+    """
+    dataset, setup = read_dataset(source), setup_of(llm)
+    lines = LineReader(stage, setup.config, defaults, llm.validate).read_lines(dataset)
+    job = BatchJob(lines, describe_run(stage, setup, dataset, defaults), [file])
+    return job.run(lambda jobs: completed(stage, jobs, llm.as_completed), longest_first=stage.can_serve, quiet=quiet)
+
+
+def refused(jobs: list[Job]) -> Iterator[Answer]:
+    """The answers to lines that are wrong."""
+    return ((place, to_json(line.refusal()).encode(), True) for place, line in jobs if line.error)
+
+
+def completed(stage: Stage, jobs: list[Job], as_completed: Callable) -> Iterator[Answer]:
+    """The answers to lines that are not wrong, each as soon as the results of all its prompts are there.
+
+    as_completed: as that of LLM.
+    """
+    owners = [(number, i) for number, (_, line) in enumerate(jobs) for i in range(len(line.prompts))]
+    columns = [[line.prompts[i] for _, line in jobs for i in range(len(line.prompts))]]
+    columns.append([jobs[number][1].params for number, _ in owners])
+    if stage.has_priority:
+        columns.append([jobs[number][1].priority for number, _ in owners])
+    there: dict[int, dict[int, Any]] = defaultdict(dict)
+    for index, output in as_completed(*columns):
+        number, i = owners[index]
+        there[number][i] = output
+        place, line = jobs[number]
+        if len(there[number]) == len(line.prompts):
+            result = result_of(stage, line, [output for _, output in sorted(there.pop(number).items())])
+            yield place, to_json(result).encode(), is_error(result)
+
+
+def result_of(stage: Stage, line: Line, outputs: list) -> dict:
+    """The result line of an input line."""
+    if line.is_openai:
+        return answer(line.fields, outputs[0])
+    return {**line.fields, "id": line.id, **(scores_of(stage, line, outputs) if line.is_scored else texts_of(outputs))}
+
+
+def is_error(result: dict) -> bool:
+    return result.get("error") is not None
+
+
+def scores_of(stage: Stage, line: Line, outputs: list) -> dict:
+    """What the result of a line that is scored has beside the input's fields."""
+    try:
+        scores = [asdict(stage.score_of(output)) for output in outputs]
+    except RuntimeError as error:
+        return {"error": str(error)}
+    for score, pair in zip(scores, line.prompts, strict=True):
+        if isinstance(pair.continuation, str):
+            score["num_bytes"] = len(pair.continuation.encode())
+    best = max(range(len(scores)), key=lambda i: scores[i]["logprob"])
+    return {"scores": scores, "choice": best} if "choices" in line.fields else {"scores": scores}
+
+
+def texts_of(outputs: list) -> dict:
+    """What any other result has beside the input's fields."""
+    output = outputs[0].to_dict()
+    results = [select(completion) for completion in output["outputs"]]
+    scored = {"prompt_logprobs": output["prompt_logprobs"]} if output.get("prompt_logprobs") else {}
+    return (results[0] if len(results) == 1 else {"outputs": results}) | scored
+
+
+def select(completion: dict) -> dict:
+    """What a result line has of a completion."""
+    asked = [name for name in RESULT_FIELDS if completion.get(name) is not None or name == "stop_reason"]
+    return {name: completion[name] for name in asked}
+
+
+def read_finished(file: FileIO, lines: dict[Any, Line]) -> dict[str | int, bool]:
+    """The ids that the output answers already, each with whether by an error; a last line that was torn by a kill is
+    cut off.
+
+    Raises ValueError if the output is not one of this input's, and leaves it as it is: better no run than answers to
+    other questions.
+    """
+    finished, size = {}, 0
+    file.seek(0)
+    with naming(file.name), open(file.fileno(), "rb", closefd=False) as reader:
+        for number, raw in enumerate(reader, start=1):
+            if not raw.endswith(b"\n"):
+                if not any(begins(line, raw) for line in lines.values()):
+                    raise ValueError(
+                        f"--resume: {file.name}, what stands behind its last whole line is no result of this input"
+                    )
+                file.truncate(size)
+                break
+            try:
+                line, result = read_result(raw, lines)
+                if line.id in finished:
+                    raise ValueError(f"the id {line.id!r:.80} stands on an earlier line too")
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                reason = f"the input has no such id: {error!s:.80}" if isinstance(error, KeyError) else error
+                raise ValueError(
+                    f"--resume: {file.name}, line {number} is no result of this input ({reason})"
+                ) from None
+            finished[line.id] = is_error(result)
+            size += len(raw)
+    return finished
+
+
+def read_result(raw: bytes, lines: dict[str | int, Line]) -> tuple[Line, dict]:
+    """A line of the output, behind the input's line that it answers. Raises an error if it answers none."""
+    result = json.loads(raw.decode("utf-8"))
+    line = lines.get(result["id"]) or lines[result.get("custom_id", result["id"])]
+    if line.is_openai:
+        if result["id"] != answer_id(line.fields):
+            raise ValueError("the input's request of this custom_id is another")
+        return line, result
+    carried = {name: value for name, value in line.fields.items() if name not in ("id", *RESULT_FIELDS)}
+    if missing := [name for name in carried if name not in result]:
+        raise ValueError(f"it lacks the field {missing[0]!r:.80} of the input's line")
+    if to_json(carried) != to_json({name: result[name] for name in carried}):
+        raise ValueError("the input's line of this id has other fields")
+    if not {"text", "outputs", "scores", "error"} & result.keys():
+        raise ValueError("it has neither text nor outputs nor scores nor error")
+    return line, result
+
+
+def begins(line: Line, torn: bytes) -> bool:
+    """Whether these bytes can be the beginning of a line's result."""
+    start = line.begin().encode()
+    return torn.startswith(start) or start.startswith(torn)

@@ -1,0 +1,92 @@
+"""What a command needs of its surroundings: streams that may be closed or full, Ctrl-C, exit statuses."""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """As for any other error: one line, without the usage, which --help shows."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def prepare_streams() -> None:
+    """A text may hold any character, whatever the terminal or file takes; a stderr that is closed takes everything."""
+    if sys.stderr is None:  # what libraries write there goes nowhere
+        sys.stderr = open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def flush_streams() -> None:
+    """At the end: what a stream can't take is forgotten, or the interpreter would try again, and complain."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+    """Errors of a file that is open do not say which it is: say so."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def tell(message: str) -> None:
+    """A line on stderr. If nobody takes it, the exit status has to do."""
+    with contextlib.suppress(OSError):
+        print(message, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def one_interrupt() -> Iterator[None]:
+    """The first Ctrl-C ends what runs in this block. A second one must not cut short what the first has set off:
+    printing what is finished, writing the trace."""
+
+    def interrupt(*_) -> NoReturn:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, before)
+
+
+class Outcome:
+    """Ends of a run: `with outcome:` tells what ended the block in one line, and keeps the exit status.
+
+    status: 0 done, 1 the reader of stdout has gone (`| head`), 2 bad input, 130 interrupted.
+    """
+
+    def __init__(self, prog: str):
+        self.prog, self.status = prog, 0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _, error: BaseException | None, __) -> bool:
+        if isinstance(error, BrokenPipeError):
+            self.status = 1
+        elif isinstance(error, ValueError | OSError | MemoryError):
+            tell(f"{self.prog}: error: {' '.join(str(error).splitlines()) or type(error).__name__}")
+            self.status = 2
+        elif isinstance(error, KeyboardInterrupt):
+            tell("interrupted")
+            self.status = 130
+        else:
+            return False
+        return True

@@ -1,0 +1,97 @@
+"""What a batch run was: OUTPUT.run.json, written beside the output before its first line.
+
+It names everything that the answers depend on, so `--resume` can tell whether it continues the same run.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .console import naming
+from .dataset import Dataset
+from .stages import Setup, Stage
+
+NAMES = ("model", "input")  # where things are, which may change; what is in them is compared by its hash
+
+
+def manifest_path(output: str) -> Path:
+    return Path(f"{output}.run.json")
+
+
+def describe_run(stage: Stage, setup: Setup, dataset: Dataset, defaults: Any) -> dict:
+    """What a run's answers depend on."""
+    config = setup.config
+    return {
+        "version": version(),
+        "stage": stage.package,
+        "model": config.model,
+        "weights": hash_of_checkpoint(stage, setup.directory, config.model, config.load_format),
+        "dtype": setup.dtype,
+        "seed": config.seed,
+        "max_model_len": setup.max_model_len,
+        "sampling": json.loads(json.dumps(asdict(defaults))),
+        "input": dataset.name,
+        "input_sha256": dataset.sha256,
+    }
+
+
+def begin(output: str, run: dict) -> None:
+    """Write the manifest of a new run. Raises ValueError if it would replace what is no manifest."""
+    path = manifest_path(output)
+    if path.exists() and "input_sha256" not in read(path):
+        raise ValueError(f"{path} exists and is no manifest: remove it, or take another --output")
+    new = path.with_name(path.name + ".new")
+    with naming(new):
+        new.write_text(json.dumps(run, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(new, path)
+
+
+def resume(output: str, run: dict) -> None:
+    """Raise ValueError, naming what differs, unless the output is of a run like this one."""
+    path = manifest_path(output)
+    if not path.exists():
+        raise ValueError(f"--resume: there is no {path}, which says what run {output} is of")
+    before = read(path)
+    for name in (name for name in run if name not in NAMES):
+        a, b = before.get(name), run[name]
+        if isinstance(a, dict) and isinstance(b, dict):
+            for field in (field for field in b if a.get(field) != b[field]):
+                raise ValueError(f"--resume: {field} is {b[field]!r:.80} now, {path} says {a.get(field)!r:.80}")
+        elif a != b and isinstance(b, str) and len(b) >= 64:
+            raise ValueError(f"--resume: {name} differs from {path}: it is not what {output} was made with")
+        elif a != b:
+            raise ValueError(f"--resume: {name} is {b!r:.80} now, {path} says {a!r:.80}")
+
+
+def read(path: Path) -> dict:
+    """A manifest. Raises ValueError if it can't be one."""
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} can't be read as a manifest: {error}") from None
+    if not isinstance(run, dict):
+        raise ValueError(f"{path} can't be read as a manifest: it is no JSON object")
+    return run
+
+
+def hash_of_checkpoint(stage: Stage, directory: Path, model: str, load_format: str) -> str:
+    """A hash of all files that the model is read from."""
+    if load_format == "dummy":
+        return f"dummy weights of {model}"
+    total = hashlib.sha256()
+    for path in stage.checkpoint_files(directory):
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                total.update(part)
+    return f"sha256:{total.hexdigest()}"
+
+
+def version() -> str:
+    try:
+        return importlib.metadata.version("stagewise")
+    except importlib.metadata.PackageNotFoundError:  # run from a directory that is not installed
+        return "unknown"

@@ -1,0 +1,86 @@
+"""Lines of OpenAI's batch files, which `--input` takes beside its own: requests to /v1/completions, and their answers.
+
+A request is {"custom_id": …, "method": "POST", "url": "/v1/completions", "body": {"model": …, "prompt": …}}. The body
+may have the fields of SamplingParams and `priority`; what it leaves out is as on the command line. Its answer is
+{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}. Of a request that is wrong `response`
+is null, and `error` says what is wrong.
+
+What only a server does (chats, `echo`, log-probabilities in OpenAI's form) is refused by name.
+`python -m stagewise.serving.batch` does that too, but can't go on after a kill.
+"""
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+URL = "/v1/completions"
+IN_OTHER_FORM = {"logprobs", "prompt_logprobs"}  # fields of SamplingParams that OpenAI means otherwise
+
+
+def is_request(values: dict) -> bool:
+    """Whether a line is such a request, and none of our own that carries fields of these names."""
+    return {"custom_id", "body"} <= values.keys() and not {"prompt", "prompt_token_ids"} & values.keys()
+
+
+def to_line(request: dict, model: str, names: set[str]) -> dict:
+    """The same request in our own words. Raises ValueError for what is not answered here.
+
+    Args:
+        model: the one that runs, as `--model` names it.
+        names: of the fields of SamplingParams.
+    """
+    if unknown := sorted(request.keys() - {"custom_id", "method", "url", "body"}):
+        raise ValueError(f"a request has no field {unknown[0]!r:.80}")
+    if (request.get("method"), request.get("url")) != ("POST", URL):
+        raise ValueError(f"method must be 'POST', and url {URL!r}")
+    if not isinstance(request["body"], dict):
+        raise ValueError(f"body must be a JSON object, got {request['body']!r:.80}")
+    body = {name: value for name, value in request["body"].items() if value is not None}
+    asked, prompt = body.pop("model", None), body.pop("prompt", None)
+    if asked not in (model, Path(model).name):
+        raise ValueError(f"body.model must be {model!r}, which runs here, got {asked!r:.80}")
+    if not isinstance(prompt, str) and (not isinstance(prompt, list) or any(isinstance(i, str | list) for i in prompt)):
+        raise ValueError(f"body.prompt must be one text, or a list of token ids, got {prompt!r:.80}")
+    body.pop("user", None)  # it is for OpenAI's abuse detection; nothing is done with it here
+    line = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "sampling": {}}
+    ones = (("n", 1), ("best_of", body.get("n", 1)))  # as many as there are anyway
+    for name, value in body.items():
+        if name in names - IN_OTHER_FORM:
+            line["sampling"][name] = value
+        elif name == "priority":
+            line["priority"] = value
+        elif not asks_nothing(value) and not (type(value) is int and (name, value) in ones):
+            raise ValueError(f"body.{name:.80} is not answered here; maybe by python -m stagewise.serving.batch")
+    return line
+
+
+def asks_nothing(value: object) -> bool:
+    """Whether a field that is not known here says nothing either. 0 says something: `logprobs` 0, for example."""
+    return value is None or value is False or value in ("", [], {})
+
+
+def answer_id(request: dict) -> str:
+    """Names the answer to a request by all that the request says, so that a run that goes on knows what is answered."""
+    return f"batch_req_{hashlib.sha256(json.dumps(request).encode()).hexdigest()[:32]}"
+
+
+def answer(request: dict, output: Any) -> dict:
+    """What OpenAI's batch interface answers."""
+    name = answer_id(request).removeprefix("batch_req_")
+    choices = [
+        {"index": c.index, "text": c.text, "logprobs": None, "finish_reason": c.finish_reason} for c in output.outputs
+    ]
+    num_prompt, num_output = len(output.prompt_token_ids), sum(len(c.token_ids) for c in output.outputs)
+    usage = {"prompt_tokens": num_prompt, "completion_tokens": num_output, "total_tokens": num_prompt + num_output}
+    body = {"id": f"cmpl-{name}", "object": "text_completion", "created": int(time.time())}
+    body |= {"model": request["body"]["model"], "choices": choices, "usage": usage}
+    response = {"status_code": 200, "request_id": f"req_{name}", "body": body}
+    return {"id": answer_id(request), "custom_id": request["custom_id"], "response": response, "error": None}
+
+
+def refusal(request: dict, message: str | None) -> dict:
+    """The answer to a request that is wrong."""
+    error = {"code": "invalid_request", "message": message}
+    return {"id": answer_id(request), "custom_id": request["custom_id"], "response": None, "error": error}

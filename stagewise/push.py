@@ -1,0 +1,180 @@
+"""Put a result file of a batch run on the Hub, as a dataset: the lines, the manifest of the run, scores, and a card.
+
+    python -m stagewise push answers.jsonl --repo USER/NAME --reference answer
+    python -m stagewise push answers.jsonl --folder FOLDER         # what would be put there; sends nothing
+
+The manifest, answers.jsonl.run.json, lies beside the file: the run wrote it. With --reference the lines are scored, as
+`stagewise score` does. Log in first (`hf auth login`, or HF_TOKEN); a new dataset is private unless --public is given.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from huggingface_hub import DatasetCardData, HfApi
+
+from .console import naming
+from .score import read_scores, summarize
+
+CARD = """---
+{header}
+---
+
+# {name}
+
+{lines:,} lines that `python -m {stage}` of stagewise {version} made with the model `{model}`; {errors:,} of them are
+errors, and {truncated:,} outputs ended because they reached their greatest length.
+
+| | |
+|---|---|
+{settings}
+{sampling}
+`{file}` has a line of JSON for each line of the input, with the input's fields and the result's (`text`, `token_ids`,
+`finish_reason`, or `scores`, or `error`). [`{manifest}`]({manifest}) says what the run was.
+{scores}"""
+
+SAMPLING = """
+| sampling parameter of the lines | |
+|---|---|
+{rows}
+
+A line whose seed is `null` was drawn with one made of the run's seed and the line's number.
+"""
+MOST_VALUES = 5  # of a sampling parameter, told with how many lines had each
+
+
+def read(path: Path) -> tuple[list[dict], dict]:
+    """The lines of a result file, and its manifest. Raises ValueError or OSError, which name the file."""
+    manifest = Path(f"{path}.run.json")
+    try:
+        results = [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
+        if not results or not all(isinstance(result, dict) for result in results):
+            raise ValueError("it holds no results")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    try:
+        run = json.loads(manifest.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no {manifest}: {path} is not the output of a batch run") from None
+    except ValueError as error:
+        raise ValueError(f"{manifest}: {error}") from None
+    if not isinstance(run, dict) or not {"stage", "model", "version", "sampling"} <= run.keys():
+        raise ValueError(f"{manifest} is no manifest of a batch run")
+    return results, run
+
+
+def finish_reasons(results: list[dict]) -> Counter:
+    completions = [one for result in results for one in result.get("outputs", [result])]
+    return Counter(one["finish_reason"] for one in completions if isinstance(one, dict) and "finish_reason" in one)
+
+
+def sampling_values(results: list[dict], defaults: dict) -> list[tuple[str, str]]:
+    """Each sampling parameter with the values that the lines had, a line's own before the command line's. Errors and
+    scored lines had none, and answers in OpenAI's form do not say which."""
+    lines = [
+        defaults | result.get("sampling", {})
+        for result in results
+        if result.get("error") is None and result.get("score") is not True and {"text", "outputs"} & result.keys()
+    ]
+    values = []
+    for name in defaults if lines else ():
+        counts = Counter(code(line[name]) for line in lines).most_common()
+        told = [
+            value if len(counts) == 1 else f"{value} ({n:,} of {len(lines):,} lines)"
+            for value, n in counts[:MOST_VALUES]
+        ]
+        more = len(counts) - len(told)
+        values.append((name, ", ".join(told) + (f" and {more:,} other values" if more else "")))
+    return values
+
+
+def code(value: object) -> str:
+    """A value as JSON, in a table of Markdown."""
+    return f"`{json.dumps(value, ensure_ascii=False, allow_nan=False)}`".replace("|", "\\|")
+
+
+def rows(pairs: list[tuple[str, str]]) -> str:
+    return "\n".join(f"| {key} | {value} |" for key, value in pairs)
+
+
+def card(name: str, path: Path, results: list[dict], run: dict, scores: dict | None) -> str:
+    """The dataset's README."""
+    data = [{"config_name": "default", "data_files": path.name}]
+    header = DatasetCardData(tags=["stagewise", "synthetic"], configs=data).to_yaml()
+    settings = [(key, code(value)) for key, value in run.items() if key not in ("sampling", "version")]
+    told = f"\n## Scores\n\n```json\n{json.dumps(scores, indent=1, allow_nan=False)}\n```\n" if scores else ""
+    return CARD.format(
+        header=header.strip(),
+        name=name.split("/")[-1],
+        lines=len(results),
+        errors=sum(result.get("error") is not None for result in results),
+        truncated=finish_reasons(results)["length"],
+        stage=run["stage"],
+        version=run["version"],
+        model=run["model"],
+        settings=rows(settings),
+        sampling=SAMPLING.format(rows=rows(values)) if (values := sampling_values(results, run["sampling"])) else "",
+        file=path.name,
+        manifest=f"{path.name}.run.json",
+        scores=told,
+    )
+
+
+def files_of(path: Path, name: str, reference: str | None) -> dict[str, bytes]:
+    """Everything that the dataset has, by name."""
+    results, run = read(path)
+    files = {file.name: file.read_bytes() for file in (path, Path(f"{path}.run.json"))}
+    scores = None
+    if reference is not None:
+        scores = summarize(read_scores(path, reference))
+        files["scores.json"] = f"{json.dumps(scores, indent=1, allow_nan=False)}\n".encode()
+    return {**files, "README.md": card(name, path, results, run, scores).encode()}
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        with naming(folder / name):
+            (folder / name).write_bytes(content)
+
+
+def main(argv: list[str] | None = None, prog: str = "stagewise push") -> int:
+    parser = argparse.ArgumentParser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="a result file of a batch run")
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--repo", metavar="USER/NAME", help="the dataset on the Hub")
+    target.add_argument("--folder", type=Path, help="write the dataset here, and send nothing")
+    parser.add_argument("--reference", metavar="FIELD", help="score the lines against this field")
+    parser.add_argument("--public", action="store_true", help="everybody may read a new dataset")
+    args = parser.parse_args(argv)
+    try:
+        name = args.repo or args.folder.name
+        files = files_of(args.results, name, args.reference)
+        if args.folder is not None:
+            args.folder.mkdir(parents=True)
+            write(args.folder, files)
+            print(args.folder)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                write(Path(folder), files)
+                print(push(Path(folder), args.repo, args.public))
+        return 0
+    except (ValueError, OSError) as error:
+        print(f"{parser.prog}: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        return 2
+
+
+def push(folder: Path, repo: str, public: bool) -> str:
+    """Send a folder to the Hub, in one commit. Returns the address of the dataset; raises OSError if it fails."""
+    api = HfApi()
+    try:
+        url = api.create_repo(repo, repo_type="dataset", private=not public, exist_ok=True)
+        api.upload_folder(
+            folder_path=folder, repo_id=repo, repo_type="dataset", commit_message="Results of a batch run"
+        )
+    except Exception as error:  # the client's many network errors, told as one
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise OSError(f"{repo} can't be written: {reason}") from error
+    return str(url)

@@ -1,0 +1,80 @@
+"""Replay a run: make a page of the traces that the stages write with --trace.
+
+python -m stage05 --prompts "Once upon a time" "There was once a shy bear" --trace trace.jsonl
+python -m stagewise replay trace.jsonl -o run.html
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from ..console import Parser
+from . import chrome, page
+from .trace import read_trace
+
+MOST_TRACES = 2
+
+
+def build_parser(prog: str) -> Parser:
+    parser = Parser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("traces", type=Path, nargs="+", metavar="TRACE", help="one trace, or two to be put side by side")
+    add("-o", "--output", type=Path, metavar="FILE.html", help="the page; an earlier one is replaced, no other file is")
+    add("--chrome", type=Path, metavar="FILE.json", help="the same for ui.perfetto.dev, as Chrome trace events")
+    return parser
+
+
+def check_output(option: str, path: Path, begin: bytes, others: list[Path]) -> None:
+    """Raise ValueError or OSError if a file can't be written, or would replace what is not ours or another file."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{option} {path} is not a regular file")
+    for other in others:
+        if path.resolve() == other.resolve() or (path.exists() and other.exists() and path.samefile(other)):
+            raise ValueError(f"{option} {path} is used otherwise in this command")
+    if path.exists():
+        with path.open("rb") as file:
+            there = file.read(len(begin))
+        if there and there != begin:
+            raise ValueError(f"{option} {path} exists and was not made by replay: remove it, or take another name")
+
+
+def run(args: argparse.Namespace) -> None:
+    if len(args.traces) > MOST_TRACES:
+        raise ValueError(f"at most {MOST_TRACES} traces, got {len(args.traces)}")
+    if args.output is None and args.chrome is None:
+        raise ValueError("say where the page goes: -o FILE.html")
+    made = []
+    if args.output:
+        check_output("-o", args.output, page.BEGIN, args.traces)
+        made.append((args.output, page.make_page))
+    if args.chrome:
+        check_output("--chrome", args.chrome, chrome.BEGIN, args.traces + [path for path, _ in made])
+        made.append((args.chrome, chrome.make_chrome))
+    traces = [read_trace(path) for path in args.traces]
+    for path, trace in zip(args.traces, traces, strict=True):
+        if trace.torn:
+            print(
+                f"{path}: its last line is cut short and left out; {len(trace.steps)} steps are there", file=sys.stderr
+            )
+    for path, make in made:
+        try:
+            path.write_text(make(traces), encoding="utf-8")
+        except OSError as error:  # of a full disk, say, which does not name the file
+            raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def main(argv: list[str] | None = None, prog: str = "python -m stagewise replay") -> int:
+    parser = build_parser(prog)
+    args = parser.parse_args(argv)
+    if hasattr(sys.stderr, "reconfigure"):  # names of files may hold anything
+        sys.stderr.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        run(args)
+    except (OSError, ValueError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Runs that show one thing each, as pages, in examples/: `python -m stagewise.replay.examples` makes all of them anew.
+
+    python -m stagewise.replay.examples preemption beams      # only these
+
+They run the bundled model, greedily but for `completions`, so that everybody gets the same steps; the times are those
+of the machine that made them.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..stages import stage_of
+from .page import make_page
+from .trace import Trace, lines_of
+
+FOLDER = Path(__file__).parent / "examples"
+TALES = (
+    "Once upon a time",
+    "There was once a shy bear",
+    "In a quiet village near the river, an old crow",
+    "One day",
+    "In the days when the winters were long, a brave mouse named Otto lived near a windy harbor.",
+    "A small fox",
+    "There was once a hedgehog who was afraid of the dark. One evening",
+    "Long ago",
+)
+LONG = (
+    "In the days when the winters were long, a brave mouse named Otto lived near a windy harbor. Every morning he "
+    "walked to the water and looked at the boats. One day a storm came up, and the boats could not find their way "
+    "home. Otto took a lantern and climbed the hill. All night he held it high, and in the morning"
+)
+
+
+@dataclass
+class Run:
+    """An engine, and what it is asked: prompts, and of each how many tokens to make."""
+
+    stage: str
+    prompts: tuple[str, ...]
+    lengths: tuple[int, ...]
+    options: dict[str, Any]
+    params: dict[str, Any] = field(default_factory=lambda: {"temperature": 0})
+    beam_width: int | None = None
+
+    def trace(self) -> Trace:
+        stage = stage_of(self.stage)
+        llm = stage.LLM(model="tinytales", device="cpu", trace=True, **self.options)
+        if self.beam_width:
+            llm.beam_search(list(self.prompts), self.beam_width, self.lengths[0])
+        else:
+            params = [stage.SamplingParams(max_tokens=n, ignore_eos=True, **self.params) for n in self.lengths]
+            llm.generate(list(self.prompts), params)
+        lines = json.loads(json.dumps(list(lines_of(llm))))
+        return Trace(self.stage, lines[0], lines[1:])
+
+
+TAIL = (4, 7, 36, 5, 9, 28, 6, 12)  # most are short, some are long
+SHORT_TAIL = (4, 7, 16, 5, 9, 12)
+THREE = {"max_num_seqs": 3}
+SMALL = {"max_num_seqs": 8, "max_model_len": 128, "kv_cache_bytes": 2 * 128 * 5760}  # 2 slots, or 16 blocks
+LATE = ((TALES[0], TALES[1], TALES[3], LONG, TALES[5]), (8, 20, 20, 8, 8))  # the long one comes when others decode
+CHUNKS = {"max_num_seqs": 3, "max_model_len": 160, "max_num_batched_tokens": 16}
+WHOLE = {"max_num_seqs": 3, "max_model_len": 160, "max_num_batched_tokens": 160, "enable_chunked_prefill": False}
+SHARED = tuple(f"{LONG} {end}" for end in ("the sun", "a boat", "a bear", "his friends"))
+DRAWN = {"n": 4, "temperature": 0.8, "seed": 3}
+
+EXAMPLES: dict[str, tuple[Run, ...]] = {
+    "recomputation": (Run("stage01_single", TALES[:1], (12,), {}), Run("stage03_kvcache", TALES[:1], (12,), {})),
+    "padding": (
+        Run("stage02_static_batch", TALES[:6], SHORT_TAIL, THREE),
+        Run("stage02_static_batch", TALES[:6], SHORT_TAIL, {**THREE, "sort_by_length": False}),
+    ),
+    "static_and_continuous": (
+        Run("stage03_kvcache", TALES, TAIL, THREE),
+        Run("stage04_continuous", TALES, TAIL, THREE),
+    ),
+    "chunked_prefill": (Run("stage04_continuous", *LATE, WHOLE), Run("stage04_continuous", *LATE, CHUNKS)),
+    "slots_and_blocks": (Run("stage04_continuous", TALES, TAIL, SMALL), Run("stage05_paged", TALES, TAIL, SMALL)),
+    "shared_prefix": (Run("stage05_paged", SHARED, (12, 8, 8, 8), {"max_num_seqs": 2, "num_blocks": 24}),),
+    "completions": (Run("stage05_paged", TALES[6:7], (24,), {"max_num_seqs": 4, "num_blocks": 16}, DRAWN),),
+    "preemption": (Run("stage05_paged", TALES[:5], (40,) * 5, {"num_blocks": 9, "watermark": 0.0}),),
+    "beams": (Run("stage05_paged", TALES[1:2], (24,), {"num_blocks": 16}, beam_width=3),),
+}
+
+
+def make(name: str) -> str:
+    """The page of an example."""
+    return make_page([run.trace() for run in EXAMPLES[name]])
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(EXAMPLES)} (default: all)")
+    names = parser.parse_args(argv).names or list(EXAMPLES)
+    if unknown := set(names) - EXAMPLES.keys():
+        parser.error(f"there is no example {min(unknown)!r}; there are {', '.join(EXAMPLES)}")
+    for name in names:
+        path = FOLDER / f"{name}.html"
+        path.write_text(make(name), encoding="utf-8")
+        print(f"{path}: {path.stat().st_size:,} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

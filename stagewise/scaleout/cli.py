@@ -1,0 +1,40 @@
+"""The command line with --ray:
+
+    python -m stage06 --input IN.jsonl --output OUT.jsonl --ray auto --actors 2 --cpus-per-actor 1
+
+Exit status: 0 done, 1 some lines are errors, 2 bad input, 130 interrupted.
+"""
+
+import argparse
+import importlib.util
+import time
+
+from ..cli import pairs_of, sampling_params
+from ..console import Outcome, flush_streams, one_interrupt, tell
+from ..stages import Stage
+from .driver import Cluster, complete_file
+
+
+def run(stage: Stage, args: argparse.Namespace, prog: str) -> int:
+    """Complete each --input on a cluster; returns the exit status."""
+    outcome, started, total, errors = Outcome(prog), time.perf_counter(), 0, 0
+    with one_interrupt(), outcome:
+        if not args.input or not args.output or args.prompts or args.prompts_file or args.interactive or args.trace:
+            raise ValueError("--ray needs --input and --output, and takes no --prompts, --interactive or --trace")
+        if importlib.util.find_spec("ray") is None:
+            raise ValueError("--ray needs Ray: pip install 'ray[data]'")
+        defaults, options = sampling_params(stage, args), stage.EngineConfig.of_flags(args)
+        cluster = Cluster(args.ray, args.actors, args.cpus_per_actor, args.gpus_per_actor)
+        for source, output in pairs_of(args):
+            counts = complete_file(
+                stage, source, output, options, defaults, cluster, resume=args.resume, quiet=args.quiet
+            )
+            if counts[1]:
+                tell(f"{prog}: {counts[1]} of {counts[0]} lines are errors, see {output}")
+                outcome.status = 1
+            total, errors = total + counts[0], errors + counts[1]
+    if not args.quiet and outcome.status < 2:
+        seconds = time.perf_counter() - started
+        tell(f"{total:,} lines, {errors:,} of them errors, in {seconds:.1f} s with {args.actors} actors")
+    flush_streams()
+    return outcome.status

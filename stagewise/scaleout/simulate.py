@@ -1,0 +1,129 @@
+"""Where the driver becomes the limit: a run whose engines only wait as long as real ones took.
+
+    python -m stagewise.scaleout.simulate answers.jsonl --actors 1000 --rows 100000 --seconds 0.9
+    python -m stagewise.scaleout.simulate answers.jsonl --ray --rows 20000
+
+The lines and their results come from a result file of a real run. The first command simulates so many actors in the
+driver's process: each has rows under way, each row takes `--seconds` on average (exponentially distributed), and its
+result comes when it is due. If the driver can't keep up, results come late, and the run takes longer than the actors
+do. Everything else is the driver's own work: it reads the input, checks and names each line, and writes the results.
+The second command runs real Ray with actors that answer at once: what Ray costs for each row.
+"""
+
+import argparse
+import heapq
+import itertools
+import json
+import random
+import resource
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..stages import STAGES
+from . import driver
+
+STAGE = STAGES[6]
+RESULT = ("text", "token_ids", "finish_reason", "stop_reason")
+
+
+def recorded(results: list[dict]) -> type:
+    """Actors that answer at once, with what was recorded."""
+
+    class Recorded:
+        def __init__(self, *_):
+            pass
+
+        def __call__(self, batch: dict) -> dict:
+            made = [line_of(raw, name, results) for raw, name in zip(batch["raw"], batch["id"], strict=True)]
+            return {"place": batch["place"], "result": made, "is_error": [False] * len(made)}
+
+    return Recorded
+
+
+def line_of(raw: bytes, name: str, results: list[dict]) -> bytes:
+    """The result line of an input line."""
+    fields = json.loads(bytes(raw)) | {"id": json.loads(name)}
+    recorded = results[zlib.crc32(name.encode()) % len(results)]
+    return json.dumps(fields | {key: recorded[key] for key in RESULT}, ensure_ascii=False).encode()
+
+
+def due(rows: list[dict], places: int, seconds: float, lags: list[float], results: list[dict]) -> Iterator:
+    """As `driver.completed`: results at the times at which engines with so many places would have them.
+
+    lags: gets, of each result, how much later than due it was asked for, in seconds.
+    """
+    rng, start = random.Random(0), time.perf_counter()
+    waiting = iter(rows)
+    under_way = [(rng.expovariate(1 / seconds), row["place"], row) for row in itertools.islice(waiting, places)]
+    heapq.heapify(under_way)
+    while under_way:
+        at, _, row = heapq.heappop(under_way)
+        result = line_of(row["raw"], row["id"], results)
+        now = time.perf_counter() - start
+        if now < at:
+            time.sleep(at - now)
+        lags.append(max(0.0, now - at))
+        yield row["place"], result, False
+        if (row := next(waiting, None)) is not None:
+            heapq.heappush(under_way, (at + rng.expovariate(1 / seconds), row["place"], row))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="of a real run")
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--actors", type=int, default=1000)
+    parser.add_argument("--at-once", type=int, default=8, help="rows under way in an actor (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=1, help="that a row takes (default: %(default)s)")
+    parser.add_argument("--ray", action="store_true", help="real Ray, two actors that answer at once")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args(argv)
+    results = [result for result in map(json.loads, args.results.open(encoding="utf-8")) if "text" in result]
+    lags: list[float] = []
+    with tempfile.TemporaryDirectory() as name:
+        source = Path(name) / "in.jsonl"
+        prompts = [{k: v for k, v in result.items() if k not in (*RESULT, "id")} for result in results]
+        source.write_text("".join(json.dumps(prompts[i % len(prompts)]) + "\n" for i in range(args.rows)))
+        places = args.actors * args.at_once
+        if args.ray:
+            driver.Completer = recorded(results)
+        else:
+            driver.completed = lambda _, rows, *__: due(rows, places, args.seconds, lags, results)
+        options = {"model": "tinytales", "load_format": "auto", "max_num_seqs": args.at_once, "dtype": "float32"}
+        cluster = driver.Cluster("auto", 2, 1, 0)
+        start, cpu = time.perf_counter(), time.process_time()
+        driver.complete_file(
+            STAGE,
+            str(source),
+            Path(name) / "out.jsonl",
+            options,
+            STAGE.SamplingParams(),
+            cluster,
+            resume=False,
+            quiet=False,
+        )
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    figures = {
+        "rows": args.rows,
+        "seconds": seconds,
+        "rows_per_second": args.rows / seconds,
+        "driver_cpu_seconds": cpu,
+        "driver_cpu_microseconds_a_row": 1e6 * cpu / args.rows,
+        "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    if not args.ray:
+        demand = places / args.seconds
+        figures |= {"actors": args.actors, "rows_per_second_of_actors": demand}
+        figures |= {"lag_p50": sorted(lags)[len(lags) // 2], "lag_p99": sorted(lags)[int(0.99 * len(lags))]}
+    print(json.dumps(figures, indent=1))
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

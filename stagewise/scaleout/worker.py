@@ -1,0 +1,82 @@
+"""What runs on the machines of a cluster: an actor with an engine, which stays full while rows come and go."""
+
+import itertools
+import json
+import os
+import sys
+from typing import Any
+
+import psutil
+
+from ..batch_file import LineReader, completed, refused
+from ..manifest import hash_of_checkpoint
+from ..stages import stage_of
+
+SHARE_OF_FREE_MEMORY = 0.5  # for the KV caches of all actors of a machine together
+
+
+class Completer:
+    """An engine that completes batches of lines, several batches at once, each in a thread of its own.
+
+    A batch that had to end before the next one may begin would leave the engine half empty at the end of each.
+
+    Args:
+        package: of the stage.
+        options: of the engine.
+        defaults: the sampling parameters of the command line.
+        per_machine: how many such actors share a machine's memory.
+        num_cpus, num_gpus: that this one may use.
+    """
+
+    def __init__(self, package: str, options: dict, defaults: Any, per_machine: int, num_cpus: int, num_gpus: float):
+        import torch
+
+        self.stage = stage_of(package)
+        torch.set_num_threads(num_cpus)
+        if not num_gpus and options.get("num_blocks") is None and options["kv_cache_bytes"] is None:
+            options = {**options, "kv_cache_bytes": cache_bytes(package, options, per_machine)}
+        self.engine = self.stage.AsyncLLM(**options, max_queue_size=2**31 - 1)
+        llm = self.engine.llm
+        self.reader = LineReader(self.stage, llm.config, defaults, llm.validate)
+
+    def _as_completed(self, prompts: list, params: list, priority: list):
+        return enumerate(self.engine.complete_all(prompts, params, priority=priority))
+
+    def __call__(self, batch: dict) -> dict:
+        """The results of a batch of lines.
+
+        Args:
+            batch: columns place, number (of the line in its file), raw (the line) and id (as JSON).
+
+        Returns:
+            columns place, result (a line of JSON) and is_error.
+        """
+        try:
+            return self._complete(batch)
+        except RuntimeError as error:
+            # The engine has failed. Ray starts an actor again whose process has ended, and only then.
+            print(f"scaleout: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+    def _complete(self, batch: dict) -> dict:
+        jobs = []
+        for place, number, raw, name in zip(*(batch[c] for c in ("place", "number", "raw", "id")), strict=True):
+            line = self.reader.read_line(bytes(raw), int(number))
+            line.id = json.loads(name)  # the driver has seen all ids, and has named those that had none
+            jobs.append((int(place), line))
+        good = [(place, line) for place, line in jobs if not line.error]
+        answers = list(itertools.chain(refused(jobs), completed(self.stage, good, self._as_completed)))
+        return {name: [answer[i] for answer in answers] for i, name in enumerate(("place", "result", "is_error"))}
+
+
+def cache_bytes(package: str, options: dict, per_machine: int) -> int:
+    """The KV cache of one of several actors on a machine: its part of half of the free memory, and no more than its
+    requests can fill."""
+    share = SHARE_OF_FREE_MEMORY * psutil.virtual_memory().available / per_machine
+    return int(min(stage_of(package).most_cache_bytes(options), share))
+
+
+def look_at_model(package: str, model: str, load_format: str) -> str:
+    """The hash of a machine's files of the model. Raises ValueError or OSError if it has none."""
+    stage = stage_of(package)
+    return hash_of_checkpoint(stage, stage.find_model(model, load_format), model, load_format)

@@ -1,0 +1,142 @@
+"""The command line: `python -m stagewise serve --stage 6 --model tinytales --port 8000`.
+
+Exit status: 0 ended by a signal when all was done, 2 bad input, 130 or 143 ended at once by a second signal.
+"""
+
+import argparse
+import ipaddress
+import os
+import re
+import sys
+from pathlib import Path
+
+from ..cli import pick_stage
+from ..console import Outcome, Parser, flush_streams, prepare_streams, tell
+from ..stages import NEWEST, SERVING, Stage
+from . import __doc__ as description
+
+try:
+    from .app import App
+    from .chat import ChatTemplate
+    from .completions import Service
+    from .lanes import SWITCH_SECONDS
+    from .limits import Limits, add_flags, limits_of
+    from .server import Server, listen, url
+except ModuleNotFoundError as error:
+    sys.exit(f'python -m stagewise serve: error: {error}; install what it needs: pip install -e ".[serve]"')
+
+
+def build_parser(stage: Stage, prog: str, description: str | None) -> Parser:
+    """A parser with the flags that the server and batch files share."""
+    parser = Parser(prog=prog, description=description, allow_abbrev=False)
+    add = parser.add_argument_group("serving").add_argument
+    add("--stage", type=int, choices=list(SERVING), default=NEWEST, help="whose engine (default: %(default)s)")
+    add("--served-model-name", metavar="NAME", help="what requests call the model (default: as --model)")
+    add(
+        "--chat-template",
+        type=Path,
+        metavar="FILE",
+        help="a Jinja template that makes a prompt of messages, for /v1/chat/completions",
+    )
+    stage.EngineConfig.add_flags(parser.add_argument_group("engine").add_argument)
+    return parser
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("server").add_argument
+    add("--host", default="127.0.0.1", help="where to listen (default: %(default)s, this machine alone)")
+    add("--port", type=int, default=8000, metavar="N", help="0: one that is free (default: %(default)s)")
+    add("--api-key", metavar="KEY", help="what clients of /v1/ must show; or in the environment, STAGEWISE_API_KEY")
+    add(
+        "--grace",
+        type=float,
+        default=30,
+        metavar="SECONDS",
+        help="how long running requests may go on after SIGTERM or Ctrl-C (default: %(default)s)",
+    )
+    add(
+        "--page",
+        action=argparse.BooleanOptionalAction,
+        help="show what runs, its texts too, to whoever opens the address in a browser, and let them move its levers "
+        "(default: where only this machine is served, and no key is asked for)",
+    )
+    add("--log-prompts", action="store_true", help="put prompts into the log of requests, on stderr")
+    add("--quiet", action="store_true", help="no log of requests")
+    add(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let pages of this site ask too, as in https://example.org, and under its name; may be given again; '*': "
+        "all (default: where only this machine is served, none)",
+    )
+    add_flags(parser.add_argument_group("limits").add_argument)
+
+
+def check(stage: Stage, args: argparse.Namespace) -> None:
+    """Raise ValueError for a flag of the server that is wrong."""
+    stage.check_whole_number("--port", args.port, 0, 65535)
+    stage.check_number("--grace", args.grace, 0, 86400)
+    args.api_key = args.api_key if args.api_key is not None else os.environ.get("STAGEWISE_API_KEY")
+    if args.api_key == "":
+        raise ValueError("--api-key is empty: give a key, or leave it out")
+    for origin in args.allow_origin:
+        if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+            raise ValueError(f"--allow-origin {origin!r} is no origin: write it as https://example.org, without a path")
+    args.limits = limits_of(args, stage)
+    args.only_here = is_loopback(args.host)
+    if args.page is None:
+        args.page = args.only_here and args.api_key is None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can ask there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Service:
+    """The engine that the flags ask for, and what answers with it."""
+    template = ChatTemplate(args.chat_template) if args.chat_template else None
+    options = stage.EngineConfig.of_flags(args)
+    engine = stage.AsyncLLM(max_queue_size=min(limits.max_queue_size, 2**31), **options)
+    return Service(stage, engine, args.served_model_name or args.model, limits, template)
+
+
+def main(argv: list[str] | None = None, prog: str = "python -m stagewise serve") -> int:
+    """Run the server; returns the exit status."""
+    stage = pick_stage(argv, SERVING)
+    prepare_streams()
+    parser = build_parser(stage, prog, description)
+    add_server_flags(parser)
+    if stage.is_fair:
+        parser.set_defaults(policy="fair")
+    args, outcome = parser.parse_args(argv), Outcome(parser.prog)
+    with outcome:
+        check(stage, args)
+        with listen(args.host, args.port) as listener:  # before the model is loaded, which takes longer
+            service = make_service(stage, args, args.limits)
+            app = App(
+                service,
+                api_key=args.api_key,
+                log=None if args.quiet else tell,
+                log_prompts=args.log_prompts,
+                page=args.page,
+                only_here=args.only_here,
+                allow_origins=args.allow_origin,
+            )
+            tell(f"Serving {service.model_name} (stage {stage.number}) on {url(listener)}")
+            with service.engine:
+                sys.setswitchinterval(SWITCH_SECONDS)
+                Server(app, args.grace).run(sockets=[listener])
+    flush_streams()
+    return outcome.status
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # while torch is being loaded, which takes a second
+        sys.exit(130)

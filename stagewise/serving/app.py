@@ -1,0 +1,283 @@
+"""The routes of the server, and the gate before them: who may enter, and a line in the log for each who did."""
+
+import asyncio
+import contextlib
+import hmac
+import json
+import re
+import time
+from collections.abc import Callable, Collection
+from importlib import metadata
+from typing import Any
+from urllib.parse import quote
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from .completions import Run, Service, full_text
+from .errors import APIError, bad_request
+from .events import JSON, Answer, error_response
+from .live import Levers, Viewer
+from .page import make_page
+from .protocol import Fields, Job, check_length, check_model
+from .reading import CLIENT_GONE, Bodies
+
+MAX_VISITORS = 64  # of the page, at once
+HERE = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d*)?")  # what a browser on this machine calls it
+ALWAYS_OPEN = ("/health", "/ready", "/version", "/metrics")  # also while the server ends
+
+
+class App:
+    """The ASGI application.
+
+    Args:
+        service: what answers.
+        api_key: what clients of /v1/ have to show; None: nothing.
+        log: takes a line for each request; None: no log.
+        log_prompts: put prompts into those lines.
+        page: show what runs, its texts too, and let those who look move the levers.
+        only_here: answer only who asks for this machine by a name of its own, and no page of another site. Without it
+            any page that a browser on this machine shows may have the server work, and read what it does. Who shows the
+            key need not ask so.
+        allow_origins: those pages of others that may ask all the same ("https://example.org"), and by what name; "*":
+            all.
+
+    Attributes:
+        draining: take no new requests. Set it to end the server.
+        num_active: the requests that are being answered, without those who look on.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        api_key: str | None = None,
+        log: Callable[[str], None] | None = None,
+        log_prompts: bool = False,
+        page: bool = False,
+        only_here: bool = False,
+        allow_origins: Collection[str] = (),
+    ):
+        self.service, self.api_key, self.limits = service, api_key, service.limits
+        self.log, self.log_prompts = log, log_prompts
+        self.draining, self.num_active = False, 0
+        self.html, self.levers = make_page() if page else None, Levers(service)
+        self.only_here, self.allow_origins, self._visits = only_here, frozenset(allow_origins), set()
+        self._bodies = Bodies(self.limits, service.lanes)
+        errors = {HTTPException: no_route, APIError: api_error, Exception: unexpected}
+        self.routes = Starlette(routes=self._routes(), exception_handlers=errors)
+        self.routes.router.redirect_slashes = False
+        self._entrance = self._enter
+        if allow_origins:
+            may: dict[str, Any] = dict(allow_methods=["GET", "POST"], allow_headers=["*"])
+            self._entrance = CORSMiddleware(self._enter, allow_origins=list(allow_origins), **may)
+
+    def _routes(self) -> list[Route]:
+        live = [
+            Route("/", self.index),
+            Route("/live", self.live),
+            Route("/live/levers", self.move_levers, methods=["GET", "POST"]),
+            Route("/live/visitors", self.visit, methods=["POST"]),
+        ]
+        return (live if self.html else []) + [
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model:path}", self.model),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/version", self.version),
+            Route("/metrics", self.metrics),
+        ]
+
+    # --- The gate ---------------------------------------------------------------------------------------------------
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        started, status = time.perf_counter(), CLIENT_GONE
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        counts = scope["path"] != "/live"  # one who looks on does not hold up the end of the server
+        self.num_active += counts
+        try:
+            await self._entrance(scope, receive, watched)
+        finally:
+            self.num_active -= counts
+            if self.log:
+                self.log(self._line(scope, status, time.perf_counter() - started))
+
+    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._refusal(scope)
+        await (error_response(error) if error else self.routes)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> APIError | None:
+        """Why a request may not enter."""
+        if self.only_here and "*" not in self.allow_origins and (error := self._foreign(scope)):
+            return error
+        if self.draining and scope["path"] not in ALWAYS_OPEN:
+            return APIError(503, "the server is shutting down", code="shutting_down", headers={"Connection": "close"})
+        if self.api_key is not None and scope["path"].startswith("/v1/"):
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, f"Bearer {self.api_key}".encode()):  # in constant time
+                headers = {"WWW-Authenticate": "Bearer"}
+                message = "the header 'Authorization: Bearer KEY' is missing or has another key"
+                return APIError(401, message, code="invalid_api_key", headers=headers)
+        return None
+
+    def _foreign(self, scope: Scope) -> APIError | None:
+        """The error for a request that the page of another site may have made, through a browser on this machine. Such
+        a page is known by the Origin it has, or, where it has a name of its own for this address, by the Host."""
+        if self.api_key is not None and scope["path"].startswith("/v1/"):
+            return None  # it can't know the key
+        headers = dict(scope["headers"])
+        host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))
+        has_name = b"host" in headers  # HTTP/1.0 need not have it, but every browser has
+        allowed = {one.partition("://")[2] for one in self.allow_origins}
+        if has_name and not HERE.fullmatch(host) and host not in allowed:
+            name, value = "Host", host
+        elif origin and origin.partition("://")[2] != host and origin not in self.allow_origins:
+            name, value = "Origin", origin
+        else:
+            return None
+        message = f"the {name} {value!r:.80} is not this machine's own; --allow-origin lets others in"
+        return APIError(403, message, code="foreign_origin")
+
+    def _line(self, scope: Scope, status: int, seconds: float) -> str:
+        line = f"{scope['method']} {quote(scope['path'])} {status} {1e3 * seconds:.0f} ms"
+        if run := scope.get("run"):
+            reasons = ", ".join(dict.fromkeys(run.finish_reasons)) or "abort"
+            line += f", {run.usage.num_prompt_tokens} + {run.usage.num_output_tokens} tokens, {reasons}"
+            if self.log_prompts:
+                line += f", {json.dumps(run.job.prompts)}"
+        return line
+
+    # --- The routes -------------------------------------------------------------------------------------------------
+
+    async def completions(self, request: Request) -> Answer:
+        return Answer(self.service, await self._job(request))
+
+    async def chat_completions(self, request: Request) -> Answer:
+        return Answer(self.service, await self._job(request, chat=True))
+
+    async def models(self, request: Request) -> Response:
+        return JSON({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        check_model(Fields(request.path_params, {"model"}), self.service.model_name)
+        return JSON(self._model())
+
+    def _model(self) -> dict:
+        service = self.service
+        more = {"root": service.engine.llm.config.model, "max_model_len": service.max_model_len}
+        origin = {"created": service.created, "owned_by": "stagewise"}
+        return {"id": service.model_name, "object": "model", **origin, **more}
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._bodies.read(request, self._encode)
+
+    def _encode(self, body: dict) -> Response:
+        prompt, context = self._field(body, "prompt", str, "a text"), self.service.max_model_len
+        check_length(prompt, context, "prompt")
+        tokens = self.service.encode(prompt)
+        return JSON({"count": len(tokens), "max_model_len": context, "tokens": tokens})
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._bodies.read(request, self._decode)
+
+    def _decode(self, body: dict) -> Response:
+        tokens = self._field(body, "tokens", list, "a list of token ids")
+        check_length(tokens, self.service.max_model_len, "tokens")
+        num = self.service.engine.llm.vocab_size
+        if wrong := [token for token in tokens if type(token) is not int or not 0 <= token < num]:
+            message = f"tokens must be whole numbers from 0 to {num - 1}, got {wrong[0]!r:.80}"
+            raise bad_request(message, param="tokens")
+        return JSON({"prompt": full_text(self.service.tokenizer, tokens)})
+
+    async def health(self, request: Request) -> Response:
+        return Response(status_code=503 if self.service.failed else 200)
+
+    async def ready(self, request: Request) -> Response:
+        return Response(status_code=503 if self.service.failed or self.draining else 200)
+
+    async def version(self, request: Request) -> Response:
+        return JSON({"version": version(), "stage": self.service.stage.number})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self.service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def index(self, request: Request) -> Response:
+        return HTMLResponse(self.html)
+
+    async def live(self, request: Request) -> Viewer:
+        return Viewer(self.service, lambda: self.draining)
+
+    async def move_levers(self, request: Request) -> Response:
+        if request.method == "GET":
+            return JSON(self.levers.read())
+        return JSON(await self._bodies.read(request, self.levers.move))
+
+    async def visit(self, request: Request) -> Response:
+        """A made-up visitor, who asks and goes; how many are there now. The browser has six connections, too few."""
+        job = await self._job(request)
+        if len(self._visits) >= MAX_VISITORS:
+            raise APIError(429, f"{MAX_VISITORS} visitors are there already", code="queue_full")
+        visit = asyncio.create_task(self._visit(job))
+        self._visits.add(visit)
+        visit.add_done_callback(self._visits.discard)
+        return JSON({"here": len(self._visits)}, 202)
+
+    async def _visit(self, job: Job) -> None:
+        with contextlib.suppress(APIError):  # the queue is full, or the server ends
+            async with Run(self.service, job) as run:
+                await self.service.whole(run)
+
+    async def _job(self, request: Request, *, chat: bool = False) -> Job:
+        return await self._bodies.read(request, lambda body: self.service.job(body, chat=chat))
+
+    def _field(self, body: dict, name: str, kind: type, what: str) -> Any:
+        """The only field of a body, beside a model."""
+        fields = Fields(body, {"model", name})
+        if "model" in fields.values:
+            check_model(fields, self.service.model_name)
+        value = fields.get(name, kind, what)
+        if value is None:
+            raise bad_request(f"{name} is missing", param=name)
+        return value
+
+
+def version() -> str:
+    try:
+        return metadata.version("stagewise")
+    except metadata.PackageNotFoundError:  # run from a checkout
+        return "unknown"
+
+
+async def no_route(request: Request, error: HTTPException) -> Response:
+    """Starlette's own errors: a path or a method that is not there."""
+    message = f"there is no {request.url.path:.80}"
+    if error.status_code == 405:
+        message = f"{request.url.path} takes {(error.headers or {}).get('Allow')}, not {request.method}"
+    return error_response(APIError(error.status_code, message, headers=error.headers))
+
+
+async def api_error(request: Request, error: APIError) -> Response:
+    return error_response(error)
+
+
+async def unexpected(request: Request, error: Exception) -> Response:
+    """A mistake of this program; what it was goes to stderr."""
+    return error_response(APIError(500, "the server has failed at this request; its log says how"))

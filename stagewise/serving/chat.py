@@ -1,0 +1,121 @@
+"""Chats: a template, which the operator gives, makes one prompt of the messages; GPT-2 itself has none."""
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ..stages import Stage
+from .errors import bad_request
+from .limits import Limits
+from .protocol import CHAT, MAX_LOGPROBS, MAX_TOKENS, Fields, Job, check_model, job_fields, make_job, sampling_params
+
+
+class ChatTemplate:
+    """A Jinja template as those of Hugging Face's models: it sees `messages` and `add_generation_prompt`.
+
+    The sandbox keeps a template from another source from reaching into this program.
+
+    Raises:
+        ValueError, OSError: the file is no template, or can't be read.
+    """
+
+    def __init__(self, path: Path):
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = raise_exception
+        try:
+            self._template = environment.from_string(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--chat-template {path} is not UTF-8: {error.reason} at byte {error.start}") from None
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"--chat-template {path}, line {error.lineno}: {error.message}") from None
+
+    def prompt(self, messages: list[dict]) -> str:
+        """The prompt that messages make. Raises APIError if the template refuses them."""
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=True)
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            raise bad_request(f"the chat template can't take these messages: {error}", param="messages") from None
+
+
+def raise_exception(message: str) -> None:
+    """What templates call to refuse messages."""
+    raise jinja2.TemplateError(message)
+
+
+def chat_job(
+    stage: Stage, tokenizer: Any, body: dict, served: str, limits: Limits, max_model_len: int, template: ChatTemplate
+) -> Job:
+    """The job of a body of /v1/chat/completions. Raises APIError."""
+    fields = Fields(body, CHAT)
+    check_model(fields, served)
+    prompt = template.prompt(read_messages(fields))
+    common = job_fields(fields, 1, limits)
+    num_logprobs = fields.number("top_logprobs", 0, MAX_LOGPROBS, 0)
+    if not fields.flag("logprobs"):
+        if num_logprobs:
+            raise bad_request("top_logprobs needs logprobs to be true", param="top_logprobs")
+        num_logprobs = None
+    given = [fields.number(name, 1, MAX_TOKENS) for name in ("max_completion_tokens", "max_tokens")]
+    if None not in given and given[0] != given[1]:
+        raise bad_request("max_tokens and max_completion_tokens are one limit: give one", param="max_tokens")
+    max_tokens = next((limit for limit in given if limit is not None), MAX_TOKENS)
+    params = sampling_params(stage, fields, limits, logprobs=num_logprobs, max_tokens=max_tokens)
+    return make_job(tokenizer, max_model_len, [prompt], params=params, num_logprobs=num_logprobs, chat=True, **common)
+
+
+def read_messages(fields: Fields) -> list[dict]:
+    """The messages, each with its role and its content as one text. Raises APIError."""
+    messages = fields.get("messages", list, "a list of messages")
+    if not messages:
+        raise bad_request("messages must be a list of at least one message", param="messages")
+    return [read_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def read_message(message: Any, where: str) -> dict:
+    if not isinstance(message, dict):
+        raise bad_request(f"{where} must be an object, got {message!r:.80}", param=where)
+    fields = Fields(message, {"role", "content", "name"}, f"{where}.")
+    read = {name: fields.get(name, str, "a text") for name in ("role", "name") if name in fields.values}
+    if "role" not in read:
+        raise bad_request(f"{where}.role is missing", param=f"{where}.role")
+    content = fields.get("content", (str, list), "a text, or a list of parts of type text")
+    if isinstance(content, list):
+        content = "".join(read_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+    if content is None:
+        raise bad_request(f"{where}.content is missing", param=f"{where}.content")
+    return {**read, "content": content}
+
+
+def read_part(part: Any, where: str) -> str:
+    whole = isinstance(part, dict) and part.keys() == {"type", "text"}
+    if whole and part["type"] == "text" and isinstance(part["text"], str):
+        return part["text"]
+    raise bad_request(f'{where} must be {{"type": "text", "text": …}}, got {part!r:.80}', param=where)
+
+
+def greeting(index: int) -> dict:
+    """The first chunk of a choice: who speaks."""
+    delta = {"role": "assistant", "content": ""}
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def chat_choice(job: Job, piece: Any, chunk: bool) -> dict:
+    """A choice of a chat, or of a chunk of one."""
+    said = {"delta": {"content": piece.text}} if chunk else {"message": {"role": "assistant", "content": piece.text}}
+    logprobs = None
+    if job.num_logprobs is not None:
+        content = [{**in_words(token), "top_logprobs": likely(token, job.num_logprobs)} for token in piece.tokens]
+        logprobs = {"content": content}
+    ends = {"finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason}
+    return {"index": piece.index, **said, "logprobs": logprobs, **ends}
+
+
+def likely(token: Any, number: int) -> list[dict]:
+    """The most likely tokens in its place; the chosen one may not be among them."""
+    return [in_words(one) for one in token.top[:number]]
+
+
+def in_words(token: Any) -> dict:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.raw)}

@@ -1,0 +1,39 @@
+"""Start the server as a user does, for a client that runs in another environment."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PYTHON = ROOT / ".venv" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+
+@contextlib.contextmanager
+def server(*arguments: str | int) -> Iterator[tuple[str, subprocess.Popen]]:
+    """A running server: its URL, and its process. It has to end with status 0 when it is asked to."""
+    python = os.environ.get("STAGEWISE_PYTHON", PYTHON)
+    command = [python, "-m", "stagewise.serving", "--port", "0", *map(str, arguments)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+    assert process.stderr is not None
+    try:
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.search(r"on (http://\S+)", line):
+                break
+        else:
+            raise RuntimeError(f"the server did not start:\n{''.join(lines)}")
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # or its log would fill the pipe
+        yield found[1], process
+        process.send_signal(signal.SIGTERM)
+        if process.wait(timeout=120):
+            raise RuntimeError(f"the server ended with status {process.returncode}")
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,105 @@
+"""Server-sent events, and what becomes of an answer whose reader is gone."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .completions import Run, Service
+from .errors import APIError
+from .protocol import Job
+
+DONE = b"data: [DONE]\n\n"
+COMMENT = b":\n\n"  # between two events it says nothing
+
+
+def to_json(content: Any) -> bytes:
+    """JSON on one line, whoever says what a line is: in ASCII, for some readers end one at U+2028 or U+0085 too. A
+    number that JSON has no form for, a log-probability of minus infinity say, becomes null."""
+    try:
+        return json.dumps(content, allow_nan=False).encode()
+    except ValueError:
+        return to_json(json.loads(json.dumps(content), parse_constant=lambda _: None))
+
+
+def with_choices(answer: dict) -> bytes:
+    """The JSON of an answer whose choices are JSON already."""
+    around = to_json({**answer, "choices": []})
+    return around.replace(b'"choices": []', b'"choices": [' + b", ".join(answer["choices"]) + b"]", 1)
+
+
+def event(content: dict) -> bytes:
+    """A server-sent event. JSON has no line breaks of its own, so it is one line and an empty one."""
+    return b"data: " + to_json(content) + b"\n\n"
+
+
+class JSON(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return to_json(content)
+
+
+def error_response(error: APIError) -> JSON:
+    return JSON(error.to_dict(), error.status, error.headers)
+
+
+async def until_gone(receive: Receive) -> None:
+    """Returns when the client has closed its connection; its body has been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(receive: Receive, work: Coroutine) -> None:
+    """Do this work, and cancel it if the client goes before it is done."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(until_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+    if not task.cancelled():
+        task.result()
+
+
+class Answer:
+    """The response to a job, as ASGI: whole, or as a stream. If the client goes, the request is aborted.
+
+    A client that reads slowly holds up nobody: while `send` waits until the connection takes more, its tokens wait in
+    the `Run`, and there are no more of them than it has asked for.
+    """
+
+    def __init__(self, service: Service, job: Job):
+        self.service, self.job = service, job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await unless_gone(receive, self._answer(scope, receive, send))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with Run(self.service, self.job) as run:
+            scope["run"] = run  # for the log
+            if self.job.stream:
+                scope["comment"] = COMMENT  # for connection.py
+                await self._stream(run, send)
+            else:
+                answer = await self.service.whole(run, to_json)
+                await Response(with_choices(answer), media_type="application/json")(scope, receive, send)
+
+    async def _stream(self, run: Run, send: Send) -> None:
+        async def write(body: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async with contextlib.aclosing(self.service.chunks(run)) as chunks:
+                async for chunk in chunks:
+                    await write(event(chunk))
+        except APIError as error:  # too late for a status
+            await write(event(error.to_dict()))
+        await write(DONE, more=False)

@@ -1,0 +1,54 @@
+"""What one client may ask for, so that no client makes another one wait: each limit is a flag of the server."""
+
+import argparse
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..stages import Stage
+
+
+def limit(default: float, help: str, low: float = 1) -> Any:
+    return field(default=default, metadata={"help": help, "low": low})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """A request beyond one of these is refused with an error that names it; a connection is closed.
+
+    Of the places in the queue a single request gets at most half of what is free, so there is always one left for the
+    next.
+    """
+
+    max_queue_size: int = limit(4096, "completions that may wait, prompts times n")
+    max_queue_tokens: int = limit(2**22, "tokens that all that wait or run may have in the end, prompts included")
+    max_body_bytes: int = limit(8 * 2**20, "bytes in a request's body")
+    max_json_values: int = limit(2**18, "values in a request's JSON: numbers, texts, lists, objects")
+    max_choices: int = limit(1024, "completions in a request: prompts times n")
+    max_stop_texts: int = limit(64, "texts in a request's stop")
+    max_stop_characters: int = limit(1024, "characters in one of them")
+    max_stop_token_ids: int = limit(1024, "token ids in a request's stop_token_ids")
+    max_connections: int = limit(512, "connections at once; half as many as files may be open, if that is less")
+    header_seconds: float = limit(10, "seconds until a request's header has come", 0.01)
+    body_seconds: float = limit(30, "seconds until the body behind it has come", 0.01)
+    unread_seconds: float = limit(60, "seconds that a client may read nothing while there is more for it", 0.01)
+    idle_seconds: float = limit(5, "seconds that a connection may stay open without a request", 0.01)
+
+
+def add_flags(add: Any) -> None:
+    """A flag for each limit; `add` is a parser's `add_argument`."""
+    for one in fields(Limits):
+        kind, metavar = (float, "SECONDS") if one.type in (float, "float") else (int, "N")
+        text = f"{one.metadata['help']} (default: %(default)s)"
+        add("--" + one.name.replace("_", "-"), type=kind, default=one.default, metavar=metavar, help=text)
+
+
+def limits_of(args: argparse.Namespace, stage: Stage) -> Limits:
+    """The limits that the flags ask for. Raises ValueError for one that is wrong."""
+    values = {one.name: getattr(args, one.name) for one in fields(Limits)}
+    for one in fields(Limits):
+        flag, value = "--" + one.name.replace("_", "-"), values[one.name]
+        if isinstance(value, float):
+            stage.check_number(flag, value, one.metadata["low"], 86400)
+        else:
+            stage.check_whole_number(flag, value, one.metadata["low"])
+    return Limits(**values)

@@ -1,0 +1,114 @@
+"""What the server counts, for Prometheus, under vLLM's names where they mean the same.
+
+Counters and histograms are kept by the event loop as news pass through it. What the engine alone knows is read from it
+at a scrape: lengths and counters, which take no lock and do not hold up a step.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from ..stages import Stage, core_of
+
+TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class Metrics:
+    """The counters of a server.
+
+    Attributes:
+        num_unfinished: completions that wait or run.
+        num_tokens: what these may have in the end, prompts included.
+    """
+
+    def __init__(self, stage: Stage, engine: Any, model_name: str):
+        self.stage, self.engine, self.model_name = stage, engine, model_name
+        self.num_unfinished = self.num_tokens = 0
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self.prompt_tokens = self._make(Counter, "prompt_tokens", "Tokens of prompts.")
+        self.generation_tokens = self._make(Counter, "generation_tokens", "Tokens that were made.")
+        self.success = self._make(Counter, "request_success", "Completions that ended.", labels=("finished_reason",))
+        self.ttft = self._seconds("time_to_first_token", "From a request to its first token.", REQUEST_SECONDS)
+        self.itl = self._seconds("inter_token_latency", "Between two tokens of a completion.", TOKEN_SECONDS)
+        self.e2e = self._seconds("e2e_request_latency", "From a request to its last token.", REQUEST_SECONDS)
+        if stage.number >= 5:
+            self.cache_queries = self._make(Counter, "prefix_cache_queries", "Tokens looked up in the prefix cache.")
+            self.cache_hits = self._make(Counter, "prefix_cache_hits", "Tokens found in it.")
+
+    def _make(self, kind: type, name: str, text: str, labels: tuple[str, ...] = (), **more: Any) -> Any:
+        metric = kind(f"vllm:{name}", text, ("model_name", *labels), registry=self.registry, **more)
+        return metric if labels else metric.labels(self.model_name)
+
+    def _seconds(self, name: str, text: str, buckets: tuple[float, ...]) -> Any:
+        return self._make(Histogram, f"{name}_seconds", text, buckets=buckets)
+
+    def ended(self, reason: str) -> None:
+        """A completion has ended, or nobody waits for it any more."""
+        self.success.labels(self.model_name, reason).inc()
+        self.num_unfinished -= 1
+
+    def text(self) -> bytes:
+        """All of it, in Prometheus' format."""
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """What the engine knows; the registry asks for it at a scrape."""
+        core = core_of(self.engine.llm)
+        running = len(core.scheduler.running)
+        yield self._gauge("num_requests_running", "Completions in the batch.", running)
+        waiting = max(0, self.num_unfinished - running)
+        yield self._gauge("num_requests_waiting", "Completions in the queue.", waiting)
+        if self.stage.number == 4:  # whose cache is slots
+            used = running / core.scheduler.max_num_seqs
+        else:
+            used = 1 - core.block_manager.num_free / core.block_manager.num_blocks
+            preemptions = CounterMetricFamily("vllm:num_preemptions", "Preemptions.", labels=["model_name"])
+            preemptions.add_metric([self.model_name], self.engine.llm.stats.num_preemptions)
+            yield preemptions
+        yield self._gauge("kv_cache_usage_perc", "The share of the KV cache in use; 1 is all.", used)
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+        family.add_metric([self.model_name], value)
+        return family
+
+
+class Meter:
+    """Counts a request: it is shown all news of it."""
+
+    def __init__(self, metrics: Metrics, num_choices: int, num_tokens: int):
+        self.metrics, self.arrival = metrics, time.perf_counter()
+        self._last: dict[int, float] = {}  # when each choice had its latest token
+        self._seen: set[int] = set()  # prompts that have begun
+        self._unfinished, self._num_tokens = num_choices, num_tokens
+        metrics.num_unfinished += num_choices
+        metrics.num_tokens += num_tokens
+
+    def count(self, prompt: int, choice: int, event: Any) -> None:
+        now, metrics = time.perf_counter(), self.metrics
+        if prompt not in self._seen:
+            self._seen.add(prompt)
+            metrics.prompt_tokens.inc(event.num_prompt_tokens)
+            if metrics.stage.number >= 5:
+                metrics.cache_queries.inc(event.num_prompt_tokens)
+                metrics.cache_hits.inc(event.num_cached_tokens)
+        if event.token_ids:
+            metrics.generation_tokens.inc(len(event.token_ids))
+            (metrics.itl if choice in self._last else metrics.ttft).observe(now - self._last.get(choice, self.arrival))
+            self._last[choice] = now
+        if event.finish_reason is not None:
+            metrics.e2e.observe(now - self.arrival)
+            metrics.ended(event.finish_reason)
+            self._unfinished -= 1
+
+    def close(self) -> None:
+        """What has not ended by now is aborted."""
+        self.metrics.num_tokens -= self._num_tokens
+        while self._unfinished:
+            self._unfinished -= 1
+            self.metrics.ended("abort")

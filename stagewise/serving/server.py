@@ -1,0 +1,89 @@
+"""The server's life: a port, uvicorn on it, and an end that lets requests finish."""
+
+import asyncio
+import functools
+import os
+import socket
+import time
+from typing import NoReturn
+
+import uvicorn
+
+from .app import App
+from .connection import Connection, Doorkeeper
+
+TOLD_SECONDS = 1  # for the last words to those whose requests are aborted
+BACKLOG = 128  # connections that the system may hold until they are accepted
+ACCEPTED = 8  # so many at once; then others have their turn
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket on which clients may knock already. Raises OSError, naming the place, if it can't be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise OSError(f"--host {host}: {error.strerror}") from None
+    try:
+        if os.name == "posix":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a port rests a minute after its use
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise OSError(f"port {port} on {host} can't be had: {error.strerror}") from None
+    return listener
+
+
+def url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, with an end of its own.
+
+    The first signal closes the door: new requests are told 503, those that run have `grace` seconds. Then the engine
+    aborts what is left, and its clients are told so. A second signal ends the process at once.
+    """
+
+    def __init__(self, app: App, grace: float):
+        unused = {"log_config": None, "access_log": False, "proxy_headers": False, "lifespan": "off", "ws": "none"}
+        doorkeeper = Doorkeeper(app.limits)
+        connections = {
+            "http": functools.partial(Connection, doorkeeper),
+            "timeout_keep_alive": app.limits.idle_seconds,
+            "backlog": max(1, min(ACCEPTED, doorkeeper.most // 4)),
+        }
+        super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=1, **connections, **unused))
+        self.app, self.grace = app, grace
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        if self.app.draining:
+            self._end_now(sig)
+        self.app.draining = self.should_exit = True
+
+    @staticmethod
+    def _end_now(sig: int) -> NoReturn:
+        os._exit(128 + sig)  # as a shell calls the end by this signal
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # asyncio has one number for both, and has set it to ACCEPTED
+
+    async def main_loop(self) -> None:
+        """Serve until a signal comes, and then until nothing runs; the caller closes the connections."""
+        await super().main_loop()
+        await self._until_idle(self.grace)
+        await asyncio.to_thread(self.app.service.engine.close, abort=True)
+        await self._until_idle(TOLD_SECONDS)
+        for connection in list(self.server_state.connections):  # who does not read, or never sends the rest
+            if connection.has_header:  # pyright: ignore[reportAttributeAccessIssue]
+                connection.transport.abort()
+        await self._until_idle(TOLD_SECONDS)
+
+    async def _until_idle(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.app.num_active and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)

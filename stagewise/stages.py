@@ -1,0 +1,208 @@
+"""The stages: their numbers, packages and commands; and the one place through which this package touches them.
+
+A stage is known by what its package exports: `stage.LLM`, `stage.SamplingParams`, and so on. What is not exported
+stands in `ELSEWHERE`, in the methods of `Stage` and in the functions below; nothing else here looks into a stage.
+"""
+
+import contextlib
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+PACKAGES = {
+    1: "stage01_single",
+    2: "stage02_static_batch",
+    3: "stage03_kvcache",
+    4: "stage04_continuous",
+    5: "stage05_paged",
+    6: "stage06_fast",
+}
+NEWEST = max(PACKAGES)
+
+# Name -> the module that has it.
+ELSEWHERE = {"derive_seed": "philox", "find_model": "weights", "new_texts": "observer", "Detokenizer": "tokenizer"}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the answers of an engine depend on, beside its requests.
+
+    Attributes:
+        config: its EngineConfig.
+        directory: of the model.
+        dtype: as torch names it, such as "float32".
+    """
+
+    config: Any
+    directory: Path
+    dtype: str
+    max_model_len: int
+
+
+class Stage:
+    """A stage: what it exports, as attributes, and what it can do."""
+
+    def __init__(self, number: int):
+        if number not in PACKAGES:
+            raise ValueError(f"stage must be one of {', '.join(map(str, PACKAGES))}, got {number}")
+        self.number, self.package, self.command = number, PACKAGES[number], f"stage{number:02}"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # nobody's export; and this object may not be whole yet
+            raise AttributeError(name)
+        if name not in ELSEWHERE:
+            return getattr(importlib.import_module(self.package), name)
+        if (part := self._part(ELSEWHERE[name])) is None:
+            raise AttributeError(f"{self.package} has no {name}")
+        return getattr(part, name)
+
+    @functools.cache  # noqa: B019 (there are few stages, and they stay)
+    def _part(self, name: str) -> Any:
+        """A module of the stage; None if it has no such module."""
+        importlib.import_module(self.package)
+        for place in (self.package, f"{self.package}.support"):
+            try:
+                return importlib.import_module(f"{place}.{name}")
+            except ModuleNotFoundError as error:
+                if error.name not in (place, f"{place}.{name}"):
+                    raise
+        return None
+
+    @property
+    def description(self) -> str:
+        return importlib.import_module(self.package).__doc__ or ""
+
+    # --- What it can do ---------------------------------------------------------------------------------------------
+
+    def has_option(self, name: str) -> bool:
+        return name in {option.name for option in fields(self.EngineConfig)}
+
+    @functools.cached_property
+    def is_batched(self) -> bool:
+        """Whether it runs several requests at once."""
+        return self.has_option("max_num_seqs")
+
+    @functools.cached_property
+    def can_serve(self) -> bool:
+        """Whether requests may come at any time, and join those that run."""
+        return hasattr(self, "AsyncLLM")
+
+    @functools.cached_property
+    def can_score(self) -> bool:
+        return hasattr(self, "Pair")
+
+    @functools.cached_property
+    def has_priority(self) -> bool:
+        """Whether a request may have a priority."""
+        return "priority" in inspect.signature(self.LLM.as_completed).parameters
+
+    @functools.cached_property
+    def is_fair(self) -> bool:
+        """Whether it has a policy that lets nobody wait for all that another one asked for."""
+        return "fair" in self._part("scheduler").POLICIES
+
+    # --- What an engine is made of ----------------------------------------------------------------------------------
+
+    def setup(self, options: dict, device: str) -> Setup:
+        """Of an engine that is not loaded: with these options, on this kind of device.
+
+        Raises:
+            ValueError, OSError: as LLM does.
+        """
+        config, options_part, weights = self.EngineConfig(**options), self._part("options"), self._part("weights")
+        directory = weights.find_model(config.model, config.load_format)
+        sizes = weights.read_config(config.model, directory, config.load_format)
+        longest = options_part.pick_max_model_len(config.max_model_len, sizes["n_positions"])
+        dtype = options_part.pick_dtype(config.dtype, SimpleNamespace(type=device))
+        return Setup(config, directory, str(dtype).removeprefix("torch."), longest)
+
+    def most_cache_bytes(self, options: dict) -> int:
+        """What of a KV cache an engine with these options can fill."""
+        config, options_part, weights = self.EngineConfig(**options), self._part("options"), self._part("weights")
+        directory = weights.find_model(config.model, config.load_format)
+        sizes = weights.read_config(config.model, directory, config.load_format)
+        longest = options_part.pick_max_model_len(config.max_model_len, sizes["n_positions"])
+        dtype = options_part.pick_dtype(config.dtype, options_part.pick_device(config.device))
+        block = getattr(config, "block_size", 1)
+        per_token = self._part("kv_cache").bytes_per_token(sizes["n_layer"], sizes["n_embd"], dtype)
+        return config.max_num_seqs * -(-longest // block) * block * per_token
+
+    def check_number(self, name: str, value: Any, low: float, high: float) -> None:
+        """Raise ValueError, which names it, unless it is a number within these bounds."""
+        self._part("sampling_params").number(name, value, low, high)
+
+    def check_whole_number(self, name: str, value: Any, low: int, high: int | None = None) -> None:
+        self._part("sampling_params").whole_number(name, value, low, high)
+
+    def checkpoint_files(self, directory: Path) -> list[Path]:
+        """All files that a model is read from: its weights, its sizes, its tokenizer."""
+        part = self._part("weights")
+        tokenizer = part.tokenizer_directory(directory)
+        files = [*part.weight_files(directory)[1], directory / "config.json"]
+        return files + [tokenizer / name for name in ("merges.txt", "tokenizer.json") if (tokenizer / name).exists()]
+
+
+STAGES = {number: Stage(number) for number in PACKAGES}
+SERVING = {number: stage for number, stage in STAGES.items() if number >= 4}  # `can_serve`, without importing them
+
+
+def stage_of(package: str) -> Stage:
+    return next(stage for stage in STAGES.values() if stage.package == package)
+
+
+# --- What is asked of an LLM, whatever its stage --------------------------------------------------------------------
+
+
+def setup_of(llm: Any) -> Setup:
+    core = llm.engine
+    dtype = str(core.runner.dtype).removeprefix("torch.")
+    return Setup(llm.config, core.checkpoint.directory, dtype, llm.max_model_len)
+
+
+# --- Looking on while an engine runs --------------------------------------------------------------------------------
+
+
+def core_of(llm: Any) -> Any:
+    """The engine inside."""
+    return llm.engine
+
+
+@contextlib.contextmanager
+def between_steps(llm: Any) -> Iterator[None]:
+    """A moment in which the engine does not change. May wait for a step: call this in a thread."""
+    router = llm._router
+    router.turn.check()
+    with router.turn.lock:
+        yield
+    router.do_notes()
+
+
+def look_on(stage: Stage, llm: Any, listener: Callable[[Any], None]) -> tuple[dict, list[dict], int]:
+    """Give each StepRecord to this listener, in the engine's thread, from now on. May wait for a step.
+
+    Returns:
+        the header, what is there already as events, and how many of the first record's events are among these.
+    """
+    core, observer, paged = llm.engine, stage._part("observer"), stage.has_option("block_size")
+    with between_steps(llm):
+        header = llm.trace_header
+        if paged:
+            free, num_findable = core.block_manager.free_blocks()
+            header = {**header, "free": free, "num_findable": num_findable}
+        known = observer.describe(llm._router.unfinished)
+        for request in core.scheduler.running:
+            where = {"num_cached_tokens": request.num_cached_tokens} if paged else {"slot": request.slot}
+            who = {"request_id": request.request_id, "index": getattr(request, "index", 0)}
+            known.append({"kind": "admitted", **who, **where})
+        return header, known, llm._observer.look_on(listener)
+
+
+def look_away(llm: Any, listener: Callable[[Any], None]) -> None:
+    """No more of them. May wait for a step."""
+    with between_steps(llm):
+        llm._observer.look_away(listener)

@@ -1,0 +1,58 @@
+"""The command `stagewise`: its subcommands are there, and say what is wrong with their input in one line."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.adapter import ROOT
+
+
+def run(*arguments, cwd=ROOT, **more):
+    command = [sys.executable, "-m", "stagewise", *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False, **more)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_help_lists_the_commands():
+    status, stdout, _ = run("--help")
+    assert status == 0
+    assert run() == (0, stdout, "")
+    assert all(f"\n  {name} " in stdout for name in ["run", "batch", "serve", "replay", "score", "push", "bench"])
+    assert run("dance")[::2] == (2, "python -m stagewise: error: there is no command 'dance': run, batch, serve, "
+                                    "replay, score, push, bench\n")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["run", "batch", "serve", "replay", "score", "push", "bench"])
+def test_every_command_has_its_own_help(name):
+    status, stdout, stderr = run(name, "--help")
+    assert (status, stderr) == (0, "")
+    assert name == "bench" or stdout.startswith(f"usage: python -m stagewise {name} ")
+
+
+def test_run_takes_the_stage(tmp_path):
+    status, stdout, stderr = run("run", "--stage", 1, "--prompts", "A fox", "--max-tokens", 3, "--temperature", 0)
+    assert (status, stdout) == (0, "A fox and a puppy\n")
+    assert "mean TTFT" in stderr
+    for arguments, says in (
+        (("run", "--stage", 9, "--prompts", "a"), "run: error: argument --stage: invalid choice: 9"),
+        (("run", "--stage", 1, "--input", "a"), "run: error: unrecognized arguments: --input a"),
+        (("run", "--prompts", "a", "--top-p", 2), "run: error: top_p must be"),
+        (("batch", "--prompts", "a"), "batch: error: give --input and --output"),
+        (("batch", "--input", "a"), "batch: error: a batch file needs both --input and --output"),
+        (("replay", tmp_path / "none", "-o", tmp_path / "page.html"), "replay: error: "),
+        (("score", tmp_path / "none"), "score: error: "),
+        (("push", tmp_path / "none", "--folder", tmp_path / "folder"), "push: error: "),
+        (("serve", "--port", "many"), "serve: error: argument --port"),
+    ):
+        status, stdout, stderr = run(*arguments)
+        assert (status, stdout, stderr.count("\n")) == (2, "", 1), stderr
+        assert stderr.startswith(f"python -m stagewise {says}")
+
+
+def test_without_the_checkout_there_are_no_benchmarks(tmp_path):
+    code = "import sys; sys.path.append(sys.argv.pop(1)); sys.modules['bench'] = None; import stagewise.__main__ as m"
+    command = [sys.executable, "-c", f"{code}; sys.argv[0] = 'stagewise'; m.main()", str(ROOT), "bench"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "stagewise bench: error: the benchmarks are not installed: run this in a checkout\n"

@@ -1,0 +1,344 @@
+"""Nothing depends on torch's global state: default dtype and device, autocast, deterministic algorithms, grad modes.
+
+Whoever shares a process with an engine may change it, before the engine is loaded, while it is used, or for a moment
+in another thread. And no kernel in C is handed memory of another kind than it expects: it would not notice.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import functools
+import threading
+import time
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.adapter import ROOT, STAGES, Stage, random_prompts
+
+FACTORIES = {
+    *("arange", "as_tensor", "asarray", "empty", "empty_permuted", "empty_strided", "eye", "from_file", "full"),
+    *("linspace", "logspace", "normal", "ones", "rand", "randint", "randn", "randperm", "range", "scalar_tensor"),
+    *("tensor", "tril_indices", "triu_indices", "zeros"),
+}
+# Every way that a stage computes in: what `LLM` takes.
+WAYS = [(stage, {}) for stage in STAGES[:5]]
+WAYS += [(STAGES[4], {"attention_backend": "torch"})]
+WAYS += [(STAGES[5], options) for options in (
+    {},
+    {"dtype": "bfloat16"},
+    {"dtype": "float16"},  # the kernels have no linear layers of this type, but its attention
+    {"disable": ["one_call", "pages"]},
+    {"disable": ["linear", "argmax"], "attention_backend": "torch"},
+)]  # fmt: skip
+names = [f"{stage.command} {' '.join(map(str, options.values()))}".strip() for stage, options in WAYS]
+PROMPTS = random_prompts(200, [3, 9, 5, 2])
+every_way = pytest.mark.parametrize("stage, options", WAYS, ids=names)  # noqa: PT006 (so conftest.py finds it)
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def default_device(device: str):
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@contextlib.contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+STATES = {
+    "dtype bfloat16": functools.partial(default_dtype, torch.bfloat16),
+    "dtype float16": functools.partial(default_dtype, torch.float16),
+    "dtype float64": functools.partial(default_dtype, torch.float64),
+    "device meta": functools.partial(default_device, "meta"),
+    "in a device context": functools.partial(torch.device, "meta"),
+    "autocast": functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16),
+    "deterministic": deterministic,
+    "grad": torch.enable_grad,
+    "no grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_tokenizers():
+    """Read once: a tokenizer has nothing to do with torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        for stage in STAGES:
+            patch.setattr(stage.part("weights"), "Tokenizer", functools.cache(stage.part("tokenizer").Tokenizer))
+        yield
+
+
+def load(stage: Stage, options: dict, checkpoint):
+    cache = {"num_blocks": 40} if stage.number >= 5 else {"kv_cache_bytes": 1 << 20} if stage.number >= 3 else {}
+    return stage.LLM(str(checkpoint), device="cpu", **options, **cache)
+
+
+def everything(llm, stage: Stage) -> list:
+    """What comes of all that a stage can do, a step of it at a time."""
+    params = functools.partial(stage.SamplingParams, max_tokens=4, ignore_eos=True, logprobs=2)
+    later = {"prompt_logprobs": 1} if stage.number >= 4 else {}
+    samplings = [
+        params(temperature=0, **later),
+        params(temperature=0, min_tokens=2, repetition_penalty=1.3, frequency_penalty=0.3, presence_penalty=0.7),
+        params(seed=3, temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, frequency_penalty=0.3),
+        params(seed=4, **({"n": 3} if stage.number >= 5 else {})),
+    ]
+    results = [(o.outputs, getattr(o, "prompt_logprobs", None)) for o in llm.generate(PROMPTS, samplings)]
+    results += [event.token_ids for event in llm.stream(PROMPTS[:2], samplings[:2])]
+    if stage.number >= 4:
+        results += llm.score([[5, 6], [7]], [[8, 9], [1, 2]])
+    if stage.number >= 5:
+        results += [o.outputs for o in llm.beam_search(PROMPTS[:1], beam_width=2, max_tokens=4)]
+    return results
+
+
+@pytest.fixture(scope="module")
+def undisturbed(small_checkpoint):
+    """(stage, options) -> an engine and what it says, made where nobody has changed anything."""
+    made = {}
+
+    def get(stage, options):
+        key = stage.number, repr(options)
+        if key not in made:
+            llm = load(stage, options, small_checkpoint)
+            made[key] = llm, everything(llm, stage)
+        return made[key]
+
+    return get
+
+
+@pytest.mark.parametrize("state", STATES)
+@every_way
+def test_the_same_tokens_in_any_state(stage, options, state, undisturbed, small_checkpoint):
+    change = STATES[state]
+    llm, expected = undisturbed(stage, options)
+    with change():
+        assert everything(llm, stage) == expected, "changed after loading"
+        other = load(stage, options, small_checkpoint)
+        assert everything(other, stage) == expected, "changed before loading"
+    assert everything(other, stage) == expected, "changed while loading"
+
+
+@pytest.mark.parametrize(
+    "state", ["dtype bfloat16", "dtype float64", "deterministic"]
+)  # the others are the thread's own
+@every_way
+def test_another_thread_changes_the_state_all_the_time(stage, options, state, undisturbed):
+    llm, expected = undisturbed(stage, options)
+    changes, over = 0, threading.Event()
+
+    def run():
+        nonlocal changes
+        while not over.is_set():
+            with STATES[state]():
+                time.sleep(1e-4)
+            changes += 1
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert everything(llm, stage) == expected
+    finally:
+        over.set()
+        thread.join()
+    assert changes > 1
+
+
+def test_random_weights_are_the_same_in_any_state(stage):
+    """`dummy_tensors` is in a file that all stages share, so one stage is enough."""
+    if stage.number > 1:
+        pytest.skip("the same file")
+    weights = stage.part("weights")
+    make = lambda: list(weights.dummy_tensors({"x.bias": (3,), "ln_f.weight": (2,), "wte.weight": (4, 5)}, 2))  # noqa: E731
+    expected = make()
+    for change in STATES.values():
+        with change():
+            made = make()
+        for (name, tensor), (_, before) in zip(made, expected, strict=True):
+            assert tensor.dtype == torch.float32, name
+            assert torch.equal(tensor, before), name
+
+
+class Watch(TorchDispatchMode):
+    """Notes every operation that makes numbers of a type that nothing asked for."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.dtype, self.count, self.found = dtype, 0, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.count += 1
+        for tensor in out if isinstance(out, list | tuple) else [out]:
+            # On the meta device the model is built, of no memory and of any type: its weights come later.
+            if isinstance(tensor, torch.Tensor) and tensor.dtype == self.dtype and not tensor.is_meta:
+                self.found.add(str(func))
+        return out
+
+
+@every_way
+def test_nothing_has_the_default_dtype(stage, options, undisturbed, small_checkpoint):
+    """Also where it changes no token: a whole number times a float is of the default dtype, for example."""
+    _, expected = undisturbed(stage, options)
+    other = torch.bfloat16 if options.get("dtype") == "float16" else torch.float16
+    with default_dtype(other), Watch(other) as watch:
+        assert everything(load(stage, options, small_checkpoint), stage) == expected
+    assert watch.count > 100
+    assert not watch.found
+
+
+def sources(stage: Stage) -> list:
+    return sorted((ROOT / stage.directory).rglob("*.py"))
+
+
+def calls(tree: ast.AST, names) -> list[ast.Call]:
+    """Of torch's functions of these names."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    return [call for call in found if ast.unparse(call.func.value) == "torch" and call.func.attr in names]
+
+
+def unnamed(source: str) -> list[str]:
+    """The tensors that it makes without naming dtype and device."""
+    tree = ast.parse(source)
+    # The model is built where its runner says, on the meta device.
+    exempt = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "embedding"]
+    spared = {call for function in exempt for call in calls(function, FACTORIES)}
+    return [
+        f"{call.lineno}: {ast.unparse(call)}"
+        for call in calls(tree, FACTORIES)
+        if call not in spared and not {"dtype", "device"} <= {keyword.arg for keyword in call.keywords}
+    ]
+
+
+def test_every_tensor_names_its_dtype_and_device(stage):
+    found = {path.name: lines for path in sources(stage) if (lines := unnamed(path.read_text(encoding="utf-8")))}
+    assert not found
+    made = [call for path in sources(stage) for call in calls(ast.parse(path.read_text(encoding="utf-8")), FACTORIES)]
+    assert len(made) > 4
+    assert unnamed("x = torch.zeros(3, dtype=torch.int64)") == ["1: torch.zeros(3, dtype=torch.int64)"]
+
+
+# --- The boundary to C ----------------------------------------------------------------------------------------------
+
+SPOILT = {
+    "type": lambda t: t.to(torch.float64),
+    "narrower": lambda t: t.to(torch.int32) if t.dtype == torch.int64 else t.to(torch.float64),
+    "strides": lambda t: t.repeat_interleave(2, dim=-1)[..., ::2],
+    "device": lambda t: t.to("meta"),
+}
+kernels = pytest.mark.parametrize("stage", STAGES[4:], ids=str)
+
+
+def attention_arguments() -> dict:
+    cache = torch.ones(3, 2, 4, 8), torch.ones(3, 2, 8, 4)
+    whole = [torch.tensor(x) for x in ([[0, 1], [2, 0]], [0, 1, 2], [9, 3])]
+    names = ("query", "k_cache", "v_cache", "block_tables", "query_start_loc", "seq_lens")
+    return dict(zip(names, (torch.ones(2, 2, 4), *cache, *whole), strict=True))
+
+
+@pytest.mark.parametrize("how", SPOILT)
+@kernels
+def test_attention_is_handed_nothing_else(stage, how):
+    kernel, arguments = stage.part("kernels.c_kernel"), attention_arguments()
+    right = kernel.paged_attention(**arguments)
+    for name, tensor in arguments.items():
+        spoilt = {**arguments, name: SPOILT[how](tensor)}
+        if name == "query" and (how == "strides" or (stage.number == 5 and how != "device")):
+            assert torch.equal(kernel.paged_attention(**spoilt).float(), right)  # it is copied
+        else:
+            with pytest.raises(TypeError, match="the C kernels take"):
+                kernel.paged_attention(**spoilt)
+
+
+def test_the_step_is_handed_nothing_else(small_checkpoint, undisturbed):
+    stage = STAGES[5]
+    for options in ({}, {"disable": ["one_call", "pages"]}):
+        llm, expected = undisturbed(stage, options)
+        model, real, spoilt = llm.engine.runner.model, [], []
+
+        def forward(batch, cache, model=model, real=real, spoilt=spoilt):
+            for name in (
+                "token_ids",
+                "positions",
+                "slot_mapping",
+                "block_tables",
+                "query_start_loc",
+                "seq_lens",
+                "last",
+            ):
+                for how in ("narrower", "type", "strides", "device"):
+                    if how != "strides" or getattr(batch, name).shape[-1] > 1:  # one number has no gaps
+                        with pytest.raises(TypeError, match="the C kernels take"):
+                            model(dataclasses.replace(batch, **{name: SPOILT[how](getattr(batch, name))}), cache)
+                        spoilt.append(name)
+            real.append(batch)
+            return model(batch, cache)
+
+        llm.engine.runner.model = forward
+        try:
+            assert everything(llm, stage) == expected
+        finally:
+            llm.engine.runner.model = model
+        assert len(real) > 4
+        assert len(spoilt) > 100
+
+
+def test_the_other_kernels_are_handed_nothing_else():
+    kernel, memory = (STAGES[5].part(name) for name in ("kernels.c_kernel", "memory"))
+    assert kernel.argmax(torch.eye(3)).tolist() == [0, 1, 2]
+    wide = torch.eye(3).repeat_interleave(2, dim=-1)[..., ::2]
+    assert kernel.argmax(wide).tolist() == [0, 1, 2]  # it is copied
+    assert torch.equal(kernel.pack(torch.eye(40).T, "fma_float32"), kernel.pack(torch.eye(40), "fma_float32"))
+    for spoil in (SPOILT["type"], SPOILT["device"]):
+        with pytest.raises(TypeError, match="the C kernels take"):
+            kernel.argmax(spoil(torch.eye(3)))
+        with pytest.raises(TypeError, match="the C kernels take"):
+            kernel.pack(spoil(torch.eye(40)), "fma_float32")
+    with default_device("meta"), default_dtype(torch.float64):
+        assert kernel.pack(torch.ones(40, 40, device="cpu", dtype=torch.float32), "fma_float32").is_cpu
+        assert memory.Arena().room(64).is_cpu
+        assert memory.empty((3,), torch.float32).is_cpu
+
+
+@kernels
+def test_addresses_are_asked_for_in_one_place(stage):
+    """And so are checked: `address` alone takes them, but for memory.py, which looks where a page begins."""
+    for path in sources(stage):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        spared = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "address"]
+        spared = {inner for node in spared for inner in ast.walk(node)}
+        taken = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "data_ptr"]
+        assert path.name == "memory.py" or not set(taken) - spared, path
+
+
+def test_a_full_step_under_autocast(undisturbed):
+    """What a GPU's engine measures its memory with while it is loaded: a step outside of any turn."""
+    for stage, options in WAYS:
+        if stage.number >= 5:
+            runner = undisturbed(stage, options)[0].engine.runner
+            cache = stage.part("kv_cache").KVCache(
+                runner.model.config.n_layer, 1, 1024, 3, 16, runner.dtype, runner.device, runner.cache.paged_attention
+            )
+            config = dataclasses.replace(undisturbed(stage, options)[0].engine.config, max_num_batched_tokens=32)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                runner.full_step(config, cache)

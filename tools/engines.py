@@ -1,0 +1,159 @@
+"""Engines by name, for what runs several of them: the tests, the benchmarks, the exercises, the notebooks."""
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagewise import stages
+from tools.sync_stages import ROOT
+
+if TYPE_CHECKING:  # stage 6 would rather load torch itself
+    from torch import Tensor
+
+TINYTALES = ROOT / "models" / "tinytales"
+
+
+class Stage(stages.Stage):
+    """A stage: its modules by name, and its engines."""
+
+    def __str__(self) -> str:
+        return self.package
+
+    @property
+    def directory(self) -> str:
+        return self.package
+
+    def part(self, name: str) -> Any:
+        """A module such as "sampler": of the stage, of its support, or of what surrounds all stages."""
+        return self._part(name) or importlib.import_module(f"stagewise.{name}")
+
+    def has_argument(self, name: str) -> bool:
+        return self.has_option(name)
+
+    @functools.cache  # noqa: B019 (stages live as long as the process)
+    def engine(self, model="tinytales", **arguments):
+        """An engine that all callers share. Arguments of later stages are left out in those that do not know them."""
+        known = {name: value for name, value in arguments.items() if self.has_argument(name)}
+        return self.LLM(str(model), device="cpu", **known)
+
+    # --- Looking inside ---------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def recorded_logits(self) -> Iterator[dict[tuple[str, int], "Tensor"]]:
+        """The logits that the sampler saw: (request id, number of output tokens before) -> [vocab_size]."""
+        records, where = {}, self.part("runner" if self.number == 6 else "engine")
+        original = where.sample
+
+        def spy(logits, requests, *how):
+            rows = requests if isinstance(requests, list) else [requests]
+            for row, request in zip(logits.reshape(len(rows), -1), rows, strict=True):
+                records[request.request_id, len(request.output_token_ids)] = row.clone()
+            return original(logits, requests, *how)
+
+        where.sample = spy
+        try:
+            yield records
+        finally:
+            where.sample = original
+
+    def make_request(self, params, prompt_token_ids=(1,), output_token_ids=(), seed=0, eos_token_ids=()):
+        """A request in the middle of its life."""
+        request = self.part("request").Request(
+            request_id="0",
+            prompt=None,
+            prompt_token_ids=list(prompt_token_ids),
+            params=params,
+            seed=seed,
+            max_length=10**9,
+            tokenizer=self.tokenizer(),
+            eos_token_ids=tuple(eos_token_ids),
+        )
+        request.output_token_ids.extend(output_token_ids)
+        return request
+
+    @functools.cache  # noqa: B019 (as above)
+    def tokenizer(self, directory: Path = TINYTALES):
+        return self.part("tokenizer").Tokenizer(directory)
+
+    def sample(self, logits: "Tensor", requests: list) -> list[tuple]:
+        """(token, logprobs) for each row of logits, [n_rows, vocab_size]."""
+        sample = self.part("sampler").sample
+        if self.number == 1:
+            return [sample(row, request) for row, request in zip(logits, requests, strict=True)]
+        return sample(logits, requests)
+
+    def filtered(self, logits: "Tensor", requests: list) -> "Tensor":
+        """The scores that are drawn from, after penalties, temperature and filters: [n_rows, vocab_size]."""
+        import torch
+
+        sampler, seen = self.part("sampler"), []
+        original = sampler.draw
+        sampler.draw = lambda scores, u: seen.append(scores) or original(scores, u)
+        try:
+            self.sample(logits, requests)
+        finally:
+            sampler.draw = original
+        return torch.cat([scores.reshape(-1, logits.shape[-1]) for scores in seen])
+
+
+class OwnEngine:
+    """An engine of somebody's own: any directory that has `LLM` and `SamplingParams`. Nothing else of it is known.
+
+    Raises:
+        ValueError: there is no such package, or it lacks one of the two.
+    """
+
+    def __init__(self, directory: str | Path):
+        self.directory = Path(directory).resolve()
+        if not (self.directory / "__init__.py").is_file():
+            raise ValueError(f"{directory} is no engine: it has no __init__.py")
+        # A name that no other module has, whatever the directory is called.
+        name = f"own_engine_{sum(name.startswith('own_engine_') for name in sys.modules)}"
+        spec = importlib.util.spec_from_file_location(
+            name, self.directory / "__init__.py", submodule_search_locations=[str(self.directory)]
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for part in ("LLM", "SamplingParams"):
+            if not hasattr(module, part):
+                raise ValueError(f"{directory} is no engine: its __init__.py has no {part}")
+        self.LLM, self.SamplingParams = module.LLM, module.SamplingParams
+
+    def __str__(self) -> str:
+        return self.directory.name
+
+    def engine(self, model: str | Path, options: dict, **needed):
+        """An engine of it. Options that it does not know are left out; what is needed raises TypeError then."""
+        while True:
+            try:
+                return self.LLM(str(model), **options, **needed)
+            except TypeError as error:
+                unknown = unknown_argument(error, options)
+                if unknown is None:
+                    raise
+                options = {name: value for name, value in options.items() if name != unknown}
+
+
+def unknown_argument(error: TypeError, names: Iterable[str]) -> str | None:
+    """Which of these keyword arguments a call did not know, if that is what the error says."""
+    if "unexpected keyword" not in str(error):
+        return None
+    return next((name for name in names if f"'{name}'" in str(error)), None)
+
+
+STAGES = [Stage(number) for number in stages.PACKAGES]
+
+
+def random_prompts(vocab_size: int, lengths: list[int], seed: int = 0) -> list[list[int]]:
+    """Prompts of these lengths, without token 0, which ends a text in the checkpoints of the tests."""
+    import torch
+
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return [torch.randint(1, vocab_size, (n,), generator=generator).tolist() for n in lengths]
