@@ -264,6 +264,21 @@ def test_abandoned_generators_beside_an_engine_that_runs_in_a_thread(serving, sm
         run(at)
 
 
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.directory)
+def test_a_stream_that_is_collected_with_its_engine_is_silent(stage, small_checkpoint, monkeypatch):
+    """In a cycle with it: the collector has cleared what knows the engine weakly when it closes the stream."""
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    llm = stage.LLM(small_checkpoint, device="cpu")
+    events = llm.stream([[1, 2], [3]], stage.SamplingParams(max_tokens=9, ignore_eos=True))
+    next(events)
+    cycle = [llm, events]
+    cycle.append(cycle)
+    del llm, events, cycle
+    gc.collect()
+    assert [str(one.exc_value) for one in told] == []
+
+
 @pytest.mark.parametrize("simple", STAGES[:3], ids=lambda stage: stage.directory)
 def test_an_abandoned_run_of_the_simple_stages_leaves_the_trace(simple, small_checkpoint):
     """Its requests have ended, also for who looks at the trace; the next run is as if it had not been."""

@@ -17,6 +17,8 @@ from .turn import Turn
 class Surroundings:
     """The base of a stage's `LLM`: has an engine, and all that is around it.
 
+    Around `step`, from the inside: the observer, the limit of threads, no gradients, the turn.
+
     Args:
         make_engine: the stage's Engine.
         config: its options.

@@ -4,6 +4,7 @@ comes around those before it; surroundings.py has the list."""
 import functools
 import weakref
 from collections.abc import Callable
+from inspect import ismethod
 from typing import Any
 
 
@@ -14,7 +15,15 @@ def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     of a model in memory until the garbage collector comes.
     """
     method = getattr(owner, name)
-    if getattr(method, "__self__", None) is owner:
-        weak = weakref.WeakMethod(method)
-        method = lambda *arguments: weak()(*arguments)  # noqa: E731  # pyright: ignore[reportOptionalCall]
-    setattr(owner, name, functools.partial(wrapper, method))
+    setattr(owner, name, functools.partial(wrapper, weakly(method) if ismethod(method) else method))
+
+
+def weakly(method: Any) -> Callable[..., Any]:
+    """The method, without its object. If the garbage collector is taking that, a call does nothing."""
+    weak = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> Any:
+        bound = weak()
+        return None if bound is None else bound(*arguments)
+
+    return call
