@@ -70,8 +70,8 @@ class Abandoned:
         cycle.append(cycle)
 
 
-# Every line, or for the quick tests one of twelve, with others in each stage.
-shares = pytest.mark.parametrize("share", [12, pytest.param(1, marks=pytest.mark.soak)])
+# Every line, or for the quick tests one of thirty, with others in each stage.
+shares = pytest.mark.parametrize("share", [30, pytest.param(1, marks=pytest.mark.soak)])
 
 
 def some(lines: list[int], share: int, stage) -> list[int]:
