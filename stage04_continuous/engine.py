@@ -50,8 +50,8 @@ class Engine:
         self.scheduler.remove(request)
 
     def step(self) -> list[Request]:
-        """One forward pass over the rows that the scheduler picks. Each request whose tokens are now all computed (it is
-        ready) gets its next one."""
+        """One forward pass over the rows that the scheduler picks. Each request whose tokens are now all computed
+        (it is ready) gets its next one."""
         rows = self.scheduler.schedule()
         batch = Batch.of(rows, self.runner.device)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]

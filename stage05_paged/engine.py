@@ -59,8 +59,8 @@ class Engine:
             self.scheduler.remove(completion)
 
     def step(self) -> list[Request]:
-        """One forward pass over the rows that the scheduler picks. Each request whose tokens are now all computed (it is
-        ready) gets its next one."""
+        """One forward pass over the rows that the scheduler picks. Each request whose tokens are now all computed
+        (it is ready) gets its next one."""
         rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last in the queue wait again
         batch = Batch.of(rows, self.block_manager, self.scheduler.num_places)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]

@@ -137,7 +137,9 @@ def test_every_file_of_a_stage_is_shown(texts, site, folder):
         lines = (ROOT / folder / name).read_text(encoding="utf-8").splitlines()
         page = texts[site / folder / f"{name}.html"]
         shown = re.findall(r'<span id="line-\d+">(.*)', page)
-        assert [plain(line).lstrip(" 0123456789") for line in shown] == [line.lstrip(" 0123456789") for line in lines or [""]]
+        assert [plain(line).lstrip(" 0123456789") for line in shown] == [
+            line.lstrip(" 0123456789") for line in lines or [""]
+        ]
 
 
 @pytest.mark.parametrize(("before", "after"), list(pairwise(STAGES)))
