@@ -55,6 +55,8 @@ def stages_that_change(*names: str) -> list[Stage]:
     """The stages in which one of these files is not byte for byte the one of the stage before: in the others it would
     only be tested again."""
     listed = read_stages()
+    unknown = set(names).difference(*listed.values())
+    assert not unknown, f"no stage has {', '.join(sorted(unknown))}; a test that is about it would run on none"
     return [stage for stage in STAGES if {listed[stage.directory].get(name) for name in names} & {"new", "changed"}]
 
 

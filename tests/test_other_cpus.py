@@ -12,7 +12,7 @@ import pytest
 from stage06_fast.support.compiler import OPTIMIZE
 from tests.adapter import ROOT, STAGES
 
-FILES = ("kernels/compiler.py",)
+FILES = ("support/compiler.py",)
 SOURCES = [ROOT / "tests/kernels/check.c", *sorted((ROOT / "stage06_fast/kernels").glob("*.c"))]
 FLAGS = [*OPTIMIZE, "-fno-math-errno", "-I", str(ROOT / "stage06_fast/kernels")]
 ARM = "aarch64-linux-gnu"

@@ -10,7 +10,7 @@ from transformers import GPT2TokenizerFast
 
 from tests.adapter import TINYTALES
 
-FILES = ("tokenizer.py",)  # what this is about, see conftest.py
+FILES = ("support/tokenizer.py",)  # what this is about, see conftest.py
 
 TEXTS = {
     "plain": "Once upon a time, there was a fox. It's he'll we've I'm they'd you're!",

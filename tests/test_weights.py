@@ -14,7 +14,7 @@ from transformers import GPT2LMHeadModel
 
 from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
 
-FILES = ("weights.py", "fast_model.py")  # what this is about, see conftest.py
+FILES = ("support/weights.py", "fast_model.py")  # what this is about, see conftest.py
 
 
 def greedy_tokens(stage, model, **arguments):
