@@ -4,7 +4,12 @@ import math
 
 import pytest
 
-FILES = ("support/intake.py", "support/sampling_params.py", "config.py", "support/options.py")  # what this is about, see conftest.py
+FILES = (
+    "support/intake.py",
+    "support/sampling_params.py",
+    "config.py",
+    "support/options.py",
+)  # what this is about, see conftest.py
 
 BAD_PARAMS = {
     "temperature": [-0.1, math.nan, math.inf, "1", True, 1e-9, 1e9, 10**400],
