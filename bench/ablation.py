@@ -86,7 +86,7 @@ def make_way(llm, on: frozenset[str] | None = None, cache=None) -> Callable:
         if on is not None:
             model.on = on
             kernels, dtype = FAST.part("kernels.c_kernel"), model.wte.weight.dtype
-            model.attention_kind = kernels.attention_kind(dtype, "prefill" in on, "tiles" in on)
+            model.attention_kind = kernels.attention_kind(dtype, "tiles" in on)
         before, everybodys.paged_attention = everybodys.paged_attention, attention
         try:
             logits = model(step, cache or everybodys)

@@ -80,7 +80,7 @@ def pick_c(device: torch.device, head_dim: int, on: Collection[str]) -> PagedAtt
     if head_dim > c_kernel.MAX_HEAD_DIM:
         raise RuntimeError(f"it takes heads of up to {c_kernel.MAX_HEAD_DIM} dimensions, not {head_dim}")
     c_kernel.load_kernel()
-    return functools.partial(c_kernel.paged_attention, products="prefill" in on, tiles="tiles" in on)
+    return functools.partial(c_kernel.paged_attention, prompts="prefill" in on, tiles="tiles" in on)
 
 
 def pick_triton(device: torch.device, head_dim: int) -> PagedAttention:

@@ -1,6 +1,6 @@
 """The model again, by the kernels: the same function as `GPT2.forward`, at the machine's speed.
 
-model.py says what is computed, and is how it is computed where the kernels are not (no compiler, CUDA, float16). Here
+model.py says what is computed, and is how it is computed where the kernels are not (no compiler, CUDA). Here
 its weights are packed for the kernels, once, and a step is one call of C. What each optimisation is, and what it gains,
 is in the README; every one can be turned off.
 """
@@ -27,7 +27,7 @@ OPTIMIZATIONS: dict[str, tuple[str, ...]] = {
     "fusion": ("linear",),  # bias, GELU and residual where the product is still in the cache; else passes of their own
     "tiles": ("linear",),  # AMX, and ARM's matrix instructions; else vectors
     "split": ("linear", "tiles"),  # float32 as two bfloat16s, for the tiles; else vectors
-    "prefill": (),  # attention of prompts as matrix products; else query by query
+    "prefill": (),  # attention of prompts as matrix products; else a few queries at a time
     "last_layer": ("linear",),  # only tokens whose logits are asked for go through all of it; else every token
     "one_call": ("linear",),  # a step is one call of C; else one per kernel
     "pages": (),  # weights and KV cache in pages of 2 MB, where the system has them; else of 4 KB
@@ -55,22 +55,19 @@ def enabled(disable: Sequence[str]) -> frozenset[str]:
     return frozenset(name for name, needs in OPTIMIZATIONS.items() if name not in off and not off & set(needs))
 
 
-def pick_kind(dtype: torch.dtype, on: frozenset[str], max_num_seqs: int = FEW + 1) -> str | None:
+def pick_kind(dtype: torch.dtype, on: frozenset[str], max_num_seqs: int = FEW + 1) -> str:
     """How to multiply weights of this type (kernels/product.c): the first of tiles, dots and vectors that the CPU has
-    and that is on; None if the kernels don't have the type."""
-    if dtype == torch.float32:
+    and that is on. float16 is widened to float32: few CPUs compute with it."""
+    if dtype != torch.bfloat16:
         split = "split" in on and max_num_seqs > FEW and c.has_kind("tiles_split")
         return "tiles_split" if split else "fma_float32"
-    if dtype != torch.bfloat16:
-        return None
     kinds = ["tiles_bfloat16", "matrix_bfloat16"] if "tiles" in on else []
     return next(filter(c.has_kind, [*kinds, "dot_bfloat16"]), "fma_bfloat16")
 
 
 def pick_model(model: GPT2, on: frozenset[str], max_num_seqs: int) -> nn.Module:
-    """What runs the steps: the kernels if they are on and have this type, else torch."""
-    kind = pick_kind(model.wte.weight.dtype, on, max_num_seqs) if "linear" in on else None
-    return FastGPT2(model, on, kind) if kind else model
+    """What runs the steps: the kernels if they are on, else torch."""
+    return FastGPT2(model, on, pick_kind(model.wte.weight.dtype, on, max_num_seqs)) if "linear" in on else model
 
 
 def rows(num_tokens: int, width: int, format: int, owner: list[Tensor]) -> c.Rows:
@@ -86,7 +83,7 @@ class FastGPT2(nn.Module):
     """The kernels' GPT-2. It takes the weights of a loaded `GPT2`, whose linear layers are empty afterwards.
 
     Args:
-        model: on the CPU, in float32 or bfloat16.
+        model: on the CPU.
         on: the optimisations, of `enabled`.
         kind: how to multiply, of `pick_kind`.
     """
@@ -96,7 +93,7 @@ class FastGPT2(nn.Module):
         self.config, self.wte, self.wpe, self.h, self.ln_f = model.config, model.wte, model.wpe, model.h, model.ln_f
         self.library, self.on, self.kind = c.load_kernel(), on, kind
         dtype = model.wte.weight.dtype
-        self.attention_kind = c.attention_kind(dtype, "prefill" in on, "tiles" in on)
+        self.attention_kind = c.attention_kind(dtype, "tiles" in on)
         # These three are what C's structs point to, beside the caches.
         self.arena = Arena() if "pages" in on else None
         self.weights: list[Tensor] = []
@@ -192,9 +189,10 @@ class FastGPT2(nn.Module):
         c_step = c.Step(*(c.address(tensor, torch.int64) for tensor in tensors), *sizes)
         logits, threads = self.logits[:num_rows], torch.get_num_threads()
         if "one_call" in self.on:
-            switches = (self.attention_kind, "fusion" in self.on, "last_layer" in self.on)
+            switches = ("prefill" in self.on, "fusion" in self.on, "last_layer" in self.on)
             out = c.address(logits, torch.float32)
-            self.library.forward(self.model, self.workspace, self.caches, c_step, out, *switches, threads)
+            kind = self.attention_kind
+            self.library.forward(self.model, self.workspace, self.caches, c_step, out, kind, *switches, threads)
         else:
             self.kernel_by_kernel(c_step, logits, threads)
         return logits
@@ -222,7 +220,7 @@ class FastGPT2(nn.Module):
                 starts, kept = torch.empty(step.num_seqs + 1, dtype=torch.int64, device="cpu"), c.Step()
                 lib.keep_last(w, width, step, c.address(starts, torch.int64), kept)
                 step, n = kept, kept.num_tokens
-            lib.paged_attention(w.attended, w.qkv, cache, step, self.attention_kind, threads)
+            lib.paged_attention(w.attended, w.qkv, cache, step, self.attention_kind, "prefill" in self.on, threads)
             linear(layer.attn_c_proj, w.attended, n, c.ADD, w.x, None)
             norm(w.x, None, n, layer.ln_2_weight, layer.ln_2_bias)
             linear(layer.c_fc, w.normed, n, c.GELU, None, w.inner)

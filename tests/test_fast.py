@@ -151,7 +151,7 @@ def test_layer_norm_of_rows_far_from_zero(c):
     assert (read_rows(c, memory, 5, width, 0) - expected).abs().max() <= 5e-3
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_embedding(c, dtype):
     for width in (5, 32, 100):
         wte, wpe = torch.randn(50, width).to(dtype), torch.randn(40, width).to(dtype)
@@ -293,7 +293,7 @@ def test_what_a_switch_turns_off(stage, checkpoint, monkeypatch, name):
 
         def call(self, function, *arguments):
             if function == "forward":
-                done["one_call"], (done["prefill"], done["fusion"], done["last_layer"]) = True, arguments[5:8]
+                done["one_call"], (done["prefill"], done["fusion"], done["last_layer"]) = True, arguments[6:9]
             return getattr(library, function)(*arguments)
 
     def what_it_does(disable):
@@ -311,18 +311,23 @@ def test_what_a_switch_turns_off(stage, checkpoint, monkeypatch, name):
 
     library = None
     on, off = what_it_does([]), what_it_does([name])
-    assert (on, off) == (0, -1) if name == "prefill" else (on and not off)
+    assert on
+    assert not off
 
 
 @pytest.mark.parametrize("off", [[], ["tiles"], ["fusion"], ["one_call"], ["prefill"]], ids=str)
 def test_bfloat16_is_as_close_to_float32_as_torch_is(stage, checkpoint, off):
-    """Of the logits behind the same prompts, in float32 and in bfloat16 by torch and by the kernels."""
+    check_closeness(stage, checkpoint, "bfloat16", off)
+
+
+def check_closeness(stage, checkpoint, dtype, off):
+    """Of the logits behind the same prompts, in float32 and in this type by torch and by the kernels."""
     prompts = random_prompts(211, LENGTHS)
     logits = {}
     for name, arguments in {
         "float32": {"disable": ["linear"]},
-        "torch": {"dtype": "bfloat16", "attention_backend": "torch"},
-        "fast": {"dtype": "bfloat16", "disable": off},
+        "torch": {"dtype": dtype, "attention_backend": "torch"},
+        "fast": {"dtype": dtype, "disable": off},
     }.items():
         llm = stage.LLM(str(checkpoint), device="cpu", **arguments)
         with stage.recorded_logits() as recorded:
@@ -377,10 +382,10 @@ def test_the_packed_weights_replace_the_others(stage, checkpoint):
     assert all(module.weight is not None for module in kept.modules() if isinstance(module, torch.nn.Linear))
 
 
-def test_float16_runs_on_torch(stage, checkpoint):
-    assert type(stage.LLM(str(checkpoint), device="cpu", dtype="float16").engine.runner.model).__name__ == "GPT2"
-    ids, _ = run(stage, checkpoint, dtype="float16")
-    assert ids == run(stage, checkpoint, dtype="float16", disable=["linear"])[0]
+def test_float16_is_as_close_to_float32_as_torch_is(stage, checkpoint):
+    """Its weights are widened, so only keys, values and queries are rounded."""
+    assert type(stage.LLM(str(checkpoint), device="cpu", dtype="float16").engine.runner.model).__name__ == "FastGPT2"
+    check_closeness(stage, checkpoint, "float16", [])
 
 
 def test_float32_is_split_where_many_rows_are_to_come(stage, checkpoint, c):

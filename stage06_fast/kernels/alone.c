@@ -35,9 +35,9 @@ void write_kv_alone(const Cache *cache, const Rows *qkv, const Step *step, int t
 }
 
 int paged_attention_alone(const Rows *out, const Rows *query, const Cache *cache, const Step *step, int kind,
-                          int threads) {
+                          int prompts, int threads) {
     Plan plan;
-    const int failed = plan_attention(&plan, step, cache, kind, threads);
+    const int failed = plan_attention(&plan, step, cache, kind, prompts, threads);
     if (!failed) TOGETHER_DO(threads, paged_attention(team, out, query, cache, step, &plan, kind););
     free_plan(&plan);
     return failed;

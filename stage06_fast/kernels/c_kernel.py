@@ -72,10 +72,10 @@ ALONE = {
     "layer_norm": [POINTER(Rows), PTR, PTR, INT, INT, PTR, PTR, c_float, c_int],
     "argmax": [PTR, PTR, INT, INT, c_int],
     "write_kv": [POINTER(Cache), POINTER(Rows), POINTER(Step), c_int],
-    "paged_attention": [POINTER(Rows), POINTER(Rows), POINTER(Cache), POINTER(Step), c_int, c_int],
+    "paged_attention": [POINTER(Rows), POINTER(Rows), POINTER(Cache), POINTER(Step), c_int, c_int, c_int],
     "keep_last": [POINTER(Workspace), INT, POINTER(Step), PTR, POINTER(Step)],
 }
-FORWARD = [POINTER(Model), POINTER(Workspace), POINTER(Cache), POINTER(Step), PTR, c_int, c_int, c_int, c_int]
+FORWARD = [POINTER(Model), POINTER(Workspace), POINTER(Cache), POINTER(Step), PTR, *[c_int] * 5]
 STORE, ADD, TO_ROWS, GELU = range(4)  # what becomes of a linear layer's result (kernels.h)
 
 
@@ -89,12 +89,12 @@ def paged_attention(
     block_tables: Tensor,
     query_start_loc: Tensor,
     seq_lens: Tensor,
-    products: bool = True,
+    prompts: bool = True,
     tiles: bool = True,
 ) -> Tensor:
     """See attention.py. Needs contiguous caches and int64 indices, all on the CPU.
 
-    products: compute the attention of many queries as matrix products; else query by query.
+    prompts: compute the attention of many queries as matrix products; else by a few. The bits are the same.
     tiles: let AMX compute them, for caches in bfloat16.
     """
     num_tokens, n_head, head_dim = query.shape
@@ -111,8 +111,8 @@ def paged_attention(
     width = n_head * head_dim
     rows, queries = (Rows(address(t, *DTYPES), t.itemsize * width, 0, DTYPES[t.dtype]) for t in (out, query))
     cache = cache_struct(k_cache, v_cache)
-    kind, threads = attention_kind(k_cache.dtype, products, tiles), torch.get_num_threads()
-    load_kernel().paged_attention(rows, queries, cache, step, kind, threads)
+    kind, threads = attention_kind(k_cache.dtype, tiles), torch.get_num_threads()
+    load_kernel().paged_attention(rows, queries, cache, step, kind, prompts, threads)
     return out.to(query.dtype)
 
 
@@ -124,10 +124,8 @@ def argmax(logits: Tensor) -> Tensor:
     return best
 
 
-def attention_kind(dtype: torch.dtype, products: bool, tiles: bool) -> int:
-    """The number of the kind of product for a cache of this type; -1 is without."""
-    if not products:
-        return -1
+def attention_kind(dtype: torch.dtype, tiles: bool) -> int:
+    """The number of the kind of product for a cache of this type."""
     kinds = ["tiles_bfloat16"] * tiles + ["dot_bfloat16"] if dtype == torch.bfloat16 else []
     return KINDS[next(filter(has_kind, kinds), "fma_float32")][0]
 
@@ -139,7 +137,7 @@ def cache_struct(k_cache: Tensor, v_cache: Tensor) -> Structure:
 
 
 def pack(weight: Tensor, kind: str, room: Callable[[int], Tensor] | None = None) -> Tensor:
-    """A matrix in panels of 32 columns, as product.c describes them: [out, in] float32 or bfloat16, of any strides ->
+    """A matrix in panels of 32 columns, as product.c describes them: [out, in] of any strides ->
     uint8 [num_bytes], in memory that `room` gives."""
     (out, in_), size = weight.shape, 4 if kind in ("fma_float32", "tiles_split") else 2
     num_bytes = round_up(out, 32) * round_up(in_, 32) * size

@@ -94,12 +94,12 @@ static void layers(const Team *team, const Model *m, const Workspace *w, const C
 
 /* 0; or -1 if there is no memory for it, before anything was written. */
 int forward(const Model *m, const Workspace *w, const Cache *caches, const Step *step, float *logits,
-            int kind, int fused, int last_only, int threads) {
+            int kind, int prompts, int fused, int last_only, int threads) {
     int64_t *starts = malloc(sizeof(int64_t) * (size_t)(step->num_seqs + 1));
     Work work = {.whole = *step, .last = *step};
     if (starts && last_only && step->num_last < step->num_tokens) work.last = last_of(step, starts);
-    const int failed = !starts || plan_attention(&work.plans[0], step, caches, kind, threads) ||
-                       plan_attention(&work.plans[1], &work.last, caches, kind, threads);
+    const int failed = !starts || plan_attention(&work.plans[0], step, caches, kind, prompts, threads) ||
+                       plan_attention(&work.plans[1], &work.last, caches, kind, prompts, threads);
     if (!failed) TOGETHER_DO(threads, layers(team, m, w, caches, &work, logits, kind, fused););
     for (int i = 0; i < 2; i++) free_plan(&work.plans[i]);
     free(starts);

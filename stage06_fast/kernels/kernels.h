@@ -17,7 +17,7 @@ enum { STORE, ADD, TO_ROWS, GELU };
 
 /* All of these are called by every thread of a team, and return when the last one is done. */
 
-/* weight: [out, in], float32 or bfloat16, with so many numbers from one output, and one input, to the next ->
+/* weight: [out, in], with so many numbers from one output, and one input, to the next ->
  * the panels of a kind. */
 void pack(const Team *team, char *panels, const char *weight, int64_t format, int64_t out_stride,
           int64_t in_stride, int64_t out, int64_t in, int kind);
@@ -55,11 +55,11 @@ typedef struct Item Item;
 typedef struct {
     Item *items;
     int64_t count, bytes;
-    char *memory; /* `bytes` for each thread, for prefill_attention */
+    char *memory; /* `bytes` for each thread */
 } Plan;
 
-/* kind < 0: without products, every query by itself. -1 if there is no memory; free_plan in any case. */
-int plan_attention(Plan *plan, const Step *step, const Cache *cache, int kind, int threads);
+/* prompts: let many queries of a request go through products. -1 if there is no memory; free_plan in any case. */
+int plan_attention(Plan *plan, const Step *step, const Cache *cache, int kind, int prompts, int threads);
 void free_plan(Plan *plan);
 /* query: [num_tokens, n_embd], or more. */
 void paged_attention(const Team *team, const Rows *out, const Rows *query, const Cache *cache,
@@ -69,4 +69,11 @@ void paged_attention(const Team *team, const Rows *out, const Rows *query, const
 void prefill_attention(const Rows *out, const Rows *query, const Cache *cache, const Step *step, int64_t i,
                        int64_t head, int kind, char *memory);
 int64_t prefill_attention_bytes(int64_t num_keys, int64_t head_dim);
+
+/* A row of scores -> e^(score - maximum) of the first `visible` ones, as row `row` of `weights`, which may be the same
+ * memory, and zeros behind them, up to `padded`, a multiple of PANEL; returns the sum. */
+float softmax(float *scores, int64_t visible, int64_t padded, const Rows *weights, int64_t row);
+
+/* Bytes of a row of so many floats, 64 of them to spare: see rows() in fast_model.py. */
+INLINE int64_t row_bytes(int64_t count) { return 4 * (round_up(count, PANEL) + 16); }
 #endif

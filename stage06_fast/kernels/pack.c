@@ -42,7 +42,8 @@ void pack(const Team *team, char *panels, const char *weight, int64_t format, in
         PACK(format, TILES_SPLIT) \
     }
         if (format == FLOAT32) PACK_FROM(FLOAT32)
-        else PACK_FROM(BFLOAT16)
+        if (format == BFLOAT16) PACK_FROM(BFLOAT16)
+        if (format == FLOAT16) switch (kind) { PACK(FLOAT16, FMA_FLOAT32) PACK(FLOAT16, TILES_SPLIT) }
     }
     meet(team);
 }

@@ -96,9 +96,10 @@ static void multiply(int kind, const Rows *rows, int64_t count, const char *pane
                 stride, panel, 0);
 }
 
-/* Scores -> e^(score - maximum) as rows for the next product, nothing for what a query does not see; returns
- * the sum. */
-static float softmax(float *scores, int64_t visible, int64_t padded, const Rows *weights, int64_t row) {
+/* Compiled once, for decodes as well: what the compiler makes of it in one place, it need not make of it in
+ * another. */
+__attribute__((noinline)) float softmax(float *scores, int64_t visible, int64_t padded, const Rows *weights,
+                                        int64_t row) {
     const int64_t whole = visible / LANES * LANES;
     for (int64_t j = visible; j < padded; j++) scores[j] = -INFINITY;
     vec most[VECS], sum = {0}; /* one after the other, each would wait for the one before */
@@ -120,9 +121,6 @@ static float softmax(float *scores, int64_t visible, int64_t padded, const Rows 
     }
     return sum_of(sum);
 }
-
-/* Bytes of a row of so many floats, 64 of them to spare: see rows() in fast_model.py. */
-INLINE int64_t row_bytes(int64_t count) { return 4 * (round_up(count, PANEL) + 16); }
 
 int64_t prefill_attention_bytes(int64_t num_keys, int64_t head_dim) {
     const int64_t panels = 4 * round_up(num_keys, PANEL) * round_up(head_dim, PANEL);

@@ -84,11 +84,11 @@ int has_kind(int kind) {
     const int request = 0x1023 /* ARCH_REQ_XCOMP_PERM */, tile_data = 18;
     if (kind >= TILES_BFLOAT16) return syscall(SYS_arch_prctl, request, tile_data) == 0;
 #endif
-#ifdef __AVX512BF16__
-    if (kind == DOT_BFLOAT16) return 1;
-#endif
 #ifdef __aarch64__
     if (kind == DOT_BFLOAT16 || kind == MATRIX_BFLOAT16) return has_bfloat16();
+#endif
+#ifdef HAS_DOT
+    if (kind == DOT_BFLOAT16) return 1;
 #endif
     return kind == FMA_FLOAT32 || kind == FMA_BFLOAT16;
 }
@@ -124,10 +124,10 @@ int product_block(int kind) {
     ahead += (bytes);
 
 /* sum += a * b */
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__FMA__) && LANES == 8
 #define MULTIPLY_ADD(sum, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b))
 #else
-#define MULTIPLY_ADD(sum, a, b) (sum) += (a) * (b)
+#define MULTIPLY_ADD(sum, a, b) (sum) = multiply_add(sum, a, b)
 #endif
 
 /* One input: the rows' activations x[r * stride] times the weights of the part's columns, which WEIGHTS(v)
@@ -135,7 +135,7 @@ int product_block(int kind) {
 #define ONE_INPUT(x, WEIGHTS) \
     if (rows == 1) { \
         const vec one = splat(*(x)); \
-        for (int v = 0; v < COLUMNS(rows); v++) sum[0][v] += one * WEIGHTS(v); \
+        for (int v = 0; v < COLUMNS(rows); v++) sum[0][v] = multiply_add(sum[0][v], one, WEIGHTS(v)); \
     } else if (COLUMNS(rows) == 2) { \
         const vec left = WEIGHTS(0), right = WEIGHTS(1); \
         UNROLL for (int r = 0; r < rows; r++) { \
@@ -210,26 +210,6 @@ void widen(const void *panel, int64_t k, float *wide) {
         }
 }
 
-/* ARM's instructions are spelled out; the compiler, which has been told of no more than NEON, has to let them
- * pass: Clang in a function that says so, GCC's assembler anywhere. */
-#if defined(__aarch64__) && defined(__clang__)
-#define WITH_BFLOAT16 __attribute__((target("bf16")))
-#define INSTRUCTION(text) text
-#else
-#define WITH_BFLOAT16
-#define INSTRUCTION(text) ".arch_extension bf16\n\t" text
-#endif
-
-/* sum += a0 * w0 + a1 * w1 */
-#if defined(__AVX512BF16__)
-#define HAS_DOT
-#define DOT(sum, pairs, w) (sum) = (vec)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(pairs), (__m512bh)(w))
-#elif defined(__aarch64__)
-#define HAS_DOT
-#define DOT(sum, pairs, w) \
-    __asm__(INSTRUCTION("bfdot %0.4s, %1.8h, %2.8h") : "+w"(sum) : "w"(pairs), "w"(w))
-#endif
-
 #ifdef HAS_DOT
 WITH_BFLOAT16 INLINE void dot_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
                          int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
@@ -238,11 +218,7 @@ WITH_BFLOAT16 INLINE void dot_bfloat16(const uint16_t *x, int64_t stride, const 
         for (int64_t i = 0; i < k; i += 2) {
             ASK_AHEAD(ahead + i / 2 * step)
             ivec pairs[SUM_ROWS];
-            UNROLL for (int r = 0; r < rows; r++) {
-                int32_t pair;
-                memcpy(&pair, x + r * stride + i, 4);
-                pairs[r] = (ivec)splat_bits(pair);
-            }
+            UNROLL for (int r = 0; r < rows; r++) pairs[r] = splat_pair(x + r * stride + i);
             UNROLL for (int v = 0; v < COLUMNS(rows); v++) {
                 const ivec w = *(const ivec *)(panel + i * PANEL + 2 * (from + v * LANES));
                 UNROLL for (int r = 0; r < rows; r++) DOT(sum[r][v], pairs[r], w);

@@ -8,6 +8,8 @@
 #include <string.h>
 #ifdef __AVX512F__ /* only there: to read it takes the compiler half a second, in each file */
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 #if defined(__AVX512F__)
 #define LANES 16 /* floats in a vector */
@@ -45,6 +47,20 @@ INLINE vec splat_bits(int32_t x) {
 }
 INLINE vec load(const float *from) { return *(const vec *)from; }
 INLINE void store(float *to, vec x) { *(vec *)to = x; }
+/* sum + a * b, rounded once where the CPU can. The compiler may fuse the two by itself, and may not, here and there
+ * or at another level: with this, all that adds in the same order gives the same bits. */
+INLINE vec multiply_add(vec sum, vec a, vec b) {
+#ifdef __AVX512F__
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__) && LANES == 8
+    typedef float whole __attribute__((vector_size(32)));
+    return (vec)__builtin_ia32_vfmaddps256((whole)a, (whole)b, (whole)sum);
+#elif defined(__aarch64__)
+    return (vec)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+#else
+    return sum + a * b;
+#endif
+}
 INLINE vec larger(vec a, vec b) {
 #ifdef __AVX512F__
     return (vec)_mm512_max_ps((__m512)a, (__m512)b);
@@ -94,6 +110,59 @@ INLINE float fetch_one(const void *from, int64_t i, int format) {
     return fetch(&same, format)[0];
 }
 
+/* (0 2 4 ...), (1 3 5 ...) -> (0 1 2 ...), in two vectors. */
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
+#endif
+INLINE void interleave(vec *two) {
+    const vec a = two[0], b = two[1];
+#if LANES == 16
+    two[0] = SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    two[1] = SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif LANES == 8
+    two[0] = SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+    two[1] = SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+    two[0] = SHUFFLE(a, b, 0, 4, 1, 5);
+    two[1] = SHUFFLE(a, b, 2, 6, 3, 7);
+#endif
+}
+
+/* ARM's instructions are spelled out; the compiler, which has been told of no more than NEON, has to let them
+ * pass: Clang in a function that says so, GCC's assembler anywhere. */
+#if defined(__aarch64__) && defined(__clang__)
+#define WITH_BFLOAT16 __attribute__((target("bf16")))
+#define INSTRUCTION(text) text
+#else
+#define WITH_BFLOAT16
+#define INSTRUCTION(text) ".arch_extension bf16\n\t" text
+#endif
+
+/* sum += a0 * w0 + a1 * w1, where `pairs` holds the a's and w the w's. Who compiles may bring their own. */
+#if defined(HAS_DOT)
+#elif defined(__AVX512BF16__)
+#define HAS_DOT
+#define DOT(sum, pairs, w) (sum) = (vec)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(pairs), (__m512bh)(w))
+#elif defined(__aarch64__)
+#define HAS_DOT
+#define DOT(sum, pairs, w) \
+    __asm__(INSTRUCTION("bfdot %0.4s, %1.8h, %2.8h") : "+w"(sum) : "w"(pairs), "w"(w))
+#endif
+
+/* LANES pairs: a bfloat16 of one run of memory, and one of another. */
+INLINE ivec zip(const void *a, const void *b) {
+    return __builtin_convertvector(*(const hvec *)a, ivec) | __builtin_convertvector(*(const hvec *)b, ivec) << 16;
+}
+
+/* A pair of bfloat16s, in each place. */
+INLINE ivec splat_pair(const void *from) {
+    int32_t pair;
+    memcpy(&pair, from, 4);
+    return (ivec)splat_bits(pair);
+}
+
 /* To the nearest bfloat16, ties to even. */
 INLINE hvec to_bfloat16(vec x) {
 #ifdef __AVX512BF16__
@@ -102,6 +171,16 @@ INLINE hvec to_bfloat16(vec x) {
     const ivec bits = (ivec)x;
     return __builtin_convertvector((bits + 0x7fff + (bits >> 16 & 1)) >> 16 & 0xffff, hvec);
 #endif
+}
+
+/* To the nearest float16, ties to even; from 65520 on, to infinity. */
+INLINE hvec to_float16(vec x) {
+    const ivec bits = (ivec)x, magnitude = bits & 0x7fffffff;
+    const ivec usual = (magnitude - (112 << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13; /* another bias */
+    const ivec small = (ivec)((vec)magnitude + 0.5f) - 0x3f000000; /* 0.5 has 24 bits behind the point */
+    const ivec tiny = magnitude < 0x38800000, large = magnitude > 0x47800000, nan = magnitude > 0x7f800000;
+    const ivec half = (small & tiny) | (usual & ~tiny & ~large) | (large & 0x7c00) | (nan & 0x200);
+    return __builtin_convertvector(half | (bits >> 16 & 0x8000), hvec);
 }
 
 /* 1 / x to 1e-7: an estimate and one step of Newton's method. A division would take three times as long. */
@@ -142,6 +221,10 @@ INLINE void write_row(const Rows *to, int64_t row, int64_t column, vec x) {
     char *at = to->data + row * to->stride + column * size_of((int)to->format);
     if (to->format == FLOAT32) {
         *(vec *)at = x;
+        return;
+    }
+    if (to->format == FLOAT16) {
+        *(hvec *)at = to_float16(x);
         return;
     }
     const hvec high = to_bfloat16(x);

@@ -1,6 +1,7 @@
 /* Stage 6's kernels against plain loops in double precision, without Python or torch: what can run where neither is,
- * as on another CPU under an emulator (tests/test_other_cpus.py). A line for each kind of work with its largest error; the
- * exit status is the number of those that are wrong.
+ * as on another CPU under an emulator (tests/test_other_cpus.py). A line for each kind of work with its largest error,
+ * and one with the number of rows whose bits change with the company; the exit status is the number of lines that are
+ * wrong.
  *
  *   cc -O3 -fno-tree-vectorize -fopenmp -I stage06_fast/kernels tests/kernels/check.c stage06_fast/kernels/[a-z]*.c -lm
  */
@@ -16,7 +17,7 @@ void layer_norm_alone(const Rows *, const float *, const int64_t *, int64_t, int
                       float, int);
 void argmax_alone(int64_t *, const float *, int64_t, int64_t, int);
 void write_kv_alone(const Cache *, const Rows *, const Step *, int);
-int paged_attention_alone(const Rows *, const Rows *, const Cache *, const Step *, int, int);
+int paged_attention_alone(const Rows *, const Rows *, const Cache *, const Step *, int, int, int);
 
 static const char *const kinds[] = {"fma_float32",     "fma_bfloat16",   "dot_bfloat16",
                                     "matrix_bfloat16", "tiles_bfloat16", "tiles_split"};
@@ -115,6 +116,54 @@ static void check_linear(int kind) {
     report("linear layer", kinds[kind], error, kind == TILES_SPLIT ? 3e-5 : 2e-6);
 }
 
+/* How many rows get other bits from a linear layer among few rows than among all. */
+static int64_t linear_differs(int kind, int64_t all, int64_t in, int64_t out, int epilogue) {
+    static const int counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 17, 32, 33, 65, 97};
+    const Rows x = rows_of(round_up(all, BLOCK), in, rows_format(kind)), whole = rows_of(round_up(all, BLOCK), out, FLOAT32);
+    float *weight = memory(4 * in * out), *bias = memory(4 * round_up(out, PANEL));
+    char *panels = memory((out + PANEL - 1) / PANEL * panel_bytes(kind, in));
+    int64_t differ = 0, first = 0;
+    for (int64_t i = 0; i < all * in; i++) put(&x, i / in, i % in, some());
+    for (int64_t i = 0; i < in * out; i++) weight[i] = some();
+    for (int64_t i = 0; i < out; i++) bias[i] = some();
+    pack_alone(panels, (const char *)weight, FLOAT32, in, 1, out, in, kind, 1);
+    const Linear layer = {panels, bias, in, out, kind};
+    linear_alone(&layer, &x, all, epilogue, NULL, &whole, NULL, 1);
+    for (size_t n = 0; n < sizeof(counts) / sizeof(*counts); n++) {
+        first = (first + 11) % (all - counts[n] + 1);
+        const Rows few = {x.data + first * x.stride, x.stride, x.plane, x.format}, to = rows_of(128, out, FLOAT32);
+        linear_alone(&layer, &few, counts[n], epilogue, NULL, &to, NULL, 2);
+        for (int64_t r = 0; r < counts[n]; r++)
+            differ += memcmp(to.data + r * to.stride, whole.data + (first + r) * whole.stride, 4 * (size_t)out) != 0;
+        free(to.data);
+    }
+    free(x.data), free(whole.data), free(weight), free(bias), free(panels);
+    return differ;
+}
+
+static void check_linear_bits(int kind) {
+    /* 600 rows are two chunks; 768 inputs are several pieces of a panel. */
+    const int64_t differ = linear_differs(kind, 600, 67, 45, GELU) + linear_differs(kind, 100, 768, 64, TO_ROWS);
+    report("bits of a linear layer", kinds[kind], (double)differ, 0);
+}
+
+/* How many rows get other bits from a layer norm as the only one than among others. */
+static void check_layer_norm_bits(void) {
+    enum { N = 37, WIDTH = 131 };
+    const Rows all = rows_of(64, WIDTH, FLOAT32), one = rows_of(32, WIDTH, FLOAT32);
+    float x[N][WIDTH], ones[WIDTH], zeros[WIDTH] = {0};
+    int64_t differ = 0;
+    for (int c = 0; c < WIDTH; c++) ones[c] = 1;
+    for (int i = 0; i < N * WIDTH; i++) x[i / WIDTH][i % WIDTH] = some();
+    layer_norm_alone(&all, *x, NULL, N, WIDTH, ones, zeros, 1e-5f, 3);
+    for (int64_t r = 0; r < N; r++) {
+        layer_norm_alone(&one, *x, &r, 1, WIDTH, ones, zeros, 1e-5f, 1);
+        differ += memcmp(one.data, all.data + r * all.stride, 4 * WIDTH) != 0;
+    }
+    free(all.data), free(one.data);
+    report("bits of a layer norm", "", (double)differ, 0);
+}
+
 static void check_layer_norm(void) {
     enum { N = 5, WIDTH = 131 };
     const Rows to = rows_of(32, WIDTH, FLOAT32);
@@ -151,7 +200,8 @@ static void check_argmax(void) {
 }
 
 /* Two requests, one with `queries` queries and one with a single one, behind keys of earlier steps. */
-static double attention_error(int format, int64_t dim, int64_t block_size, int64_t queries, int kind, int threads) {
+static double attention_error(int format, int64_t dim, int64_t block_size, int64_t queries, int kind, int prompts,
+                              int threads) {
     enum { HEADS = 3, KEYS = 90 };
     const int64_t width = HEADS * dim, per_request = (KEYS + block_size - 1) / block_size, size = size_of(format);
     const int64_t blocks = 2 * per_request, n = queries + 1, lens[] = {KEYS, KEYS - 13};
@@ -179,7 +229,7 @@ static double attention_error(int format, int64_t dim, int64_t block_size, int64
     }
     step = (Step){.block_tables = table, .query_start_loc = starts, .seq_lens = lens, .num_tokens = n, .num_seqs = 2,
                   .table_width = per_request};
-    if (paged_attention_alone(&out, &query, &cache, &step, kind, threads)) exit(102);
+    if (paged_attention_alone(&out, &query, &cache, &step, kind, prompts, threads)) exit(102);
     double error = 0;
     for (int64_t q = 0; q < n; q++)
         for (int64_t h = 0; h < HEADS; h++) {
@@ -205,27 +255,81 @@ static double attention_error(int format, int64_t dim, int64_t block_size, int64
     return error;
 }
 
-static void check_attention(int kind, int format) {
+static void check_attention(int kind, int format, int prompts) {
     static const int64_t sizes[][3] = {{64, 16, 1}, {64, 16, 5}, {64, 32, 40}, {48, 16, 40}, {20, 5, 9}};
     double error = 0;
     for (size_t s = 0; s < sizeof(sizes) / sizeof(*sizes); s++)
-        error = fmax(error, attention_error(format, sizes[s][0], sizes[s][1], sizes[s][2], kind, 1 + (int)(s % 2)));
-    char how[60];
-    snprintf(how, sizeof(how), "%s, %s", formats[format], kind < 0 ? "query by query" : kinds[kind]);
+        error = fmax(error, attention_error(format, sizes[s][0], sizes[s][1], sizes[s][2], kind, prompts,
+                                            1 + (int)(s % 2)));
+    char how[80];
+    snprintf(how, sizeof(how), "%s, %s%s", formats[format], kinds[kind], prompts ? "" : ", a few at a time");
     /* With bfloat16 products, weights and scaled queries are rounded: to 2^-9 of values of up to 2.5. */
-    report("attention", how, error, kind <= FMA_FLOAT32 ? 2e-5 : 3e-2);
+    report("attention", how, error, kind == FMA_FLOAT32 ? 2e-5 : 3e-2);
+}
+
+/* How many of a request's tokens get other bits when its queries come in pieces of `at_once` tokens, with threads and
+ * a neighbor, than when they come all at once. */
+static int64_t attention_differs(int format, int64_t dim, int64_t block_size, int64_t at_once, int kind, int prompts) {
+    enum { HEADS = 3, KEYS = 115, OTHERS = 21 };
+    const int64_t width = HEADS * dim, blocks = (KEYS + block_size - 1) / block_size, size = size_of(format);
+    int64_t *table = memory(8 * 2 * blocks), slots[KEYS], differ = 0;
+    for (int64_t i = 0; i < 2 * blocks; i++) table[i] = blocks - 1 - i % blocks; /* the neighbor has the same ones */
+    const int64_t bytes = blocks * width * block_size * size + 64;
+    const Cache cache = {memory(bytes), memory(bytes), HEADS, dim, block_size, format};
+    memset(cache.keys, 0xff, (size_t)bytes), memset(cache.values, 0xff, (size_t)bytes); /* not a number */
+    const Rows all = rows_of(KEYS, 3 * width, format), whole = rows_of(KEYS, width, FLOAT32);
+    for (int64_t i = 0; i < KEYS * 3 * width; i++)
+        put(&all, i / (3 * width), i % (3 * width), rounded(3 * some(), format));
+    for (int64_t t = 0; t < KEYS; t++) slots[t] = table[t / block_size] * block_size + t % block_size;
+    Step step = {.slot_mapping = slots, .num_tokens = KEYS};
+    write_kv_alone(&cache, &all, &step, 1);
+    const int64_t one[] = {0, KEYS}, length = KEYS;
+    step = (Step){.block_tables = table, .query_start_loc = one, .seq_lens = &length, .num_tokens = KEYS, .num_seqs = 1,
+                  .table_width = blocks};
+    if (paged_attention_alone(&whole, &all, &cache, &step, kind, 1, 1)) exit(102);
+    for (int64_t first = 0; first < KEYS; first += at_once) {
+        const int64_t count = KEYS - first < at_once ? KEYS - first : at_once;
+        const int64_t starts[] = {0, count, count + (first < KEYS - OTHERS ? OTHERS : 0)};
+        const int64_t lens[] = {first + count, first + OTHERS};
+        const Rows query = {all.data + first * all.stride, all.stride, all.plane, format};
+        const Rows out = rows_of(count + OTHERS, width, FLOAT32);
+        step = (Step){.block_tables = table, .query_start_loc = starts, .seq_lens = lens, .num_tokens = starts[2],
+                      .num_seqs = 1 + (starts[2] > count), .table_width = blocks};
+        if (paged_attention_alone(&out, &query, &cache, &step, kind, prompts, 2)) exit(102);
+        for (int64_t t = 0; t < count; t++)
+            differ += memcmp(out.data + t * out.stride, whole.data + (first + t) * whole.stride, 4 * (size_t)width) != 0;
+        free(out.data);
+    }
+    free(table), free(cache.keys), free(cache.values), free(all.data), free(whole.data);
+    return differ;
+}
+
+static void check_attention_bits(int kind, int format) {
+    static const int64_t sizes[][2] = {{64, 16}, {64, 32}, {48, 16}, {20, 5}};
+    static const int64_t at_once[] = {1, 3, 8, 33};
+    int64_t differ = 0;
+    for (size_t s = 0; s < sizeof(sizes) / sizeof(*sizes); s++)
+        for (size_t n = 0; n < sizeof(at_once) / sizeof(*at_once); n++)
+            for (int prompts = 0; prompts < 2; prompts++)
+                differ += attention_differs(format, sizes[s][0], sizes[s][1], at_once[n], kind, prompts);
+    char how[60];
+    snprintf(how, sizeof(how), "%s, %s", formats[format], kinds[kind]);
+    report("bits of attention", how, (double)differ, 0);
 }
 
 int main(void) {
     for (int kind = 0; kind <= TILES_SPLIT; kind++)
-        if (has_kind(kind)) check_linear(kind);
+        if (has_kind(kind)) check_linear(kind), check_linear_bits(kind);
         else printf("-- %s: not on this CPU\n", kinds[kind]);
     check_layer_norm();
+    check_layer_norm_bits();
     check_argmax();
     for (int format = 0; format <= FLOAT16; format++)
-        for (int kind = -1; kind <= TILES_BFLOAT16; kind++) {
+        for (int kind = 0; kind <= TILES_BFLOAT16; kind++) {
             const int bfloat16 = kind == DOT_BFLOAT16 || kind == TILES_BFLOAT16;
-            if (kind <= FMA_FLOAT32 || (bfloat16 && format == BFLOAT16 && has_kind(kind))) check_attention(kind, format);
+            if (kind != FMA_FLOAT32 && !(bfloat16 && format == BFLOAT16 && has_kind(kind))) continue;
+            for (int prompts = 0; prompts < 2; prompts++) check_attention(kind, format, prompts);
+            check_attention_bits(kind, format);
         }
     return wrong;
 }

@@ -1,0 +1,56 @@
+/* Instructions that few CPUs have, in plain C, for `cc -include emulated.h`: the products of bfloat16s of AVX-512 and
+ * AMX's tiles. It shows whether the kernels use them rightly, not how fast they are. Source of what they compute:
+ * Intel's Software Developer's Manual, vol. 2, VDPBF16PS and TDPBF16PS (numbers too small for a float32's usual form,
+ * which they take for zero, aside). */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+/* sum += odd products, then sum += even ones. */
+#define HAS_DOT
+#define DOT(sum, pairs, w) \
+    do { \
+        for (int lane = 0; lane < LANES; lane++) { \
+            float *at = (float *)&(sum) + lane; \
+            *at = fmaf(emulated_float((uint32_t)(pairs)[lane] & 0xffff0000), \
+                       emulated_float((uint32_t)(w)[lane] & 0xffff0000), *at); \
+            *at = fmaf(emulated_float((uint32_t)(pairs)[lane] << 16), emulated_float((uint32_t)(w)[lane] << 16), *at); \
+        } \
+    } while (0)
+
+static inline float emulated_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+/* Tiles: 16 rows of 64 bytes each. */
+#define __AMX_BF16__ 1
+#define SYS_arch_prctl 0
+#define syscall(...) 0
+static _Thread_local uint32_t emulated_tiles[8][16][16];
+
+static inline void _tile_loadconfig(const void *shape) { (void)shape; }
+static inline void _tile_release(void) { memset(emulated_tiles, 0xff, sizeof(emulated_tiles)); }
+static inline void _tile_zero(int t) { memset(emulated_tiles[t], 0, sizeof(emulated_tiles[t])); }
+static inline void _tile_loadd(int t, const void *from, int64_t stride) {
+    for (int r = 0; r < 16; r++) memcpy(emulated_tiles[t][r], (const char *)from + r * stride, 64);
+}
+static inline void _tile_stored(int t, void *to, int64_t stride) {
+    for (int r = 0; r < 16; r++) memcpy((char *)to + r * stride, emulated_tiles[t][r], 64);
+}
+static inline void _tile_dpbf16ps(int to, int a, int b) {
+    for (int r = 0; r < 16; r++)
+        for (int c = 0; c < 16; c++) {
+            float even = 0, odd = 0, sum;
+            for (int k = 0; k < 16; k++) {
+                const uint32_t x = emulated_tiles[a][r][k], y = emulated_tiles[b][k][c];
+                even = fmaf(emulated_float(x << 16), emulated_float(y << 16), even);
+                odd = fmaf(emulated_float(x & 0xffff0000), emulated_float(y & 0xffff0000), odd);
+            }
+            memcpy(&sum, &emulated_tiles[to][r][c], 4);
+            sum += even + odd;
+            memcpy(&emulated_tiles[to][r][c], &sum, 4);
+        }
+}
