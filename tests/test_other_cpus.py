@@ -15,6 +15,7 @@ from tests.adapter import ROOT, STAGES
 FILES = ("support/compiler.py",)
 SOURCES = [ROOT / "tests/kernels/check.c", *sorted((ROOT / "stage06_fast/kernels").glob("*.c"))]
 FLAGS = [*OPTIMIZE, "-fno-math-errno", "-I", str(ROOT / "stage06_fast/kernels")]
+EMULATED = ROOT / "tests/kernels/emulated.h"
 ARM = "aarch64-linux-gnu"
 
 
@@ -35,6 +36,7 @@ def check(*command: str | Path) -> tuple[set[str], set[str]]:
     lines = [line.split() for line in ran.stdout.splitlines()]
     checked = {words[3].rstrip(":") for words in lines if words[:3] == ["ok", "linear", "layer"]}
     assert sum(words[:2] == ["ok", "attention"] for words in lines) >= 6
+    assert sum(words[:3] == ["ok", "bits", "of"] for words in lines) >= 6
     return checked, {words[1].rstrip(":") for words in lines if words[0] == "--"}
 
 
@@ -47,18 +49,83 @@ def test_on_this_cpu(tmp_path, march):
     assert len(checked | missing) == 6
 
 
-def test_a_wrong_product_is_found(tmp_path):
-    """That the program can fail: with one input of each product left out."""
-    product = (ROOT / "stage06_fast/kernels/product.c").read_text()
-    broken = product.replace("k = round_up(end, GROUP);", "k = round_up(end, GROUP) - 4;")
-    assert broken != product
-    (tmp_path / "product.c").write_text(broken)
-    sources = [tmp_path / "product.c" if source.name == "product.c" else source for source in SOURCES]
-    command = ["cc", *FLAGS, "-O1", *map(str, sources), "-lm", "-o", str(tmp_path / "check")]  # compiled sooner
-    subprocess.run(command, check=True, timeout=300)
+def test_instructions_that_this_cpu_lacks(tmp_path):
+    """Products of bfloat16s and tiles, in plain C: that the kernels use them rightly, and in one order."""
+    checked, _ = check(build(tmp_path, "cc", "-fopenmp", "-march=native", "-include", str(EMULATED)))
+    assert {"dot_bfloat16", "tiles_bfloat16", "tiles_split"} <= checked
+
+
+def test_tiles_that_add_in_another_order(tmp_path):
+    """Decodes then take the tiles as well, and have their bits."""
+    other = EMULATED.read_text().replace("sum += even + odd;", "sum += even; sum += odd;")
+    assert other != EMULATED.read_text()
+    (tmp_path / "other.h").write_text(other)
+    check(build(tmp_path, "cc", "-fopenmp", "-march=native", "-include", str(tmp_path / "other.h")))
+
+
+# What is wrong in the kernels, and the line of the program that has to tell it.
+WRONG = {
+    "one input of each product is left out": (
+        "product.c",
+        "k = round_up(end, GROUP);",
+        "k = round_up(end, GROUP) - 4;",
+        "linear layer fma_float32",
+    ),
+    "a single row adds in another way": (
+        "product.c",
+        "sum[0][v] = multiply_add(sum[0][v], one, WEIGHTS(v));",
+        "sum[0][v] = multiply_add(sum[0][v] + 0.5f, one, WEIGHTS(v)) - 0.5f;",
+        "bits of a linear layer fma_float32",
+    ),
+    "rows take turns in a layer norm": (
+        "layer_norm.c",
+        "const float mean = sum_of(sums) / (float)n_embd;",
+        "const float mean = sum_of(sums) / (float)n_embd + (t % 2 ? 1e-6f : 0);",
+        "bits of a layer norm",
+    ),
+    "scores of decodes begin with the last dimension": (
+        "attention.c",
+        "for (int64_t first = 0; first < DIM; first += SOME) {",
+        "for (int64_t first = DIM - SOME; first >= 0; first -= SOME) {",
+        "bits of attention float32, fma_float32",
+    ),
+    "values of decodes are added from behind": (
+        "attention.c",
+        "for (int j = 0; j < count && kind != DOT_BFLOAT16; j++)",
+        "for (int j = count - 1; j >= 0 && kind != DOT_BFLOAT16; j--)",
+        "bits of attention bfloat16, fma_float32",
+    ),
+    "a sum of weights depends on the other queries": (
+        "prefill_attention.c",
+        "return sum_of(sum);",
+        "return sum_of(sum) * (padded % 64 ? 1 : 1.000001f);",
+        "bits of attention float32, fma_float32",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory):
+    """The program's files, compiled quickly."""
+    directory = tmp_path_factory.mktemp("objects")
+    subprocess.run(
+        ["cc", *FLAGS, "-O1", "-march=native", "-c", *map(str, SOURCES)], cwd=directory, check=True, timeout=300
+    )
+    return directory
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_told(objects, tmp_path, name):
+    file, right, wrong, line = WRONG[name]
+    source = (ROOT / "stage06_fast/kernels" / file).read_text()
+    assert source.count(right) == 1
+    (tmp_path / file).write_text(source.replace(right, wrong))
+    others = [one for one in objects.glob("*.o") if one.stem != Path(file).stem]
+    command = ["cc", *FLAGS, "-O1", "-march=native", str(tmp_path / file), *map(str, others), "-lm", "-o", "check"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=300)
     ran = subprocess.run([str(tmp_path / "check")], capture_output=True, text=True, timeout=300)
     assert ran.returncode > 0
-    assert "WRONG linear layer fma_float32" in ran.stdout
+    assert f"WRONG {line}" in ran.stdout
 
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage.number >= 5], ids=lambda stage: stage.directory)

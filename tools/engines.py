@@ -5,7 +5,7 @@ import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,15 +44,17 @@ class Stage(stages.Stage):
     # --- Looking inside ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def recorded_logits(self) -> Iterator[dict[tuple[str, int], "Tensor"]]:
-        """The logits that the sampler saw: (request id, number of output tokens before) -> [vocab_size]."""
+    def recorded_logits(self, key: Callable[[Any], Any] | None = None) -> Iterator[dict[Any, "Tensor"]]:
+        """The logits that the sampler saw: (request id, number of output tokens before) -> [vocab_size]; or by another
+        key of the request."""
+        key = key or (lambda request: (request.request_id, len(request.output_token_ids)))
         records, where = {}, self.part("runner" if self.number == 6 else "engine")
         original = where.sample
 
         def spy(logits, requests, *how):
             rows = requests if isinstance(requests, list) else [requests]
-            for row, request in zip(logits.reshape(len(rows), -1), rows, strict=True):
-                records[request.request_id, len(request.output_token_ids)] = row.clone()
+            for row, request in zip(logits.reshape(len(rows), logits.shape[-1]), rows, strict=True):
+                records[key(request)] = row.clone()
             return original(logits, requests, *how)
 
         where.sample = spy

@@ -1,0 +1,171 @@
+"""What changes the bits of a request's logits: who is computed beside it, where its prompt is cut, what the cache had.
+
+    python -m bench.bits --json bench/results/bits.json
+
+A few requests, sampled with seeds: each alone in an engine of its own at first, its prompt in one step. Then the same
+requests with one thing changed at a time. Logits are compared bit for bit wherever the tokens before are the same; a
+token that differs is counted by itself, for what follows it can't be compared.
+
+Where a stage has no such thing to change, the table has a dash; where memory never was short or nothing was found in
+the prefix cache, the run fails instead of counting zeros.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bench.machine import describe
+from bench.report import command
+from tools.engines import STAGES, Stage, random_prompts
+
+LENGTHS = [15, 120, 47, 333]
+MAX_TOKENS = 6
+WIDE = dict(max_num_seqs=8, max_num_batched_tokens=1024, enable_prefix_caching=False)
+
+
+@dataclass(frozen=True)
+class Variation:
+    """One thing that changes: options of the engine, and how the requests come."""
+
+    options: dict
+    together: bool = True
+    backwards: bool = False
+    twice: bool = False
+    threads: int | None = None
+
+
+VARIATIONS = {
+    "in company": Variation({}),
+    "in another order": Variation({}, backwards=True),
+    "one at a time": Variation({"max_num_seqs": 1}),
+    "by one thread": Variation({}, together=False, threads=1),
+    "64 tokens a step": Variation({"max_num_batched_tokens": 64}),
+    "48 tokens a step": Variation({"max_num_batched_tokens": 48}),
+    "33 tokens a step": Variation({"max_num_batched_tokens": 33}),
+    "found in the prefix cache": Variation({"enable_prefix_caching": True}, together=False, twice=True),
+    "preempted": Variation({"num_blocks": 35}),
+    "blocks of 32": Variation({"block_size": 32}, together=False),
+}
+
+
+def requests_of(stage: Stage, vocab_size: int, most: int) -> list[tuple]:
+    prompts = random_prompts(vocab_size, [n for n in LENGTHS if n + MAX_TOKENS <= most])
+    kinds = [stage.SamplingParams(max_tokens=MAX_TOKENS, seed=i, ignore_eos=True) for i in range(len(prompts))]
+    return list(zip(prompts, kinds, strict=True))
+
+
+def logits_of(stage: Stage, make, requests: list[tuple], variation: Variation) -> tuple[dict, int]:
+    """{tokens before: logits}, and how often memory was short or the cache had something."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(variation.threads or before)
+    records, events = {}, []
+
+    def count_preemptions(scheduler) -> None:
+        preempt = scheduler.preempt
+        scheduler.preempt = lambda request: (events.append(request), preempt(request))[1]
+
+    try:
+        for group in [requests] if variation.together else [[request] for request in requests]:
+            llm = make(**variation.options)
+            if variation is VARIATIONS["preempted"]:
+                count_preemptions(llm.engine.scheduler)
+            group = group[::-1] if variation.backwards else group
+            for _ in range(1 + variation.twice):
+                with stage.recorded_logits(lambda request: tuple(request.token_ids)) as records_of_run:
+                    outputs = llm.generate([prompt for prompt, _ in group], [params for _, params in group])
+            if variation.twice:
+                events += [output for output in outputs if output.num_cached_tokens]
+            records |= records_of_run
+    finally:
+        torch.set_num_threads(before)
+    return records, len(events)
+
+
+def compare(expected: dict, got: dict) -> dict:
+    both = expected.keys() & got.keys()
+    different = [tokens for tokens in both if not torch.equal(expected[tokens], got[tokens])]
+    largest = max((float((expected[tokens] - got[tokens]).abs().max()) for tokens in different), default=0.0)
+    return {
+        "compared": len(both),
+        "different": len(different),
+        "largest": largest,
+        "lost": len(expected.keys() - got.keys()),
+    }
+
+
+def measure(stage: Stage, model: str, dtype: str) -> dict:
+    """{name of a variation: what differs, or None}"""
+
+    def make(**options):
+        known = {name: value for name, value in (WIDE | options).items() if stage.has_argument(name)}
+        return stage.LLM(model, load_format="dummy", device="cpu", dtype=dtype, **known)
+
+    config = make(num_blocks=64).engine.runner.model.config
+    requests = requests_of(stage, config.vocab_size, config.n_positions)
+    expected, _ = logits_of(stage, make, requests, Variation({"num_blocks": 64}, together=False))
+    table = {}
+    for name, variation in VARIATIONS.items():
+        if not all(stage.has_argument(option) for option in variation.options) or stage.number == 1:
+            table[name] = None
+            continue
+        if "num_blocks" not in variation.options and stage.has_argument("num_blocks"):
+            variation = Variation(**(vars(variation) | {"options": {"num_blocks": 64} | variation.options}))
+        got, events = logits_of(stage, make, requests, variation)
+        if not events and (variation.twice or name == "preempted"):
+            raise RuntimeError(f"{stage}: nothing was {name}")
+        table[name] = compare(expected, got)
+    return table
+
+
+def cell(measured: dict | None) -> str:
+    if measured is None:
+        return "–"
+    text = f"{measured['different']} of {measured['compared']}"
+    if measured["different"]:
+        text += f", {measured['largest']:.0e}"
+    return text + (f"; {measured['lost']} other tokens" if measured["lost"] else "")
+
+
+def table(result: dict) -> str:
+    columns = list(result["columns"])
+    lines = [f"| what changes | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
+    for name in VARIATIONS:
+        lines.append(f"| {name} | {' | '.join(cell(result['columns'][column][name]) for column in columns)} |")
+    machine = result["machine"]
+    return "\n".join(lines) + (
+        f"\n\nLogits that differ, of those compared, and by how much at most; {result['model']} with random weights; "
+        f"{machine['device']}, torch {machine['torch']}. `{command(result)}`"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stages", type=int, nargs="+", default=[3, 4, 5, 6], metavar="N")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], metavar="DTYPE")
+    parser.add_argument("--model", default="gpt2", help="sizes of the model; its weights are random")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
+    args = parser.parse_args(argv)
+    columns = {
+        f"stage {stage.number}, {dtype}": measure(stage, args.model, dtype)
+        for stage in STAGES
+        if stage.number in args.stages
+        for dtype in args.dtypes
+    }
+    result = {
+        "command": f"python -m bench.bits {' '.join(sys.argv[1:] if argv is None else argv)}".strip(),
+        "model": args.model,
+        "machine": describe(torch.device("cpu")),
+        "columns": columns,
+    }
+    print(table(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

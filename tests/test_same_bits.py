@@ -1,0 +1,207 @@
+"""From stage 6 on: a request's logits, and its keys and values, have the same bits whatever happens beside it.
+
+They depend on the tokens of the sequence, the machine and the dtype, and on nothing else. So all that is needed is a
+memory: for each sequence of tokens the bits that were seen first, those of a request alone in an engine, its prompt
+computed in one step. Random schedules then must never give others.
+"""
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from tests.adapter import STAGES, random_prompts, write_checkpoint
+
+SIZES = {
+    "3 heads of 16": dict(n_layer=1, n_head=3, n_embd=48, n_positions=48, vocab_size=97, n_inner=100),
+    "17 positions": dict(n_layer=2, n_head=1, n_embd=24, n_positions=17, vocab_size=31),
+    "heads of 64": dict(n_layer=1, n_head=2, n_embd=128, n_positions=130, vocab_size=97),
+}
+DTYPES = ["float32", "bfloat16", "float16"]
+
+
+@pytest.fixture(params=[stage for stage in STAGES if stage.number >= 6], ids=lambda stage: stage.directory)
+def stage(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def model(request, tmp_path_factory):
+    sizes = SIZES[request.param]
+    return write_checkpoint(tmp_path_factory.mktemp("bits"), **sizes), sizes
+
+
+class Memory:
+    """The bits of logits, and of keys and values, for each sequence of tokens that was seen; and what happened."""
+
+    def __init__(self):
+        self.logits, self.cache, self.happened = {}, {}, Counter()
+
+    def watch(self, llm):
+        """From now on, each step of this engine is compared with what was seen before."""
+        runner, scheduler = llm.engine.runner, llm.engine.scheduler
+        forward, preempt, allocate = runner.forward, scheduler.preempt, scheduler.block_manager.allocate
+
+        def watched(batch):
+            logits = forward(batch)
+            self.look(batch, logits, runner.cache)
+            return logits
+
+        def found(request):
+            count = allocate(request)
+            self.happened["hits"] += count > 0
+            return count
+
+        def preempted(request):
+            self.happened["preemptions"] += 1
+            preempt(request)
+
+        runner.forward, scheduler.preempt, scheduler.block_manager.allocate = watched, preempted, found
+        return llm
+
+    def look(self, batch, logits, cache):
+        sequences = []  # of each token of the step, up to itself
+        for request, num_tokens, ready in batch.rows:
+            start, tokens = request.num_computed_tokens, tuple(request.token_ids)
+            sequences += [tokens[: start + i + 1] for i in range(num_tokens)]
+            self.happened["pieces"] += not ready or 0 < start < len(request.prompt_token_ids)
+        self.happened["steps in company"] += len(batch.rows) > 1
+        for row, where in zip(logits, batch.last.tolist(), strict=True):
+            self.check(self.logits, sequences[where], row, "logits")
+        blocks, rows = batch.slot_mapping // cache.block_size, batch.slot_mapping % cache.block_size
+        both = [
+            torch.stack([keys[blocks, :, :, rows], values[blocks, :, rows]], dim=1)
+            for keys, values in zip(cache.keys, cache.values, strict=True)
+        ]
+        for sequence, kept in zip(sequences, torch.stack(both, dim=1), strict=True):
+            self.check(self.cache, sequence, kept, "keys and values")
+
+    def check(self, seen, sequence, tensor, what):
+        number = {4: torch.int32, 2: torch.int16}[tensor.element_size()]
+        bits = tensor.contiguous().view(number).numpy().tobytes()
+        if sequence in seen:
+            self.happened[f"{what} compared"] += 1
+            assert seen[sequence] == bits, f"{what} behind {len(sequence)} tokens have other bits"
+        seen[sequence] = bits
+
+
+def make_requests(stage, sizes, generator):
+    """Requests of every kind, some of which begin with the same tokens."""
+    most, vocab_size = sizes["n_positions"], sizes["vocab_size"]
+    lengths = [generator.randint(1, most - 6) for _ in range(5)]
+    prompts = random_prompts(vocab_size, lengths, seed=generator.randrange(1000))
+    shared = max(prompts, key=len)
+    prompts += [[*shared[: generator.randint(1, len(shared))], i + 1] for i in range(3)]
+    params = [
+        stage.SamplingParams(
+            temperature=generator.choice([0, 1.0]),
+            seed=i,
+            n=generator.choice([1, 1, 3]),
+            max_tokens=generator.randint(1, 6),
+            prompt_logprobs=generator.choice([None, None, 1]),
+            ignore_eos=True,
+        )
+        for i in range(len(prompts))
+    ]
+    return [(prompt[: most - p.max_tokens], p) for prompt, p in zip(prompts, params, strict=True)]
+
+
+def random_engine(stage, checkpoint, sizes, dtype, generator):
+    block_size = generator.choice([1, 4, 16, 32])
+    longest = -(-sizes["n_positions"] // block_size)
+    budget = generator.choice([3, 7, 16, 33, sizes["n_positions"]])
+    return stage.LLM(
+        str(checkpoint),
+        device="cpu",
+        dtype=dtype,
+        block_size=block_size,
+        num_blocks=longest + generator.randint(0, longest),
+        max_num_seqs=generator.choice([1, 3, 8]),
+        max_num_batched_tokens=budget,
+        enable_chunked_prefill=budget < sizes["n_positions"] or generator.random() < 0.5,
+        enable_prefix_caching=generator.random() < 0.7,
+        policy=generator.choice(["fcfs", "fair", "shortest"]),
+        disable=generator.choice([[], [], ["one_call"], ["prefill"], ["last_layer"], ["fusion"]]),
+    )
+
+
+def run_at_random(llm, requests, generator):
+    """Requests arrive, and some are aborted, at any step."""
+    coming, number = generator.sample(requests, len(requests)), 0
+    while coming or llm.has_unfinished_requests():
+        for _ in range(generator.choice([0, 1, 4])):
+            if coming:
+                llm.add_request(str(number), *coming.pop())
+                number += 1
+        if number and generator.random() < 0.03:
+            llm.abort_request(str(generator.randrange(number)))
+        llm.step()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("schedules", [8, pytest.param(80, marks=pytest.mark.soak)])
+def test_random_schedules(stage, model, dtype, schedules):
+    checkpoint, sizes = model
+    memory, generator, threads = Memory(), random.Random(schedules), torch.get_num_threads()
+    options = dict(enable_prefix_caching=False, max_num_batched_tokens=sizes["n_positions"], num_blocks=200)
+    alone = memory.watch(stage.LLM(str(checkpoint), device="cpu", dtype=dtype, **options))
+    try:
+        for _ in range(schedules):
+            requests = make_requests(stage, sizes, generator)
+            torch.set_num_threads(1)
+            for prompt, params in requests:
+                alone.generate([prompt], params)
+            torch.set_num_threads(generator.choice([1, 2, 3]))
+            run_at_random(memory.watch(random_engine(stage, checkpoint, sizes, dtype, generator)), requests, generator)
+            alone.beam_search([requests[0][0][:9]], beam_width=3, max_tokens=3)
+    finally:
+        torch.set_num_threads(threads)
+    for what in ("preemptions", "hits", "pieces", "steps in company"):
+        assert memory.happened[what] >= schedules / 8, (what, memory.happened)
+    for what in ("logits compared", "keys and values compared"):
+        assert memory.happened[what] >= 10 * schedules, (what, memory.happened)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gpt2s_width(stage, dtype, tmp_path_factory):
+    """GPT-2's 12 heads of 64 and its inner 3,072, with prompts of several blocks of 32 rows, cut anywhere."""
+    sizes = dict(n_layer=1, n_head=12, n_embd=768, n_positions=400, vocab_size=211)
+    checkpoint = write_checkpoint(tmp_path_factory.mktemp("wide"), **sizes)
+    prompts, params = (
+        random_prompts(211, [15, 120, 47, 333]),
+        stage.SamplingParams(seed=1, max_tokens=6, ignore_eos=True),
+    )
+    memory = Memory()
+
+    def run(times=1, **options):
+        wide = dict(max_num_batched_tokens=1024, enable_prefix_caching=False, num_blocks=64)
+        llm = memory.watch(stage.LLM(str(checkpoint), device="cpu", dtype=dtype, **(wide | options)))
+        for _ in range(times):
+            llm.generate(prompts, params)
+
+    run(max_num_seqs=1)
+    for budget in (512, 64, 48, 33):
+        run(max_num_batched_tokens=budget)
+    run(times=2, enable_prefix_caching=True)
+    run(num_blocks=34, max_num_batched_tokens=100)
+    assert memory.happened["logits compared"] >= 100
+    assert memory.happened["preemptions"] > 0
+    assert memory.happened["hits"] > 0
+
+
+def test_what_the_sampler_makes_of_them(stage, model):
+    """Log-probabilities have all the same digits, too, alone and in company."""
+    checkpoint, sizes = model
+    prompts = random_prompts(sizes["vocab_size"], [1, 9, 3, 8])
+    params = stage.SamplingParams(seed=3, max_tokens=5, logprobs=4, prompt_logprobs=2, ignore_eos=True)
+    alone, together = (
+        [outputs for group in groups for outputs in llm.generate(group, params)]
+        for groups, llm in (
+            ([[prompt] for prompt in prompts], stage.LLM(str(checkpoint), device="cpu", max_num_seqs=1)),
+            ([prompts], stage.LLM(str(checkpoint), device="cpu", max_num_batched_tokens=5)),
+        )
+    )
+    for one, other in zip(alone, together, strict=True):
+        assert one.prompt_logprobs == other.prompt_logprobs
+        assert one.outputs[0].logprobs == other.outputs[0].logprobs
