@@ -23,7 +23,7 @@ try:
 except ModuleNotFoundError:  # Windows
     fcntl = None
 
-NUMBERS = (2, 4, 5)  # of the stages that this runs on, see conftest.py
+NUMBERS = (2, 5)  # of the stages that this runs on, see conftest.py
 
 QUICK = ["--max-tokens", "8", "--quiet"]
 
