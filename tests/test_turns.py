@@ -381,7 +381,7 @@ def tokens_in_a_process(directory: str, checkpoint: str) -> list[int]:
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_processes_with_engines_of_their_own(method, small_checkpoint):
-    jobs = [(stage.directory, str(small_checkpoint)) for stage in STAGES]
+    jobs = [(stage.directory, str(small_checkpoint)) for stage in (STAGES[0], STAGES[-1])]
     with multiprocessing.get_context(method).Pool(2) as pool:
         assert pool.starmap(tokens_in_a_process, jobs) == [tokens_in_a_process(*job) for job in jobs]
 
