@@ -493,8 +493,9 @@ sys.exit(3)
 """
 
 
-def test_a_program_that_ends_with_a_running_engine_ends_as_it_wants(serving, small_checkpoint):
-    code = EXIT.format(stage=serving.directory, checkpoint=str(small_checkpoint))
+@pytest.mark.parametrize("stage", [STAGES[3], pytest.param(STAGES[4], marks=pytest.mark.soak), STAGES[5]], ids=str)
+def test_a_program_that_ends_with_a_running_engine_ends_as_it_wants(stage, small_checkpoint):
+    code = EXIT.format(stage=stage.directory, checkpoint=str(small_checkpoint))
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert (ended.returncode, ended.stderr) == (3, "")
 
