@@ -16,7 +16,7 @@ import torch  # not earlier: it reads that number when it is imported
 
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before a kernel is defined
 
-from tests.adapter import BATCHED, STAGES, stages_that_change, write_checkpoint
+from tests.adapter import BATCHED, STAGES, TINYTALES, stages_that_change, write_checkpoint
 
 # The browser's tests need what `make test-browser` installs; `make test` does not run them.
 collect_ignore = [] if importlib.util.find_spec("selenium") else ["browser"]
@@ -57,6 +57,22 @@ def pytest_generate_tests(metafunc):
             picked = [stage for stage in stages if files is None or stage in stages_that_change(*files)]
             picked = [stage for stage in picked if stage.number in numbers]
             metafunc.parametrize(name, picked, ids=[stage.directory for stage in picked], indirect=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_tokenizer():
+    """Each stage reads the bundled tokenizer once, not for every engine: nearly all engines here have it, those of
+    random checkpoints too, and reading it takes ten times as long as all else of a small one. A stage that is in
+    another directory, or in another process, reads it as ever; `test_tokenizer.py` reads it anew."""
+
+    def reader(stage):
+        own = stage.part("weights").Tokenizer
+        return lambda directory: stage.tokenizer() if directory == TINYTALES else own(directory)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for stage in STAGES:
+            patch.setattr(stage.part("weights"), "Tokenizer", reader(stage))
+        yield
 
 
 @pytest.fixture(scope="session", params=SIZES)

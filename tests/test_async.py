@@ -13,7 +13,8 @@ import pytest
 
 from tests.adapter import ROOT, STAGES, random_prompts
 
-INTERACTIVE = [STAGES[3], STAGES[-1]]  # the first that has it, and the one that differs most beneath it
+# The stage that differs most from the first that has it; with that one too in `make soak`.
+INTERACTIVE = [pytest.param(STAGES[3], marks=pytest.mark.soak), STAGES[-1]]
 
 
 @pytest.fixture(params=[s for s in STAGES if s.number >= 4], ids=lambda stage: stage.directory)

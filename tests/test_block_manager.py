@@ -141,13 +141,14 @@ class Memory(RuleBasedStateMachine):
             assert len(held) + self.manager.num_free == self.num_blocks
 
 
+@pytest.mark.parametrize("examples", [40, pytest.param(150, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("collide", [False, True])
-def test_against_the_model(stage, monkeypatch, collide):
+def test_against_the_model(stage, monkeypatch, collide, examples):
     part = stage.part("block_manager")
     if collide:  # every key looks like every other: only the tokens and the prefix tell them apart
         monkeypatch.setattr(part.Key, "__hash__", lambda self: 7, raising=False)
     machine = type("Machine", (Memory,), {"BlockManager": part.BlockManager})
-    limits = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+    limits = settings(max_examples=examples, stateful_step_count=40, deadline=None, derandomize=True)
     run_state_machine_as_test(machine, settings=settings(limits, suppress_health_check=list(HealthCheck)))
 
 

@@ -13,10 +13,14 @@ import pytest
 from stagewise import cli
 from tests.adapter import BATCHED, ROOT, STAGES, TINYTALES, random_prompts
 
-NUMBERS = (1, 2, 4, 5)  # of the stages that this runs on, see conftest.py
+NUMBERS = (1, 2, 5)  # of the stages that this runs on, see conftest.py
 
-# What takes a process of its own is tested on the first engine and on one that has nearly all options.
-in_a_process = pytest.mark.parametrize("stage", [STAGES[0], STAGES[4]], ids=lambda stage: stage.directory)
+# What takes a process of its own is tested on the first engine and on one that has nearly all options; where the stage
+# only has to be there, `make test` takes the latter alone.
+of_two_stages = pytest.mark.parametrize("stage", [STAGES[0], STAGES[4]], ids=lambda stage: stage.directory)
+in_a_process = pytest.mark.parametrize(
+    "stage", [pytest.param(STAGES[0], marks=pytest.mark.soak), STAGES[4]], ids=lambda stage: stage.directory
+)
 GREEDY = ["--temperature", "0", "--max-tokens", "12"]
 
 
@@ -25,7 +29,7 @@ def expected_text(stage, prompt, max_tokens=12):
     return stage.engine().generate([prompt], params)[0].outputs[0].text
 
 
-@in_a_process
+@of_two_stages
 def test_one_prompt(stage):
     status, stdout, stderr = stage.run("--prompts", "A fox", *GREEDY)
     assert status == 0, stderr
@@ -227,7 +231,7 @@ def test_prompts_file_that_is_no_text(stage, tmp_path):
     assert "byte 5" in stderr
 
 
-@in_a_process
+@of_two_stages
 def test_control_c_keeps_what_is_finished(stage, tmp_path):
     """The first prompt leaves room for a few tokens, the second for hundreds: the first result is there."""
     prompts = ["word " * 390, "endless"]
@@ -312,7 +316,7 @@ def test_closed_stdout_and_stderr(stage):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-@pytest.mark.parametrize("stage", [STAGES[0], STAGES[-1]], ids=str)
+@in_a_process
 def test_stdout_on_a_full_disk(stage):
     """One line and status 2; the interpreter adds nothing of its own at its end."""
     command = [sys.executable, "-m", stage.command, "--prompts", "A", "B", "--max-tokens", "2", "--quiet"]

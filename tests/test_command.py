@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from stagewise import __main__ as command
 from tests.adapter import ROOT
 
 
@@ -12,6 +14,19 @@ def run(*arguments, cwd=ROOT, **more):
     command = [sys.executable, "-m", "stagewise", *map(str, arguments)]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False, **more)
     return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def run_here(monkeypatch, capsys):
+    """The same in this process, which has imported torch already."""
+
+    def run_here(*arguments):
+        monkeypatch.setattr(sys, "argv", [str(Path(command.__file__)), *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run_here
 
 
 def test_help_lists_the_commands():
@@ -24,16 +39,19 @@ def test_help_lists_the_commands():
 
 
 @pytest.mark.parametrize("name", ["run", "batch", "serve", "replay", "score", "push", "bench"])
-def test_every_command_has_its_own_help(name):
-    status, stdout, stderr = run(name, "--help")
+def test_every_command_has_its_own_help(run_here, name):
+    status, stdout, stderr = run_here(name, "--help")
     assert (status, stderr) == (0, "")
     assert name == "bench" or stdout.startswith(f"usage: python -m stagewise {name} ")
 
 
-def test_run_takes_the_stage(tmp_path):
+def test_run_takes_the_stage():
     status, stdout, stderr = run("run", "--stage", 1, "--prompts", "A fox", "--max-tokens", 3, "--temperature", 0)
     assert (status, stdout) == (0, "A fox and a puppy\n")
     assert "mean TTFT" in stderr
+
+
+def test_every_command_tells_what_is_wrong(run_here, tmp_path):
     for arguments, says in (
         (("run", "--stage", 9, "--prompts", "a"), "run: error: argument --stage: invalid choice: 9"),
         (("run", "--stage", 1, "--input", "a"), "run: error: unrecognized arguments: --input a"),
@@ -45,7 +63,7 @@ def test_run_takes_the_stage(tmp_path):
         (("push", tmp_path / "none", "--folder", tmp_path / "folder"), "push: error: "),
         (("serve", "--port", "many"), "serve: error: argument --port"),
     ):
-        status, stdout, stderr = run(*arguments)
+        status, stdout, stderr = run_here(*arguments)
         assert (status, stdout, stderr.count("\n")) == (2, "", 1), stderr
         assert stderr.startswith(f"python -m stagewise {says}")
 

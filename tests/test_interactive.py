@@ -12,6 +12,10 @@ from tests.adapter import ROOT, STAGES
 QUICK = ["--interactive", "--temperature", "0", "--max-tokens", "3", "--quiet"]
 
 
+# What takes a process of its own is tested on one stage: what reads the prompts is the same for all.
+in_a_process = pytest.mark.parametrize("stage", [STAGES[-1]], ids=str)
+
+
 @pytest.fixture(params=[stage for stage in STAGES if stage.number >= 4], ids=str)
 def stage(request):
     return request.param
@@ -26,6 +30,7 @@ def test_closed_stdin(stage, monkeypatch):
     assert stderr.count("\n") == 1
 
 
+@in_a_process
 @pytest.mark.skipif(os.name != "posix", reason="a file that can only be written is POSIX")
 def test_unreadable_stdin(stage, tmp_path):
     command = [sys.executable, "-m", stage.command, *QUICK]

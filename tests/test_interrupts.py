@@ -130,13 +130,23 @@ def whole(llm) -> None:
         assert len(llm.engine.scheduler.free_slots) == llm.engine.scheduler.max_num_seqs
 
 
+def shares(quick: int):
+    """Parameters of a test: for `make test` one of so many moments, with others in each stage; for `make soak` all."""
+    return pytest.mark.parametrize("share", [quick, pytest.param(1, marks=pytest.mark.soak)])
+
+
+def some(moments: list[int], share: int, stage) -> list[int]:
+    return moments[stage.number % share :: share]
+
+
 def start(llm, stage) -> None:
     prompts, params = jobs(stage)
     for i, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
         llm.add_request(f"r{i}", prompt, p)
 
 
-def test_ctrl_c_at_every_line_of_every_step(serving, small_checkpoint):
+@shares(8)
+def test_ctrl_c_at_every_line_of_every_step(serving, small_checkpoint, share):
     """Whoever catches it and goes on gets the tokens that an undisturbed run gives, all of them, once."""
     prompts, params = jobs(serving)
     expected = tokens_of(small_engine(serving, small_checkpoint).generate(prompts, params))
@@ -151,7 +161,7 @@ def test_ctrl_c_at_every_line_of_every_step(serving, small_checkpoint):
     with Interrupter(directory) as counter:
         drive(llm, results)
     assert tokens_of(results[f"r{i}"] for i in range(len(prompts))) == expected
-    for at in counter.each():
+    for at in some(counter.each(), share, serving):
         if serving.number >= 5:
             llm.engine.block_manager.clear()
         start(llm, serving)
@@ -164,14 +174,15 @@ def test_ctrl_c_at_every_line_of_every_step(serving, small_checkpoint):
         whole(llm)
 
 
-def test_ctrl_c_at_every_line_of_generate(serving, small_checkpoint):
+@shares(2)
+def test_ctrl_c_at_every_line_of_generate(serving, small_checkpoint, share):
     """The interrupted call is gone with all it held, and the next one is right."""
     prompts, params = jobs(serving)
     llm = small_engine(serving, small_checkpoint)
     directory = ROOT / serving.directory
     with Interrupter(directory) as counter:
         expected = tokens_of(llm.generate(prompts, params))
-    for at in counter.each(seed=1, file="router.py"):
+    for at in some(counter.each(seed=1, file="router.py"), share, serving):
         with Interrupter(directory, at), contextlib.suppress(KeyboardInterrupt):
             llm.generate(prompts, params)
         assert tokens_of(llm.generate(prompts, params)) == expected, f"line {at}"
@@ -179,13 +190,15 @@ def test_ctrl_c_at_every_line_of_generate(serving, small_checkpoint):
         whole(llm)
 
 
-def test_ctrl_c_in_a_beam_search(small_checkpoint):
+@shares(4)
+def test_ctrl_c_in_a_beam_search(small_checkpoint, share):
     for stage in STAGES[4:]:
         llm = small_engine(stage, small_checkpoint)
         prompts, directory = random_prompts(211, [3, 9]), ROOT / stage.directory
         with Interrupter(directory) as counter:
             expected = tokens_of(llm.beam_search(prompts, beam_width=2, max_tokens=3))
-        for at in counter.each(file="beam_search.py") + counter.each(file="block_manager.py"):
+        moments = counter.each(file="beam_search.py") + counter.each(file="block_manager.py")
+        for at in some(moments, share, stage):
             with Interrupter(directory, at), contextlib.suppress(KeyboardInterrupt):
                 llm.beam_search(prompts, beam_width=2, max_tokens=3)
             assert tokens_of(llm.beam_search(prompts, beam_width=2, max_tokens=3)) == expected, f"line {at}"
@@ -480,8 +493,9 @@ sys.exit(3)
 """
 
 
-def test_a_program_that_ends_with_a_running_engine_ends_as_it_wants(serving, small_checkpoint):
-    code = EXIT.format(stage=serving.directory, checkpoint=str(small_checkpoint))
+@pytest.mark.parametrize("stage", [STAGES[3], pytest.param(STAGES[4], marks=pytest.mark.soak), STAGES[5]], ids=str)
+def test_a_program_that_ends_with_a_running_engine_ends_as_it_wants(stage, small_checkpoint):
+    code = EXIT.format(stage=stage.directory, checkpoint=str(small_checkpoint))
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert (ended.returncode, ended.stderr) == (3, "")
 

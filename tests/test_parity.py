@@ -59,15 +59,23 @@ def test_same_logits_in_every_stage(checkpoint):
             assert (row - seen[0][key]).abs().max() <= 1e-4 * seen[0][key].abs().max()
 
 
-def test_greedy_stories_equal_generate(stage):
-    """On the bundled model, whole stories, with their end token, as Hugging Face's own `generate` writes them."""
+@pytest.fixture(scope="module")
+def stories():
+    """Prompts, and how Hugging Face's own `generate` goes on with them, greedily, with the bundled model."""
     model = GPT2LMHeadModel.from_pretrained(TINYTALES, dtype=torch.float32).eval()
     texts = ["Once upon a time", "A fox", "In the days when the winters were long, a boy named Tom"]
-    prompts = [stage.tokenizer().encode(text) for text in texts]
+    prompts = [STAGES[0].tokenizer().encode(text) for text in texts]
+    generated = [
+        model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=60, pad_token_id=50256)
+        for prompt in prompts
+    ]
+    return prompts, [ids[0, len(prompt) :].tolist() for ids, prompt in zip(generated, prompts, strict=True)]
+
+
+def test_greedy_stories_equal_generate(stage, stories):
+    prompts, expected = stories
     outputs = stage.engine().generate(prompts, stage.SamplingParams(temperature=0, max_tokens=60))
-    for prompt, output in zip(prompts, outputs, strict=True):
-        expected = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=60, pad_token_id=50256)
-        assert output.outputs[0].token_ids == expected[0, len(prompt) :].tolist()
+    assert [output.outputs[0].token_ids for output in outputs] == expected
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -8,7 +8,11 @@ from tests.adapter import EOS, random_prompts
 
 FILES = ("request.py", "support/text.py")  # what this is about, see conftest.py
 
-PROMPT = "Once upon a time"
+# The model goes on with the last 29 tokens of a tale: a whole one has 250, which stage 1 computes from its beginning.
+PROMPT = (
+    'Aisha had a good friend, a clever girl named Iris. "I saw it first!" cried Aisha. Then they both went home angry.'
+    "\n\nIn the morning, they met halfway."
+)
 
 
 def greedy(stage, **settings):
@@ -21,14 +25,14 @@ def complete(stage, params, prompt=PROMPT, **arguments):
 
 @functools.cache
 def story_of(stage):
-    completion = complete(stage, greedy(stage, max_tokens=400))
+    completion = complete(stage, greedy(stage, max_tokens=100))
     assert completion.finish_reason == "stop"
     return completion
 
 
 @pytest.fixture
 def story(stage):
-    """A greedy story of the bundled model, to its end token."""
+    """The end of a greedy story of the bundled model, to its end token."""
     return story_of(stage)
 
 
@@ -67,16 +71,16 @@ def test_stop_text_across_tokens(stage, story):
     """Every stop text that the story holds, wherever it begins and ends within tokens, ends it before it."""
     pieces = [stage.tokenizer().decode([t]) for t in story.token_ids[:40]]
     text = "".join(pieces)
-    for start in range(3, 60, 7):
-        for length in (1, 2, 5, 9, 20):
-            stop = text[start : start + length]
-            completion = complete(stage, greedy(stage, max_tokens=60, stop=stop))
-            assert completion.finish_reason == "stop"
-            assert completion.stop_reason == stop
-            assert completion.text == story.text[: story.text.index(stop)]
-            # It ran to the token that completes the stop text, and not further.
-            needed = next(n for n in range(1, 61) if stop in "".join(pieces[:n]))
-            assert completion.token_ids == story.token_ids[:needed]
+    stops = [text[start : start + length] for start in range(3, 60, 7) for length in (1, 2, 5, 9, 20)]
+    params = [greedy(stage, max_tokens=60, stop=stop) for stop in stops]
+    outputs = stage.engine().generate([PROMPT] * len(stops), params)
+    for stop, completion in zip(stops, (output.outputs[0] for output in outputs), strict=True):
+        assert completion.finish_reason == "stop"
+        assert completion.stop_reason == stop
+        assert completion.text == story.text[: story.text.index(stop)]
+        # It ran to the token that completes the stop text, and not further.
+        needed = next(n for n in range(1, 61) if stop in "".join(pieces[:n]))
+        assert completion.token_ids == story.token_ids[:needed]
 
 
 def test_the_first_of_several_stop_texts(stage, story):
@@ -88,7 +92,7 @@ def test_the_first_of_several_stop_texts(stage, story):
 
 def test_stop_text_of_the_prompt_or_never_reached(stage, story):
     """A stop text that only the prompt holds, or that only begins, ends nothing."""
-    completion = complete(stage, greedy(stage, max_tokens=20, stop=["Once upon", story.text[:6] + "#"]))
+    completion = complete(stage, greedy(stage, max_tokens=20, stop=["Aisha had", story.text[:6] + "#"]))
     assert completion.finish_reason == "length"
     assert completion.text == stage.tokenizer().decode(story.token_ids[:20])
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2LMHeadModel
 
-from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
+from tests.adapter import STAGES, TINYTALES, random_prompts, stages_that_change, write_checkpoint
 
 FILES = ("support/weights.py", "fast_model.py")  # what this is about, see conftest.py
 
@@ -424,7 +424,8 @@ def tiny(tmp_path_factory):
         ("1.safetensors", "model.safetensors.index.json"),
     ],
 )
-def test_200_damaged_files(tiny, tmp_path, file, layout):
+@pytest.mark.parametrize("number", [60, pytest.param(200, marks=pytest.mark.soak)])
+def test_damaged_files(tiny, tmp_path, file, layout, number):
     """Each loads, or a ValueError names the file. On one stage: what reads the files is the same in all."""
     rng, weights, errors = random.Random(0), STAGES[0].part("weights"), []
     for name in ("config.json", "merges.txt", "vocab.json", "1.safetensors", "2.safetensors", layout):
@@ -434,13 +435,13 @@ def test_200_damaged_files(tiny, tmp_path, file, layout):
     assert load_like_an_engine(weights, tmp_path) is None
     blamed = [target.name]  # or what stands beside it: merges against a vocabulary, a shard against its index
     blamed += {"merges.txt": ["vocab.json"], "1.safetensors": [layout]}.get(file, [])
-    for _ in range(200):
+    for _ in range(number):
         target.write_bytes(mutate(original, rng))
         if error := load_like_an_engine(weights, tmp_path):
             errors.append(error)
             assert "\n" not in error
             assert any(str(tmp_path / name) in error or f"{name} implies" in error for name in blamed), error
-    assert len(errors) > 20
+    assert len(errors) > number // 10
 
 
 def load_like_an_engine(weights, directory) -> str | None:
@@ -516,6 +517,11 @@ def hub(tmp_path_factory):
     server.shutdown()
 
 
+# What fetches is in this file alone, and it takes processes: huggingface_hub reads its environment when it is imported.
+fetching = pytest.mark.parametrize("stage", stages_that_change("support/weights.py"), ids=str)
+
+
+@fetching
 def test_fetch_from_the_hub_and_then_from_the_cache(stage, hub, tmp_path):
     endpoint = f"http://127.0.0.1:{hub.server_port}"
     environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
@@ -532,6 +538,7 @@ def test_fetch_from_the_hub_and_then_from_the_cache(stage, hub, tmp_path):
     assert expected in stdout
 
 
+@fetching
 def test_no_network_and_nothing_cached(stage, tmp_path):
     environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     status, stdout, stderr = stage.run("--model", "gpt2", "--prompts", "x", **environment)
