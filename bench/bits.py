@@ -13,7 +13,7 @@ the prefix cache, the run fails instead of counting zeros.
 import argparse
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -71,7 +71,7 @@ def logits_of(stage: Stage, make, requests: list[tuple], variation: Variation) -
     try:
         for group in [requests] if variation.together else [[request] for request in requests]:
             llm = make(**variation.options)
-            if variation is VARIATIONS["preempted"]:
+            if "num_blocks" in variation.options and hasattr(llm.engine.scheduler, "preempt"):
                 count_preemptions(llm.engine.scheduler)
             group = group[::-1] if variation.backwards else group
             for _ in range(1 + variation.twice):
@@ -113,7 +113,7 @@ def measure(stage: Stage, model: str, dtype: str) -> dict:
             table[name] = None
             continue
         if "num_blocks" not in variation.options and stage.has_argument("num_blocks"):
-            variation = Variation(**(vars(variation) | {"options": {"num_blocks": 64} | variation.options}))
+            variation = replace(variation, options={"num_blocks": 64} | variation.options)
         got, events = logits_of(stage, make, requests, variation)
         if not events and (variation.twice or name == "preempted"):
             raise RuntimeError(f"{stage}: nothing was {name}")

@@ -33,6 +33,7 @@ MAKERS = {
     "ablation": "bench.ablation",
     "profile": "bench.profile",
     "accuracy": "bench.accuracy",
+    "bits": "bench.bits",
     "linear": "bench.linear",
     "caches": "bench.caches",
     "serving": "bench.serving",
