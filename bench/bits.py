@@ -22,7 +22,7 @@ from bench.machine import describe
 from bench.report import command
 from tools.engines import STAGES, Stage, random_prompts
 
-LENGTHS = [15, 120, 47, 333]
+LENGTHS = [15, 116, 51, 325]
 MAX_TOKENS = 6
 WIDE = dict(max_num_seqs=8, max_num_batched_tokens=1024, enable_prefix_caching=False)
 
@@ -47,7 +47,7 @@ VARIATIONS = {
     "48 tokens a step": Variation({"max_num_batched_tokens": 48}),
     "33 tokens a step": Variation({"max_num_batched_tokens": 33}),
     "found in the prefix cache": Variation({"enable_prefix_caching": True}, together=False, twice=True),
-    "preempted": Variation({"num_blocks": 35}),
+    "preempted": Variation({"num_blocks": 34}),
     "blocks of 32": Variation({"block_size": 32}, together=False),
 }
 

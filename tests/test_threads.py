@@ -145,7 +145,7 @@ def test_kernels_without_memory(stage):
     else:
         rows, step = kernel.Rows(query.data_ptr(), 512, 0, 0), kernel.Step(num_tokens=many, num_seqs=0)
         attend = functools.partial(
-            kernel.load_kernel().paged_attention, rows, rows, kernel.cache_struct(*arguments[1:3]), step, 0, 2
+            kernel.load_kernel().paged_attention, rows, rows, kernel.cache_struct(*arguments[1:3]), step, 0, True, 2
         )
     with pytest.raises(MemoryError, match="no memory for a step's attention"):
         attend()
