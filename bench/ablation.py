@@ -180,7 +180,8 @@ def measure_runs(workload: str, dtype: str, repeat: int, model: str, folder: Pat
 
 def vocab_size(model: str) -> int:
     weights = FAST.part("weights")
-    return weights.read_config(model, weights.find_model(model, "dummy"), "dummy")["vocab_size"]
+    sizes = weights.read_config(model, weights.find_model(model, "dummy"), "dummy")
+    return FAST.part("model").ModelConfig(**sizes).vocab_size
 
 
 def gains(run: dict) -> dict[str, float]:

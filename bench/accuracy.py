@@ -62,7 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     weights = STAGES[0].part("weights")
     sizes = weights.read_config(args.model, weights.find_model(args.model, "dummy"), "dummy")
-    prompts = random_prompts(sizes["vocab_size"], [n for n in LENGTHS if n < sizes["n_positions"]])
+    config = STAGES[0].part("model").ModelConfig(**sizes)
+    prompts = random_prompts(config.vocab_size, [n for n in LENGTHS if n < config.n_positions])
     exact = exact_logits(args.model, prompts)
     largest, rows = exact.abs().amax(-1), []
     for (dtype, way), arguments in WAYS.items():

@@ -116,8 +116,8 @@ class Stage:
         """
         config, options_part, weights = self.EngineConfig(**options), self._part("options"), self._part("weights")
         directory = weights.find_model(config.model, config.load_format)
-        sizes = weights.read_config(config.model, directory, config.load_format)
-        longest = options_part.pick_max_model_len(config.max_model_len, sizes["n_positions"])
+        sizes = self._part("model").ModelConfig(**weights.read_config(config.model, directory, config.load_format))
+        longest = options_part.pick_max_model_len(config.max_model_len, sizes.n_positions)
         dtype = options_part.pick_dtype(config.dtype, SimpleNamespace(type=device))
         return Setup(config, directory, str(dtype).removeprefix("torch."), longest)
 
@@ -125,11 +125,11 @@ class Stage:
         """What of a KV cache an engine with these options can fill."""
         config, options_part, weights = self.EngineConfig(**options), self._part("options"), self._part("weights")
         directory = weights.find_model(config.model, config.load_format)
-        sizes = weights.read_config(config.model, directory, config.load_format)
-        longest = options_part.pick_max_model_len(config.max_model_len, sizes["n_positions"])
+        sizes = self._part("model").ModelConfig(**weights.read_config(config.model, directory, config.load_format))
+        longest = options_part.pick_max_model_len(config.max_model_len, sizes.n_positions)
         dtype = options_part.pick_dtype(config.dtype, options_part.pick_device(config.device))
         block = getattr(config, "block_size", 1)
-        per_token = self._part("kv_cache").bytes_per_token(sizes["n_layer"], sizes["n_embd"], dtype)
+        per_token = self._part("kv_cache").bytes_per_token(sizes.n_layer, sizes.n_embd, dtype)
         return config.max_num_seqs * -(-longest // block) * block * per_token
 
     def check_number(self, name: str, value: Any, low: float, high: float) -> None:

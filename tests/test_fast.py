@@ -458,6 +458,16 @@ def test_contest(stage):
     assert [len(seconds) for seconds in contest.seconds.values()] == [9, 9]
 
 
+def test_sizes_of_a_model_of_the_hub(monkeypatch):
+    """They are known by name, and what is as in GPT-2 small is not among them."""
+    assert ablation.vocab_size("gpt2") == 50257
+    asked = []
+    monkeypatch.setattr(accuracy, "exact_logits", lambda model, prompts: asked.extend(prompts) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        accuracy.main(["--model", "gpt2"])
+    assert [len(prompt) for prompt in asked] == accuracy.LENGTHS
+
+
 @pytest.mark.soak
 def test_accuracy(tmp_path, capsys):
     """Of the bundled model's sizes: within the bound in float32; in bfloat16 the kernels are no worse than torch."""

@@ -81,6 +81,14 @@ def test_actors_share_the_memory_of_their_machine(monkeypatch):
     assert worker.cache_bytes("stage05_paged", options, 4) == most // 8
 
 
+@pytest.mark.parametrize("stage", STAGES[2:], ids=str)
+def test_a_run_with_the_sizes_of_a_model_of_the_hub(stage):
+    """They are known by name; what is as in GPT-2 small is not among them."""
+    options = {"model": "gpt2", "load_format": "dummy", "device": "cpu", "max_num_seqs": 2}
+    assert stage.setup(options, "cpu").max_model_len == 1024
+    assert stage.most_cache_bytes(options) == 2 * 1024 * 2 * 12 * 768 * 4
+
+
 def test_a_machine_without_the_model():
     assert worker.look_at_model("stage05_paged", "tinytales", "auto").startswith("sha256:")
     with pytest.raises(ValueError, match="there is no directory"):
