@@ -1,6 +1,6 @@
 """What changes the bits of a request's logits: who is computed beside it, where its prompt is cut, what the cache had.
 
-    python -m bench.bits --json bench/results/bits.json
+    python -m bench.bits --stages 5 6 --json bench/results/bits.json
 
 A few requests, sampled with seeds: each alone in an engine of its own at first, its prompt in one step. Then the same
 requests with one thing changed at a time. Logits are compared bit for bit wherever the tokens before are the same; a
@@ -71,8 +71,9 @@ def logits_of(stage: Stage, make, requests: list[tuple], variation: Variation) -
     try:
         for group in [requests] if variation.together else [[request] for request in requests]:
             llm = make(**variation.options)
-            if "num_blocks" in variation.options and hasattr(llm.engine.scheduler, "preempt"):
-                count_preemptions(llm.engine.scheduler)
+            scheduler = getattr(llm.engine, "scheduler", None)
+            if hasattr(scheduler, "preempt"):
+                count_preemptions(scheduler)
             group = group[::-1] if variation.backwards else group
             for _ in range(1 + variation.twice):
                 with stage.recorded_logits(lambda request: tuple(request.token_ids)) as records_of_run:

@@ -164,6 +164,22 @@ def test_embedding(c, dtype):
         assert torch.equal(x, wte[ids].float() + wpe[positions].float())
 
 
+def test_float16_is_rounded_as_torch_does(c):
+    """Every exponent, numbers between two float16s, the smallest ones, and those that are too large: by a layer norm of
+    zeros, which gives its bias."""
+    bits = torch.arange(0, 2**31 - 1, 1_000_003, dtype=torch.int64).to(torch.int32)
+    special = torch.tensor([0.0, 2.0**-24, 2.0**-25, 3 * 2.0**-25, 65519.0, 65520.0, 1e9, math.inf, 1 + 2.0**-11])
+    x = torch.cat([bits.view(torch.float32), special])
+    x = torch.cat([x, -x])
+    x = x[~x.isnan()].contiguous()
+    memory = torch.zeros(32, -(-len(x) // 32) * 64 + 64, dtype=torch.uint8)
+    rows = c.Rows(memory.data_ptr(), memory.shape[1], 0, c.DTYPES[torch.float16])
+    zeros = torch.zeros(len(x))
+    c.load_kernel().layer_norm(rows, zeros.data_ptr(), None, 1, len(x), zeros.data_ptr(), x.data_ptr(), 1e-5, 1)
+    got = memory[0, : 2 * len(x)].view(torch.float16)
+    assert torch.equal(got, x.half())
+
+
 def test_argmax_is_the_first_of_the_largest(c):
     for vocab_size in (1, 3, 16, 1000, 1024, 1025, 50257):
         logits = torch.randn(9, vocab_size)

@@ -5,12 +5,14 @@ memory: for each sequence of tokens the bits that were seen first, those of a re
 computed in one step. Random schedules then must never give others.
 """
 
+import json
 import random
 from collections import Counter
 
 import pytest
 import torch
 
+from bench import bits
 from tests.adapter import STAGES, random_prompts, write_checkpoint
 
 SIZES = {
@@ -165,11 +167,12 @@ def test_random_schedules(stage, model, dtype, schedules):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gpt2s_width(stage, dtype, tmp_path_factory):
-    """GPT-2's 12 heads of 64 and its inner 3,072, with prompts of several blocks of 32 rows, cut anywhere."""
-    sizes = dict(n_layer=1, n_head=12, n_embd=768, n_positions=400, vocab_size=211)
+    """GPT-2's 12 heads of 64 and its inner 3,072, with prompts of several blocks of 32 rows, cut anywhere: rests of
+    fewer than 8 tokens, too, and a second layer, whose keys depend on attention."""
+    sizes = dict(n_layer=2, n_head=12, n_embd=768, n_positions=400, vocab_size=211)
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("wide"), **sizes)
     prompts, params = (
-        random_prompts(211, [15, 120, 47, 333]),
+        random_prompts(211, [15, 116, 51, 325]),
         stage.SamplingParams(seed=1, max_tokens=6, ignore_eos=True),
     )
     memory = Memory()
@@ -205,3 +208,16 @@ def test_what_the_sampler_makes_of_them(stage, model):
     for one, other in zip(alone, together, strict=True):
         assert one.prompt_logprobs == other.prompt_logprobs
         assert one.outputs[0].logprobs == other.outputs[0].logprobs
+
+
+@pytest.mark.soak
+def test_the_table(tmp_path, capsys):
+    """Torch's sums notice their company, stage 6's don't; what a stage does not have is a dash."""
+    file = tmp_path / "x.json"
+    arguments = ["--model", "tinytales", "--stages", "3", "6", "--dtypes", "float32", "--json", str(file)]
+    assert bits.main(arguments) == 0
+    three, six = json.loads(file.read_text())["columns"].values()
+    assert all((row["compared"], row["different"], row["lost"]) == (24, 0, 0) for row in six.values())
+    assert three["in company"]["different"] > 0
+    assert three["preempted"] is None
+    assert "| preempted | – | 0 of 24 |" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from ..support.compiler import compile_kernel
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # the formats of vectors.h
 SPLIT = 3
-MAX_HEAD_DIM = 256  # MAX_DIM in attention.c
+MAX_HEAD_DIM = 256  # larger ones have not been tried
 
 # How to multiply (product.h): a kind's number, and the format of its activations.
 KINDS = {
