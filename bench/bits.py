@@ -13,6 +13,7 @@ the prefix cache, the run fails instead of counting zeros.
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -98,7 +99,7 @@ def compare(expected: dict, got: dict) -> dict:
     }
 
 
-def measure(stage: Stage, model: str, dtype: str) -> dict:
+def measure(stage: Stage, model: str, dtype: str, variations: Iterable[str] = VARIATIONS) -> dict:
     """{name of a variation: what differs, or None}"""
 
     def make(**options):
@@ -109,7 +110,7 @@ def measure(stage: Stage, model: str, dtype: str) -> dict:
     requests = requests_of(stage, config.vocab_size, config.n_positions)
     expected, _ = logits_of(stage, make, requests, Variation({"num_blocks": 64}, together=False))
     table = {}
-    for name, variation in VARIATIONS.items():
+    for name, variation in ((name, VARIATIONS[name]) for name in variations):
         if not all(stage.has_argument(option) for option in variation.options) or stage.number == 1:
             table[name] = None
             continue

@@ -34,9 +34,10 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """One stage's experiment. `seconds` is about how long it takes on two cores; `change` says what to change to see it
-    turn out differently: (what `--with` takes, what happens then)."""
+    """One stage's experiment. `name` is what `predict` takes; `seconds` is about how long it takes on two cores;
+    `change` says what to change to see it turn out differently: (what `--with` takes, what happens then)."""
 
+    name: str
     stage: int
     title: str
     setting: str
@@ -282,8 +283,46 @@ def why_packed(size: int, least: float, plain: float, fast: float, packing: floa
     ]
 
 
+# --- Stage 6: the same bits -------------------------------------------------------------------------------------------
+
+CHANGES = (
+    "in company", "by one thread", "48 tokens a step", "found in the prefix cache", "preempted", "blocks of 32",
+)  # fmt: skip
+
+
+def same_bits(model: str = "gpt2", dtype: str = "float32") -> Outcome:
+    """Which of six changes around a request change its logits, by torch's kernels (stage 5) and by those of stage 6."""
+    from bench import bits
+    from stage06_fast.kernels.c_kernel import load_kernel
+    from tools.engines import STAGES
+
+    load_kernel()  # raises RuntimeError without a compiler: then stage 6 is by torch, too
+    changed, numbers = [], {}
+    for number in (5, 6):
+        numbers[number] = bits.measure(STAGES[number - 1], model, dtype, CHANGES)
+        changed.append([name for name, row in numbers[number].items() if row["different"] or row["lost"]])
+    in_all = [sum(row["compared"] + row["lost"] for row in numbers[number].values()) for number in (5, 6)]
+    largest = max(row["largest"] for row in numbers[5].values())
+    return Outcome(
+        [len(names) for names in changed],
+        [
+            f"Stage 5, of {in_all[0]:,} rows of logits: "
+            + ("; ".join(f"{name}: {bits.cell(numbers[5][name])}" for name in changed[0]) or "none changed")
+            + f". The largest change is {largest:.0e}. A sum of floats depends on the order in which they are added, "
+            "and torch picks its kernel, and with it the order, by the shapes of a call: how many rows a product has, "
+            "how many queries, how many keys. Whatever changes a shape changes the bits. What leaves the shapes as "
+            "they are leaves the bits as well.",
+            f"Stage 6, of {in_all[1]:,}: "
+            + ("; ".join(f"{name}: {bits.cell(numbers[6][name])}" for name in changed[1]) or "none changed")
+            + ". Its kernels add in an order that depends on the model and on a token's position alone (chapter 6, "
+            '"The same bits").',
+        ],
+    )
+
+
 EXPERIMENTS = (
     Experiment(
+        "1",
         1,
         "The last token",
         "Stage 1 computes the whole sequence again for each token. The model has GPT-2's sizes and random weights, the "
@@ -305,6 +344,7 @@ EXPERIMENTS = (
         last_token,
     ),
     Experiment(
+        "2",
         2,
         "Eight tales in one batch",
         "Stage 2 completes the eight openings of examples/prompts.txt in one batch, with at most 256 tokens each. The "
@@ -321,6 +361,7 @@ EXPERIMENTS = (
         padding,
     ),
     Experiment(
+        "3",
         3,
         "With and without a cache",
         "Eight requests in one batch, prompts of 32 tokens, 16 tokens out; GPT-2's sizes with random weights. Stage 2 "
@@ -337,6 +378,7 @@ EXPERIMENTS = (
         cached,
     ),
     Experiment(
+        "4",
         4,
         "Sixteen tales, four at once",
         "The eight openings of examples/prompts.txt, twice. The tales are drawn, so they differ, and end when they "
@@ -355,6 +397,7 @@ EXPERIMENTS = (
         passes,
     ),
     Experiment(
+        "5",
         5,
         "More than fit",
         "A pool of 128 blocks of 16 tokens: the memory of two of stage 4's slots of 1,024 tokens. 64 requests come at "
@@ -372,6 +415,7 @@ EXPERIMENTS = (
         crowd,
     ),
     Experiment(
+        "6",
         6,
         "At the limit",
         "One request, decoded token by token with stage 6; GPT-2's sizes with random weights in float32. It runs with "
@@ -391,5 +435,26 @@ EXPERIMENTS = (
             ("model=gpt2-medium", "three times the weights: what happens to both answers? (about 3 GB of memory)"),
         ),
         packed,
+    ),
+    Experiment(
+        "bits",
+        6,
+        "The same bits",
+        "Four requests, sampled with seeds; GPT-2's sizes with random weights in float32. First each is computed "
+        "alone, its whole prompt in one step. Then one thing changes at a time: it has company; it gets one thread; "
+        "a step takes at most 48 tokens; its prompt is found in the prefix cache; it is preempted and computed "
+        "again; blocks have 32 tokens instead of 16. Every bit of every row of logits is compared.",
+        (
+            Question(
+                "How many of the six changes change a bit in stage 5, which uses torch's kernels?", "stage 5", "of six"
+            ),
+            Question("And in stage 6, which has its own?", "stage 6", "of six"),
+        ),
+        60,
+        (
+            ("dtype=bfloat16", "three digits instead of seven: where stage 5's numbers change, so may its tokens"),
+            ("model=tinytales", "other sizes, other shapes: does torch choose otherwise?"),
+        ),
+        same_bits,
     ),
 )

@@ -4,6 +4,7 @@ python -m exercises predict                      # the experiments, what you sai
 python -m exercises predict 4                    # asks for your prediction, runs the experiment and compares
 python -m exercises predict 4 --say 900 1400     # the same without asking
 python -m exercises predict 4 --with slots=8     # the experiment again, changed; when it is compared as it stands
+python -m exercises predict bits                 # an experiment of stage 6 that has a name
 """
 
 import argparse
@@ -23,18 +24,18 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m exercises predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    stages = [experiment.stage for experiment in EXPERIMENTS]
-    parser.add_argument("stage", type=int, choices=stages, nargs="?", help="whose experiment; left out: all are listed")
+    known = {experiment.name: experiment for experiment in EXPERIMENTS}
+    parser.add_argument("name", choices=list(known), nargs="?", help="a stage's number, or a name; left out: the list")
     parser.add_argument("--say", nargs="+", metavar="NUMBER", help="your prediction, a number for each question")
     parser.add_argument("--with", nargs="+", dest="changes", metavar="NAME=VALUE", help="change the experiment")
     args = parser.parse_args(argv)
-    if args.stage is None:
+    if args.name is None:
         if args.say or args.changes:
-            parser.error("of which stage? For example: predict 4 --say 900 1400")
+            parser.error("of which experiment? For example: predict 4 --say 900 1400")
         return show_all()
     if args.say and args.changes:
         parser.error("--say is for the experiment as it stands, --with changes it: one at a time")
-    experiment = EXPERIMENTS[args.stage - 1]
+    experiment = known[args.name]
     return change(experiment, args.changes) if args.changes else predict(experiment, args.say)
 
 
@@ -70,7 +71,7 @@ def change(experiment: Experiment, changes: list[str]) -> int:
     arguments = parse_changes(experiment, changes)
     record = record_of(experiment)
     if "compared_at" not in record:
-        raise ValueError(f"no prediction is compared yet; first `python -m exercises predict {experiment.stage}`")
+        raise ValueError(f"no prediction is compared yet; first `python -m exercises predict {experiment.name}`")
     results, why = run(experiment, **arguments)
     show(f"Stage {experiment.stage}: {experiment.title}, with {', '.join(changes)}\n")
     show_table(experiment, "before", record["results"], "now", results, judge=False)
@@ -96,7 +97,7 @@ def line(experiment: Experiment, records: dict[str, dict]) -> str:
     if "results" in record:
         state += f"; it came to {values(record['results'])}"
     mark = "✓" if "results" in record else " "
-    return f"{mark} predict {experiment.stage}  {experiment.title:40}  {state}"
+    return f"{mark} predict {experiment.name:4}  {experiment.title:40}  {state}"
 
 
 # --- What is said -----------------------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ def parse_changes(experiment: Experiment, changes: list[str]) -> dict[str, int |
 
 
 def key(experiment: Experiment) -> str:
-    return f"predict {experiment.stage}"
+    return f"predict {experiment.name}"
 
 
 def whole(experiment: Experiment, record: dict) -> dict:
@@ -220,7 +221,7 @@ def explain(experiment: Experiment, why: list[str]) -> None:
         show(paragraph, "  ")
     show("\nTo see it turn out differently")
     for setting, what in experiment.change:
-        show(f"python -m exercises predict {experiment.stage} --with {setting}", "  ")
+        show(f"python -m exercises predict {experiment.name} --with {setting}", "  ")
         show(what, "      ")
 
 
