@@ -366,6 +366,35 @@ def test_logits_that_are_no_numbers_are_told(stage, small_checkpoint):
             llm.generate([[1, 2]], params)
 
 
+def test_logits_that_are_no_numbers_end_one_request(small_checkpoint, monkeypatch):
+    """Also one that is alone in its step: those that wait get their turn. A model that never worked is an error."""
+    for stage in STAGES[3:]:
+        llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=1)
+        params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (4, 5, 6)]
+        expected = tokens_of(llm.generate([[1], [2], [3]], params))
+        module = llm.engine.runner.model
+        forward, broken = module.forward, {5}
+
+        def picky(batch, *arguments, llm=llm, forward=forward, broken=broken):
+            logits = forward(batch, *arguments)
+            return logits * torch.nan if {r.max_tokens for r in llm.engine.scheduler.running} & broken else logits
+
+        monkeypatch.setattr(module, "forward", picky)
+        outputs = llm.generate([[1], [2], [3]], params)
+        assert [output.outputs[0].finish_reason for output in outputs] == ["length", "abort", "length"]
+        assert tokens_of(outputs)[::2] == expected[::2]
+        whole(llm)
+        broken |= {4, 6}
+        with pytest.raises(ValueError, match="the model's logits are no numbers"):
+            llm.generate([[3]], params[2])
+        whole(llm)
+        llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=1)
+        damage(llm)
+        with pytest.raises(ValueError, match="the model's logits are no numbers"):
+            llm.generate([[1], [2], [3]], params)
+        assert llm.stats.num_forwards == 0  # not even one step ended well
+
+
 def damage(llm) -> None:
     """What a model gives that computes with infinities."""
     forward = llm.engine.runner.model.forward
