@@ -90,6 +90,7 @@ def completed(package: str, rows: list[dict], options: dict, defaults: Any, clus
     import ray
     import ray.data
     import ray.util.annotations
+    from ray.exceptions import RayError
 
     connect(cluster.address)
     try:
@@ -119,7 +120,7 @@ def completed(package: str, rows: list[dict], options: dict, defaults: Any, clus
             yield from zip(
                 batch["place"].tolist(), map(bytes, batch["result"]), batch["is_error"].tolist(), strict=True
             )
-    except ray.exceptions.RayError as error:
+    except RayError as error:
         raise OSError(f"Ray: {last_line(error)}") from error
     finally:
         ray.shutdown()
@@ -176,6 +177,7 @@ def check_cluster(cluster: Cluster) -> int:
 def check_model(package: str, model: str, load_format: str) -> None:
     """Raise ValueError if a machine lacks the model, or has another of this name."""
     import ray
+    from ray.exceptions import RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = look_at_model(package, model, load_format)
@@ -191,7 +193,7 @@ def check_model(package: str, model: str, load_format: str) -> None:
         try:
             if ray.get(there) != here:
                 raise ValueError(f"the machine {name} has another model of the name {model!r}")
-        except ray.exceptions.RayTaskError as error:
+        except RayTaskError as error:
             raise ValueError(f"the machine {name} can't load the model: {last_line(error)}") from None
 
 
