@@ -40,13 +40,31 @@ def check(*command: str | Path) -> tuple[set[str], set[str]]:
     return checked, {words[1].rstrip(":") for words in lines if words[0] == "--"}
 
 
-@pytest.mark.parametrize("march", ["native", ""], ids=["all of it", "what every CPU of its family has"])
+# Levels of x86-64, and what each brings.
+LEVELS = {"native": "all that it has", "x86-64-v4": "AVX-512, no bfloat16", "x86-64-v3": "AVX2", "": "SSE, or NEON"}
+NEEDS = {"x86-64-v4": {"avx512f", "avx512bw", "avx512vl"}, "x86-64-v3": {"avx2", "fma"}}
+
+
+@pytest.mark.parametrize("march", LEVELS, ids=list(LEVELS.values()))
 def test_on_this_cpu(tmp_path, march):
-    """The second is SSE on x86-64: vectors of four, few registers."""
+    """With all that it has, and as a CPU with less."""
+    if needed := NEEDS.get(march, set()) - cpu_flags():
+        pytest.skip(f"this CPU has no {', '.join(sorted(needed))}")
     flags = [f"-march={march}"] if march and platform.machine() == "x86_64" else []
     checked, missing = check(build(tmp_path, os.environ.get("CC") or "cc", "-fopenmp", *flags))
     assert {"fma_float32", "fma_bfloat16"} <= checked
     assert len(checked | missing) == 6
+    if march != "native" and platform.machine() == "x86_64":
+        assert "dot_bfloat16" in missing
+
+
+def cpu_flags() -> set[str]:
+    """What Linux says of an x86-64 CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return set(next((line for line in lines if line.startswith("flags")), "").split())
 
 
 def test_instructions_that_this_cpu_lacks(tmp_path):

@@ -6,6 +6,19 @@
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
+#ifdef __AVX512F__ /* then it declares tiles of its own, which this CPU may not have: the names mean others from here on */
+#include <immintrin.h>
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_zero
+#undef _tile_dpbf16ps
+#define _tile_loadconfig emulated_loadconfig
+#define _tile_release emulated_release
+#define _tile_loadd emulated_loadd
+#define _tile_stored emulated_stored
+#define _tile_zero emulated_zero
+#define _tile_dpbf16ps emulated_dpbf16ps
+#endif
 
 /* sum += odd products, then sum += even ones. */
 #define HAS_DOT
