@@ -76,3 +76,12 @@ def write_checkpoint(directory: Path, seed: int = 0, **sizes) -> Path:
             torch.nn.init.normal_(parameter, mean=1.0, std=0.1)
     model.save_pretrained(directory)
     return directory
+
+
+def cpu_flags() -> set[str]:
+    """What Linux says that an x86-64 CPU has; nothing elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return set(next((line for line in lines if line.startswith("flags")), "").split())

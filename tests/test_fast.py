@@ -8,14 +8,14 @@ import os
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.nn.functional as F
 
 from bench import ablation, accuracy, profile
-from tests.adapter import ROOT, STAGES, random_prompts, write_checkpoint
+from tests.adapter import ROOT, STAGES, cpu_flags, random_prompts, write_checkpoint
 
 FAST = [stage for stage in STAGES if stage.number >= 6]
 KINDS = ["fma_float32", "fma_bfloat16", "dot_bfloat16", "matrix_bfloat16", "tiles_bfloat16", "tiles_split"]
@@ -536,11 +536,6 @@ def test_other_instruction_sets(stage, tmp_path, cpu, needs):
     assert process.returncode == 0, process.stdout[-2000:]
 
 
-def cpu_flags() -> set[str]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return set(next(line for line in lines if line.startswith("flags")).split())
-
-
 # --- What is for CUDA, as far as a CPU can tell: the same code, with a "graph" that just runs again -------------------
 
 
@@ -549,6 +544,18 @@ def fresh_cache(stage, num_blocks: int, block_size: int, config):
     head_dim = config.n_embd // config.n_head
     sizes = (config.n_layer, num_blocks, block_size, config.n_head, head_dim, torch.float32, torch.device("cpu"))
     return stage.part("kv_cache").KVCache(*sizes, attention, prefault=True)
+
+
+def test_only_the_first_blocks_are_there_from_the_start(stage, monkeypatch):
+    """A pool may be far larger than what is ever in use: the rest comes with the steps that need it."""
+    cache, page = stage.part("kv_cache"), 2 << 20
+    monkeypatch.setattr(cache, "PREFAULT", 32 << 20)
+    before = psutil.Process().memory_info().rss
+    made = cache.KVCache(2, 4096, 16, 12, 64, torch.float32, torch.device("cpu"), None, pages=True, prefault=True)
+    grown, whole = psutil.Process().memory_info().rss - before, made.keys.nbytes + made.values.nbytes
+    assert whole > 20 * (32 << 20)
+    assert 30 << 20 < grown < (32 << 20) + 8 * page
+    assert not made.keys[:, 0].any()
 
 
 def test_batch_sizes_of_graphs(stage):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stage06_fast.support.compiler import OPTIMIZE
-from tests.adapter import ROOT, STAGES
+from tests.adapter import ROOT, STAGES, cpu_flags
 
 FILES = ("support/compiler.py",)
 SOURCES = [ROOT / "tests/kernels/check.c", *sorted((ROOT / "stage06_fast/kernels").glob("*.c"))]
@@ -56,15 +56,6 @@ def test_on_this_cpu(tmp_path, march):
     assert len(checked | missing) == 6
     if march != "native" and platform.machine() == "x86_64":
         assert "dot_bfloat16" in missing
-
-
-def cpu_flags() -> set[str]:
-    """What Linux says of an x86-64 CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return set()
-    return set(next((line for line in lines if line.startswith("flags")), "").split())
 
 
 def test_instructions_that_this_cpu_lacks(tmp_path):
