@@ -549,7 +549,7 @@ def fresh_cache(stage, num_blocks: int, block_size: int, config):
 def test_only_the_first_blocks_are_there_from_the_start(stage, monkeypatch):
     """A pool may be far larger than what is ever in use: the rest comes with the steps that need it."""
     cache, page = stage.part("kv_cache"), 2 << 20
-    monkeypatch.setattr(cache, "PREFAULT", 32 << 20)
+    monkeypatch.setattr(cache, "PREFAULT", (32 << 20) // 4)
     before = psutil.Process().memory_info().rss
     made = cache.KVCache(2, 4096, 16, 12, 64, torch.float32, torch.device("cpu"), None, pages=True, prefault=True)
     grown, whole = psutil.Process().memory_info().rss - before, made.keys.nbytes + made.values.nbytes

@@ -4,8 +4,10 @@ import hashlib
 import json
 import random
 import shutil
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +29,17 @@ def greedy_tokens(stage, model, **arguments):
 def damaged(small_checkpoint, tmp_path):
     """A copy of a checkpoint, to be damaged."""
     return shutil.copytree(small_checkpoint, tmp_path / "model")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads what Linux says of a process")
+def test_a_loaded_model_is_independent_of_its_file(stage, damaged):
+    """The file is not mapped into memory any more: it may be written anew, or cut short."""
+    llm = stage.LLM(str(damaged), device="cpu")
+    params = stage.SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    expected = llm.generate([[1, 2, 3]], params)[0].outputs[0].token_ids
+    assert str(damaged) not in Path("/proc/self/maps").read_text()
+    (damaged / "model.safetensors").write_bytes(b"")
+    assert llm.generate([[1, 2, 3]], params)[0].outputs[0].token_ids == expected
 
 
 def edit_config(directory, **changes):

@@ -213,7 +213,9 @@ def checkpoint_tensors(source: Path, files: list[Path], shapes: dict[str, tuple]
             if name == "wte.weight":
                 embedding = tensor
             tensor = tensor.detach()
-            yield path, name, (tensor.t() if name.endswith(STORED_TRANSPOSED) else tensor).contiguous()
+            # A copy, or the whole file would stay mapped into memory, and who changes it would change the model.
+            tensor = tensor.t() if name.endswith(STORED_TRANSPOSED) else tensor
+            yield path, name, tensor.clone(memory_format=torch.contiguous_format)
         if unexpected:
             raise ValueError(f"{path}: unexpected {name_some(sorted(unexpected))}")
     if head is not None and embedding is not None and not torch.equal(head, embedding):
@@ -248,7 +250,9 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (not a dict)
+                names = list(file.keys())
+            for name in names:  # opened for each: what has been read stays in memory until the file is closed
+                with safe_open(path, framework="pt") as file:
                     yield name, file.get_tensor(name)
             return
         # weights_only: a pickle from elsewhere must not run code.
