@@ -1,0 +1,159 @@
+"""A linear layer, from a plain loop to what stage 6's kernel does, idea by idea, beside torch and that kernel.
+
+    python -m bench.layer --json bench/results/layer.json
+
+Chapter 6 explains the five functions, which are in layer.c. Each way runs 12 layers of GPT-2 small's size (768 inputs
+and 3,072 outputs; 113 MB in float32) one after the other, so that a layer's weights have left the CPU's cache before
+they are needed again. The time is the shortest of several runs. Of the five only the last has more than one thread.
+"""
+
+import argparse
+import ctypes
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench.machine import best_seconds, describe
+from stage06_fast.kernels import c_kernel as c
+from stage06_fast.support.memory import Arena
+
+STEPS = ("plain", "packed", "blocked", "fused", "shared")  # the functions of layer.c
+IN, OUT, LAYERS = 768, 3072, 12
+ROWS = (1, 8, 64)
+PANEL = 32
+CPU = torch.device("cpu")
+FLAGS = ("-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-shared", "-fPIC")
+
+
+def load_steps() -> ctypes.CDLL:
+    """layer.c, compiled for this CPU. Raises OSError or CalledProcessError if there is no compiler, or it fails."""
+    source = Path(__file__).with_suffix(".c")
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "layer.so"
+        subprocess.run(["cc", *FLAGS, "-fopenmp", source, "-o", library], check=True)
+        steps = ctypes.CDLL(str(library))
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    steps.pack.argtypes = [pointer, pointer, size, size]
+    for name in STEPS:
+        getattr(steps, name).argtypes = [pointer, pointer, pointer, pointer, size, size, size]
+    return steps
+
+
+def packed(steps: ctypes.CDLL, weight: Tensor) -> Tensor:
+    """[out, in] -> [out / PANEL, in, PANEL]. Raises ValueError if out is no multiple of PANEL."""
+    out, in_ = weight.shape
+    if out % PANEL:
+        raise ValueError(f"the outputs are a multiple of {PANEL}, got {out}")
+    panels = torch.empty(out // PANEL, in_, PANEL, dtype=torch.float32)
+    steps.pack(weight.data_ptr(), panels.data_ptr(), in_, out)
+    return panels
+
+
+def run_step(steps: ctypes.CDLL, name: str, x: Tensor, weight: Tensor, panels: Tensor, bias: Tensor, y: Tensor) -> None:
+    """y += x @ weight.T + bias by one of STEPS; [rows, in], [out, in], its panels, [out], [rows, out], contiguous."""
+    weights = weight if name == "plain" else panels
+    pointers = (tensor.data_ptr() for tensor in (x, weights, bias, y))
+    getattr(steps, name)(*pointers, len(x), *reversed(weight.shape))
+
+
+def by_steps(steps: ctypes.CDLL, weights: list[Tensor], bias: Tensor) -> dict[str, dict[int, float]]:
+    """Seconds of all layers, of each step, by the number of rows."""
+    panels, seconds = [packed(steps, weight) for weight in weights], {}
+    for name in STEPS:
+        for rows in ROWS:
+            x, y = torch.randn(rows, IN), torch.zeros(rows, OUT)
+
+            def run(name=name, x=x, y=y):
+                for weight, own in zip(weights, panels, strict=True):
+                    run_step(steps, name, x, weight, own, bias, y)
+
+            seconds.setdefault(name, {})[rows] = best_seconds(run, CPU, repeat=1 if name == "plain" else 5)
+    return seconds
+
+
+def by_torch(weights: list[Tensor], bias: Tensor) -> dict[int, float]:
+    seconds = {}
+    for rows in ROWS:
+        x, y = torch.randn(rows, IN), torch.zeros(rows, OUT)
+
+        def run(x=x, y=y):
+            for weight in weights:
+                y.add_(F.linear(x, weight, bias))
+
+        seconds[rows] = best_seconds(run, CPU, repeat=7)
+    return seconds
+
+
+def by_kernel(weights: list[Tensor], bias: Tensor) -> dict[int, float]:
+    """Stage 6's kernel, with the instructions that every CPU has."""
+    number, _ = c.KINDS["fma_float32"]
+    arena = Arena()
+    panels = [c.pack(weight, "fma_float32", arena.room).data_ptr() for weight in weights]
+    layers = [c.Linear(p, bias.data_ptr(), IN, OUT, number) for p in panels]
+    library, seconds, stride = c.load_kernel(), {}, 4 * IN + 64
+    for rows in ROWS:
+        x, y = torch.zeros(rows, stride, dtype=torch.uint8), torch.zeros(rows, OUT)
+        x.view(torch.float32)[:, :IN] = torch.randn(rows, IN)
+        own = c.Rows(x.data_ptr(), stride, rows * stride, 0)
+
+        def run(own=own, rows=rows, y=y):
+            for layer, then in zip(layers, [*layers[1:], None], strict=True):
+                library.linear(layer, own, rows, c.ADD, y.data_ptr(), None, then, torch.get_num_threads())
+
+        seconds[rows] = best_seconds(run, CPU, repeat=7)
+    return seconds
+
+
+def table(result: dict) -> str:
+    """GB/s of weights and GFLOP/s of each way, by the number of rows."""
+    titles = [f"{rows} row{'s' if rows > 1 else ''}" for rows in ROWS]
+    lines = ["| | " + " | ".join(titles) + " |", "| --- |" + " ---: |" * len(ROWS)]
+    numbers = IN * OUT * LAYERS
+    for name, seconds in result["seconds"].items():
+        own = [seconds[str(rows)] for rows in ROWS]
+        cells = [
+            f"{4 * numbers / s / 1e9:.1f}, {2 * numbers * rows / s / 1e9:.0f}"
+            for s, rows in zip(own, ROWS, strict=True)
+        ]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    machine = result["machine"]
+    return "\n".join(lines) + (
+        f"\n\nGB/s of weights, and GFLOP/s, of {LAYERS} layers of {IN} inputs and {OUT:,} outputs in float32; "
+        f"{machine['device']}, torch {machine['torch']}. Threads: {machine['threads']}, but one for the first four. "
+        "`python -m bench.layer`"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    try:
+        steps = load_steps()
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"layer: there are no steps without a C compiler: {error}", file=sys.stderr)
+        return 2
+    with torch.inference_mode():
+        weights, bias = [torch.randn(OUT, IN) for _ in range(LAYERS)], torch.randn(OUT)
+        seconds = by_steps(steps, weights, bias)
+        seconds |= {"torch": by_torch(weights, bias), "stage 6": by_kernel(weights, bias)}
+    result = {
+        "command": f"python -m bench.layer {' '.join(sys.argv[1:])}".strip(),
+        "machine": describe(CPU),
+        "seconds": {name: {str(rows): s for rows, s in own.items()} for name, own in seconds.items()},
+    }
+    print(table(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
