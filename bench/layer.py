@@ -23,9 +23,9 @@ from bench.machine import best_seconds, describe
 from stage06_fast.kernels import c_kernel as c
 from stage06_fast.support.memory import Arena
 
-STEPS = ("plain", "packed", "blocked", "fused", "shared")  # the functions of layer.c
+STEPS = ("plain", "packed", "grouped", "fused", "shared")  # the functions of layer.c
 IN, OUT, LAYERS = 768, 3072, 12
-ROWS = (1, 8, 64)
+TOKENS = (1, 8, 64)
 PANEL = 32
 CPU = torch.device("cpu")
 FLAGS = ("-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-shared", "-fPIC")
@@ -56,37 +56,37 @@ def packed(steps: ctypes.CDLL, weight: Tensor) -> Tensor:
 
 
 def run_step(steps: ctypes.CDLL, name: str, x: Tensor, weight: Tensor, panels: Tensor, bias: Tensor, y: Tensor) -> None:
-    """y += x @ weight.T + bias by one of STEPS; [rows, in], [out, in], its panels, [out], [rows, out], contiguous."""
+    """y += x @ weight.T + bias by one of STEPS: [tokens, in], [out, in], its panels, [out], [tokens, out]."""
     weights = weight if name == "plain" else panels
     pointers = (tensor.data_ptr() for tensor in (x, weights, bias, y))
     getattr(steps, name)(*pointers, len(x), *reversed(weight.shape))
 
 
 def by_steps(steps: ctypes.CDLL, weights: list[Tensor], bias: Tensor) -> dict[str, dict[int, float]]:
-    """Seconds of all layers, of each step, by the number of rows."""
+    """Seconds of all layers, of each step, by the number of tokens."""
     panels, seconds = [packed(steps, weight) for weight in weights], {}
     for name in STEPS:
-        for rows in ROWS:
-            x, y = torch.randn(rows, IN), torch.zeros(rows, OUT)
+        for tokens in TOKENS:
+            x, y = torch.randn(tokens, IN), torch.zeros(tokens, OUT)
 
             def run(name=name, x=x, y=y):
                 for weight, own in zip(weights, panels, strict=True):
                     run_step(steps, name, x, weight, own, bias, y)
 
-            seconds.setdefault(name, {})[rows] = best_seconds(run, CPU, repeat=1 if name == "plain" else 5)
+            seconds.setdefault(name, {})[tokens] = best_seconds(run, CPU, repeat=1 if name == "plain" else 5)
     return seconds
 
 
 def by_torch(weights: list[Tensor], bias: Tensor) -> dict[int, float]:
     seconds = {}
-    for rows in ROWS:
-        x, y = torch.randn(rows, IN), torch.zeros(rows, OUT)
+    for tokens in TOKENS:
+        x, y = torch.randn(tokens, IN), torch.zeros(tokens, OUT)
 
         def run(x=x, y=y):
             for weight in weights:
                 y.add_(F.linear(x, weight, bias))
 
-        seconds[rows] = best_seconds(run, CPU, repeat=7)
+        seconds[tokens] = best_seconds(run, CPU, repeat=7)
     return seconds
 
 
@@ -97,29 +97,29 @@ def by_kernel(weights: list[Tensor], bias: Tensor) -> dict[int, float]:
     panels = [c.pack(weight, "fma_float32", arena.room).data_ptr() for weight in weights]
     layers = [c.Linear(p, bias.data_ptr(), IN, OUT, number) for p in panels]
     library, seconds, stride = c.load_kernel(), {}, 4 * IN + 64
-    for rows in ROWS:
-        x, y = torch.zeros(rows, stride, dtype=torch.uint8), torch.zeros(rows, OUT)
-        x.view(torch.float32)[:, :IN] = torch.randn(rows, IN)
-        own = c.Rows(x.data_ptr(), stride, rows * stride, 0)
+    for tokens in TOKENS:
+        x, y = torch.zeros(tokens, stride, dtype=torch.uint8), torch.zeros(tokens, OUT)
+        x.view(torch.float32)[:, :IN] = torch.randn(tokens, IN)
+        own = c.Rows(x.data_ptr(), stride, tokens * stride, 0)
 
-        def run(own=own, rows=rows, y=y):
+        def run(own=own, tokens=tokens, y=y):
             for layer, then in zip(layers, [*layers[1:], None], strict=True):
-                library.linear(layer, own, rows, c.ADD, y.data_ptr(), None, then, torch.get_num_threads())
+                library.linear(layer, own, tokens, c.ADD, y.data_ptr(), None, then, torch.get_num_threads())
 
-        seconds[rows] = best_seconds(run, CPU, repeat=7)
+        seconds[tokens] = best_seconds(run, CPU, repeat=7)
     return seconds
 
 
 def table(result: dict) -> str:
-    """GB/s of weights and GFLOP/s of each way, by the number of rows."""
-    titles = [f"{rows} row{'s' if rows > 1 else ''}" for rows in ROWS]
-    lines = ["| | " + " | ".join(titles) + " |", "| --- |" + " ---: |" * len(ROWS)]
+    """GB/s of weights and GFLOP/s of each way, by the number of tokens."""
+    titles = [f"{n} token{'s' if n > 1 else ''}" for n in TOKENS]
+    lines = ["| | " + " | ".join(titles) + " |", "| --- |" + " ---: |" * len(TOKENS)]
     numbers = IN * OUT * LAYERS
     for name, seconds in result["seconds"].items():
-        own = [seconds[str(rows)] for rows in ROWS]
+        own = [seconds[str(tokens)] for tokens in TOKENS]
         cells = [
-            f"{4 * numbers / s / 1e9:.1f}, {2 * numbers * rows / s / 1e9:.0f}"
-            for s, rows in zip(own, ROWS, strict=True)
+            f"{4 * numbers / s / 1e9:.1f}, {2 * numbers * tokens / s / 1e9:.0f}"
+            for s, tokens in zip(own, TOKENS, strict=True)
         ]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     machine = result["machine"]
@@ -147,7 +147,7 @@ def main() -> int:
     result = {
         "command": f"python -m bench.layer {' '.join(sys.argv[1:])}".strip(),
         "machine": describe(CPU),
-        "seconds": {name: {str(rows): s for rows, s in own.items()} for name, own in seconds.items()},
+        "seconds": {name: {str(tokens): s for tokens, s in own.items()} for name, own in seconds.items()},
     }
     print(table(result))
     if args.json:
