@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bench.machine import best_seconds, describe
 from stage06_fast.kernels import c_kernel as c
+from stage06_fast.support.compiler import openmp_runtime
 from stage06_fast.support.memory import Arena
 
 STEPS = ("plain", "packed", "grouped", "fused", "shared")  # the functions of layer.c
@@ -28,15 +29,20 @@ IN, OUT, LAYERS = 768, 3072, 12
 TOKENS = (1, 8, 64)
 PANEL = 32
 CPU = torch.device("cpu")
-FLAGS = ("-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-shared", "-fPIC")
+FLAGS = ("-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fPIC")
 
 
 def load_steps() -> ctypes.CDLL:
-    """layer.c, compiled for this CPU. Raises OSError or CalledProcessError if there is no compiler, or it fails."""
-    source = Path(__file__).with_suffix(".c")
+    """layer.c, compiled for this CPU, with torch's threads.
+
+    Raises:
+        OSError, CalledProcessError: there is no compiler, or it fails.
+    """
+    source, runtime = Path(__file__).with_suffix(".c"), openmp_runtime()
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "layer.so"
-        subprocess.run(["cc", *FLAGS, "-fopenmp", source, "-o", library], check=True)
+        compiled, library = Path(folder) / "layer.o", Path(folder) / "layer.so"
+        subprocess.run(["cc", *FLAGS, *(["-fopenmp"] if runtime else []), "-c", source, "-o", compiled], check=True)
+        subprocess.run(["cc", "-shared", compiled, *([runtime] if runtime else []), "-o", library], check=True)
         steps = ctypes.CDLL(str(library))
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     steps.pack.argtypes = [pointer, pointer, size, size]
@@ -73,7 +79,7 @@ def by_steps(steps: ctypes.CDLL, weights: list[Tensor], bias: Tensor) -> dict[st
                 for weight, own in zip(weights, panels, strict=True):
                     run_step(steps, name, x, weight, own, bias, y)
 
-            seconds.setdefault(name, {})[tokens] = best_seconds(run, CPU, repeat=1 if name == "plain" else 5)
+            seconds.setdefault(name, {})[tokens] = best_seconds(run, CPU, repeat=2 if name == "plain" else 25)
     return seconds
 
 
@@ -86,7 +92,7 @@ def by_torch(weights: list[Tensor], bias: Tensor) -> dict[int, float]:
             for weight in weights:
                 y.add_(F.linear(x, weight, bias))
 
-        seconds[tokens] = best_seconds(run, CPU, repeat=7)
+        seconds[tokens] = best_seconds(run, CPU, repeat=25)
     return seconds
 
 
@@ -106,7 +112,7 @@ def by_kernel(weights: list[Tensor], bias: Tensor) -> dict[int, float]:
             for layer, then in zip(layers, [*layers[1:], None], strict=True):
                 library.linear(layer, own, tokens, c.ADD, y.data_ptr(), None, then, torch.get_num_threads())
 
-        seconds[tokens] = best_seconds(run, CPU, repeat=7)
+        seconds[tokens] = best_seconds(run, CPU, repeat=25)
     return seconds
 
 

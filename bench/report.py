@@ -36,6 +36,8 @@ MAKERS = {
     "bits": "bench.bits",
     "linear": "bench.linear",
     "caches": "bench.caches",
+    "batch": "bench.batch",
+    "sampling": "bench.sampling",
     "layer": "bench.layer",
     "serving": "bench.serving",
     "rude": "bench.rude",

@@ -68,7 +68,7 @@ class Request:
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
         self.priority, self.place, self.first_scheduled_time = priority, None, None
         self.prompt_logprobs = None if params.prompt_logprobs is None else [None] * score_from
-        self.arrival_time, self.inbox = time.perf_counter(), None  # of whoever waits for it, see support/router.py
+        self.arrival_time, self.inbox = time.perf_counter(), None  # of its caller, see support/router.py
         self.told = 0, 0, False
         self.begin()
         self.wait()

@@ -74,7 +74,7 @@ class Request:
         self.index, self.num_ahead, self.num_cached_tokens = 0, 0, 0
         self.group: list[Request] = [self]
         self.prompt_logprobs = None if params.prompt_logprobs is None else [None] * score_from
-        self.arrival_time, self.inbox = time.perf_counter(), None  # of whoever waits for it, see support/router.py
+        self.arrival_time, self.inbox = time.perf_counter(), None  # of its caller, see support/router.py
         self.told = 0, 0, False
         self.begin()
         self.wait()

@@ -38,9 +38,9 @@ class Scheduler:
         block_manager: where requests get their memory.
         max_num_seqs: how many requests run at once.
         max_num_batched_tokens: the most tokens that go through the model in a step.
-        policy: who is admitted first: "fcfs" (in order of arrival), "fair" (so that no caller makes others wait, see
-            `_key`), "priority" (the lowest number first, then arrival) or "shortest" (the shortest prompt first, with
-            aging).
+        policy: which request is admitted first: "fcfs" (in order of arrival), "fair" (so that no caller makes others
+            wait, see `_key`), "priority" (the lowest number first, then arrival) or "shortest" (the shortest prompt
+            first, with aging).
         enable_chunked_prefill: cut a prompt that does not fit into the step's rest; else it waits until it fits whole.
     """
 
@@ -56,7 +56,7 @@ class Scheduler:
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
         self.num_steps, self._arrivals = 0, itertools.count()
-        self.tell: Callable[..., None] = lambda *_, **__: None  # what happens, to whoever looks on
+        self.tell: Callable[..., None] = lambda *_, **__: None  # tells listeners what happens
         self.clear()
 
     def clear(self) -> None:

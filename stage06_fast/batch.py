@@ -97,6 +97,6 @@ class Batch:
 
 
 def rectangle(tables: list[list[int]]) -> list[list[int]]:
-    """Block tables of the same length, filled up with zeros, which nobody looks at."""
+    """Block tables of the same length, filled up with zeros, which are never read."""
     width = max(map(len, tables))
     return [table + [0] * (width - len(table)) for table in tables]
