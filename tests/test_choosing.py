@@ -1,11 +1,13 @@
-"""What chapter 2 and NEXT.md measure: batches without a cache, and what a sampler chooses from."""
+"""Chapter 2 and NEXT.md: batches without a cache, what a sampler chooses from, and the lines that a Llama changes."""
 
 import math
+import re
 
 import pytest
 import torch
 
 from bench import batch, sampling
+from tests.adapter import ROOT
 
 
 def test_entropy_and_nucleus():
@@ -46,3 +48,14 @@ def test_a_forward_pass_of_the_batch_is_timed():
     llm = batch.stage02_static_batch.LLM("tinytales", dtype="float32", device="cpu")
     seconds = batch.forward_seconds(llm, 2, 3)
     assert 0 < seconds < math.inf
+
+
+def test_the_lines_that_a_llama_changes_are_in_the_model():
+    page, model = ((ROOT / name).read_text(encoding="utf-8") for name in ("NEXT.md", "stage01_single/model.py"))
+    blocks = re.findall(r"^```diff\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    gone = [line for block in blocks for line in block.splitlines() if line.startswith("-")]
+    kept = [line for block in blocks for line in block.splitlines() if line.startswith("  ")]
+    assert len(blocks) == 4
+    assert len(gone) >= 8
+    for line in [*gone, *kept]:
+        assert line[1:] in model.splitlines(), line
