@@ -35,7 +35,7 @@ class Request:
     Attributes:
         state: changed by the scheduler.
         num_computed_tokens: how many tokens of the sequence have their keys and values in the cache.
-        place: its place in the queue, given by the scheduler.
+        place: its rank in the queue, given by the scheduler.
         slot: where in the cache, while it runs; given and taken by the scheduler.
         prompt_logprobs: of the prompt's tokens so far; None unless they were asked for.
         output_token_ids: the output's tokens, the one that ended it among them.

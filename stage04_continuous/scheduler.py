@@ -62,7 +62,7 @@ class Scheduler:
         heapq.heappush(self.waiting, (*request.place, request))
 
     def _key(self, request: Request) -> float:
-        """The place of a request in the queue; lower is earlier.
+        """The rank of a request in the queue; lower is earlier.
 
         "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All that wait age alike, so it
         is the same to add AGING once for each step that had passed when they arrived. A prompt of P tokens is therefore

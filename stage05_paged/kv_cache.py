@@ -1,7 +1,7 @@
 """The keys and values of all requests, in blocks, and how much memory they take.
 
 The cache is a pool of blocks, each with room for `block_size` tokens in every layer. Which block belongs to whom is the
-block manager's business; the cache is told places. Slot s is row s % block_size of block s // block_size.
+block manager's business; the cache gets places. Place s is number s % block_size of block s // block_size.
 """
 
 from collections.abc import Callable

@@ -197,7 +197,7 @@ def test_documents_link_to_what_is_there():
 
 
 def test_the_front_page_shows_what_make_demo_writes(capsys):
-    """The quoted tale is one of those that the demo's prompts get. If the bundled model is a new one: quote it anew."""
+    """The quoted tale is one that the demo's prompts get. If the bundled model is a new one, quote it again."""
     page, makefile = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile"))
     assert "\nmake demo " in page
     assert "\nmake test " in page
