@@ -1,16 +1,16 @@
-"""What each optimisation of stage 6 gains: the benchmark's workloads with all of them, and without each.
+"""What each optimization of stage 6 gains: the benchmark's workloads with all of them, and without each.
 
     python -m bench.ablation --json bench/results/ablation.json
     python -m bench.ablation --workloads decode --dtypes bfloat16 --repeat 3
 
-A gain is the seconds without an optimisation (and without those that need it) divided by the seconds with all of them:
+A gain is the seconds without an optimization (and without those that need it) divided by the seconds with all of them:
 1.20 means that 20% more time passes without it, less than 1 that it loses. The last two rows turn off everything, and
 run stage 5.
 
 On a machine that others use too, whole runs differ by more than most of these gains. So all variants serve a workload
 together: each step is computed by every one of them, one after the other, in an order that is drawn anew for each step
 (whoever comes behind a variant with the same weights finds some of them in the CPU's cache). With `--repeat` a step's
-time is the median of so many. Two optimisations don't show in steps, memory that is there from the start and a garbage
+time is the median of so many. Two optimizations don't show in steps, memory that is there from the start and a garbage
 collector with less to do; they are compared by whole runs in fresh processes, `--runs` of each, in alternating order.
 What needs an instruction that this CPU does not have is left out.
 """
@@ -76,7 +76,7 @@ def make_way(llm, on: frozenset[str] | None = None, cache=None) -> Callable:
     """A step by an engine's model, with its choice of the best tokens.
 
     Args:
-        on: the optimisations that the model is to use, for one that can change; None is those it has.
+        on: the optimizations that the model is to use, for one that can change; None is those it has.
         cache: where its keys and values are; None is where everybody's are.
     """
     model, attention = llm.engine.runner.model, llm.engine.runner.cache.paged_attention
@@ -194,7 +194,7 @@ def gains(run: dict) -> dict[str, float]:
 
 
 def table(*results: dict) -> str:
-    """Gains in Markdown, a row for each optimisation, a column for each workload and type."""
+    """Gains in Markdown, a row for each optimization, a column for each workload and type."""
     columns = {(run["workload"], run["dtype"]): gains(run) for result in results for run in result["runs"]}
     lines = [
         "| without | " + " | ".join(map(", ".join, columns)) + " |",
@@ -202,7 +202,7 @@ def table(*results: dict) -> str:
     ]
     for name in (*OPTIMIZATIONS, "all of them", "stage 5"):
         cells = [f"{ratios[name]:.2f}" if name in ratios else "" for ratios in columns.values()]
-        if any(cells):  # a result may be older than an optimisation, a CPU may not have what it needs
+        if any(cells):  # a result may be older than an optimization, a CPU may not have what it needs
             lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     first = results[0]
     machine, repeat = first["machine"], first["repeat"]

@@ -256,7 +256,7 @@ def run_llama_cpp(job: dict) -> dict:
                 running[i] = (sequence, len(shared))
                 llama.llama_memory_seq_cp(memory, most, sequence, -1, -1)
             parts, budget = [], 512
-            # Sequences in ascending order, or it would compute them one by one.
+            # Sequences in ascending order; otherwise it would compute them one by one.
             for i in sorted(running, key=lambda i: (not tokens[i], running[i][0])):
                 (sequence, done), ids = running[i], requests[i][0] + tokens[i]
                 part = ids[done : done + budget]

@@ -8,7 +8,7 @@ A README, or another page in the root or a folder there, names its results in a 
 line and `<!-- end -->` is written here. Pictures of the same name beside the result are drawn anew if the page shows
 them: .png by plots.py, .svg by race.py. `<!-- comparison: FILE FILE … -->` is several results in one table,
 `<!-- company: FILE -->` is one of `--company` with several values, and `<!-- ablation: FILE … -->`, `profile`,
-`accuracy`, `linear`, `caches`, `serving` and `rude` are what the commands of these names print.
+`accuracy`, `linear`, `layer`, `caches`, `serving` and `rude` are what the commands of these names print.
 """
 
 import argparse
@@ -36,6 +36,9 @@ MAKERS = {
     "bits": "bench.bits",
     "linear": "bench.linear",
     "caches": "bench.caches",
+    "batch": "bench.batch",
+    "sampling": "bench.sampling",
+    "layer": "bench.layer",
     "serving": "bench.serving",
     "rude": "bench.rude",
 }

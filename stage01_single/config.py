@@ -1,4 +1,4 @@
-"""The options of an engine: each stands here once, with its default, its check and its help.
+"""The options of an engine: each is here once, with its default, its check and its help.
 
 `LLM(**options)`, the checks and the flags of the command line are made from these fields.
 """

@@ -65,7 +65,7 @@ def penalize(logits: Tensor, request: Request) -> Tensor:
 def penalize_repetition(scores: Tensor, used: Tensor, penalty: float) -> Tensor:
     """Make used tokens less likely: positive logits are divided, negative ones multiplied (Keskar et al. 2019).
 
-    used: [n_used] token ids; one that stands there twice is written twice with the same value.
+    used: [n_used] token ids; one that is there twice is written twice with the same value.
     """
     chosen = scores.gather(-1, used)  # [n_used]
     return scores.scatter(-1, used, torch.where(chosen > 0, chosen / penalty, chosen * penalty))

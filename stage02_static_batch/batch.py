@@ -12,7 +12,7 @@ from .request import Request
 class Batch:
     """Whole sequences of unequal lengths as a rectangle, padded on the left.
 
-    A row that is finished is carried along until all are: it goes through the model with the others, for nothing.
+    A row that is finished is carried along until all are: it goes through the model, and its result is thrown away.
 
     Attributes:
         live: the requests that are not finished, and live_rows, the numbers of their rows.

@@ -1,4 +1,4 @@
-"""The options of an engine: each stands here once, with its default, its check and its help.
+"""The options of an engine: each is here once, with its default, its check and its help.
 
 `LLM(**options)`, the checks and the flags of the command line are made from these fields.
 """
@@ -33,7 +33,7 @@ class EngineConfig(Options):
     sort_by_length: bool = option(
         True,
         yes_or_no,
-        "batch prompts of similar length together; results come in the order of the prompts all the same",
+        "batch prompts of similar length together; results still come in the order of the prompts",
         name="--no-sort",
         help="batch prompts in the order given: more padding",
     )

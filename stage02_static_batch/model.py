@@ -110,7 +110,7 @@ class GPT2(nn.Module):
         """
         columns = torch.arange(token_ids.shape[1], dtype=torch.int64, device=token_ids.device)  # [n_seq]
         own = columns >= num_padding[:, None]  # [batch, n_seq]
-        # A sequence counts its positions from its own first token, whatever stands to the left of it.
+        # A sequence counts its positions from its own first token, whatever is to the left of it.
         positions = (columns - num_padding[:, None]).clamp(min=0)  # [batch, n_seq]
         # Nobody reads from padding, except padding from itself: a softmax over nothing at all would be NaN.
         visible = (columns <= columns[:, None]) & own[:, None, :]  # [batch, n_seq, n_seq]

@@ -14,7 +14,7 @@ class Batch:
     """What is new in sequences of unequal lengths, as a rectangle: the whole prompts, padded on the left, and from then
     on the last token of each.
 
-    A row that is finished is carried along until all are: it goes through the model with the others, for nothing.
+    A row that is finished is carried along until all are: it goes through the model, and its result is thrown away.
 
     Attributes:
         live: the requests that are not finished, and live_rows, the numbers of their rows.

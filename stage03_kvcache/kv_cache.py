@@ -60,7 +60,7 @@ def default_cache_bytes(device: torch.device) -> int:
 
 
 def check_cache_bytes(num_bytes: int, device: torch.device) -> None:
-    """Raise ValueError unless a device has so much memory: a system that promises it all the same may kill us later."""
+    """Raise ValueError unless a device has so much memory: a system that promises it anyway may kill us later."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     if num_bytes > free:
         raise ValueError(f"the KV cache would take {num_bytes:,} bytes of memory, there are {free:,} free")

@@ -117,7 +117,7 @@ class GPT2(nn.Module):
         columns = torch.arange(n_seq, dtype=torch.int64, device=token_ids.device)  # [n_seq]
         new = columns[cache.length :]  # [n_new]
         own = columns >= num_padding[:, None]  # [batch, n_seq]
-        # A sequence counts its positions from its own first token, whatever stands to the left of it.
+        # A sequence counts its positions from its own first token, whatever is to the left of it.
         # A row that has ended may be carried past the last position; what it computes is not used.
         positions = (new - num_padding[:, None]).clamp(min=0, max=self.config.n_positions - 1)  # [batch, n_new]
         # Nobody reads from padding, except padding from itself: a softmax over nothing at all would be NaN.

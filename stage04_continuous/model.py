@@ -68,7 +68,7 @@ class Attention(nn.Module):
         """Attention of requests with one token each, in one batch: [num_single, n_head, head_dim] -> same.
 
         The queries are laid out by slot, so that the cache is read where it lies, as a view. Slots in between that have
-        no query here are computed too, for nothing; the scheduler fills the lowest slots first, so they are few.
+        no query here are computed too, in vain; the scheduler fills the lowest slots first, so they are few.
         """
         slots, positions = batch.slots[: batch.num_single], batch.positions[: batch.num_single]
         queries = q.new_zeros(batch.num_slots, self.n_head, 1, q.shape[-1])

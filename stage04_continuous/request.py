@@ -35,7 +35,7 @@ class Request:
     Attributes:
         state: changed by the scheduler.
         num_computed_tokens: how many tokens of the sequence have their keys and values in the cache.
-        place: its place in the queue, given by the scheduler.
+        place: its rank in the queue, given by the scheduler.
         slot: where in the cache, while it runs; given and taken by the scheduler.
         prompt_logprobs: of the prompt's tokens so far; None unless they were asked for.
         output_token_ids: the output's tokens, the one that ended it among them.
@@ -68,7 +68,7 @@ class Request:
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
         self.priority, self.place, self.first_scheduled_time = priority, None, None
         self.prompt_logprobs = None if params.prompt_logprobs is None else [None] * score_from
-        self.arrival_time, self.inbox = time.perf_counter(), None  # of whoever waits for it, see support/router.py
+        self.arrival_time, self.inbox = time.perf_counter(), None  # of its caller, see support/router.py
         self.told = 0, 0, False
         self.begin()
         self.wait()

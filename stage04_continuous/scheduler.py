@@ -31,8 +31,8 @@ class Scheduler:
     Args:
         max_num_seqs: the slots of the KV cache; a running request has one.
         max_num_batched_tokens: the most tokens that go through the model in a step.
-        policy: who is admitted first: "fcfs" (in order of arrival), "priority" (the lowest number first, then arrival)
-            or "shortest" (the shortest prompt first, with aging).
+        policy: which request is admitted first: "fcfs" (in order of arrival), "priority" (the lowest number first, then
+            arrival) or "shortest" (the shortest prompt first, with aging).
         enable_chunked_prefill: cut a prompt that does not fit into the step's rest; else it waits until it fits whole.
     """
 
@@ -46,7 +46,7 @@ class Scheduler:
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
         self.num_steps, self._arrivals = 0, itertools.count()
-        self.tell: Callable[..., None] = lambda *_, **__: None  # what happens, to whoever looks on
+        self.tell: Callable[..., None] = lambda *_, **__: None  # tells listeners what happens
         self.clear()
 
     def clear(self) -> None:
@@ -62,7 +62,7 @@ class Scheduler:
         heapq.heappush(self.waiting, (*request.place, request))
 
     def _key(self, request: Request) -> float:
-        """The place of a request in the queue; lower is earlier.
+        """The rank of a request in the queue; lower is earlier.
 
         "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All that wait age alike, so it
         is the same to add AGING once for each step that had passed when they arrived. A prompt of P tokens is therefore

@@ -1,4 +1,4 @@
-"""The options of an engine: each stands here once, with its default, its check and its help.
+"""The options of an engine: each is here once, with its default, its check and its help.
 
 `LLM(**options)`, the checks and the flags of the command line are made from these fields.
 """
@@ -36,8 +36,8 @@ class EngineConfig(Options):
     policy: str = option(
         "fcfs",
         one_of(*POLICIES),
-        "who joins first: fcfs, fair (nobody waits for all that another asked for), priority (the lowest first), or "
-        "shortest (prompt, with aging)",
+        "which request joins first: fcfs, fair (nobody waits for all that another asked for), priority (the lowest "
+        "first), or shortest (prompt, with aging)",
     )
     enable_chunked_prefill: bool = option(
         True,

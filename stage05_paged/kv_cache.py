@@ -1,7 +1,7 @@
 """The keys and values of all requests, in blocks, and how much memory they take.
 
 The cache is a pool of blocks, each with room for `block_size` tokens in every layer. Which block belongs to whom is the
-block manager's business; the cache is told places. Slot s is row s % block_size of block s // block_size.
+block manager's business; the cache gets places. Place s is number s % block_size of block s // block_size.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class KVCache:
         paged_attention: PagedAttention,
     ):
         self.block_size, self.paged_attention = block_size, paged_attention
-        # Nothing reads what nobody wrote, so it need not even be zero. A block's keys lie transposed: see attention.py.
+        # Nothing is read before it is written, so it need not be zero. A block's keys are transposed: see attention.py.
         self.keys = torch.empty(n_layer, num_blocks, n_head, head_dim, block_size, dtype=dtype, device=device)
         self.values = torch.empty(n_layer, num_blocks, n_head, block_size, head_dim, dtype=dtype, device=device)
 
@@ -59,8 +59,8 @@ def bytes_per_token(n_layer: int, n_embd: int, dtype: torch.dtype) -> int:
 
 
 def default_cache_bytes(device: torch.device, full_step: Callable[[], None]) -> int:
-    """What the cache may take. On a CPU half of the memory that is free now; on CUDA, where nobody else needs it, 90%
-    of it without what a full step takes, which is run to see."""
+    """What the cache may take. On a CPU half of the memory that is free now; on CUDA, where no other program needs it,
+    90% of it without what a full step takes, which is run to see."""
     if device.type != "cuda":
         return int(psutil.virtual_memory().available * SHARE_OF_FREE_MEMORY)
     before = torch.cuda.memory_allocated(device)
@@ -72,7 +72,7 @@ def default_cache_bytes(device: torch.device, full_step: Callable[[], None]) -> 
 
 
 def check_cache_bytes(num_bytes: int, device: torch.device) -> None:
-    """Raise ValueError unless a device has so much memory: a system that promises it all the same may kill us later."""
+    """Raise ValueError unless a device has so much memory: a system that promises it anyway may kill us later."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     if num_bytes > free:
         raise ValueError(f"the KV cache would take {num_bytes:,} bytes of memory, there are {free:,} free")

@@ -39,7 +39,7 @@ class Request:
         state: changed by the scheduler.
         num_computed_tokens: how many tokens of the sequence have their keys and values in the cache.
         num_cached_tokens: how many of its prompt were there already when it was first admitted.
-        place: its place in the queue, given by the scheduler; running requests with a later one are preempted first.
+        place: its rank in the queue, given by the scheduler; running requests with a later one are preempted first.
         index: which completion of its group it is.
         num_ahead: how many completions its caller asked for before this group, in the same call.
         prompt_logprobs: of the prompt's tokens so far; None unless they were asked for.
@@ -74,7 +74,7 @@ class Request:
         self.index, self.num_ahead, self.num_cached_tokens = 0, 0, 0
         self.group: list[Request] = [self]
         self.prompt_logprobs = None if params.prompt_logprobs is None else [None] * score_from
-        self.arrival_time, self.inbox = time.perf_counter(), None  # of whoever waits for it, see support/router.py
+        self.arrival_time, self.inbox = time.perf_counter(), None  # of its caller, see support/router.py
         self.told = 0, 0, False
         self.begin()
         self.wait()

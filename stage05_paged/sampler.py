@@ -122,7 +122,7 @@ def raw_logprobs(logits: Tensor, token_ids: Tensor, requests: list[Request]) -> 
 def penalize_repetition(scores: Tensor, used: Tensor, penalty: Tensor) -> Tensor:
     """Make used tokens less likely: positive logits are divided, negative ones multiplied (Keskar et al. 2019).
 
-    used: [..., n_used] token ids; one that stands there twice is written twice with the same value.
+    used: [..., n_used] token ids; one that is there twice is written twice with the same value.
     """
     chosen = scores.gather(-1, used)  # [..., n_used]
     return scores.scatter(-1, used, torch.where(chosen > 0, chosen / penalty, chosen * penalty))

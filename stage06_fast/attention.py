@@ -9,7 +9,7 @@ one); for attention both are the same thing: some queries, and behind them the k
     k_cache          [num_blocks, n_head, head_dim, block_size], keys transposed (see kernels/attention.c)
     v_cache          [num_blocks, n_head, block_size, head_dim], of the same dtype: float32, bfloat16 or float16
     block_tables     [num_seqs, table_width] int64: position p of request i lies in block_tables[i, p // block_size];
-                     what stands behind its last block is not looked at
+                     what is behind its last block is not read
     query_start_loc  [num_seqs + 1] int64: request i has the queries query_start_loc[i] to query_start_loc[i + 1]
     seq_lens         [num_seqs] int64: keys of each request; its queries are the last of its sequence, and each sees the
                      keys up to its own position

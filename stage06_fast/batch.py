@@ -18,11 +18,11 @@ class Batch:
     Attributes:
         token_ids, positions, slot_mapping: [num_tokens], each token with its position in its sequence and its place in
             the KV cache.
-        block_tables, query_start_loc, seq_lens: whose tokens these are and where their keys lie, see attention.py.
+        block_tables, query_start_loc, seq_lens: which request has which tokens, and where keys are; see attention.py.
         last: [n_asked], which of the tokens are those whose successor is asked for.
-        rows: whose tokens these are.
-        ready: the requests that are up to date with this step: each gets a token. Behind a prompt as many of its
-            completions begin as have a place, all with its logits.
+        rows: the requests, and how many tokens each brings.
+        ready: the requests that are up to date with this step: each gets a token. As many completions of a
+            prompt begin as may run, all with its logits.
         sampled, scored: which of the logits that follow are for the sampler, one for each of `ready`, and which are for
             log-probabilities of whose prompt.
         tables: the blocks of each row.
@@ -97,6 +97,6 @@ class Batch:
 
 
 def rectangle(tables: list[list[int]]) -> list[list[int]]:
-    """Block tables of the same length, filled up with zeros, which nobody looks at."""
+    """Block tables of the same length, filled up with zeros, which are never read."""
     width = max(map(len, tables))
     return [table + [0] * (width - len(table)) for table in tables]

@@ -1,11 +1,11 @@
 """Which blocks of the KV cache belong to which sequence: paging (Kwon et al. 2023, "PagedAttention", section 4).
 
 Plain Python: the manager knows numbers of blocks and never touches what is in them. It owns every block. A block is
-held by the sequences in whose tables it stands, and counted; with nobody holding it, it is free, but what is in it
+held by the sequences whose tables list it, and counted; a block that none of them holds is free, but what is in it
 stays findable until the block is needed for something else.
 
 Prefix caching. A full block is entered into a dictionary under the tokens in it and the *node* of the block before it.
-Nodes are numbers that are given out once, so a node stands for a whole prefix, as in a trie, and two prefixes that end
+Nodes are numbers that are given out once, so a node identifies a whole prefix, as in a trie, and two prefixes that end
 in the same tokens are not confused. The dictionary hashes such a key and then compares it, tokens and all: a collision
 of hashes costs time and nothing else.
 """
@@ -32,7 +32,7 @@ class Sequence(Protocol):
 
 
 class Key(NamedTuple):
-    """What a full block holds: these tokens, after the prefix that `parent` stands for."""
+    """What a full block holds: these tokens, after the prefix that `parent` identifies."""
 
     parent: int
     tokens: tuple[int, ...]
@@ -50,7 +50,7 @@ class BlockManager:
     """Blocks for sequences of tokens.
 
     A sequence gets its blocks with `allocate`, room for one more token at a time with `append`, and loses them with
-    `free`. `fork` gives its blocks to another sequence too; whoever then writes to a shared block gets a copy of it
+    `free`. `fork` gives its blocks to another sequence too; one that then writes to a shared block gets a copy of it
     (copy-on-write), which `take_copies` tells the owner of the memory.
 
     Args:
@@ -68,7 +68,7 @@ class BlockManager:
         watermark: float = 0.01,
     ):
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.tell: Callable[..., None] = lambda *_, **__: None  # what happens, to whoever looks on
+        self.tell: Callable[..., None] = lambda *_, **__: None  # tells listeners what happens
         self.enable_prefix_caching, self.num_reserve = enable_prefix_caching, int(watermark * num_blocks)
         self._next_node = ROOT + 1
         self.clear()
@@ -125,7 +125,7 @@ class BlockManager:
     # --- Taking and giving back -------------------------------------------------------------------------------------
 
     def num_to_take(self, sequence: Sequence) -> int:
-        """How many free blocks the tokens of a sequence take: new ones, and those that are found and nobody holds."""
+        """How many free blocks the tokens of a sequence take: new ones, and those that are found and not held."""
         found = self._find(sequence)
         num_new = self.num_needed(len(sequence.token_ids)) - len(found)
         return num_new + sum(self.ref_counts[block] == 0 for block, _ in found)
@@ -214,7 +214,7 @@ class BlockManager:
         self.ref_counts[block] -= 1
         if self.ref_counts[block] == 0:
             self._free[block] = None
-            if block not in self._keys:  # nobody can find it: let it go first
+            if block not in self._keys:  # it can't be found: let it go first
                 self._free.move_to_end(block, last=False)
             self.tell("released", block=block, findable=block in self._keys)
 

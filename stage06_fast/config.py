@@ -1,4 +1,4 @@
-"""The options of an engine: each stands here once, with its default, its check and its help.
+"""The options of an engine: each is here once, with its default, its check and its help.
 
 `LLM(**options)`, the checks and the flags of the command line are made from these fields.
 """
@@ -14,7 +14,7 @@ from .support.options import DTYPES, Options, any_text, known_device, one_of, op
 
 
 def optimizations(_: str, value: Any) -> tuple[str, ...]:
-    """A check: the value is a list of names of optimisations."""
+    """A check: the value is a list of names of optimizations."""
     names = value if isinstance(value, str) else tuple(value)
     enabled(names)
     return tuple(names)
@@ -46,8 +46,8 @@ class EngineConfig(Options):
     policy: str = option(
         "fcfs",
         one_of(*POLICIES),
-        "who joins first: fcfs, fair (nobody waits for all that another asked for), priority (the lowest first), or "
-        "shortest (prompt, with aging)",
+        "which request joins first: fcfs, fair (nobody waits for all that another asked for), priority (the lowest "
+        "first), or shortest (prompt, with aging)",
     )
     enable_chunked_prefill: bool = option(
         True,
@@ -77,7 +77,7 @@ class EngineConfig(Options):
     disable: Sequence[str] = option(
         (),
         optimizations,
-        f"optimisations to turn off (see fast_model.py): {', '.join(OPTIMIZATIONS)}",
+        f"optimizations to turn off (see fast_model.py): {', '.join(OPTIMIZATIONS)}",
         nargs="+",
         action="extend",
         metavar="NAME",

@@ -3,7 +3,7 @@
 A decode step of GPT-2 is hundreds of small kernels, and for each of them Python and the driver may take longer
 than the GPU. A CUDA graph is the whole sequence as one object, launched at once. It replays the same kernels on the
 same addresses, so a step's numbers are copied into tensors that stay where they are, and a batch is filled up to the
-next size that was recorded, with rows that attend to a token in a block which nobody owns.
+next size that was recorded, with rows that attend to a token in a block that no request owns.
 
 Source: NVIDIA, "CUDA Programming Guide", CUDA graphs; Ng et al. 2021, "Accelerating PyTorch with CUDA Graphs".
 """

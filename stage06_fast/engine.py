@@ -19,7 +19,7 @@ class Engine:
     """Completes requests, each from when it is added until it ends or is aborted.
 
     The loop that calls `step` for as long as there is work is in support/router.py (`run`): it adds and aborts requests
-    between two steps, and tells everybody what is new.
+    between two steps, and tells all callers what is new.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.

@@ -1,7 +1,7 @@
 """The model again, by the kernels: the same function as `GPT2.forward`, at the machine's speed.
 
 model.py says what is computed, and is how it is computed where the kernels are not (no compiler, CUDA). Here
-its weights are packed for the kernels, once, and a step is one call of C. What each optimisation is, and what it gains,
+its weights are packed for the kernels, once, and a step is one call of C. What each optimization is, and what it gains,
 is in the README; every one can be turned off.
 """
 
@@ -45,12 +45,12 @@ FEW = 2
 
 
 def enabled(disable: Sequence[str]) -> frozenset[str]:
-    """The optimisations that are on: not disabled, nor is what they need. Raises ValueError for an unknown name."""
+    """The optimizations that are on: not disabled, nor is what they need. Raises ValueError for an unknown name."""
     if isinstance(disable, str):
         raise ValueError(f"disable must be a list of names, got {disable!r}")
     for name in disable:
         if name not in OPTIMIZATIONS:
-            raise ValueError(f"disable: there is no optimisation {name!r}; there are {', '.join(OPTIMIZATIONS)}")
+            raise ValueError(f"disable: there is no optimization {name!r}; there are {', '.join(OPTIMIZATIONS)}")
     off = set(disable)
     return frozenset(name for name, needs in OPTIMIZATIONS.items() if name not in off and not off & set(needs))
 
@@ -84,7 +84,7 @@ class FastGPT2(nn.Module):
 
     Args:
         model: on the CPU.
-        on: the optimisations, of `enabled`.
+        on: the optimizations, of `enabled`.
         kind: how to multiply, of `pick_kind`.
     """
 

@@ -6,8 +6,8 @@ the tokens lie and at which positions follows from that alone, and the tokens th
 the next step is launched at once, and the host does its work while the device does the next step's.
 
 If it turns out otherwise (a request ended, one came or was aborted), the result is thrown away. It did no harm: the
-step wrote only to slots behind the last token of requests that own them, and whoever gets these slots later writes
-them, in the order of the device, before reading them.
+step wrote only to slots behind the last token of requests that own them, and a request that gets these slots later
+writes them, in the order of the device, before reading them.
 """
 
 import logging
@@ -41,7 +41,7 @@ class RunAhead:
     def can_predict(self, rows: list[Row]) -> bool:
         """Whether what follows this step is, most likely, one more token for each of its requests."""
         if self.scheduler.waiting and len(self.scheduler.running) < self.scheduler.max_num_seqs:
-            return False  # somebody may join
+            return False  # a request may join
         if not all(self._continues(row) for row in rows):
             return False
         needed = sum(self._needs_block(row.request, row.num_tokens) for row in rows)

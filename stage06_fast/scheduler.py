@@ -5,8 +5,8 @@ requests, and asks the block manager for their memory; the engine tells it what 
 
 Memory is over-committed: a request is admitted when there are blocks for the tokens that it has, not for those that it
 may get. If the blocks run out, the last in the order of the queue (of the lowest priority, the latest) is preempted: it
-loses its blocks, waits at its old place, and its tokens are computed again when it is back. The first of all running
-requests can never be preempted, so it ends, and after it the next: there is always progress.
+loses its blocks, keeps its rank in the queue, and its tokens are computed again when it is back. The first of all
+running requests can never be preempted, so it always finishes, then the next one does: progress is guaranteed.
 """
 
 import heapq
@@ -38,9 +38,9 @@ class Scheduler:
         block_manager: where requests get their memory.
         max_num_seqs: how many requests run at once.
         max_num_batched_tokens: the most tokens that go through the model in a step.
-        policy: who is admitted first: "fcfs" (in order of arrival), "fair" (so that no caller makes others wait, see
-            `_key`), "priority" (the lowest number first, then arrival) or "shortest" (the shortest prompt first, with
-            aging).
+        policy: which request is admitted first: "fcfs" (in order of arrival), "fair" (so that no caller makes others
+            wait, see `_key`), "priority" (the lowest number first, then arrival) or "shortest" (the shortest prompt
+            first, with aging).
         enable_chunked_prefill: cut a prompt that does not fit into the step's rest; else it waits until it fits whole.
     """
 
@@ -56,7 +56,7 @@ class Scheduler:
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
         self.num_steps, self._arrivals = 0, itertools.count()
-        self.tell: Callable[..., None] = lambda *_, **__: None  # what happens, to whoever looks on
+        self.tell: Callable[..., None] = lambda *_, **__: None  # tells listeners what happens
         self.clear()
 
     def clear(self) -> None:
@@ -72,12 +72,12 @@ class Scheduler:
         heapq.heappush(self.waiting, (*request.place, request.index, request))
 
     def _key(self, request: Request) -> float:
-        """The place of a request in the queue; lower is earlier.
+        """The rank of a request in the queue; lower is earlier.
 
-        "fair" places a completion that was asked for together with others, in a list of prompts or by n, as if it came
-        when the one before it could have ended at the latest, at a step per token. So the first of whoever comes next
-        is before all but the first of those who were there, and nothing starves: a place that lies behind us is
-        overtaken by nobody.
+        "fair" ranks a completion that was asked for together with others, in a list of prompts or by n, as if it came
+        when the one before it could have ended at the latest, at a step per token. So the first completion of a new
+        caller comes before all but the first ones of earlier callers. Nothing starves, because no newcomer gets a rank
+        that is in the past.
 
         "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All that wait age alike, so it
         is the same to add AGING once for each step that had passed when they arrived. A prompt of P tokens is therefore
@@ -92,7 +92,7 @@ class Scheduler:
         return 0
 
     def _place(self, request: Request) -> tuple[float, int]:
-        """Where in the queue a request comes, or behind its first completion another one."""
+        """The rank of a request in the queue; a further completion ranks behind the first one."""
         first = request.group[0]
         if request is first or first.place is None:
             return self._key(request), next(self._arrivals)
@@ -100,7 +100,7 @@ class Scheduler:
         return key + self._lag(request, request.index), arrival
 
     def _lag(self, request: Request, num_ahead: int) -> int:
-        """How many steps after its arrival a completion has its place that comes behind so many like it."""
+        """How many steps after its arrival a completion ranks that comes behind so many like it."""
         return num_ahead * (len(request.prompt_token_ids) + request.max_tokens) if self.policy == "fair" else 0
 
     @property
@@ -166,8 +166,8 @@ class Scheduler:
         self.tell("admitted", request, num_cached_tokens=request.num_computed_tokens)
 
     def _make_room(self) -> bool:
-        """A place in the cache for the next token of each running request, the first in the queue's order served first.
-        Returns whether someone had to be preempted for it."""
+        """Give each running request a place in the cache for its next token, the first in the queue's order first.
+        Returns whether a request had to be preempted for that."""
         preempted = False
         growing = [request for request in self.running if self.block_manager.needs_block(request)]
         for request in sorted(growing, key=self._order):
@@ -179,8 +179,8 @@ class Scheduler:
         return preempted
 
     def _give_way(self) -> None:
-        """If there is no place for the first in the queue, the last of those that run leaves its own, unless it comes
-        before that one."""
+        """If the first in the queue can't be admitted, preempt the last of the running requests for it, unless that one
+        comes first."""
         while self.running and self._has_waiting():
             first, last = self.waiting[0][-1], max(self.running, key=self._order)
             refusal = self._refusal(first, self.max_num_batched_tokens)
@@ -193,7 +193,7 @@ class Scheduler:
         return *request.place, request.index
 
     def preempt(self, request: Request) -> None:
-        """Send a running request back to its place in the queue, without its memory."""
+        """Send a running request back into the queue, with its rank and without its memory."""
         self.running.remove(request)
         self.block_manager.free(request)
         request.wait()
@@ -201,9 +201,9 @@ class Scheduler:
         self.tell("preempted", request)
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Behind the prompt that a running parent has computed, another completion begins. If it got its first token
-        with the parent it runs on, in the same blocks; else it waits for a place, and computes what of the prompt the
-        prefix cache has lost by then."""
+        """Begin another completion of the prompt that a running parent has computed. If it got its first token together
+        with the parent, it runs on in the same blocks. Otherwise it waits until one more request may run, and computes
+        what the prefix cache has lost of the prompt by then."""
         child.place = self._place(child)
         if child.output_token_ids:
             child.first_scheduled_time, child.num_cached_tokens = parent.first_scheduled_time, parent.num_cached_tokens

@@ -178,7 +178,7 @@ class LineReader:
         taken = set()
         for number, line in lines:
             if line.id in taken:
-                line.error, line.id = f"line {number}: the id {line.id!r:.80} stands on an earlier line too", None
+                line.error, line.id = f"line {number}: the id {line.id!r:.80} is on an earlier line, too", None
                 line.is_openai = False  # a custom_id that is not its own names no answer
             if line.id is None:  # named by its number, and told apart from ids that only look like it
                 line.id = f"line-{number}"
@@ -207,7 +207,7 @@ class LineReader:
             if taken := [name for name in RESULT_FIELDS if name in values and name not in others]:
                 raise ValueError(f"the field {taken[0]!r} is the result's: rename it")
             self._read_job(line, values)
-            # By the line, not by the engine's count of requests, which a resumed run starts anew.
+            # By the line, not by the engine's count of requests, which a resumed run starts again from 0.
             if line.params.seed is None:
                 line.params = replace(line.params, seed=self.stage.derive_seed(self.config.seed, number))
             if getattr(self.config, "policy", None) == "priority":
@@ -396,14 +396,14 @@ def read_finished(file: FileIO, lines: dict[Any, Line]) -> dict[str | int, bool]
             if not raw.endswith(b"\n"):
                 if not any(begins(line, raw) for line in lines.values()):
                     raise ValueError(
-                        f"--resume: {file.name}, what stands behind its last whole line is no result of this input"
+                        f"--resume: {file.name}, what is behind its last whole line is no result of this input"
                     )
                 file.truncate(size)
                 break
             try:
                 line, result = read_result(raw, lines)
                 if line.id in finished:
-                    raise ValueError(f"the id {line.id!r:.80} stands on an earlier line too")
+                    raise ValueError(f"the id {line.id!r:.80} is on an earlier line, too")
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 reason = f"the input has no such id: {error!s:.80}" if isinstance(error, KeyError) else error
                 raise ValueError(

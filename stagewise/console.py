@@ -24,7 +24,7 @@ def prepare_streams() -> None:
 
 
 def flush_streams() -> None:
-    """At the end: what a stream can't take is forgotten, or the interpreter would try again, and complain."""
+    """At the end: forget what a stream can't take; otherwise the interpreter would try again, and complain."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()

@@ -46,7 +46,7 @@ class Conversation:
         try:
             for line in sys.stdin.buffer:  # bytes: text that can't be decoded must not end the reading
                 self.loop.call_soon_threadsafe(self.typed, line.decode("utf-8", errors="replace").rstrip("\r\n"))
-        except Exception as problem:  # whatever it is, nobody may wait for ever
+        except Exception as problem:  # whatever it is, no caller may wait forever
             error = problem
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.ended, error)

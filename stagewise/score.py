@@ -6,7 +6,7 @@
 A line's `text` is compared with its reference field, a text or a list of texts of which the best counts:
 
     exact_match   1 if they are equal once normalized: lower case, no punctuation, no articles, single spaces
-    contains      1 if the normalized reference stands in the normalized text
+    contains      1 if the normalized reference is in the normalized text
     f1            harmonic mean of the precision and recall of the words they share
     mean_logprob  mean log-probability of the generated tokens, where the run had --logprobs
 

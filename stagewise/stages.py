@@ -53,7 +53,7 @@ class Stage:
         self.number, self.package, self.command = number, PACKAGES[number], f"stage{number:02}"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # nobody's export; and this object may not be whole yet
+        if name.startswith("_"):  # no stage's export; and this object may not be whole yet
             raise AttributeError(name)
         if name not in ELSEWHERE:
             return getattr(importlib.import_module(self.package), name)

@@ -115,7 +115,7 @@ BAD_LINES = {
     '{"prompt": "a", "sampling": [1]}': "sampling must be a JSON object",
     '{"prompt": "a", "id": [1]}': "id must be a text or a whole number",
     '{"prompt": "a", "id": 1.5}': "id must be a text or a whole number",
-    '{"prompt": "a", "id": "first"}': "the id 'first' stands on an earlier line too",
+    '{"prompt": "a", "id": "first"}': "the id 'first' is on an earlier line, too",
     '{"prompt": "\\ud83d"}': "not valid Unicode",
 }
 
@@ -775,7 +775,7 @@ def test_openai_lines(tmp_path):
         assert errors.keys() == says.keys()
         assert all(words in errors[name] for name, words in says.items())
         assert [r["error"] for r in results if r["id"] in ("line-10", "line-11")] == [
-            "line 10: the id 'text' stands on an earlier line too",
+            "line 10: the id 'text' is on an earlier line, too",
             "line 11: custom_id must be a text, got 7",
         ]
 

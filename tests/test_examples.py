@@ -1,4 +1,4 @@
-"""The committed pages of replay: made anew they show the same steps, and they are what the page is today."""
+"""The committed pages of replay: made again they show the same steps, and they are what the page is today."""
 
 import json
 import re

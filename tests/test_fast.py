@@ -1,4 +1,4 @@
-"""From stage 6 on: every kernel against torch, with every way to multiply; whole steps with every optimisation off."""
+"""From stage 6 on: every kernel against torch, with every way to multiply; whole steps with every optimization off."""
 
 import ctypes
 import gc
@@ -279,7 +279,7 @@ def switches():
     ],
     ids=lambda off: "+".join(off[:3]),
 )
-def test_every_optimisation_can_be_turned_off(stage, checkpoint, off):
+def test_every_optimization_can_be_turned_off(stage, checkpoint, off):
     """float32: the same tokens, the same logits to 1e-4 of the largest, as stage 1 makes."""
     first, expected = STAGES[0], {}
     llm = first.LLM(str(checkpoint), device="cpu")
@@ -420,14 +420,14 @@ def test_tiles_and_torch_do_not_disturb_each_other(stage, checkpoint):
         assert run(stage, checkpoint, dtype="bfloat16")[0] == ids
 
 
-def test_an_unknown_optimisation(stage):
-    with pytest.raises(ValueError, match="disable: there is no optimisation 'speed'; there are linear, fusion, "):
+def test_an_unknown_optimization(stage):
+    with pytest.raises(ValueError, match="disable: there is no optimization 'speed'; there are linear, fusion, "):
         stage.LLM(device="cpu", disable=["speed"])
     with pytest.raises(ValueError, match="disable must be a list of names, got 'tiles'"):
         stage.LLM(device="cpu", disable="tiles")
     status, _, stderr = stage.main("--prompts", "a", "--disable", "tiles", "speed")
     assert (status, stderr.count("\n")) == (2, 1)
-    assert "there is no optimisation 'speed'" in stderr
+    assert "there is no optimization 'speed'" in stderr
 
 
 # --- The commands that measure it -----------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ def test_an_unknown_optimisation(stage):
 
 @pytest.mark.soak
 def test_ablation(stage, tmp_path, monkeypatch, capsys):
-    """Each optimisation is left out of some steps or runs; a gain is the ratio to those with all; what is measured is
+    """Each optimization is left out of some steps or runs; a gain is the ratio to those with all; what is measured is
     kept."""
     jobs = []
 

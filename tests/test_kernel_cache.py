@@ -91,7 +91,7 @@ def test_it_is_compiled_once(compiler, tmp_path, monkeypatch):
 
 
 def test_a_library_that_was_cut_short(stage, compiler, tmp_path):
-    """To load it would end the process with SIGBUS: it is made anew, and nobody notices."""
+    """To load it would end the process with SIGBUS: it is made again, and nobody notices."""
     library = compiler.compile_kernel()
     whole = library.read_bytes()
     library.write_bytes(whole[: int(0.95 * len(whole))])

@@ -65,7 +65,7 @@ def changed(where, **changes):
         (changed("header")[:1], "a header and no steps"),
         (changed("step", rows=...), "line 2: the step lacks 'rows'"),
         (changed("step", mood="good"), "line 2: the step has an unknown field, 'mood'"),
-        (changed("step", step=4), "line 2: step 4 stands where step 0 is due"),
+        (changed("step", step=4), "line 2: step 4 is where step 0 is due"),
         (changed("step", parts={"dream": 1.0}), "line 2: unknown part 'dream'"),
         (changed("step", rows=["A"]), "line 2: a row is no JSON object"),
         (changed("row", num_tokens="3"), 'line 2: a row: num_tokens can\'t be "3"'),

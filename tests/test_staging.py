@@ -179,6 +179,18 @@ def test_stage_diff_shows_functions_of_c(tmp_path):
         stage_diff.source(tmp_path / "x.h", ["ONE"])
 
 
+def test_chapters_take_as_long_as_they_say():
+    """200 words a minute, code among them and tables not; a chapter says it in steps of five minutes."""
+    pages = [page for stage in STAGES for page in stage_diff.pages(stage.directory) if page.parent.name != "support"]
+    timed = [page for page in pages if page.name != "MEASURED.md"]
+    assert len(timed) == len(STAGES) + 2
+    for page in timed:
+        text = page.read_text(encoding="utf-8")
+        said = int(re.search(r"(\d+) minutes to read|this page\) \| (\d+) min", text).expand(r"\1\2"))
+        words = len(re.sub(r"<!--[^>]*-->|^\|[^\n]*$", "", text, flags=re.MULTILINE).split())
+        assert abs(said - words / 200) < 5, f"{page}: {words} words, {said} minutes"
+
+
 def anchors(page):
     """The anchors of a page's headings, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
@@ -197,7 +209,7 @@ def test_documents_link_to_what_is_there():
 
 
 def test_the_front_page_shows_what_make_demo_writes(capsys):
-    """The quoted tale is one of those that the demo's prompts get. If the bundled model is a new one: quote it anew."""
+    """The quoted tale is one that the demo's prompts get. If the bundled model is a new one, quote it again."""
     page, makefile = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile"))
     assert "\nmake demo " in page
     assert "\nmake test " in page

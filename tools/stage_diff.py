@@ -133,14 +133,15 @@ def with_code(readme: str, stage: str) -> str:
 
 
 def pages(stage: str) -> list[Path]:
-    """The chapter, and the page of what surrounds its engine, where there is one."""
-    return [path for path in (ROOT / stage / "README.md", ROOT / stage / SUPPORT / "README.md") if path.exists()]
+    """The chapter, its further pages, and the page of what surrounds its engine, where there is one."""
+    return sorted([*(ROOT / stage).glob("*.md"), *(ROOT / stage / SUPPORT).glob("README.md")])
 
 
 def fresh(page: Path, stage: str) -> str:
     """A page with the stage's table, if it is the chapter, and the code that it shows as they are now."""
     text = page.read_text(encoding="utf-8")
-    return with_code(with_table(text, table(stage)) if page.parent.name == stage else text, stage)
+    is_chapter = page == ROOT / stage / "README.md"
+    return with_code(with_table(text, table(stage)) if is_chapter else text, stage)
 
 
 def main(argv: list[str] | None = None) -> int:

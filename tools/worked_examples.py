@@ -1,10 +1,10 @@
-"""The worked examples of the stages' READMEs: a run that is small enough to follow by hand, step by step, as a table.
+"""The worked examples of the stages' chapters: a run that is small enough to follow by hand, step by step, as a table.
 
-    python tools/worked_examples.py --write     # run them all, and put the tables into the READMEs
+    python tools/worked_examples.py --write     # run them all, and put the tables into the pages
 
-A README names the run in a comment, `<!-- worked: python -m stage04 --prompts "A fox" … -->`; what stands between that
-line and `<!-- end of worked -->` is written here: the command, and a table that is read off its trace. The runs are
-greedy or have a seed, so they come out the same each time.
+A page of a stage names the run in a comment, `<!-- worked: python -m stage04 --prompts "A fox" … -->`. What is between
+that line and `<!-- end of worked -->` is written here: the command, and a table that is read off its trace. The runs
+are greedy or have a seed, so they come out the same each time.
 """
 
 import argparse
@@ -125,14 +125,20 @@ def over_lines(command: str) -> str:
     return " \\\n".join(lines).replace("\0", " ")
 
 
-def fresh_readme(stage: str) -> str:
-    """A stage's README with its worked examples as they run now."""
+def pages(stage: str) -> list[Path]:
+    """The pages of a stage that have worked examples."""
+    return [path for path in sorted((ROOT / stage).glob("*.md")) if BLOCK.search(path.read_text(encoding="utf-8"))]
 
-    def fresh(match: re.Match) -> str:
+
+def fresh(page: Path) -> str:
+    """A page of a stage with its worked examples as they run now."""
+    stage = page.parent.name
+
+    def example(match: re.Match) -> str:
         shown = f"```bash\n{over_lines(match[1])}\n```\n\n{table(run(stage, match[1]))}"
         return f"<!-- worked: {match[1]} -->\n{shown}\n<!-- end of worked -->"
 
-    return BLOCK.sub(fresh, (ROOT / stage / "README.md").read_text(encoding="utf-8"))
+    return BLOCK.sub(example, page.read_text(encoding="utf-8"))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -140,8 +146,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", required=True, help="write the tables into the READMEs")
     parser.parse_args(argv)
     for stage in read_stages():
-        text = fresh_readme(stage)
-        (ROOT / stage / "README.md").write_text(text, encoding="utf-8")
+        for page in pages(stage):
+            page.write_text(fresh(page), encoding="utf-8")
     return 0
 
 

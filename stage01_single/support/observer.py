@@ -1,6 +1,6 @@
 """Who looks on from outside: the counters of an engine, and the trace of its steps.
 
-What fields and events of a trace say stands in stagewise/replay/trace.py, which reads it.
+stagewise/replay/trace.py, which reads traces, explains their fields and events.
 """
 
 import time
@@ -23,7 +23,7 @@ class Stats:
     num_truncated: int = 0  # outputs of these that reached their greatest length: "length"
     num_forwards: int = 0
     num_tokens_computed: int = 0  # positions that went through the model for a live request
-    num_padding_tokens: int = 0  # positions that went through the model for nothing
+    num_padding_tokens: int = 0  # places that went through the model without a token of a live request
     num_output_tokens: int = 0
     ttft_seconds: float = 0.0  # time to first token, summed over the finished requests
     seconds: float = 0.0  # in steps, from the forward pass to the commit
@@ -59,7 +59,7 @@ class StepRecord:
 
 
 class Observer:
-    """Counts what an engine does and, if somebody listens, writes down every step.
+    """Counts what an engine does and, if there are listeners, writes down every step.
 
     The engine knows nothing of this: it is wrapped around the methods in which things happen.
 
@@ -70,7 +70,7 @@ class Observer:
         stats: the counters.
         header: what a trace begins with.
         records: those so far, with the option `trace`; else None.
-        listeners: who is given each record.
+        listeners: functions that get each record.
     """
 
     def __init__(self, engine: Any):
@@ -92,7 +92,7 @@ class Observer:
         around(engine, "commit", self.commit)
 
     def look_on(self, listener: Callable[[StepRecord], object]) -> int:
-        """Give somebody each record from now on. Returns how many events of the first one were before that. Call this
+        """Give a listener each record from now on. Returns how many events of the first one were before that. Call this
         and `look_away` between two steps."""
         self.listeners.append(listener)
         return len(self._events)
@@ -116,7 +116,7 @@ class Observer:
                         del unfinished[request]
                 yield news
         finally:
-            for request in unfinished:  # nobody asks for these any more
+            for request in unfinished:  # these are no longer asked for
                 self.tell("finished", request, reason="abort")
 
     def step(self, step: Callable, *arguments: Any) -> list[Any]:
@@ -165,7 +165,7 @@ class Observer:
             self.stats.ttft_seconds += request.token_times[0] - request.arrival_time
 
     def mark(self, part: str | None) -> None:
-        """From here on the step is busy with this part. One that begins again, after an error, is timed anew."""
+        """From here on the step is busy with this part. One that begins again, after an error, starts from 0."""
         if self.listeners:
             now = time.perf_counter()
             if self._part is not None:

@@ -78,5 +78,5 @@ class Surroundings:
 
     @property
     def trace_header(self) -> dict[str, Any]:
-        """What the engine is, for whoever reads its trace."""
+        """What the engine is, for readers of its trace."""
         return self._observer.header

@@ -1,4 +1,4 @@
-"""Log-probabilities, for those who ask for them: of the chosen token and of the most likely ones."""
+"""Log-probabilities, for requests that ask for them: of the chosen token and of the most likely ones."""
 
 from collections.abc import Callable
 from typing import Any

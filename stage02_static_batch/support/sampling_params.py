@@ -23,7 +23,7 @@ class SamplingParams:
         min_p: keep tokens at least this share as likely as the most likely one (Nguyen et al. 2024).
         repetition_penalty: over 1 makes tokens of the prompt and the output less likely (Keskar et al. 2019, CTRL).
         presence_penalty: subtracted once from the logit of every token in the output.
-        frequency_penalty: subtracted from a token's logit once per time it stands in the output.
+        frequency_penalty: subtracted from a token's logit once per time it is in the output.
         seed: makes the draws repeatable, alone or in company; None takes one from the engine's seed.
         max_tokens: the longest output, in tokens.
         min_tokens: before this many tokens nothing but `max_tokens` and the end of the context ends the output.

@@ -1,10 +1,10 @@
-"""How many threads torch may use: as many as there are cores that nobody else wants.
+"""How many threads torch may use: as many as there are cores that are free.
 
 torch cuts an operation into as many parts as there are cores, and at its end the threads wait for each other, a hundred
 times in a step. They spin meanwhile: the fastest way as long as each of them has a core. But if another program takes a
 core, a browser say, the thread that is waited for may not be running, and the others spin in vain until the system puts
 it back, some milliseconds later. Beside two busy programs on two cores that made a step three to seven times slower;
-one thread alone waits for nobody.
+one thread alone waits for none.
 """
 
 import os

@@ -139,14 +139,14 @@ class BackgroundLLM:
 
 
 class EngineLoop:
-    """The thread that runs an engine, what it is told and who waits."""
+    """The thread that runs an engine, the commands that it gets, and its waiters."""
 
     def __init__(self, llm: Any, max_queue_size: int):
         self.llm, self.router, self.max_queue_size = llm, llm._router, max_queue_size
         self._news: list[Any] = []  # the inbox of its requests
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._waiters: dict[Any, Callable] = {}
-        self._submitting = threading.RLock()  # held by one that counts who waits
+        self._submitting = threading.RLock()  # held while waiters are counted
         self._closing = self._over = False
         self._error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -177,7 +177,7 @@ class EngineLoop:
             raise self._refusal()
 
     def abandon(self, request: Any) -> None:
-        """Tell the engine that nobody waits for this request any more; nothing happens if it has ended."""
+        """Tell the engine that this request has no waiter any more; nothing happens if it has ended."""
         if self._waiters.pop(request, None) is not None:
             self._commands.put(lambda: self.router.abort(request))
 
@@ -207,7 +207,7 @@ class EngineLoop:
             while self._take_commands():
                 self.router.advance()
                 self._tell()
-        except BaseException as error:  # whatever it is, nobody may wait for ever
+        except BaseException as error:  # whatever it is, no caller may wait forever
             self._error = error
         self._over = True  # who submits from now on finds this, the others are found here
         while self._waiters:
@@ -227,7 +227,7 @@ class EngineLoop:
             command()
 
     def _tell(self) -> None:
-        """Hand what is new of each request to its waiter, who waits no more if that was all."""
+        """Hand what is new of each request to its waiter, which is done if that was all."""
         events = self.router.take(self._news, lambda requests: [(r, StreamEvent.take(r, 0)) for r in requests])
         for request, event in events:
             deliver = self._waiters.get(request)
@@ -238,7 +238,7 @@ class EngineLoop:
 
     @staticmethod
     def _deliver(deliver: Callable, news: StreamEvent | None) -> bool:
-        """False if there is nobody left to tell: the waiter's event loop is closed."""
+        """False if the waiter can't be reached any more: its event loop is closed."""
         try:
             deliver(news)
         except RuntimeError:

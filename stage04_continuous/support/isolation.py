@@ -57,7 +57,7 @@ class Isolation:
         tokens = [(-1, None) if r in failed else token for r, token in zip(batch.ready, tokens, strict=True)]
         slots = [request.slot for request in failed]
         news = commit(batch, tokens)
-        # 0 x NaN is NaN, and whoever has the slot next may read past its own.
+        # 0 x NaN is NaN, and the slot's next request may read past its own.
         self.engine.runner.cache.data[:, :, slots] = 0
         for request in (request for request in failed if not request.finished):
             self.engine.abort(request)

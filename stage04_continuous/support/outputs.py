@@ -96,7 +96,7 @@ class RequestOutput:
     """The result of one request. `prompt` is None if the prompt was given as token ids.
 
     `prompt_logprobs`, if asked for: for each token of the prompt what `logprobs` of a completion has for its tokens;
-    None for the first, which nothing stands before, and of a Pair for all but its continuation.
+    None for the first, which follows nothing, and in a Pair for all but its continuation.
     """
 
     request_id: str

@@ -272,7 +272,7 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def dummy_tensors(shapes: dict[str, tuple], n_layer: int) -> Iterator[tuple[str, Tensor]]:
-    """Random weights as GPT-2 was initialised: the same numbers on every device and in every stage."""
+    """Random weights as GPT-2 was initialized: the same numbers on every device and in every stage."""
     generator = torch.Generator("cpu").manual_seed(0)
     for name, shape in shapes.items():
         tensor = torch.empty(shape, dtype=torch.float32, device="cpu")

@@ -100,7 +100,7 @@ static void attend_plainly(const Cache *c, const int64_t *table, int64_t head, c
  *   memory: it may lie anywhere, so the CPU could not guess it.
  *
  * Vectors are the compiler's (GCC's and Clang's) own type: the same text becomes AVX-512, AVX2, SSE or NEON.
- * They are as wide as the CPU's registers, or the sums would not fit into these.
+ * They are as wide as the CPU's registers; otherwise the sums would not fit into these.
  */
 #if defined(__AVX512F__)
 #define LANES 16    /* floats in a vector, and keys in a tile */
@@ -222,7 +222,7 @@ INLINE void softmax_step(State *s, int r, int tiles, int visible) {
 /* The first `count` values of tile t, each times its weight. */
 INLINE void add_values(State *s, int t, const Tile *tile, int count, const int max_rows, const int dtype) {
     for (int j = 0; j < count; j++) {
-        float weights[ROWS]; /* copied, or the compiler would read them again for each vector of a value */
+        float weights[ROWS]; /* copied; otherwise the compiler would read them again for each vector of a value */
         for (int r = 0; r < max_rows; r++) weights[r] = s->weights[r][t][j];
         for (int v = 0; v < VECS; v++) {
             const int64_t at = (j * DIM + v * LANES) * SIZE[dtype];

@@ -98,7 +98,7 @@ class RequestOutput:
     tokens were found in the prefix cache and not computed.
 
     `prompt_logprobs`, if asked for: for each token of the prompt what `logprobs` of a completion has for its tokens;
-    None for the first, which nothing stands before, and of a Pair for all but its continuation.
+    None for the first, which follows nothing, and in a Pair for all but its continuation.
     """
 
     request_id: str

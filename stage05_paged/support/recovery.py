@@ -9,7 +9,7 @@ from typing import Any
 
 
 def start_over(engine: Any, requests: list[Any]) -> list[Any]:
-    """Begin anew with these requests, all that there are. Returns the completions with news. Harmless if it is done
+    """Start over with these requests, all that there are. Returns the completions with news. Harmless if it is done
     twice."""
     engine.scheduler.clear()
     completions = [completion for request in requests for completion in request.group]

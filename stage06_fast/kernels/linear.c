@@ -12,7 +12,7 @@
  *   pass takes a quarter of the rate. With two passes it is not worth it.
  * - A panel's results are still in the level 1 cache when the bias, GELU or the residual is applied to them:
  *   fusion. Without it, each of them would be a pass over the whole matrix; `linear_in_passes` is that, to
- *   measure it. Where the result will be written is asked for before the product, or the CPU would wait for
+ *   measure it. Where the result will be written is prefetched before the product; otherwise the CPU would wait for
  *   it behind the product.
  *
  * Threads share the panels, each has a run of them. With its last one, a thread asks for the first one of the

@@ -16,7 +16,7 @@
  *   AVX2      6 rows x 16 columns in 12 of 16 registers, as in BLIS (Van Zee and van de Geijn 2015): 8 loads
  *             for 12 multiplications. Two of these can begin in a cycle, and six instructions
  *             of all kinds; so the loop must not have many others: it is unrolled by four inputs, and the
- *             multiplication is spelled out, or GCC copies sums to and fro (a tenth slower). Up to 3 rows have
+ *             multiplication is spelled out; otherwise GCC copies sums (a tenth slower). Up to 3 rows have
  *             registers for all 32 columns.
  *   NEON      6 rows x 16 columns in 24 of 32 registers.
  *
@@ -100,7 +100,7 @@ int product_block(int kind) {
 }
 
 /* For each part of a panel, COLUMNS vectors wide from column `from` on: begin with zeros, or (`add`) with the
- * sums in `out`, and end with sums in `out`. Unrolled, or the compiler would keep the sums in memory, where a
+ * sums in `out`, and end with sums in `out`. Unrolled; otherwise the compiler would keep the sums in memory, where a
  * loop could count through them. */
 #define UNROLL _Pragma("GCC unroll 8")
 #define UNROLL16 _Pragma("GCC unroll 16")

@@ -89,11 +89,11 @@ def begin() -> None:
 
 
 def compile_kernel() -> Path:
-    """The library, compiled anew only if the sources, the flags, the compiler or the machine have changed.
+    """The library, compiled again only if the sources, the flags, the compiler or the machine have changed.
 
     Its name ends in the digest of what it holds, which is checked before it is loaded: a file that was cut short would
     end the process without a word. Processes that start at once may compile at once: each writes to a file of its own
-    and then renames it, which is atomic, so nobody ever sees half a library.
+    and then renames it, which is atomic, so no process ever sees half a library.
     """
     global begun
     making, directory = Compilation(), cache_directory()
@@ -222,7 +222,7 @@ def cpu() -> str:
 
 
 def find_kept(directory: Path, name: str) -> Path | None:
-    """The library of this name, if there is a whole one that nobody else can have written."""
+    """The library of this name, if there is a whole one that no other user can have written."""
     for path in directory.glob(f"{name}-*.so"):
         try:
             if path.is_file() and only_mine(path) and path.stem == f"{name}-{digest(path.read_bytes())}":

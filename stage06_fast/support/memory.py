@@ -23,7 +23,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if not hasattr(mmap, "MADV_HUGEPAGE") or num_bytes < PAGE:
         return torch.empty(shape, dtype=dtype, device="cpu")
     memory = mmap.mmap(-1, num_bytes + 2 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a system without them refuses, and it is memory all the same
+    with contextlib.suppress(OSError):  # a system without them refuses, and it is memory anyway
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)  # which keeps it as long as a tensor of it is there
     begin = -whole.data_ptr() % PAGE  # a large page begins at a multiple of its size

@@ -1,6 +1,6 @@
 """Who looks on from outside: the counters of an engine, and the trace of its steps.
 
-What fields and events of a trace say stands in stagewise/replay/trace.py, which reads it.
+stagewise/replay/trace.py, which reads traces, explains their fields and events.
 """
 
 import time
@@ -47,7 +47,7 @@ class Stats:
     num_truncated: int = 0  # outputs of these that reached their greatest length: "length"
     num_forwards: int = 0
     num_tokens_computed: int = 0  # positions that went through the model for a live request
-    num_padding_tokens: int = 0  # positions that went through the model for nothing
+    num_padding_tokens: int = 0  # places that went through the model without a token of a live request
     num_output_tokens: int = 0
     kv_tokens_reserved: int = 0  # room in the KV cache, summed over the forward passes
     kv_tokens_used: int = 0  # of it, what live requests had filled
@@ -91,7 +91,7 @@ class StepRecord:
 
 
 class Observer:
-    """Counts what an engine does and, if somebody listens, writes down every step.
+    """Counts what an engine does and, if there are listeners, writes down every step.
 
     The engine knows nothing of this: it is wrapped around the methods in which things happen.
 
@@ -102,7 +102,7 @@ class Observer:
         stats: the counters.
         header: what a trace begins with.
         records: those so far, with the option `trace`; else None.
-        listeners: who is given each record.
+        listeners: functions that get each record.
     """
 
     def __init__(self, engine: Any):
@@ -133,7 +133,7 @@ class Observer:
         around(engine, "commit", self.commit)
 
     def look_on(self, listener: Callable[[StepRecord], object]) -> int:
-        """Give somebody each record from now on. Returns how many events of the first one were before that. Call this
+        """Give a listener each record from now on. Returns how many events of the first one were before that. Call this
         and `look_away` between two steps."""
         self.listeners.append(listener)
         return len(self._events)
@@ -198,7 +198,7 @@ class Observer:
             self._events.append({"kind": kind, **who, **details})
 
     def queued(self, requests: Iterable[Any]) -> None:
-        """Requests came, or begin anew with the tokens that they have."""
+        """Requests came, or start over with the tokens that they have."""
         if self.listeners:
             self._events += describe(requests)
 
@@ -211,7 +211,7 @@ class Observer:
             self.tell("finished", request, reason=request.finish_reason)
 
     def left(self, request: Any) -> None:
-        """A request has ended, and whoever waits for it was told."""
+        """A request has ended, and its caller has been notified."""
         reasons = [completion.finish_reason for completion in request.group]
         if "abort" not in reasons:
             self.stats.num_requests += 1
@@ -221,7 +221,7 @@ class Observer:
             self.stats.latencies.add(RequestMetrics.of(request))
 
     def restarted(self, requests: Iterable[Any]) -> None:
-        """A step was cut short, and all begin anew with what they have."""
+        """A step was cut short, and all start over with what they have."""
         self.tell("restarted")
         self.queued(requests)
 
@@ -238,13 +238,13 @@ class Observer:
         """In tokens, what of the KV cache is reserved, and what running requests will use of it after this step."""
         manager = self.engine.block_manager
         filled = sum([r.num_computed_tokens for r in manager.holders]) + sum([row.num_tokens for row in rows])
-        # Room that is not filled is only behind a sequence's last token, in blocks that nobody shares.
+        # Room that is not filled is only behind a sequence's last token, in blocks that are not shared.
         unused = manager.num_held * manager.block_size - filled
         reserved = (manager.num_blocks - manager.num_free) * manager.block_size
         return reserved, reserved - unused
 
     def mark(self, part: str | None) -> None:
-        """From here on the step is busy with this part. One that begins again, after an error, is timed anew."""
+        """From here on the step is busy with this part. One that begins again, after an error, starts from 0."""
         if self.listeners:
             now = time.perf_counter()
             if self._part is not None:

@@ -1,4 +1,4 @@
-"""Between an engine and those who use it: everybody is told what is new of their requests, threads take turns, and a
+"""Between an engine and its callers: each is notified of its requests' progress, threads take turns, and a
 change that is cut short is mended.
 
 Whoever waits for requests gives them an inbox, a list: `generate` and `stream` have one each, `LLM.step` has one, and
@@ -6,7 +6,7 @@ the thread of `AsyncLLM` has one. After a step each request that has news is put
 What is new its owner then asks of the request (see outputs.py), so news can't be lost, only come late.
 
 Python may run anybody's code between two lines of a step (turn.py says whose). What it asks for, to add or to abort a
-request, is noted, and done between two steps: nobody but the router changes an engine, and never two at once.
+request, is noted, and done between two steps: only the router changes an engine, and never two threads at once.
 """
 
 import collections
@@ -32,7 +32,7 @@ class Router:
         self._notes: collections.deque[tuple] = collections.deque()  # what is to be done: (action, *arguments)
         self._cut_short = False  # a change was, and it is not mended yet
 
-    # --- At any time, from anywhere; these wait for nobody ----------------------------------------------------------
+    # --- At any time, from anywhere; these wait for nothing ----------------------------------------------------------
 
     def add(self, request: Any, inbox: list[Any]) -> None:
         """Put a request into the queue, with where its news go, those of all its completions."""
@@ -89,7 +89,7 @@ class Router:
         return told
 
     def is_idle(self) -> bool:
-        """Whether there is nothing to do; whoever looks on sees what happened since the last step."""
+        """Whether there is nothing to do; listeners see what happened since the last step."""
 
         def look() -> bool:
             if self.unfinished or self._notes:

@@ -1,4 +1,4 @@
-"""Runs that show one thing each, as pages, in examples/: `python -m stagewise.replay.examples` makes all of them anew.
+"""Runs that show one thing each, as pages, in examples/: `python -m stagewise.replay.examples` makes all of them again.
 
     python -m stagewise.replay.examples preemption beams      # only these
 

@@ -1,4 +1,4 @@
-"""From events to states: what stands where during each step of a trace.
+"""From events to states: what is where during each step of a trace.
 
 The page does the same in `page/state.js`, forwards and backwards; the tests hold the two against each other.
 """
@@ -18,7 +18,7 @@ class Completion:
 
     Attributes:
         status: "waiting", "running" or "finished"; "gone" if an interrupted step took it away.
-        seat: counts admissions; who runs is shown in this order.
+        seat: counts admissions; running requests are shown in this order.
         num_computed: so many of its tokens have gone through the model (and are in the KV cache, where there is one).
         furthest: the most that `num_computed` ever was: what is computed again below it is recomputed.
         recomputed: so many of the tokens of its last row were.
@@ -57,7 +57,7 @@ class State:
     """What is known during a step.
 
     Attributes:
-        contents: block -> the tokens whose keys and values are in it, and who computed them.
+        contents: block -> the tokens whose keys and values are in it, and which request computed them.
         free: the free blocks in the order in which they are taken.
         num_findable: so many of them, the last ones, can be found by the prefix cache.
         counts: what has been computed from the first step up to and with this one, and the tokens that came of it.
@@ -193,7 +193,7 @@ class State:
 
     @property
     def shown(self) -> list[Key]:
-        """Who runs, and who is carried along, in the order of admission."""
+        """The requests that run or are carried along, in the order of admission."""
         keys = {k for k, c in self.completions.items() if c.status == "running"} | self.rows.keys()
         return sorted(keys, key=lambda k: self.completions[k].seat)
 

@@ -39,7 +39,7 @@ Row: one completion's part in the forward pass.
     start           the position of the first token that it computes; it computes num_tokens from there: which tokens
                     these are its sequence says (prompt and output so far)
     num_tokens      0 for a finished row that is carried along
-    num_padding     positions that went through the model for nothing
+    num_padding     places that went through the model without a token of a live request
     slot            its row of the KV cache (stages 3, 4; else null)
     blocks          its block table (stages 5, 6; else null)
 
@@ -56,7 +56,7 @@ Event: {"kind": …, "request_id": …, "index": …, …}
                                   needed, left
                       "scores"    the step made no more logits of prompts (before 0.2)
                       "blocks"    needed, free, reserve: blocks
-                      "preempted" somebody was preempted just now: memory is short
+                      "preempted" a request was preempted just now: memory is short
     preempted       it waits again, without its memory
     copied          copy-on-write: source and target, blocks
     evicted         block: one that could still be found is taken for something else
@@ -221,11 +221,11 @@ def no_constant(name: str) -> None:
 
 def check_header(record: object) -> None:
     if isinstance(record, dict) and "trace" not in record and "rows" in record:
-        raise ValueError("a trace of version 1, which has no header: make it anew")
+        raise ValueError("a trace of version 1, which has no header: make it again")
     if not isinstance(record, dict) or "trace" not in record:
         raise ValueError("no trace: the first line is no header, see stagewise/replay/trace.py")
     if record["trace"] != VERSION:
-        raise ValueError(f"a trace of version {record['trace']!r}, this program reads {VERSION}: make it anew")
+        raise ValueError(f"a trace of version {record['trace']!r}, this program reads {VERSION}: make it again")
     check("the header", record, HEADER, HEADER_OF_SOME)
     one_of("stage", record["stage"], tuple(PACKAGES.values()))
 
@@ -233,7 +233,7 @@ def check_header(record: object) -> None:
 def check_step(record: Any, number: int) -> None:
     check("the step", record, STEP)
     if record["step"] != number:
-        raise ValueError(f"step {record['step']} stands where step {number} is due")
+        raise ValueError(f"step {record['step']} is where step {number} is due")
     for part, seconds in record["parts"].items():
         one_of("part", part, PARTS)
         check("parts", {part: seconds}, {part: TIME})

@@ -45,7 +45,7 @@ class App:
         only_here: answer only who asks for this machine by a name of its own, and no page of another site. Without it
             any page that a browser on this machine shows may have the server work, and read what it does. Who shows the
             key need not ask so.
-        allow_origins: those pages of others that may ask all the same ("https://example.org"), and by what name; "*":
+        allow_origins: pages of other sites that may ask anyway ("https://example.org"), and by what name; "*":
             all.
 
     Attributes:

@@ -87,7 +87,7 @@ class BatchFile:
             fields = Fields(parse_json(raw, "the line"), {"custom_id", "method", "url", "body"})
             custom_id = result["custom_id"] = fields.get("custom_id", str, "a text")
             if custom_id is None or custom_id in self._ids:
-                raise bad_request("custom_id is missing" if custom_id is None else "custom_id stands twice")
+                raise bad_request("custom_id is missing" if custom_id is None else "custom_id is there twice")
             self._ids.add(custom_id)
             if fields.values.get("method") != "POST" or fields.values.get("url") not in CHATS:
                 raise bad_request(f"method must be POST, and url one of {', '.join(CHATS)}")

@@ -48,7 +48,7 @@ class Metrics:
         return self._make(Histogram, f"{name}_seconds", text, buckets=buckets)
 
     def ended(self, reason: str) -> None:
-        """A completion has ended, or nobody waits for it any more."""
+        """A completion has ended, or its client has left."""
         self.success.labels(self.model_name, reason).inc()
         self.num_unfinished -= 1
 

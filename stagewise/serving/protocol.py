@@ -108,7 +108,7 @@ def no_duplicates(pairs: list[tuple[str, Any]]) -> dict:
     fields: dict = {}
     for name, value in pairs:
         if name in fields:
-            raise ValueError(f"the key {name!r:.80} stands twice")
+            raise ValueError(f"the key {name!r:.80} is there twice")
         fields[name] = value
     return fields
 

@@ -1,0 +1,61 @@
+"""Chapter 2 and NEXT.md: batches without a cache, what a sampler chooses from, and the lines that a Llama changes."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from bench import batch, sampling
+from tests.adapter import ROOT
+
+
+def test_entropy_and_nucleus():
+    assert sampling.entropy(torch.tensor([1.0, 0.0], dtype=torch.float64)) == 0
+    assert sampling.entropy(torch.full((8,), 1 / 8, dtype=torch.float64)) == pytest.approx(3)
+    skewed = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    assert [sampling.nucleus(skewed, p) for p in (0.4, 0.5, 0.6, 0.9)] == [1, 1, 2, 3]
+
+
+def test_windows_that_came_before_are_counted():
+    assert sampling.repeated(list(range(100))) == 0
+    assert sampling.repeated([7] * 100) == pytest.approx(84 / 85)  # all but the first of 85
+    period = list(range(20)) * 2
+    assert sampling.repeated(period) == pytest.approx(5 / 25)  # those that begin at 20 to 24
+
+
+def test_a_moment_of_the_bundled_model():
+    """The figures that NEXT.md explains."""
+    llm = sampling.LLM("tinytales", dtype="float32", device="cpu")
+    sure, open_ = (sampling.moment(llm, text) for text in sampling.MOMENTS)
+    assert (sure["best"][0][0], sure["nucleus"], open_["nucleus"]) == (" time", 1, 48)
+    assert open_["entropy"] == pytest.approx(5.72, abs=0.01)
+    assert open_["by temperature"]["1.0"] == pytest.approx(open_["entropy"])
+    assert sorted(open_["by temperature"].values()) == list(open_["by temperature"].values())
+
+
+def test_the_table_of_batches():
+    passes = [{"length": n, "one": 0.01, "all": 0.02} for n in batch.LENGTHS]
+    own = {"passes": passes, "stage 1": 2.0, "stage 2": 1.0}
+    machine = {"device": "A", "threads": 2, "torch": "2"}
+    result = {"models": {"gpt2": own}, "machine": machine}
+    text = batch.table(result)
+    assert "| 16 | 10.0 | 20.0 | 4.00 × |" in text
+    assert "gpt2 160 tok/s in stage 1 and 320 in stage 2 (2.00 ×)" in text
+
+
+def test_a_forward_pass_of_the_batch_is_timed():
+    llm = batch.stage02_static_batch.LLM("tinytales", dtype="float32", device="cpu")
+    seconds = batch.forward_seconds(llm, 2, 3)
+    assert 0 < seconds < math.inf
+
+
+def test_the_lines_that_a_llama_changes_are_in_the_model():
+    page, model = ((ROOT / name).read_text(encoding="utf-8") for name in ("NEXT.md", "stage01_single/model.py"))
+    blocks = re.findall(r"^```diff\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    gone = [line for block in blocks for line in block.splitlines() if line.startswith("-")]
+    kept = [line for block in blocks for line in block.splitlines() if line.startswith("  ")]
+    assert len(blocks) == 4
+    assert len(gone) >= 8
+    for line in [*gone, *kept]:
+        assert line[1:] in model.splitlines(), line
