@@ -25,7 +25,13 @@ PACKAGES = {
 NEWEST = max(PACKAGES)
 
 # Name -> the module that has it.
-ELSEWHERE = {"derive_seed": "philox", "find_model": "weights", "new_texts": "observer", "Detokenizer": "tokenizer"}
+ELSEWHERE = {
+    "derive_seed": "philox",
+    "find_model": "weights",
+    "new_texts": "observer",
+    "Detokenizer": "tokenizer",
+    "byte_alphabet": "tokenizer",
+}
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,18 @@ def setup_of(llm: Any) -> Setup:
     core = llm.engine
     dtype = str(core.runner.dtype).removeprefix("torch.")
     return Setup(llm.config, core.checkpoint.directory, dtype, llm.max_model_len)
+
+
+def count_tokens(stage: Stage, llm: Any, tell: Callable[[int], None]) -> None:
+    """Tell after each step, in the engine's thread, how many tokens of prompts it computed and how many it made."""
+
+    def commit(commit: Callable, batch: Any, *arguments: Any) -> list[Any]:
+        news = commit(batch, *arguments)
+        # The token that goes through the model is the one made before; the first of a request is behind its prompt.
+        tell(batch.num_tokens + sum(len(request.output_token_ids) == 1 for request in news))
+        return news
+
+    stage._part("around").around(core_of(llm), "commit", commit)
 
 
 # --- Looking on while an engine runs --------------------------------------------------------------------------------

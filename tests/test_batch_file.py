@@ -728,7 +728,7 @@ def openai_request(custom_id, **body):
 def test_openai_lines(tmp_path):
     """Requests as for OpenAI's batches are answered as there, beside lines of our own."""
     lines = [
-        openai_request("text", stop=None, echo=False, best_of=1, user="me"),
+        openai_request("text", stop=None, echo=False, best_of=1, user="me", store=False, metadata={"a": 1}, foo=None),
         openai_request("ids", prompt=[7454, 2402, 257], stop=["."], max_tokens=30),
         {"id": "own", "prompt": "Once", "body": "of mine", "custom_id": "text", "response": 1},
         openai_request("echo", echo=True),
@@ -737,6 +737,8 @@ def test_openai_lines(tmp_path):
         openai_request("other", model="gpt2"),
         openai_request("chat") | {"url": "/v1/chat/completions"},
         openai_request("zero", logprobs=0),
+        openai_request("tools", tools=[1]),
+        openai_request("foo", foo=False),
         openai_request("text", prompt="again"),
         openai_request(7),
         {"custom_id": "none", "method": "POST", "url": "/v1/completions", "body": 1},
@@ -764,19 +766,21 @@ def test_openai_lines(tmp_path):
         assert [(r["body"], r["custom_id"], r["response"]) for r in own] == [("of mine", "text", 1)]
         errors = {r["custom_id"]: r["error"]["message"] for r in results if "response" in r and r["response"] is None}
         says = {
-            "echo": "line 4: body.echo is not answered here",
+            "echo": "line 4: body.echo True is not supported: not in the lines of --input",
             "many": "body.prompt must be one text, or a list of token ids",
             "hot": "temperature must be",
             "other": "body.model must be 'tinytales'",
             "chat": "url '/v1/completions'",
-            "zero": "body.logprobs is not answered here",
+            "zero": "body.logprobs 0 is not supported: not in the lines of --input",
+            "tools": "body.tools [1] is not supported: this model calls no tools",
+            "foo": "body.foo is not known here",
             "none": "body must be a JSON object",
         }
         assert errors.keys() == says.keys()
         assert all(words in errors[name] for name, words in says.items())
-        assert [r["error"] for r in results if r["id"] in ("line-10", "line-11")] == [
-            "line 10: the id 'text' stands on an earlier line too",
-            "line 11: custom_id must be a text, got 7",
+        assert [r["error"] for r in results if r["id"] in ("line-12", "line-13")] == [
+            "line 12: the id 'text' stands on an earlier line too",
+            "line 13: custom_id must be a text, got 7",
         ]
 
 

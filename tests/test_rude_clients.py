@@ -85,7 +85,7 @@ BEYOND = [
     ({"stop_token_ids": list(range(1025))}, "stop_token_ids", "stop_token_ids has 1,025 token ids; the limit is 1,024"),
     ({"n": 1025}, "n", "n must be a whole number from 1 to 1024"),
     ({"prompt": ["x"] * 513, "n": 2}, "n", "513 prompts and n 2 are more than 1024 choices"),
-    ({"prompt": "a " * 100_000}, "prompt", "prompt 0 has 200,000 characters, far more than the context of"),
+    ({"prompt": "a " * 100_000}, "prompt", "prompt 0 has 200,000 characters, far more than that holds"),
     ({"prompt": [1] * 200_000}, "prompt", "prompt 0 has 200,000 tokens, far more than the context of 1,024 tokens"),
 ]  # fmt: skip
 

@@ -19,7 +19,7 @@ from .errors import RETRY, APIError, bad_request
 from .lanes import SMALL, Lanes
 from .limits import Limits
 from .metrics import Meter, Metrics
-from .protocol import TOO_LONG, Job, completion_job
+from .protocol import Job, Served, completion_job, too_long
 
 AT_ONCE = 16  # prompts of a request that are submitted, or given up, together; more of them one by one
 TOKEN_BYTES = 64  # about so many has a token, or a log-probability, in JSON
@@ -148,7 +148,8 @@ class Run:
 
     def __init__(self, service: "Service", job: Job):
         self.service, self.job, self.usage = service, job, Usage(job, service.stage.number >= 5)
-        self.id, self.created = f"{'chatcmpl' if job.chat else 'cmpl'}-{uuid.uuid4().hex}", int(time.time())
+        self.id = f"{'chatcmpl' if job.chat else 'cmpl'}-{job.request_id or uuid.uuid4().hex}"
+        self.created = int(time.time())
         self.finish_reasons: list[str] = []
         self._news: asyncio.Queue = asyncio.Queue()  # holds no more than the tokens of this job
         self._tasks: list[asyncio.Task] = []
@@ -157,7 +158,7 @@ class Run:
         """Submit all prompts, or none: if the engine refuses one, the others are aborted. Between many of them others
         have their turn."""
         self.service.check_room(self.job)
-        self._meter = Meter(self.service.metrics, self.job.num_choices, self.job.num_tokens)
+        self._meter = Meter(self.service.metrics, self.job)
         try:
             for i in range(len(self.job.prompts)):
                 task = asyncio.create_task(self._follow(i))
@@ -260,6 +261,11 @@ class Service:
         self.lanes = Lanes()
         self.metrics, self.created, self.failed = Metrics(stage, engine, model_name), int(time.time()), False
 
+    @property
+    def served(self) -> Served:
+        names = self.tokenizer, self.model_name, self.max_model_len, self.engine.llm.vocab_size
+        return Served(self.stage, *names, self.limits)
+
     def encode(self, text: str) -> list[int]:
         """The token ids of a text. Raises APIError if it is no Unicode."""
         try:
@@ -267,18 +273,28 @@ class Service:
         except ValueError as error:
             raise bad_request(f"prompt: {error}", param="prompt") from None
 
+    def token_names(self, token_ids: list[int]) -> list[str]:
+        """Each token as vocab.json writes it."""
+        letters = {byte[0]: letter for letter, byte in self.stage.byte_alphabet().items()}
+        texts = ["".join(letters[byte] for byte in self.tokenizer.token_bytes(token_id)) for token_id in token_ids]
+        return [text or self.tokenizer.token_text(i) for text, i in zip(texts, token_ids, strict=True)]
+
+    def tokenizer_info(self) -> dict:
+        """What a tokenizer_config.json of Hugging Face says, as far as it is so here."""
+        end, number = self.tokenizer.token_text(self.tokenizer.end_of_text_id), self.tokenizer.end_of_text_id
+        added = {str(number): {"content": end, "special": True, "lstrip": False, "rstrip": False, "normalized": True}}
+        names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), end)
+        switches = dict.fromkeys(("add_bos_token", "add_prefix_space", "clean_up_tokenization_spaces"), False)
+        more = {"errors": "replace", "model_max_length": self.max_model_len, "added_tokens_decoder": added}
+        template = None if self.chat is None else self.chat.text
+        return {"tokenizer_class": "GPT2Tokenizer", **names, **switches, **more, "chat_template": template}
+
     def job(self, body: dict, *, chat: bool = False) -> Job:
         """A body as a checked job. Call this in a thread: to cut long texts into tokens takes time.
 
         Raises APIError: something is wrong with it; nothing runs then.
         """
-        common = self.stage, self.tokenizer, body, self.model_name, self.limits, self.max_model_len
-        if not chat:
-            job = completion_job(*common)
-        elif self.chat is not None:
-            job = chat_job(*common, self.chat)
-        else:
-            raise bad_request("GPT-2 has no chat template: ask /v1/completions, or start with --chat-template FILE")
+        job = chat_job(self.served, body, self.chat) if chat else completion_job(self.served, body)
         self.check_room(job)  # before anything is spent on it
         for i, token_ids in enumerate(job.token_ids):
             self._validate(job, token_ids, f"prompt {i}: " if len(job.prompts) > 1 else "")
@@ -306,11 +322,11 @@ class Service:
         try:
             self.engine.llm.validate(token_ids, job.params, job.priority)
         except ValueError as error:
-            too_long = len(token_ids) + bool(job.params.max_tokens) > self.max_model_len
-            code, name = TOO_LONG if too_long else None, str(error).split()[0]
+            name, prompt = str(error).split()[0], "messages" if job.chat else "prompt"
+            if len(token_ids) + bool(job.params.max_tokens) > self.max_model_len:
+                raise too_long(self.max_model_len, f"{where}{error}", prompt) from None
             is_field = name in ("priority", "stop_token_ids", "min_tokens", "logprobs")
-            param = name if is_field else "messages" if job.chat else "prompt"
-            raise bad_request(f"{where}{error}", param=param, code=code) from None
+            raise bad_request(f"{where}{error}", param=name if is_field else prompt) from None
 
     def answer(self, run: Run, choices: list[dict], *, chunk: bool = False) -> dict:
         """OpenAI's object around choices."""
@@ -342,7 +358,7 @@ class Service:
     async def chunks(self, run: Run) -> AsyncGenerator[dict, None]:
         """The answer to a job that streams: a chunk for each step of each choice, also if it has no text yet."""
         job, begun = run.job, set()
-        more: dict[str, Any] = {"usage": None} if job.usage else {}
+        more: dict[str, Any] = {"usage": run.usage.to_dict() if job.usage_in_chunks else None} if job.usage else {}
         async with contextlib.aclosing(run.pieces()) as pieces:
             async for piece in pieces:
                 if job.chat and piece.index not in begun:

@@ -1,13 +1,15 @@
 """From the JSON of a request to a checked `Job`: OpenAI's fields and vLLM's further ones, each of them used or refused.
 
 A field that is left out and one that is null are the same. Nothing is computed here, and nothing is ignored: a field
-that is not known is an error that names it, for a caller who sends it expects something of it.
+that is not known is an error that names it, for a caller who sends it expects something of it. Those that ask for
+nothing are in ../openai_fields.py.
 """
 
 import json
 from dataclasses import dataclass
 from typing import Any
 
+from ..openai_fields import IDLE, FieldError, Others, asks_for_nothing
 from ..stages import Stage
 from .errors import APIError, bad_request
 from .limits import Limits
@@ -16,17 +18,29 @@ SAMPLING = (
     *("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "max_tokens"),
     *("top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids"),  # vLLM's
 )  # each is a field of SamplingParams, which checks it
-COMMON = {"model", "stream", "stream_options", "logprobs", "logit_bias", "user", "priority", *SAMPLING}
-COMPLETION = COMMON | {"prompt", "best_of", "echo", "suffix"}
-CHAT = COMMON | {"messages", "max_completion_tokens", "top_logprobs"}
+COMMON = {"model", "stream", "stream_options", "logprobs", "priority", "request_id", *SAMPLING}
+COMPLETION = COMMON | {"prompt", "best_of", "echo"}
+TURNS = {"messages", "add_generation_prompt", "continue_final_message"}
+CHAT = COMMON | TURNS | {"max_completion_tokens", "top_logprobs"}
 
 DEFAULT_PROMPT = "<|endoftext|>"  # OpenAI's: as if a new document began
 MAX_TOKENS = 2**31 - 1  # the context ends an output long before
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions; a chat may fill the context
 MAX_TOKEN_CHARACTERS = 128  # GPT-2's longest token is a line of spaces
 TOO_LONG = "context_length_exceeded"
-MAX_LOGPROBS = 20  # a token; each has to be put into words
 MAX_DEPTH = 64  # of lists and objects in one another
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model that is served, under which name, and within which limits."""
+
+    stage: Stage
+    tokenizer: Any
+    name: str
+    max_model_len: int
+    vocab_size: int
+    limits: Limits
 
 
 @dataclass(frozen=True)
@@ -39,6 +53,7 @@ class Job:
         params: of every prompt.
         n: completions of every prompt; choice i * n + j of the answer is completion j of prompt i.
         num_logprobs: how many likely tokens stand beside each; None: no log-probabilities.
+        request_id: the end of the answer's id; None: any.
         echo: put the prompt before each completion.
         usage, usage_in_chunks: a stream ends with the counts of tokens; each chunk has those so far.
     """
@@ -53,6 +68,7 @@ class Job:
     usage: bool
     usage_in_chunks: bool
     num_logprobs: int | None
+    request_id: str | None = None
     echo: bool = False
     chat: bool = False
 
@@ -114,13 +130,23 @@ def no_duplicates(pairs: list[tuple[str, Any]]) -> dict:
 
 
 class Fields:
-    """The fields of a request that are there and not null. All errors are APIErrors that name the field."""
+    """The fields of a request that are there and not null. All errors are APIErrors that name the field.
 
-    def __init__(self, body: dict, known: set[str], prefix: str = ""):
-        if unknown := sorted(body.keys() - known):
-            name = prefix + unknown[0][:80]
-            raise bad_request(f"the field {name} is not known here", param=name)
-        self.prefix, self.values = prefix, {name: value for name, value in body.items() if value is not None}
+    Args:
+        known: what is acted on.
+        prefix: stands before the names in errors.
+        others: what may be there beside, see ../openai_fields.py.
+    """
+
+    def __init__(self, body: dict, known: set[str], prefix: str = "", others: Others = {}):  # noqa: B006
+        given = {name: value for name, value in body.items() if value is not None}
+        for name in sorted(given.keys() - known):
+            try:
+                if not asks_for_nothing(name, given[name], others, prefix):
+                    raise FieldError(prefix + name[:80], f"the field {prefix}{name:.80} is not known here")
+            except FieldError as error:
+                raise bad_request(str(error), param=error.name) from None
+        self.prefix, self.values = prefix, {name: value for name, value in given.items() if name in known}
 
     def get(self, name: str, kinds: type | tuple[type, ...], what: str, default: Any = None) -> Any:
         """A field of one of these types."""
@@ -129,8 +155,8 @@ class Fields:
             raise bad_request(f"{self.prefix}{name} must be {what}, got {value!r:.80}", param=self.prefix + name)
         return value
 
-    def flag(self, name: str) -> bool:
-        return self.get(name, bool, "true or false", False)
+    def flag(self, name: str, default: bool = False) -> bool:
+        return self.get(name, bool, "true or false", default)
 
     def number(self, name: str, low: int, high: int, default: int | None = None) -> Any:
         value = self.get(name, int, f"a whole number from {low} to {high}", default)
@@ -138,18 +164,13 @@ class Fields:
             raise bad_request(f"{name} must be a whole number from {low} to {high}, got {value!s:.80}", param=name)
         return value
 
-    def refuse(self, name: str, why: str) -> None:
-        """Refuse a known field unless it is empty, and asks for nothing."""
-        if self.values.get(name, "") not in ("", {}, []):
-            raise bad_request(f"{name} is not supported: {why}", param=name)
 
-
-def check_model(fields: Fields, served: str) -> None:
+def check_model(fields: Fields, name: str) -> None:
     model = fields.get("model", str, "a text")
     if model is None:
-        raise bad_request(f"model is missing; this server has {served!r}", param="model")
-    if model != served:
-        message = f"the model {model!r:.80} does not exist here; this server has {served!r}"
+        raise bad_request(f"model is missing; this server has {name!r}", param="model")
+    if model != name:
+        message = f"the model {model!r:.80} does not exist here; this server has {name!r}"
         raise APIError(404, message, param="model", code="model_not_found")
 
 
@@ -173,14 +194,12 @@ def split_prompts(prompt: Any) -> list[str | list[int]]:
 def stream_fields(fields: Fields) -> dict:
     """How the answer is to come."""
     stream, options = fields.flag("stream"), fields.get("stream_options", dict, "an object")
-    if options is not None and not stream:
+    if options and not stream:
         raise bad_request("stream_options needs stream to be true", param="stream_options")
-    options = Fields(options or {}, {"include_usage", "continuous_usage_stats"}, "stream_options.")
-    usage, usage_in_chunks = options.flag("include_usage"), options.flag("continuous_usage_stats")
-    if usage_in_chunks and not usage:
-        name = "stream_options.continuous_usage_stats"
-        raise bad_request(f"{name} needs stream_options.include_usage", param=name)
-    return {"stream": stream, "usage": usage, "usage_in_chunks": usage_in_chunks}
+    others: Others = {"include_obfuscation": ((False,), "no chunk is padded")}
+    options = Fields(options or {}, {"include_usage", "continuous_usage_stats"}, "stream_options.", others)
+    usage, in_chunks = options.flag("include_usage"), options.flag("continuous_usage_stats")
+    return {"stream": stream, "usage": usage, "usage_in_chunks": usage and in_chunks}  # without usage, as vLLM, in none
 
 
 def check_stops(fields: Fields, limits: Limits) -> None:
@@ -199,10 +218,10 @@ def check_stops(fields: Fields, limits: Limits) -> None:
             raise bad_request(f"{name} has {number:,} {what}; the limit is {most:,}", param=name)
 
 
-def sampling_params(stage: Stage, fields: Fields, limits: Limits, **more: Any) -> Any:
+def sampling_params(served: Served, fields: Fields, **more: Any) -> Any:
     """The SamplingParams of a request; `more` goes over its fields."""
-    check_stops(fields, limits)
-    values = {name: fields.values[name] for name in SAMPLING if name in fields.values} | more
+    check_stops(fields, served.limits)
+    stage, values = served.stage, {name: fields.values[name] for name in SAMPLING if name in fields.values} | more
     if values.get("top_k") == -1:
         values["top_k"] = 0  # vLLM's -1 keeps all tokens, as 0 does
     try:
@@ -214,51 +233,69 @@ def sampling_params(stage: Stage, fields: Fields, limits: Limits, **more: Any) -
         raise bad_request(str(error), param=name if name in fields.values else None) from None
 
 
+def number_of_logprobs(served: Served, fields: Fields, name: str) -> int | None:
+    """How many likely tokens are to stand beside each; vLLM's -1 means all."""
+    most = served.limits.max_logprobs
+    number = fields.get(name, int, "a whole number")
+    if number is None:
+        return None
+    most = served.vocab_size if most == -1 else most
+    wanted = served.vocab_size if number == -1 else number
+    if not 0 <= wanted <= most:
+        all_of_them = f", all {wanted:,}" if number == -1 else ""
+        message = f"{name} must be a whole number from 0 to {most:,} (--max-logprobs), got {number!s:.80}{all_of_them}"
+        raise bad_request(message, param=name)
+    return wanted
+
+
 def job_fields(fields: Fields, num_prompts: int, limits: Limits) -> dict:
     """What completions and chats have in common."""
-    fields.refuse("logit_bias", "this sampler adds nothing to logits")
-    fields.get("user", str, "a text")  # it is for OpenAI's abuse detection; nothing is done with it here
     n = fields.number("n", 1, limits.max_choices, 1)
     if num_prompts * n > limits.max_choices:
         raise bad_request(f"{num_prompts} prompts and n {n} are more than {limits.max_choices} choices", param="n")
     priority = fields.number("priority", -(2**63), 2**63 - 1, 0)
-    return {"n": n, "priority": priority, **stream_fields(fields)}
+    request_id = fields.get("request_id", str, "a text")
+    return {"n": n, "priority": priority, "request_id": request_id, **stream_fields(fields)}
 
 
-def completion_job(stage: Stage, tokenizer: Any, body: dict, served: str, limits: Limits, max_model_len: int) -> Job:
+def completion_job(served: Served, body: dict) -> Job:
     """The job of a body of /v1/completions. Raises APIError."""
-    fields = Fields(body, COMPLETION)
-    check_model(fields, served)
-    fields.refuse("suffix", "GPT-2 can't write towards a given end")
+    fields = Fields(body, COMPLETION, others=IDLE)
+    check_model(fields, served.name)
     prompts = split_prompts(fields.values.get("prompt", DEFAULT_PROMPT))
-    common = job_fields(fields, len(prompts), limits)
-    if fields.number("best_of", 1, limits.max_choices, common["n"]) != common["n"]:
+    common = job_fields(fields, len(prompts), served.limits)
+    if fields.number("best_of", 1, served.limits.max_choices, common["n"]) != common["n"]:
         raise bad_request(f"best_of must be n, which is {common['n']}: no more are made than given", param="best_of")
-    logprobs, echo = fields.number("logprobs", 0, MAX_LOGPROBS), fields.flag("echo")
+    logprobs, echo = number_of_logprobs(served, fields, "logprobs"), fields.flag("echo")
     more = {"logprobs": logprobs, "max_tokens": fields.number("max_tokens", 0, MAX_TOKENS, DEFAULT_MAX_TOKENS)}
     if echo and logprobs is not None:
         more["prompt_logprobs"] = logprobs
     elif more["max_tokens"] == 0:
         more["prompt_logprobs"] = 0  # the engine makes nothing of a prompt but these
-    params = sampling_params(stage, fields, limits, **more)
-    return make_job(tokenizer, max_model_len, prompts, params=params, num_logprobs=logprobs, echo=echo, **common)
+    params = sampling_params(served, fields, **more)
+    return make_job(served, prompts, params=params, num_logprobs=logprobs, echo=echo, **common)
+
+
+def too_long(max_model_len: int, message: str, param: str) -> APIError:
+    """The error for more tokens than the context has. Its words and its code are those by which clients know it."""
+    message = f"This model's maximum context length is {max_model_len:,} tokens. However, {message}"
+    return bad_request(message, param=param, code=TOO_LONG)
 
 
 def check_length(prompt: str | list[int], max_model_len: int, param: str, name: str | None = None) -> None:
     """Raise APIError for what is so long that to look at it would take seconds."""
     if len(prompt) > max_model_len * MAX_TOKEN_CHARACTERS:
         length = f"{len(prompt):,} {'characters' if isinstance(prompt, str) else 'tokens'}"
-        message = f"{name or param} has {length}, far more than the context of {max_model_len:,} tokens holds"
-        raise bad_request(message, param=param, code=TOO_LONG)
+        raise too_long(max_model_len, f"{name or param} has {length}, far more than that holds", param)
 
 
-def make_job(tokenizer: Any, max_model_len: int, prompts: list[str | list[int]], **fields: Any) -> Job:
+def make_job(served: Served, prompts: list[str | list[int]], **fields: Any) -> Job:
     """A job with its prompts as token ids."""
     token_ids: list[list[int]] = []
     for i, prompt in enumerate(prompts):
-        check_length(prompt, max_model_len, "messages" if fields.get("chat") else "prompt", f"prompt {i}")
+        check_length(prompt, served.max_model_len, "messages" if fields.get("chat") else "prompt", f"prompt {i}")
         try:
-            token_ids.append(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+            token_ids.append(served.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
         except ValueError as error:
             raise bad_request(f"prompt {i}: {error}", param="prompt") from None
-    return Job(prompts=prompts, token_ids=token_ids, max_model_len=max_model_len, **fields)
+    return Job(prompts=prompts, token_ids=token_ids, max_model_len=served.max_model_len, **fields)
