@@ -236,7 +236,7 @@ class LineReader:
     def _pairs(self, prompt: str | list[int], values: dict) -> list:
         """What is to be scored of a line: continuations, each behind its prompt."""
         if not self.stage.can_score:
-            raise ValueError(f"{self.stage.package} scores no lines: take a later stage")
+            raise ValueError(f"{self.stage.command} scores no lines: take a later stage")
         pair = self.stage.Pair
         if "sampling" in values:
             raise ValueError("a line that is scored has no sampling: nothing is generated")

@@ -145,11 +145,11 @@ class Stage:
     def check_whole_number(self, name: str, value: Any, low: int, high: int | None = None) -> None:
         self._part("sampling_params").whole_number(name, value, low, high)
 
-    def checkpoint_files(self, directory: Path) -> list[Path]:
+    def checkpoint_files(self, directory: Path, tokenizer: str | None) -> list[Path]:
         """All files that a model is read from: its weights, its sizes, its tokenizer."""
         part = self._part("weights")
-        tokenizer = part.tokenizer_directory(directory)
-        files = [*part.weight_files(directory)[1], directory / "config.json"]
+        tokenizer = part.tokenizer_directory(directory, tokenizer)
+        files = part.weight_files(directory)[1] + ([] if directory.is_file() else [directory / "config.json"])
         return files + [tokenizer / name for name in ("merges.txt", "tokenizer.json") if (tokenizer / name).exists()]
 
 

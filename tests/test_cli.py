@@ -180,6 +180,13 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
         (["--prompts", "a", "--max-tokens", "many"], "--max-tokens"),
         (["--prompts", "a", "--best-of", "3"], "--best-of"),
         (["--prompts", "a", "--temp", "3"], "--temp"),
+        (
+            ["--prompts", "a", "--max-new-tokens", "3", "--do-sample"],
+            "for --max-new-tokens give --max-tokens; for ",
+        ),
+        (["--prompts", "a", "--max_tokens", "3"], "--max_tokens is written --max-tokens"),
+        (["--prompts", "a", "--temprature", "3"], "is --temperature meant?"),
+        (["--prompt", "a"], "for --prompt give --prompts"),
         (["--prompts-file", str(ROOT)], str(ROOT)),
         (["--prompts-file", ""], "directory" if os.name == "posix" else "error"),
         (["--prompts", "a", "--model", "no\nsuch"], "no such"),
