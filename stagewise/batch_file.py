@@ -3,7 +3,8 @@
 An input line has `prompt` (a text) or `prompt_token_ids`, maybe an `id` (a text or whole number; default: "line-7"),
 maybe `sampling` (fields of SamplingParams, over those of the command line), maybe `priority` (under that policy), and
 any other fields, a reference answer say, which are carried through. A result line is the input's fields and `text`,
-`token_ids`, `finish_reason`, `stop_reason`, with `cumulative_logprob`, `logprobs` and `prompt_logprobs` if asked for;
+`token_ids`, `finish_reason`, `stop_reason`, of "length" which limit it was (`length_limit`: max_tokens, or the context,
+max_model_len), with `cumulative_logprob`, `logprobs` and `prompt_logprobs` if asked for;
 with n > 1 a list of n such objects in `outputs`; or, for a line that is wrong, `error`.
 
 From stage 4 on a line with `"score": true` is scored instead: how likely is its `continuation`, or each of its
@@ -43,6 +44,7 @@ except ModuleNotFoundError:  # Windows
 
 from tqdm import tqdm
 
+from .beams import Beams, completed_by_beams, validate_beams
 from .console import naming
 from .dataset import HUB, Dataset, check_dataset, read_dataset
 from .manifest import begin, describe_run, resume
@@ -57,6 +59,7 @@ RESULT_FIELDS = (
     "token_ids",
     "finish_reason",
     "stop_reason",
+    "length_limit",
     "cumulative_logprob",
     "logprobs",
     "error",
@@ -306,17 +309,23 @@ class BatchJob:
         return len(self.lines), num_errors
 
 
-def run_batch_file(stage: Stage, llm: Any, source: str, file: FileIO, defaults: Any, *, quiet: bool) -> Counts:
-    """Answer every line of the input that the output, a file of `open_output`, does not answer yet.
+def run_batch_file(
+    stage: Stage, llm: Any, source: str, file: FileIO, defaults: Any, *, quiet: bool, beams: Beams | None = None
+) -> Counts:
+    """Answer every line of the input that the output, a file of `open_output`, does not answer yet; by beams if these
+    are given.
 
     Raises:
         ValueError: the output is of another run (see manifest.py), or not of this input.
         OSError: a file can't be read or written; what was written before is there.
     """
     dataset, setup = read_dataset(source), setup_of(llm)
-    lines = LineReader(stage, setup.config, defaults, llm.validate).read_lines(dataset)
-    job = BatchJob(lines, describe_run(stage, setup, dataset, defaults), [file])
-    return job.run(lambda jobs: completed(stage, jobs, llm.as_completed), longest_first=stage.can_serve, quiet=quiet)
+    validate = llm.validate if beams is None else validate_beams(stage, llm, beams)
+    lines = LineReader(stage, setup.config, defaults, validate).read_lines(dataset)
+    run = describe_run(stage, setup, dataset, defaults) | {"beam_search": beams and asdict(beams)}
+    as_completed = llm.as_completed if beams is None else completed_by_beams(llm, beams)
+    job = BatchJob(lines, run, [file])
+    return job.run(lambda jobs: completed(stage, jobs, as_completed), longest_first=stage.can_serve, quiet=quiet)
 
 
 def refused(jobs: list[Job]) -> Iterator[Answer]:

@@ -12,7 +12,6 @@ from typing import Any
 Others = Mapping[str, tuple[type | tuple, str]]
 
 NO_TOOLS = "this model calls no tools"
-NO_CONTROL = "this sampler has no such control"
 NO_GRAMMAR = "an output can't be held to a form"
 ONLY_TEXT = "this model reads and writes text alone"
 IDLE: Others = {
@@ -48,17 +47,6 @@ IDLE: Others = {
     "guided_choice": ((), NO_GRAMMAR),
     "guided_grammar": ((), NO_GRAMMAR),
     "logits_processors": (([],), "no code of a request runs here"),
-    "logit_bias": (({},), NO_CONTROL),
-    "bad_words": (([],), NO_CONTROL),
-    "allowed_token_ids": ((), NO_CONTROL),
-    "prompt_logprobs": ((), "ask for echo and logprobs"),
-    "truncate_prompt_tokens": ((), "nothing is cut"),
-    "include_stop_str_in_output": ((False,), "an output ends before its stop text"),
-    "skip_special_tokens": ((True,), "the end token has no text"),
-    "use_beam_search": ((False,), "beams are offline"),
-    "length_penalty": ((1, 1.0), "beams are offline"),
-    "early_stopping": ((False,), "beams are offline"),
-    "return_token_ids": ((False,), "tokens are told as text"),
     "documents": (([],), "put them into the messages"),
     "chat_template": ((), "who starts the server names it, with --chat-template"),
     "chat_template_kwargs": (({},), "the template sees the messages alone"),

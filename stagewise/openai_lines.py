@@ -18,12 +18,21 @@ from typing import Any
 from .openai_fields import IDLE, Others, asks_for_nothing
 
 URL = "/v1/completions"
-IN_OTHER_FORM = {"logprobs", "prompt_logprobs"}  # fields of SamplingParams that OpenAI means otherwise
+IN_OTHER_FORM = {
+    "logprobs",
+    "prompt_logprobs",
+    "detokenize",
+    "logits_processors",
+}  # fields of SamplingParams that OpenAI means otherwise
 ELSEWHERE = "not in the lines of --input; python -m stagewise.serving.batch answers it"
 NOT_IN_LINES: Others = {
     "echo": ((False,), ELSEWHERE),
     "logprobs": ((), ELSEWHERE),
     "prompt_logprobs": ((), ELSEWHERE),
+    "return_token_ids": ((False,), ELSEWHERE),
+    "use_beam_search": ((False,), "--beam-width searches for every line"),
+    "length_penalty": ((1, 1.0), "--length-penalty is for every line"),
+    "early_stopping": ((False,), "--early-stopping is for every line"),
     "stream": ((False,), "a line has one answer"),
     "stream_options": (({},), "a line has one answer"),
 }

@@ -31,6 +31,7 @@ ELSEWHERE = {
     "new_texts": "observer",
     "Detokenizer": "tokenizer",
     "byte_alphabet": "tokenizer",
+    "truncated": "prompts",
 }
 
 
@@ -103,6 +104,10 @@ class Stage:
         return hasattr(self, "Pair")
 
     @functools.cached_property
+    def has_beams(self) -> bool:
+        return hasattr(self.LLM, "beam_search")
+
+    @functools.cached_property
     def has_priority(self) -> bool:
         """Whether a request may have a priority."""
         return "priority" in inspect.signature(self.LLM.as_completed).parameters
@@ -145,11 +150,17 @@ class Stage:
     def check_whole_number(self, name: str, value: Any, low: int, high: int | None = None) -> None:
         self._part("sampling_params").whole_number(name, value, low, high)
 
+    def generation_defaults(self, model: str, load_format: str) -> dict[str, Any]:
+        """Fields of SamplingParams that the model's generation_config.json gives. Raises ValueError or OSError."""
+        weights = self._part("weights")
+        return weights.generation_defaults(weights.find_model(model, load_format))
+
     def checkpoint_files(self, directory: Path, tokenizer: str | None) -> list[Path]:
         """All files that a model is read from: its weights, its sizes, its tokenizer."""
         part = self._part("weights")
         tokenizer = part.tokenizer_directory(directory, tokenizer)
-        files = part.weight_files(directory)[1] + ([] if directory.is_file() else [directory / "config.json"])
+        names = (directory / name for name in ("config.json", "generation_config.json"))
+        files = part.weight_files(directory)[1] + [path for path in names if path.is_file()]
         return files + [tokenizer / name for name in ("merges.txt", "tokenizer.json") if (tokenizer / name).exists()]
 
 
@@ -180,6 +191,18 @@ def count_tokens(stage: Stage, llm: Any, tell: Callable[[int], None]) -> None:
         return news
 
     stage._part("around").around(core_of(llm), "commit", commit)
+
+
+def end_tokens(llm: Any) -> tuple[int, ...]:
+    """The model's."""
+    return llm.engine.model_config.eos_token_ids
+
+
+def check_beams(stage: Stage, llm: Any, prompt: Any, max_tokens: int, beams: Any) -> None:
+    """Raise the ValueError that `llm.beam_search` would raise for this prompt."""
+    request = llm._intake.request(prompt, stage.SamplingParams(temperature=0, max_tokens=max_tokens), number=0)
+    how = beams.beam_width, beams.length_penalty, beams.early_stopping
+    stage._part("beam_search").make_searches(llm.engine, [request], *how)
 
 
 # --- Looking on while an engine runs --------------------------------------------------------------------------------

@@ -813,6 +813,26 @@ def test_openai_lines_resume(tmp_path):
 
 
 @pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)
+def test_beams_for_every_line(stage, tmp_path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    prompts = ["A fox", "Once", "word " * 1100, "There was"]
+    lines = [{"prompt": prompt, "sampling": {"max_tokens": 3 + i}} for i, prompt in enumerate(prompts)]
+    lines.append({"prompt": "A fox", "score": True, "continuation": " ran"})
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["--input", source, "--output", output, "--quiet", "--beam-width", "2"]
+    assert stage.main(*command)[0] == 1  # one is too long
+    results = {result["id"]: result for result in read_results(output)}
+    for i in (0, 1, 3):
+        (expected,) = stage.engine().beam_search([prompts[i]], 2, 3 + i)
+        assert [o["token_ids"] for o in results[f"line-{i + 1}"]["outputs"]] == [c.token_ids for c in expected.outputs]
+    assert "leave no room" in results["line-3"]["error"]
+    assert results["line-5"]["scores"][0]["num_tokens"] == 1
+    status, _, stderr = stage.main(*command[:-2], "--resume")
+    assert status == 2
+    assert "beam_search is None now" in stderr
+
+
+@pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)
 def test_openai_lines_are_answered_as_by_the_server(stage, tmp_path):
     source, output, served = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "served.jsonl"))
     lines = [

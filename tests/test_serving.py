@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stagewise.openai_fields import IDLE
 from stagewise.serving import batch, events
-from stagewise.serving.__main__ import add_server_flags, build_parser, check, main
+from stagewise.serving.__main__ import add_server_flags, build_parser, check, main, make_service
 from stagewise.serving.app import App
 from stagewise.serving.chat import ChatTemplate
 from stagewise.serving.completions import Service
@@ -247,12 +248,20 @@ def test_every_idle_field_is_accepted_at_some_value_and_refused_at_another(tales
         assert error["message"].startswith(f"{name} 7.5 is not supported: ")
 
 
-def test_every_sampling_field_reaches_the_engine(small_checkpoint):
+def test_every_sampling_field_reaches_the_engine(babble):
     fields = {"n": 2, "temperature": 0.5, "top_p": 0.9, "presence_penalty": 0.1, "frequency_penalty": 0.2, "seed": 3}
     fields |= {"stop": ("a", "b"), "max_tokens": 7, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
-    fields |= {"ignore_eos": True, "min_tokens": 2, "stop_token_ids": (4, 5)}
+    fields |= {
+        "ignore_eos": True,
+        "min_tokens": 2,
+        "stop_token_ids": (4, 5),
+        "logit_bias": {5: 2.0},
+        "bad_words": ("!",),
+    }
+    fields |= {"allowed_token_ids": (3, 4, 5), "include_stop_str_in_output": True, "skip_special_tokens": False}
+    fields |= {"truncate_prompt_tokens": 9}
     assert fields.keys() == set(SAMPLING)
-    with serving(6, small_checkpoint, policy="priority") as app:
+    with serving(6, babble, policy="priority") as app:
         body = json.loads(json.dumps({"model": "tales", "prompt": [1], "priority": -3, "logprobs": 4, **fields}))
         job = app.service.job(body)
         assert (job.params, job.priority) == (params(app, logprobs=4, **fields), -3)
@@ -346,6 +355,112 @@ def test_tokens_that_are_parts_of_characters_have_names_of_their_own(babbling):
         assert len(top) in (20, 21)  # nobody's name hides another's
 
 
+def test_controls_through_http(small, tales):
+    """The server's answer is the engine's own; ids of logit_bias are texts in JSON."""
+    for fields in (
+        {"logit_bias": {"7": 100, "9": -3.5}, "seed": 1},
+        {"allowed_token_ids": [20, 21, 22, 23], "seed": 2},
+        {"truncate_prompt_tokens": 2, "temperature": 0},
+    ):
+        (expected,) = generate(small, [[1, 2, 3, 4]], max_tokens=6, **fields)[0].outputs
+        whole = complete(small, prompt=[1, 2, 3, 4], max_tokens=6, return_token_ids=True, **fields)
+        assert whole["choices"][0]["token_ids"] == expected.token_ids
+        kept = [1, 2, 3, 4][-fields.get("truncate_prompt_tokens", 4) :]
+        assert whole["choices"][0]["prompt_token_ids"] == kept
+        assert whole["usage"]["prompt_tokens"] == len(kept)
+    text = complete(tales, prompt="Once", max_tokens=20, temperature=0)["choices"][0]["text"]
+    fields = {"prompt": "Once", "max_tokens": 20, "temperature": 0, "stop": [text[9:12]]}
+    (choice,) = complete(tales, include_stop_str_in_output=True, **fields)["choices"]
+    assert choice["text"] == text[: text.index(text[9:12]) + 3]
+    assert join(stream(tales, include_stop_str_in_output=True, **fields)) == [choice]
+    word = text.split()[2]
+    assert (
+        word not in complete(tales, prompt="Once", max_tokens=20, temperature=0, bad_words=[word])["choices"][0]["text"]
+    )
+    echoed = complete(tales, prompt="Once upon a time", truncate_prompt_tokens=2, echo=True, max_tokens=1)
+    assert echoed["choices"][0]["text"].startswith(" a time")
+
+
+def test_prompt_logprobs_and_token_ids(tales):
+    (expected,) = generate(tales, ["Once upon a time"], max_tokens=2, temperature=0, prompt_logprobs=2)
+    fields = {"max_tokens": 2, "temperature": 0, "prompt_logprobs": 2, "return_token_ids": True}
+    whole = complete(tales, prompt=["A", "Once upon a time"], **fields)["choices"][1]
+    asked = chat(tales, messages=HELLO, **fields)
+    for told, entries in ((whole["prompt_logprobs"], expected.prompt_logprobs), (asked["prompt_logprobs"], None)):
+        assert told[0] is None
+        assert all({"logprob", "rank", "decoded_token"} == one.keys() for entry in told[1:] for one in entry.values())
+        if entries:
+            assert [list(map(int, one)) for one in told[1:]] == [list(one) for one in entries[1:]]
+    assert (whole["prompt_token_ids"], whole["token_ids"]) == (expected.prompt_token_ids, expected.outputs[0].token_ids)
+    assert len(asked["prompt_token_ids"]) == len(asked["prompt_logprobs"]) == asked["usage"]["prompt_tokens"]
+    del fields["prompt_logprobs"]
+    events = stream(tales, prompt="Once upon a time", **fields)
+    assert [e["choices"][0].get("prompt_token_ids") for e in events] == [expected.prompt_token_ids, None]
+    assert [i for e in events for i in e["choices"][0]["token_ids"]] == expected.outputs[0].token_ids
+    first, *others = stream(tales, "/v1/chat/completions", messages=HELLO, **fields)
+    assert first["prompt_token_ids"] == asked["prompt_token_ids"]
+    assert not any("prompt_token_ids" in event for event in others)
+
+
+@pytest.mark.parametrize("stage", [5, 6])
+def test_beams(stage, tmp_path):
+    """What `LLM.beam_search` finds, while others are served; the same when streamed, and in a chat."""
+    with serving(stage, "tinytales") as app:
+        prompts = ["There was once a shy bear", "One day"]
+        expected = app.service.engine.llm.beam_search(prompts, 3, 12, 0.5, True)
+        fields = {"use_beam_search": True, "n": 3, "max_tokens": 12, "length_penalty": 0.5, "early_stopping": True}
+        bodies = [{"prompt": prompts, "return_token_ids": True, **fields}, {"prompt": "A fox", "seed": 1}]
+
+        async def both():
+            paths = ["/v1/completions"] * 2
+            asked = [ask_async(app, path, {"model": "tales", **b}) for path, b in zip(paths, bodies, strict=True)]
+            return [one.json() for one in await asyncio.gather(*asked)]
+
+        whole, other = asyncio.run(both())
+        found = [c for output in expected for c in output.outputs]
+        assert [c["token_ids"] for c in whole["choices"]] == [c.token_ids for c in found]
+        assert [(c["text"], c["finish_reason"]) for c in whole["choices"]] == [(c.text, c.finish_reason) for c in found]
+        assert whole["usage"]["completion_tokens"] == sum(len(c.token_ids) for c in found)
+        assert join(stream(app, prompt=prompts, return_token_ids=True, **fields), 6) == [
+            {**choice, "prompt_token_ids": choice["prompt_token_ids"]} for choice in whole["choices"]
+        ]
+        assert other["choices"] == complete(app, prompt="A fox", seed=1)["choices"]
+        for more, param, says in (
+            ({"top_k": 3}, "top_k", "top_k can't go with use_beam_search"),
+            ({"logprobs": 1}, "logprobs", "logprobs can't go with use_beam_search"),
+            ({"length_penalty": 101}, "length_penalty", "length_penalty must be a number from -100 to 100"),
+            ({"early_stopping": "soon"}, "early_stopping", 'early_stopping must be true, false or "never"'),
+        ):
+            body = {"model": "tales", "prompt": "x", **fields, **more}
+            error = error_of(ask(app, "/v1/completions", body), 400)
+            assert (error["param"], says in error["message"]) == (param, True), error
+        idle = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
+        assert complete(app, prompt="A fox", seed=1, **idle)["choices"] == other["choices"]
+        body = {"model": "tales", "prompt": "x", "length_penalty": 2}
+        assert error_of(ask(app, "/v1/completions", body), 400)["param"] == "length_penalty"
+
+
+def test_stage_4_has_no_beams(small_checkpoint):
+    with serving(4, small_checkpoint) as app:
+        body = {"model": "tales", "prompt": [1], "use_beam_search": True}
+        assert "stage 4 has no beams" in error_of(ask(app, "/v1/completions", body), 400)["message"]
+
+
+def test_the_models_own_defaults(small_checkpoint, tmp_path):
+    """generation_config.json: its end tokens always, the rest where it is asked for."""
+    shutil.copytree(small_checkpoint, tmp_path / "model")
+    given = {"eos_token_id": [0, 17], "temperature": 0.5, "top_k": 7, "max_new_tokens": 9, "do_sample": True}
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(given))
+    parser = build_parser(STAGES[6], "x", None)
+    for flags, expected in ((["--generation-config"], (0.5, 7, 9)), ([], (1.0, 0, 16))):
+        args = parser.parse_args(["--model", str(tmp_path / "model"), "--served-model-name", "tales", *flags])
+        with (service := make_service(STAGES[6], args, Limits())).engine:
+            params = service.job({"model": "tales", "prompt": [1]}).params
+            assert (params.temperature, params.top_k, params.max_tokens) == expected
+            assert service.job({"model": "tales", "prompt": [1], "top_k": 3}).params.top_k == 3
+            assert service.engine.llm.engine.model_config.eos_token_ids == (0, 17)
+
+
 # --- What is refused --------------------------------------------------------------------------------------------------
 
 REFUSED = [
@@ -386,7 +501,19 @@ REFUSED = [
     ({"stop_token_ids": [60000]}, "stop_token_ids", "stop_token_ids 60000 is outside"),
     ({"min_tokens": 20}, "min_tokens", "min_tokens must be a whole number from 0 to 16"),
     ({"ignore_eos": 1}, "ignore_eos", "ignore_eos must be True or False"),
-    ({"seed": -1}, "seed", "seed must be a whole number"),
+    ({"seed": -2}, "seed", "seed must be a whole number"),
+    ({"logit_bias": {"50257": 1}}, "logit_bias", "logit_bias token 50257 is outside"),
+    ({"logit_bias": {"7": 101}}, "logit_bias", "logit_bias must be a number from -100"),
+    ({"logit_bias": [7]}, "logit_bias", "logit_bias must be a mapping"),
+    ({"allowed_token_ids": []}, "allowed_token_ids", "allowed_token_ids must not be empty"),
+    ({"allowed_token_ids": [60000]}, "allowed_token_ids", "allowed_token_ids 60000 is outside"),
+    ({"bad_words": [""]}, "bad_words", "bad_words must be texts that are not empty"),
+    ({"bad_words": ["x"] * 65}, "bad_words", "bad_words has 65 texts; the limit is 64"),
+    ({"truncate_prompt_tokens": 2000}, "truncate_prompt_tokens", "truncate_prompt_tokens 2000 is over max_model_len"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "prompt_logprobs must be a whole number from 0 to 20"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "prompt_logprobs are not in streams"),
+    ({"return_token_ids": 1}, "return_token_ids", "return_token_ids must be true or false"),
+    ({"detokenize": False}, "detokenize", "detokenize False is not supported"),
     ({"priority": 3}, "priority", "priority 3 needs the policy"),
     ({"priority": "high"}, "priority", "priority must be a whole number"),
     ({"user": 7}, "user", "user 7 is not supported: it must be a text"),

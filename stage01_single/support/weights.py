@@ -33,6 +33,9 @@ HUB_SIZES = {
 }
 # Linear layers that a GPT-2 checkpoint stores as [in, out], the transpose of torch's nn.Linear.
 STORED_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+GENERATION = "generation_config.json"
+DEFAULTS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
+DEFAULTS |= {"max_new_tokens": "max_tokens"}  # its names -> those of SamplingParams
 STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # The sizes in config.json, and what no GPT-2 exceeds: larger ones would fill the memory before a weight is read.
 LARGEST = dict(n_layer=1000, n_head=1000, n_embd=10**5, n_inner=10**6, n_positions=10**7, vocab_size=10**7)
@@ -108,7 +111,7 @@ def fetch(model: str) -> Path:
     """The cached files of a GPT-2 size, downloaded on first use."""
     from huggingface_hub import snapshot_download
 
-    patterns = ["config.json", "merges.txt", "vocab.json", "*.safetensors", "*.safetensors.index.json"]
+    patterns = ["config.json", GENERATION, "merges.txt", "vocab.json", "*.safetensors", "*.safetensors.index.json"]
     try:
         return Path(snapshot_download(f"openai-community/{model}", allow_patterns=patterns))
     except Exception as error:  # the client's many network and cache errors, told as one
@@ -168,14 +171,31 @@ def read_config(model: str, directory: Path, load_format: str) -> dict[str, Any]
     epsilon = config.get("layer_norm_epsilon", 1e-5)
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:
         raise ValueError(f"{path}: layer_norm_epsilon must be a number between 0 and 1, got {epsilon!r:.60}")
-    eos = config.get("eos_token_id", 50256)
-    eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
-    if not all(type(token_id) is int for token_id in eos):
-        got = config["eos_token_id"]
-        raise ValueError(f"{path}: eos_token_id must be a token id or a list of them, got {got!r:.60}")
+    eos = end_tokens(path, config.get("eos_token_id", 50256))
+    eos += end_tokens(directory / GENERATION, read_generation_config(directory).get("eos_token_id"))
     # A small model may keep GPT-2's end token in its configuration although its vocabulary has no such token.
-    eos = tuple(token_id for token_id in eos if 0 <= token_id < sizes["vocab_size"])
+    eos = tuple(dict.fromkeys(token_id for token_id in eos if 0 <= token_id < sizes["vocab_size"]))
     return sizes | {"layer_norm_epsilon": epsilon, "eos_token_ids": eos}
+
+
+def end_tokens(path: Path, eos: Any) -> list[int]:
+    """What an eos_token_id says: none, one or several. path: of the file that says it, for the error."""
+    ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    if not all(type(token_id) is int for token_id in ids):
+        raise ValueError(f"{path}: eos_token_id must be a token id or a list of them, got {eos!r:.60}")
+    return ids
+
+
+def read_generation_config(directory: Path) -> dict[str, Any]:
+    """A model's generation_config.json; empty if there is none. Its end tokens end an output beside config.json's."""
+    path = directory / GENERATION
+    return read_json(path) if path.is_file() else {}
+
+
+def generation_defaults(directory: Path) -> dict[str, Any]:
+    """What generation_config.json gives for fields of SamplingParams, by their names here. As vLLM reads it."""
+    given = read_generation_config(directory)
+    return {name: given[other] for other, name in DEFAULTS.items() if given.get(other) is not None}
 
 
 # --- Weights --------------------------------------------------------------------------------------------------------

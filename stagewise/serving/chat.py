@@ -18,6 +18,7 @@ from .protocol import (
     job_fields,
     make_job,
     number_of_logprobs,
+    prompt_logprobs,
     sampling_params,
 )
 
@@ -107,8 +108,9 @@ def chat_job(served: Served, body: dict, template: ChatTemplate | None) -> Job:
     given = [fields.number(name, 1, MAX_TOKENS) for name in ("max_completion_tokens", "max_tokens")]
     if None not in given and given[0] != given[1]:
         raise bad_request("max_tokens and max_completion_tokens are one limit: give one", param="max_tokens")
-    max_tokens = next((limit for limit in given if limit is not None), MAX_TOKENS)
-    params = sampling_params(served, fields, logprobs=num_logprobs, max_tokens=max_tokens)
+    most = served.defaults.get("max_tokens", MAX_TOKENS)
+    more = {"logprobs": num_logprobs, "max_tokens": next((limit for limit in given if limit is not None), most)}
+    params = sampling_params(served, fields, common["beams"], **more, **prompt_logprobs(served, fields))
     return make_job(served, [prompt], params=params, num_logprobs=num_logprobs, chat=True, **common)
 
 
@@ -159,7 +161,8 @@ def chat_choice(job: Job, piece: Any, chunk: bool) -> dict:
         content = [{**in_words(token), "top_logprobs": likely(token, job.num_logprobs)} for token in piece.tokens]
         logprobs = {"content": content}
     ends = {"finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason}
-    return {"index": piece.index, **said, "logprobs": logprobs, **ends}
+    ids = {"token_ids": piece.token_ids} if job.token_ids_told else {}
+    return {"index": piece.index, **said, "logprobs": logprobs, **ends, **ids}
 
 
 def likely(token: Any, number: int) -> list[dict]:

@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from ..beams import Beams, drawing
 from ..openai_fields import IDLE, FieldError, Others, asks_for_nothing
 from ..stages import Stage
 from .errors import APIError, bad_request
@@ -16,9 +17,12 @@ from .limits import Limits
 
 SAMPLING = (
     *("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "max_tokens"),
-    *("top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids"),  # vLLM's
+    *("logit_bias", "top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids"),
+    *("bad_words", "allowed_token_ids", "include_stop_str_in_output", "skip_special_tokens", "truncate_prompt_tokens"),
 )  # each is a field of SamplingParams, which checks it
-COMMON = {"model", "stream", "stream_options", "logprobs", "priority", "request_id", *SAMPLING}
+ANSWER = {"stream", "stream_options", "logprobs", "prompt_logprobs", "return_token_ids", "request_id"}
+BEAMS = {"use_beam_search", "length_penalty", "early_stopping"}
+COMMON = {"model", "priority", *ANSWER, *SAMPLING, *BEAMS}
 COMPLETION = COMMON | {"prompt", "best_of", "echo"}
 TURNS = {"messages", "add_generation_prompt", "continue_final_message"}
 CHAT = COMMON | TURNS | {"max_completion_tokens", "top_logprobs"}
@@ -41,6 +45,7 @@ class Served:
     max_model_len: int
     vocab_size: int
     limits: Limits
+    defaults: dict[str, Any]  # of sampling, from the model's generation_config.json
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,9 @@ class Job:
         n: completions of every prompt; choice i * n + j of the answer is completion j of prompt i.
         num_logprobs: how many likely tokens stand beside each; None: no log-probabilities.
         request_id: the end of the answer's id; None: any.
+        prompt_logprobs: tell those of the prompt's tokens.
+        token_ids_told: tell the token ids.
+        beams: search for the n best completions.
         echo: put the prompt before each completion.
         usage, usage_in_chunks: a stream ends with the counts of tokens; each chunk has those so far.
     """
@@ -69,6 +77,9 @@ class Job:
     usage_in_chunks: bool
     num_logprobs: int | None
     request_id: str | None = None
+    prompt_logprobs: bool = False
+    token_ids_told: bool = False
+    beams: Beams | None = None
     echo: bool = False
     chat: bool = False
 
@@ -204,30 +215,36 @@ def stream_fields(fields: Fields) -> dict:
 
 def check_stops(fields: Fields, limits: Limits) -> None:
     """Raise APIError for more stop texts or tokens than the limits allow."""
-    stop, token_ids = fields.values.get("stop", []), fields.values.get("stop_token_ids", [])
-    texts = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
-    longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+    token_ids = fields.values.get("stop_token_ids", [])
     num_ids = len(token_ids) if isinstance(token_ids, list) else 0
-    columns = [
-        ("stop", len(texts), limits.max_stop_texts, "texts"),
-        ("stop", longest, limits.max_stop_characters, "characters in one"),
-        ("stop_token_ids", num_ids, limits.max_stop_token_ids, "token ids"),
-    ]
+    columns = [("stop_token_ids", num_ids, limits.max_stop_token_ids, "token ids")]
+    for name in ("stop", "bad_words"):
+        given = fields.values.get(name, [])
+        texts = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+        longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+        columns.append((name, len(texts), limits.max_stop_texts, "texts"))
+        columns.append((name, longest, limits.max_stop_characters, "characters in one"))
     for name, number, most, what in columns:
         if number > most:
             raise bad_request(f"{name} has {number:,} {what}; the limit is {most:,}", param=name)
 
 
-def sampling_params(served: Served, fields: Fields, **more: Any) -> Any:
+def sampling_params(served: Served, fields: Fields, beams: Beams | None, **more: Any) -> Any:
     """The SamplingParams of a request; `more` goes over its fields."""
     check_stops(fields, served.limits)
-    stage, values = served.stage, {name: fields.values[name] for name in SAMPLING if name in fields.values} | more
+    if beams is not None and not served.stage.has_beams:
+        raise bad_request(f"use_beam_search: stage {served.stage.number} has no beams", param="use_beam_search")
+    stage, given = served.stage, {name: fields.values[name] for name in SAMPLING if name in fields.values}
+    values = served.defaults | given | more
     if values.get("top_k") == -1:
         values["top_k"] = 0  # vLLM's -1 keeps all tokens, as 0 does
     try:
         if "n" not in stage.SamplingParams.__dataclass_fields__ and values.pop("n", 1) != 1:
             raise ValueError(f"n must be 1, got {fields.values['n']!r:.80}: stage {stage.number} makes one completion")
-        return stage.SamplingParams(**values)
+        params = stage.SamplingParams(**values)
+        if beams is not None and (idle := drawing(stage, params)):
+            raise ValueError(f"{idle[0]} can't go with use_beam_search, which draws nothing")
+        return params
     except ValueError as error:
         name = str(error).split()[0]
         raise bad_request(str(error), param=name if name in fields.values else None) from None
@@ -248,6 +265,13 @@ def number_of_logprobs(served: Served, fields: Fields, name: str) -> int | None:
     return wanted
 
 
+def prompt_logprobs(served: Served, fields: Fields, least: int | None = None) -> dict[str, int]:
+    """The field, or what another one needs of it (for `echo`, and because with `max_tokens` 0 the engine makes nothing
+    of a prompt but these)."""
+    asked = [one for one in (number_of_logprobs(served, fields, "prompt_logprobs"), least) if one is not None]
+    return {"prompt_logprobs": max(asked)} if asked else {}
+
+
 def job_fields(fields: Fields, num_prompts: int, limits: Limits) -> dict:
     """What completions and chats have in common."""
     n = fields.number("n", 1, limits.max_choices, 1)
@@ -255,7 +279,30 @@ def job_fields(fields: Fields, num_prompts: int, limits: Limits) -> dict:
         raise bad_request(f"{num_prompts} prompts and n {n} are more than {limits.max_choices} choices", param="n")
     priority = fields.number("priority", -(2**63), 2**63 - 1, 0)
     request_id = fields.get("request_id", str, "a text")
-    return {"n": n, "priority": priority, "request_id": request_id, **stream_fields(fields)}
+    common = {"n": n, "priority": priority, "request_id": request_id, **stream_fields(fields)}
+    told = "prompt_logprobs" in fields.values
+    if told and common["stream"]:
+        raise bad_request("prompt_logprobs are not in streams: ask for a whole answer", param="prompt_logprobs")
+    beams = beam_fields(fields, n)
+    return {**common, "prompt_logprobs": told, "token_ids_told": fields.flag("return_token_ids"), "beams": beams}
+
+
+def beam_fields(fields: Fields, n: int) -> Beams | None:
+    """The beam search that is asked for."""
+    if not fields.flag("use_beam_search"):
+        for name, off in (("length_penalty", (1, 1.0)), ("early_stopping", (False,))):
+            if name in fields.values and fields.values[name] not in off:
+                raise bad_request(f"{name} needs use_beam_search", param=name)
+        return None
+    penalty = fields.get("length_penalty", (int, float), "a number from -100 to 100", 1.0)
+    stopping = fields.values.get("early_stopping", False)
+    if not -100 <= penalty <= 100:
+        message = f"length_penalty must be a number from -100 to 100, got {penalty!r:.80}"
+        raise bad_request(message, param="length_penalty")
+    if stopping is not True and stopping is not False and stopping != "never":
+        message = f'early_stopping must be true, false or "never", got {stopping!r:.80}'
+        raise bad_request(message, param="early_stopping")
+    return Beams(n, float(penalty), stopping)
 
 
 def completion_job(served: Served, body: dict) -> Job:
@@ -267,12 +314,11 @@ def completion_job(served: Served, body: dict) -> Job:
     if fields.number("best_of", 1, served.limits.max_choices, common["n"]) != common["n"]:
         raise bad_request(f"best_of must be n, which is {common['n']}: no more are made than given", param="best_of")
     logprobs, echo = number_of_logprobs(served, fields, "logprobs"), fields.flag("echo")
-    more = {"logprobs": logprobs, "max_tokens": fields.number("max_tokens", 0, MAX_TOKENS, DEFAULT_MAX_TOKENS)}
-    if echo and logprobs is not None:
-        more["prompt_logprobs"] = logprobs
-    elif more["max_tokens"] == 0:
-        more["prompt_logprobs"] = 0  # the engine makes nothing of a prompt but these
-    params = sampling_params(served, fields, **more)
+    most = served.defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
+    more = {"logprobs": logprobs, "max_tokens": fields.number("max_tokens", 0, MAX_TOKENS, most)}
+    least = 0 if more["max_tokens"] == 0 else None
+    more |= prompt_logprobs(served, fields, logprobs if echo and logprobs is not None else least)
+    params = sampling_params(served, fields, common["beams"], **more)
     return make_job(served, prompts, params=params, num_logprobs=logprobs, echo=echo, **common)
 
 
@@ -289,13 +335,17 @@ def check_length(prompt: str | list[int], max_model_len: int, param: str, name: 
         raise too_long(max_model_len, f"{name or param} has {length}, far more than that holds", param)
 
 
-def make_job(served: Served, prompts: list[str | list[int]], **fields: Any) -> Job:
+def make_job(served: Served, prompts: list[str | list[int]], params: Any, **fields: Any) -> Job:
     """A job with its prompts as token ids."""
     token_ids: list[list[int]] = []
     for i, prompt in enumerate(prompts):
         check_length(prompt, served.max_model_len, "messages" if fields.get("chat") else "prompt", f"prompt {i}")
         try:
-            token_ids.append(served.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+            ids = served.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            token_ids.append(served.stage.truncated(ids, params, served.max_model_len))
         except ValueError as error:
-            raise bad_request(f"prompt {i}: {error}", param="prompt") from None
-    return Job(prompts=prompts, token_ids=token_ids, max_model_len=served.max_model_len, **fields)
+            name = "truncate_prompt_tokens" if str(error).startswith("truncate") else "prompt"
+            raise bad_request(f"prompt {i}: {error}", param=name) from None
+        if len(token_ids[-1]) < len(ids):
+            prompts = [*prompts[:i], token_ids[-1], *prompts[i + 1 :]]
+    return Job(prompts=prompts, token_ids=token_ids, params=params, max_model_len=served.max_model_len, **fields)
