@@ -20,7 +20,7 @@ from .batch_file import open_output, run_batch_file
 from .beams import Beams, completed_by_beams, drawing
 from .closing_line import closing_line
 from .console import Outcome, Parser, flush_streams, naming, one_interrupt, prepare_streams, tell
-from .dataset import HUB
+from .dataset import HUB, Columns, check_columns, check_dataset
 from .interactive import converse
 from .manifest import manifest_path
 from .scaleout.flags import add_flags as add_cluster_flags
@@ -84,7 +84,7 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     """The flags that the stage has use for. picks_stage: --stage is one, see `pick_stage`."""
     parser = Parser(prog=prog, description=stage.description, allow_abbrev=False)
     parser.set_defaults(input=None, output=None, resume=False, interactive=False, ray=None, policy=None, n=1)
-    parser.set_defaults(beam_width=None)
+    parser.set_defaults(beam_width=None, prompt_column="prompt", id_column="id")
     if picks_stage:
         parser.add_argument(
             "--stage", type=int, choices=list(PACKAGES), default=NEWEST, help="whose engine (default: %(default)s)"
@@ -97,6 +97,8 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     if stage.is_batched:
         help = "complete the lines of these files (see batch_file.py, dataset.py)"
         add("--input", nargs="+", metavar="FILE", help=help)
+        add("--prompt-column", default="prompt", metavar="NAME", help="the field of --input that has the prompt")
+        add("--id-column", default="id", metavar="NAME", help="the field of --input that has the id")
     add = parser.add_argument_group("output").add_argument
     if stage.is_batched:
         add("--output", nargs="+", type=Path, metavar="FILE.jsonl", help="where the results of each --input go")
@@ -143,8 +145,8 @@ def beams_of(stage: Stage, args: argparse.Namespace, params: Any) -> Beams | Non
     """The beam search that the flags ask for. Raises ValueError beside what a search has no use for."""
     if args.beam_width is None:
         return None
-    if args.interactive or args.ray:
-        raise ValueError("--beam-width is for prompts and files, on this machine")
+    if args.interactive:
+        raise ValueError("--beam-width is for prompts and files: a search has no tokens to stream")
     if idle := [*drawing(stage, params), *(["n"] if args.n > 1 else [])]:
         raise ValueError(f"--{idle[0].replace('_', '-')} can't go with --beam-width, which draws nothing")
     stage.check_whole_number("--beam-width", args.beam_width, 1)
@@ -254,6 +256,12 @@ def check(
         raise ValueError("--policy priority needs --input, whose lines may have a priority")
     prompts = [] if args.input or args.interactive else read_prompts(args)
     params = sampling_params(stage, args)
+    columns = Columns(args.prompt_column, args.id_column)
+    if columns != Columns() and not args.input:
+        raise ValueError("--prompt-column and --id-column are for --input")
+    for source, _ in pairs_of(args):
+        check_dataset(source)
+        check_columns(source, columns)
     outputs = [
         (source, files.enter_context(open_output(source, output, args.resume))) for source, output in pairs_of(args)
     ]
@@ -266,17 +274,11 @@ def check(
 
 
 def complete_files(
-    stage: Stage,
-    llm: Any,
-    files: list[tuple[str, FileIO]],
-    params: Any,
-    outcome: Outcome,
-    quiet: bool,
-    beams: Beams | None = None,
+    stage: Stage, llm: Any, files: list[tuple[str, FileIO]], params: Any, outcome: Outcome, quiet: bool, **more: Any
 ) -> None:
-    """Complete the lines of each --input."""
+    """Complete the lines of each --input. more: as of `run_batch_file`."""
     for source, output in files:
-        total, errors = run_batch_file(stage, llm, source, output, params, quiet=quiet, beams=beams)
+        total, errors = run_batch_file(stage, llm, source, output, params, quiet=quiet, **more)
         if errors:
             tell(f"{outcome.prog}: {errors} of {total} lines are errors, see {output.name}")
             outcome.status = 1
@@ -312,7 +314,8 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                     with engine:
                         asyncio.run(converse(engine, params))
                 elif outputs:
-                    complete_files(stage, llm, outputs, params, outcome, args.quiet, beams)
+                    more = {"beams": beams, "columns": Columns(args.prompt_column, args.id_column)}
+                    complete_files(stage, llm, outputs, params, outcome, args.quiet, **more)
                 elif len(prompts) == args.n == 1 and beams is None and sys.stdout.isatty() and not args.json:
                     stream(llm, prompts[0], params)
                 else:

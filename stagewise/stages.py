@@ -158,10 +158,10 @@ class Stage:
     def checkpoint_files(self, directory: Path, tokenizer: str | None) -> list[Path]:
         """All files that a model is read from: its weights, its sizes, its tokenizer."""
         part = self._part("weights")
-        tokenizer = part.tokenizer_directory(directory, tokenizer)
+        place = part.tokenizer_directory(directory, tokenizer)
         names = (directory / name for name in ("config.json", "generation_config.json"))
         files = part.weight_files(directory)[1] + [path for path in names if path.is_file()]
-        return files + [tokenizer / name for name in ("merges.txt", "tokenizer.json") if (tokenizer / name).exists()]
+        return files + [place / name for name in ("merges.txt", "tokenizer.json") if (place / name).exists()]
 
 
 STAGES = {number: Stage(number) for number in PACKAGES}

@@ -102,11 +102,11 @@ BAD_LINES = {
     "not json": "line 2: Expecting value",
     '{"prompt": "a"': "line 2: Expecting",
     '["a"]': "a line is a JSON object, got list",
-    '{"text": "x", "prompt": "a"}': "the field 'text' is the result's",
+    '{"text": "x", "prompt": "a", "input_text": 1}': "the field 'text' is the result's, and 'input_text' is there too",
     '{"question": "a"}': "either prompt or prompt_token_ids",
     '{"prompt": "a", "prompt_token_ids": [1]}': "either prompt or prompt_token_ids",
     '{"prompt": 5}': "prompt must be a text",
-    '{"prompt": null}': "prompt must be a text",
+    '{"prompt": null}': "either prompt or prompt_token_ids",
     '{"prompt_token_ids": "a"}': "prompt_token_ids a list",
     '{"prompt_token_ids": []}': "empty list",
     '{"prompt_token_ids": [99999]}': "token 99999 is outside",
@@ -709,8 +709,9 @@ def test_scored_lines(tmp_path):
         assert results["b"]["scores"][0]["num_bytes"] == 5
         assert results["c"]["scores"][0]["num_tokens"] == 4
         assert (results["e"]["choice"], len(results["e"]["prompt_logprobs"])) == (7, 1)
-        says = {"f": "choices must be a list", "g": "either continuation or choices", "h": "no sampling", "i": "rename"}
+        says = {"f": "choices must be a list", "g": "either continuation or choices", "h": "no sampling"}
         assert all(words in results[i]["error"] for i, words in says.items())
+        assert results["i"]["input_choice"] == 1
         whole = output.read_bytes()
         output.write_bytes(whole[: len(whole) // 2])
         assert stage.main(*command, "--resume")[0] == 1

@@ -55,8 +55,8 @@ class Intake:
         self.turn.check_process()
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
-        prompt, text = unwrapped(prompt)
-        token_ids = truncated(self._token_ids(prompt), params, self.engine.max_model_len)
+        given, text = unwrapped(prompt)
+        token_ids = truncated(self._token_ids(given), params, self.engine.max_model_len)
         vocab_size = self.engine.model_config.vocab_size
         params = replace(params, logprobs=vocab_size) if params.logprobs == -1 else params
         self._check(token_ids, params)

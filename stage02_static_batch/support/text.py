@@ -36,8 +36,9 @@ class Text:
 
         stop_token_id: the token that ended it, whose text is left out unless stop texts are to be in the text.
         """
-        shown = stop_token_id is not None and self._params.include_stop_str_in_output
-        last = self._detokenizer.add(stop_token_id) if shown else ""
+        last = ""
+        if stop_token_id is not None and self._params.include_stop_str_in_output:
+            last = self._detokenizer.add(stop_token_id)
         return self._append(last + self._detokenizer.flush(), may_stop)
 
     def _append(self, new_text: str, may_stop: bool) -> str | None:

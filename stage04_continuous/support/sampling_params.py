@@ -136,7 +136,7 @@ class SamplingParams:
         value = getattr(self, field)
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise ValueError(f"{field} must be a list, got {value!r}")
-        return tuple(value)
+        return tuple(getattr(self, field))
 
     def _check_texts(self, field: str) -> None:
         value = getattr(self, field)
@@ -150,7 +150,7 @@ class SamplingParams:
 
     def _check_bias(self) -> None:
         """In JSON the ids are texts."""
-        bias = {} if self.logit_bias is None else self.logit_bias
+        bias: Mapping[Any, Any] = {} if self.logit_bias is None else self.logit_bias
         if not isinstance(bias, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"logit_bias must be a mapping from token ids to numbers, got {bias!r:.80}")
         ids = [int(i) if isinstance(i, str) and i.isdecimal() and len(i) < 20 else i for i in bias]

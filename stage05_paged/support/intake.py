@@ -68,8 +68,8 @@ class Intake:
         self.turn.check_process()
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
-        prompt, text = unwrapped(prompt)
-        context, continuation = encode_pair(prompt, self.engine.tokenizer) if isinstance(prompt, Pair) else (prompt, [])
+        given, text = unwrapped(prompt)
+        context, continuation = encode_pair(given, self.engine.tokenizer) if isinstance(given, Pair) else (given, [])
         token_ids = truncated(self._token_ids(context), params, self.engine.max_model_len)
         token_ids += self._token_ids(continuation) if continuation else []
         vocab_size = self.engine.model_config.vocab_size

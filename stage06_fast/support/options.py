@@ -90,7 +90,7 @@ class Options:
 
         add: `ArgumentParser.add_argument`
         """
-        for one in sorted(fields(cls), key=lambda one: one.kw_only):  # the others first
+        for one in sorted(fields(cls), key=lambda one: one.kw_only is True):  # the others first
             settings = {"name": "--" + one.name.replace("_", "-"), "help": one.metadata["help"], **one.metadata["flag"]}
             name, help, kind = settings.pop("name"), settings.pop("help"), (*get_args(one.type), one.type)[0]
             if name is None:

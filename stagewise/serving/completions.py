@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ..beams import search
+from ..beams import Beams, search
 from ..stages import Stage
 from .chat import ChatTemplate, chat_choice, chat_job, greeting
 from .errors import RETRY, APIError, bad_request
@@ -208,17 +208,17 @@ class Run:
         where = {} if self.service.stage.number == 4 else {"num_ahead": i * job.n}
         events = self.service.engine.generate(job.token_ids[i], job.params, priority=job.priority, **where)
         if job.beams is not None:
-            events = self._beams(i, where)
+            events = self._beams(job.beams, i, where)
         async for event in events:
             index = i * job.n + getattr(event, "completion_index", 0)
             self._meter.count(i, index, event)  # here, where a slow reader makes no difference
             self._news.put_nowait((i, index, event))
 
-    async def _beams(self, i: int, where: dict[str, int]) -> AsyncGenerator[Any, None]:
+    async def _beams(self, beams: Beams, i: int, where: dict[str, int]) -> AsyncGenerator[Any, None]:
         """What a search has found, an event for each completion."""
         job, stage, tokenizer = self.job, self.service.stage, self.service.tokenizer
         where = {**where, "priority": job.priority}
-        found = await search(stage, self.service.engine, job.token_ids[i], job.params, job.beams, **where)
+        found = await search(stage, self.service.engine, job.token_ids[i], job.params, beams, **where)
         for j in range(job.n):
             if j >= len(found):  # fewer than n have ended before the greatest length
                 yield stage.StreamEvent(
