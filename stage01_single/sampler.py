@@ -1,4 +1,4 @@
-"""From the logits of one sequence to its next token: penalties, temperature, top-k, top-p, min-p, draw.
+"""From the logits of one sequence to its next token: controls, penalties, temperature, top-k, top-p, min-p, draw.
 
 A draw is a pure function of (seed, position), see support/philox.py: no generator keeps a state, so a request gives the
 same tokens whatever else the engine has done before or does beside it.
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .request import Request
+from .support.controls import steer
 from .support.logprobs import NOT_FINITE, logprob_entries
 from .support.outputs import Logprob
 from .support.philox import uniform
@@ -46,8 +47,9 @@ def sample(logits: Tensor, request: Request) -> tuple[int, dict[int, Logprob] | 
 
 
 def penalize(logits: Tensor, request: Request) -> Tensor:
-    """Lower the logits of tokens that were used before, and forbid those that may not come yet. [vocab_size] -> same"""
+    """Do what the controls ask for, and lower the logits of tokens that were used before. [vocab_size] -> same"""
     params, scores = request.params, logits.clone()
+    steer(scores[None], [request])
     if params.repetition_penalty != 1:
         used = torch.tensor(request.token_ids, dtype=torch.int64, device=scores.device)  # [n_used]
         scores = penalize_repetition(scores, used, params.repetition_penalty)
@@ -55,7 +57,6 @@ def penalize(logits: Tensor, request: Request) -> Tensor:
         output = torch.tensor(request.output_token_ids, dtype=torch.int64, device=scores.device)  # [n_output]
         counts = torch.bincount(output, minlength=len(scores)).to(scores.dtype)  # [vocab_size]
         scores -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0).to(scores.dtype)
-    scores[list(request.banned_token_ids)] = -math.inf
     return scores
 
 

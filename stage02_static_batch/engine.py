@@ -24,7 +24,7 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig):
-        self.config, self.checkpoint = config, Checkpoint(config.model, config.load_format)
+        self.config, self.checkpoint = config, Checkpoint(config)
         self.model_config, self.tokenizer = ModelConfig(**self.checkpoint.sizes), self.checkpoint.tokenizer
         self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
         self.runner = Runner(config, self.model_config, self.checkpoint)

@@ -2,6 +2,7 @@
 
 import time
 
+from .support.controls import Controls
 from .support.outputs import Logprob
 from .support.sampling_params import SamplingParams
 from .support.text import Text
@@ -27,6 +28,7 @@ class Request:
         logprobs: of each of them, if they were asked for.
         text: what they say, up to a stop text.
         finish_reason, stop_reason: why it ended; None while it goes on.
+        controls: what its parameters ask of the logits.
         told: how many of its tokens, and of its text's characters, a stream has given out, and whether its end.
     """
 
@@ -44,6 +46,7 @@ class Request:
         self.request_id, self.prompt, self.prompt_token_ids = request_id, prompt, prompt_token_ids
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
+        self.controls = Controls(params, tokenizer, eos_token_ids)
         self.arrival_time = time.perf_counter()
         self.told = 0, 0, False
         self.begin()
@@ -53,7 +56,7 @@ class Request:
         self.output_token_ids: list[int] = []
         self.token_times: list[float] = []
         self.logprobs: list[dict[int, Logprob]] = []
-        self.text = Text(self.tokenizer, self.params.stop)
+        self.text = Text(self.tokenizer, self.params)
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
 
@@ -66,13 +69,6 @@ class Request:
         """Prompt and output: the sequence that the model sees."""
         return self.prompt_token_ids + self.output_token_ids
 
-    @property
-    def banned_token_ids(self) -> tuple[int, ...]:
-        """The tokens that may not be chosen now: those that would end the output before `min_tokens`."""
-        if len(self.output_token_ids) >= self.params.min_tokens:
-            return ()
-        return (*self.params.stop_token_ids, *(() if self.params.ignore_eos else self.eos_token_ids))
-
     def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
         """Append a sampled token; afterwards `finish_reason` says if and why this was the last one."""
         if logprobs is not None:
@@ -80,17 +76,17 @@ class Request:
         self.token_times.append(time.perf_counter())
         self.output_token_ids.append(token_id)
         if token_id in self.eos_token_ids and not self.params.ignore_eos:
-            self.finish("stop")
+            self.finish("stop", None, token_id)
         elif token_id in self.params.stop_token_ids:
-            self.finish("stop", token_id)
+            self.finish("stop", token_id, token_id)
         elif stop := self.text.add(token_id, self._may_stop):
             self.finish_reason, self.stop_reason = "stop", stop
         elif len(self.output_token_ids) >= self.max_tokens:
             self.finish("length")
 
-    def finish(self, reason: str, stop_reason: str | int | None = None) -> None:
+    def finish(self, reason: str, stop_reason: str | int | None = None, stop_token_id: int | None = None) -> None:
         """End it as it is, unless what is left of its text completes a stop text."""
-        if stop := self.text.flush(self._may_stop):
+        if stop := self.text.flush(self._may_stop, stop_token_id):
             reason, stop_reason = "stop", stop
         self.finish_reason, self.stop_reason = reason, stop_reason
 

@@ -7,7 +7,8 @@ from typing import Any, NoReturn, get_args
 
 from . import LLM, EngineConfig, SamplingParams, __doc__
 
-PARAMS = [one for one in fields(SamplingParams) if one.name != "seed"]  # --seed is the engine's
+NO_FLAGS = ("seed", "logit_bias", "allowed_token_ids", "logits_processors")  # --seed is the engine's
+PARAMS = [one for one in fields(SamplingParams) if one.name not in NO_FLAGS]
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,7 +25,8 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument_group("sampling, see support/sampling_params.py").add_argument
     for one in PARAMS:
         kind = (*get_args(one.type), one.type)[0]
-        flag: dict[str, Any] = {"action": "store_true"} if kind is bool else {"type": kind, "default": one.default}
+        flag: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
+        flag["default"] = one.default
         flag |= {"nargs": "+"} if one.default == () else {}
         add("--" + one.name.replace("_", "-"), **flag)
     args = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""From the logits of many sequences to their next tokens: penalties, temperature, top-k, top-p, min-p, draw.
+"""From the logits of many sequences to their next tokens: controls, penalties, temperature, top-k, top-p, min-p, draw.
 
 Every row has parameters of its own. Each step is one tensor operation over the rows that ask for it, with a column of
 their parameters beside them; a step that no row asks for is left out.
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .request import Request
+from .support.controls import steer
 from .support.logprobs import NOT_FINITE, logprob_entries
 from .support.outputs import Logprob
 from .support.philox import uniform
@@ -76,8 +77,9 @@ def for_rows(scores: Tensor, values: list[float], off: float, step: Callable) ->
 
 
 def penalize(logits: Tensor, requests: list[Request]) -> Tensor:
-    """Lower the logits of tokens that were used before, and forbid those that may not come yet. [n_rows, vocab_size]"""
+    """Do what the controls ask for, and lower the logits of tokens that were used. [n_rows, vocab_size] -> same"""
     scores = logits.clone()
+    steer(scores, requests)
     repeating = [r for r in requests if r.params.repetition_penalty != 1]
     if repeating:
         used, _ = pad([r.token_ids for r in repeating], scores.device)  # [n, n_used]
@@ -89,9 +91,6 @@ def penalize(logits: Tensor, requests: list[Request]) -> Tensor:
         frequency = scores.new_tensor([[r.params.frequency_penalty] for r in requests])
         presence = scores.new_tensor([[r.params.presence_penalty] for r in requests])
         scores -= frequency * counts + presence * (counts > 0)
-    banned = [(i, token_id) for i, r in enumerate(requests) if r.params.min_tokens for token_id in r.banned_token_ids]
-    if banned:
-        scores[tuple(torch.tensor(banned, dtype=torch.int64, device=scores.device).T)] = -math.inf
     return scores
 
 

@@ -3,8 +3,8 @@
 The beams of a prompt share the blocks of what they have in common. In each step a beam may die, go on, or become the
 parent of several; a child is a fork, so nothing of the KV cache is copied but the last block of those that share it.
 
-The rules (what counts as finished, and when to stop) are those of Hugging Face's `generate(num_beams=...)` with its
-default `early_stopping=False`: transformers, generation/utils.py, `_beam_search`.
+The rules (what counts as finished, and when to stop) are those of Hugging Face's `generate(num_beams=...)`:
+transformers, generation/utils.py, `_beam_search`.
 """
 
 import math
@@ -31,8 +31,9 @@ class BeamSearch:
         num_tokens: that were computed for its beams so far, one for each in a step.
     """
 
-    def __init__(self, request: Request, beam_width: int, length_penalty: float):
+    def __init__(self, request: Request, beam_width: int, length_penalty: float, early_stopping: bool | str = False):
         self.request, self.beam_width, self.length_penalty = request, beam_width, length_penalty
+        self.early_stopping = early_stopping
         self.beams, self.logprobs = [request.fork(0)], torch.zeros(1, dtype=torch.float32, device="cpu")
         self.finished: list[tuple[float, float, list[int]]] = []
         self.done, self.num_tokens = False, 0
@@ -74,8 +75,12 @@ class BeamSearch:
         self.finished.sort(key=lambda hypothesis: -hypothesis[0])  # stable: of two that are as good the earlier one
         del self.finished[self.beam_width :]
         full = len(self.finished) == self.beam_width
-        # The best beam's score, if it ended now. A guess: with a penalty over 0 a longer one could still be better.
-        self.done = not children or (full and self.score(children[0][2], length) <= self.finished[-1][0])
+        # The best beam's score, if it ended now. A guess: with a penalty over 0 a longer one could still be better, so
+        # "never" asks what it could come to at the greatest length.
+        last = self.request.max_tokens if self.early_stopping == "never" and self.length_penalty > 0 else length
+        self.done = not children or (
+            full and (self.early_stopping is True or self.score(children[0][2], last) <= self.finished[-1][0])
+        )
         if self.done:
             children = []
         self.beams = [child for _, child, _ in children]
@@ -98,7 +103,9 @@ class BeamSearch:
         return replace(output, outputs=outputs, metrics=metrics)
 
 
-def make_searches(engine: Engine, requests: list[Request], beam_width: int, length_penalty: float) -> list[BeamSearch]:
+def make_searches(
+    engine: Engine, requests: list[Request], beam_width: int, length_penalty: float, early_stopping: bool | str
+) -> list[BeamSearch]:
     """A search for each request, checked.
 
     Raises:
@@ -110,7 +117,9 @@ def make_searches(engine: Engine, requests: list[Request], beam_width: int, leng
     except ValueError as error:
         raise ValueError(f"{error} (the most is by max_num_seqs and max_num_batched_tokens)") from None
     length_penalty = number("length_penalty", length_penalty, -100, 100)
-    searches = [BeamSearch(request, beam_width, length_penalty) for request in requests]
+    if early_stopping not in (False, True, "never"):
+        raise ValueError(f"early_stopping must be False, True or 'never', got {early_stopping!r:.80}")
+    searches = [BeamSearch(request, beam_width, length_penalty, early_stopping) for request in requests]
     manager = engine.block_manager
     for i, search in enumerate(searches):
         if search.num_blocks(manager.block_size) > manager.num_blocks:

@@ -29,7 +29,7 @@ class Engine:
     def __init__(self, config: EngineConfig):
         if "freeze" in enabled(config.disable):
             freeze_garbage_collector()
-        self.config, self.checkpoint = config, Checkpoint(config.model, config.load_format)
+        self.config, self.checkpoint = config, Checkpoint(config)
         self.model_config, self.tokenizer = ModelConfig(**self.checkpoint.sizes), self.checkpoint.tokenizer
         self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
         if not config.enable_chunked_prefill and config.max_num_batched_tokens < self.max_model_len:

@@ -100,18 +100,22 @@ class LLM(Surroundings):
         beam_width: int = 4,
         max_tokens: int = 64,
         length_penalty: float = 1.0,
+        early_stopping: bool | str = False,
     ) -> list[RequestOutput]:
         """The `beam_width` best completions of every prompt that beam search finds, the best first.
 
         As Hugging Face's `generate(num_beams=beam_width, num_return_sequences=beam_width)`: a completion's score is its
-        `cumulative_logprob` divided by its number of tokens to the power of `length_penalty`. Streams that are open
-        meanwhile wait.
+        `cumulative_logprob` divided by its number of tokens to the power of `length_penalty`. The search ends when
+        `beam_width` completions have ended, with `early_stopping` True; with False when the best beam is no better than
+        these; with "never" when none can get better. Streams that are open meanwhile wait.
 
         Raises:
             ValueError: a prompt or an argument is wrong, or the beams of a prompt could outgrow the KV cache.
         """
         requests = self._intake.requests(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))
-        beams = BeamEngine(self.engine, make_searches(self.engine, requests, beam_width, length_penalty))
+        beams = BeamEngine(
+            self.engine, make_searches(self.engine, requests, beam_width, length_penalty, early_stopping)
+        )
         self._observer.look_at(beams, beams)
         around(beams, "step", without_gradients)
         self._router.change(self._observer.queued, requests)

@@ -2,9 +2,12 @@
 
 An input line has `prompt` (a text) or `prompt_token_ids`, maybe an `id` (a text or whole number; default: "line-7"),
 maybe `sampling` (fields of SamplingParams, over those of the command line), maybe `priority` (under that policy), and
-any other fields, a reference answer say, which are carried through. A result line is the input's fields and `text`,
-`token_ids`, `finish_reason`, `stop_reason`, with `cumulative_logprob`, `logprobs` and `prompt_logprobs` if asked for;
-with n > 1 a list of n such objects in `outputs`; or, for a line that is wrong, `error`.
+any other fields, a reference answer say, which are carried through. Where a field has the name of one of the result's,
+`text` say, it is carried as `input_text`; a field that is null is left out where it says what to do. With
+`--prompt-column` and `--id-column` other fields have the prompt and the id. A result line is the input's fields,
+`text`, `token_ids`, `finish_reason`, `stop_reason`, for "length" also which limit it was (`length_limit`: max_tokens,
+or max_model_len, the context), with `cumulative_logprob`, `logprobs` and `prompt_logprobs` if asked for; with n > 1 a
+list of n such objects in `outputs`; or, for a line that is wrong, `error`.
 
 From stage 4 on a line with `"score": true` is scored instead: how likely is its `continuation`, or each of its
 `choices`, behind the prompt? Without either, how likely is the prompt as a text? Its result has `scores`, a list of
@@ -43,8 +46,9 @@ except ModuleNotFoundError:  # Windows
 
 from tqdm import tqdm
 
-from .console import naming
-from .dataset import HUB, Dataset, check_dataset, read_dataset
+from .beams import Beams, completed_by_beams, validate_beams
+from .console import naming, tell
+from .dataset import HUB, Columns, Dataset, check_dataset, read_dataset
 from .manifest import begin, describe_run, resume
 from .openai_lines import answer, answer_id, is_request, refusal, to_line
 from .stages import Stage, setup_of
@@ -52,11 +56,13 @@ from .strict_json import to_json
 
 SYNC_SECONDS = 5  # how much work a machine that fails may lose; a process that is killed loses none
 SCORE_FIELDS = ("scores", "choice")  # of lines that are scored
+OWN = "input_"  # before the name of an input's field that the result has too
 RESULT_FIELDS = (
     "text",
     "token_ids",
     "finish_reason",
     "stop_reason",
+    "length_limit",
     "cumulative_logprob",
     "logprobs",
     "error",
@@ -165,10 +171,22 @@ class LineReader:
         config: the engine's EngineConfig.
         defaults: the SamplingParams of the command line.
         validate: that of LLM; None where there is no engine, and somebody else checks.
+        columns: which fields have the prompt and the id.
+
+    Attributes:
+        renamed: the fields that are carried under another name.
     """
 
-    def __init__(self, stage: Stage, config: Any, defaults: Any, validate: Callable | None = None):
+    def __init__(
+        self,
+        stage: Stage,
+        config: Any,
+        defaults: Any,
+        validate: Callable | None = None,
+        columns: Columns = Columns(),  # noqa: B008 (it is frozen)
+    ):
         self.stage, self.config, self.defaults, self.validate = stage, config, defaults, validate
+        self.columns, self.renamed = columns, set[str]()
         self._names = {field.name for field in fields(defaults)}
 
     def read_lines(self, dataset: Dataset) -> list[Line]:
@@ -200,12 +218,12 @@ class LineReader:
                     raise ValueError(f"custom_id must be a text, got {values['custom_id']!r:.80}")
                 line.id, line.is_openai = values["custom_id"], True
                 values = to_line(values, self.config.model, self._names) | {"id": line.id}
+            else:
+                line.fields = self._carried(values)
+                values = self._by_usual_names({name: value for name, value in values.items() if value is not None})
             if isinstance(values.get("id", ""), bool) or not isinstance(values.get("id", ""), str | int):
                 raise ValueError(f"id must be a text or a whole number, got {values['id']!r:.80}")
             line.id = values.get("id")
-            others = () if values.get("score") is True else SCORE_FIELDS
-            if taken := [name for name in RESULT_FIELDS if name in values and name not in others]:
-                raise ValueError(f"the field {taken[0]!r} is the result's: rename it")
             self._read_job(line, values)
             # By the line, not by the engine's count of requests, which a resumed run starts again from 0.
             if line.params.seed is None:
@@ -218,6 +236,29 @@ class LineReader:
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
             line.error = f"line {number}: {error}"
         return line
+
+    def _carried(self, values: dict) -> dict:
+        """The fields of a line under names that none of the result's has. Raises ValueError if there is none."""
+        others = () if values.get("score") is True else SCORE_FIELDS
+        taken = {*RESULT_FIELDS, *(["id"] if self.columns.id != "id" else [])}.difference(others)
+        names = {name: OWN + name if name in taken else name for name in values}
+        if clash := [name for name in taken & values.keys() if OWN + name in values]:
+            raise ValueError(f"the field {clash[0]!r} is the result's, and {OWN + clash[0]!r} is there too: rename it")
+        self.renamed |= taken & values.keys()
+        return {names[name]: value for name, value in values.items()}
+
+    def _by_usual_names(self, values: dict) -> dict:
+        """The fields with the prompt and the id where they usually are."""
+        if self.columns.prompt != "prompt":
+            if self.columns.prompt not in values:
+                raise ValueError(f"it has no {self.columns.prompt!r}, which --prompt-column names")
+            prompt = values[self.columns.prompt]
+            name = "prompt_token_ids" if isinstance(prompt, list) else "prompt"
+            values = {k: v for k, v in values.items() if k not in ("prompt", "prompt_token_ids")} | {name: prompt}
+        if self.columns.id != "id":
+            values = {k: v for k, v in values.items() if k != "id"}
+            values |= {"id": values[self.columns.id]} if self.columns.id in values else {}
+        return values
 
     def _read_job(self, line: Line, values: dict) -> None:
         """What a line asks for. Raises ValueError if that is not clear."""
@@ -236,7 +277,7 @@ class LineReader:
     def _pairs(self, prompt: str | list[int], values: dict) -> list:
         """What is to be scored of a line: continuations, each behind its prompt."""
         if not self.stage.can_score:
-            raise ValueError(f"{self.stage.package} scores no lines: take a later stage")
+            raise ValueError(f"{self.stage.command} scores no lines: take a later stage")
         pair = self.stage.Pair
         if "sampling" in values:
             raise ValueError("a line that is scored has no sampling: nothing is generated")
@@ -254,6 +295,7 @@ class LineReader:
         """The parameters of a line. Raises ValueError for a field that SamplingParams does not have."""
         if not isinstance(sampling, dict):
             raise ValueError(f"sampling must be a JSON object, got {sampling!r:.80}")
+        sampling = {name: value for name, value in sampling.items() if value is not None}
         if unknown := sorted(sampling.keys() - self._names):
             raise ValueError(f"sampling has no field {unknown[0]!r:.80}")
         return replace(self.defaults, **sampling)
@@ -306,17 +348,36 @@ class BatchJob:
         return len(self.lines), num_errors
 
 
-def run_batch_file(stage: Stage, llm: Any, source: str, file: FileIO, defaults: Any, *, quiet: bool) -> Counts:
-    """Answer every line of the input that the output, a file of `open_output`, does not answer yet.
+def run_batch_file(
+    stage: Stage,
+    llm: Any,
+    source: str,
+    file: FileIO,
+    defaults: Any,
+    *,
+    quiet: bool,
+    beams: Beams | None = None,
+    columns: Columns = Columns(),  # noqa: B008 (it is frozen)
+) -> Counts:
+    """Answer every line of the input that the output, a file of `open_output`, does not answer yet; by beams if these
+    are given.
 
     Raises:
         ValueError: the output is of another run (see manifest.py), or not of this input.
         OSError: a file can't be read or written; what was written before is there.
     """
     dataset, setup = read_dataset(source), setup_of(llm)
-    lines = LineReader(stage, setup.config, defaults, llm.validate).read_lines(dataset)
-    job = BatchJob(lines, describe_run(stage, setup, dataset, defaults), [file])
-    return job.run(lambda jobs: completed(stage, jobs, llm.as_completed), longest_first=stage.can_serve, quiet=quiet)
+    validate = llm.validate if beams is None else validate_beams(stage, llm, beams)
+    reader = LineReader(stage, setup.config, defaults, validate, columns)
+    lines = reader.read_lines(dataset)
+    if reader.renamed and not quiet:
+        names = ", ".join(f"{name} -> {OWN}{name}" for name in sorted(reader.renamed))
+        tell(f"{source}: fields with names of the result's are carried under others: {names}")
+    run = describe_run(stage, setup, dataset, defaults) | {"beam_search": beams and asdict(beams)}
+    run |= {"columns": None if columns == Columns() else asdict(columns)}
+    as_completed = llm.as_completed if beams is None else completed_by_beams(llm, beams)
+    job = BatchJob(lines, run, [file])
+    return job.run(lambda jobs: completed(stage, jobs, as_completed), longest_first=stage.can_serve, quiet=quiet)
 
 
 def refused(jobs: list[Job]) -> Iterator[Answer]:

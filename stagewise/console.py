@@ -2,17 +2,73 @@
 
 import argparse
 import contextlib
+import difflib
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
+# What other programs (Hugging Face's `generate` and its scripts, vLLM, rosellm) call it, and what it is called here.
+OTHER_NAMES = {
+    "--max-new-tokens": "--max-tokens",
+    "--max-length": "--max-tokens (of the output alone)",
+    "--max-output-tokens": "--max-tokens",
+    "--min-new-tokens": "--min-tokens",
+    "--do-sample": "--temperature (0 is greedy, more draws)",
+    "--greedy": "--temperature 0",
+    "--num-beams": "--beam-width",
+    "--num-return-sequences": "--n",
+    "--eos-token-id": "--stop-token-ids",
+    "--stop-strings": "--stop",
+    "--no-stop-on-eos": "--ignore-eos",
+    "--typical-p": "--top-p or --min-p",
+    "--prompt": "--prompts",
+    "--text": "--prompts",
+    "--prompt-file": "--prompts-file",
+    "--input-file": "--input",
+    "--output-file": "--output",
+    "--model-name": "--model",
+    "--model-path": "--model",
+    "--model-id": "--model",
+    "--hf-model-id": "--model",
+    "--model-name-or-path": "--model",
+    "--checkpoint": "--model",
+    "--checkpoint-path": "--model",
+    "--ckpt": "--model",
+    "--tokenizer-name": "--tokenizer",
+    "--tokenizer-path": "--tokenizer",
+    "--torch-dtype": "--dtype",
+    "--precision": "--dtype",
+    "--no-amp": "--dtype float32",
+    "--fp16": "--dtype float16",
+    "--bf16": "--dtype bfloat16",
+    "--batch-size": "--max-num-seqs",
+    "--max-batch-size": "--max-num-seqs",
+    "--context-length": "--max-model-len",
+    "--block-len": "--block-size",
+}
+
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """As for any other error: one line, without the usage, which --help shows."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        _, _, unknown = message.partition("unrecognized arguments: ")
+        hints = dict.fromkeys(filter(None, map(self._hint, unknown.split())))
+        self.exit(2, f"{self.prog}: error: {message}{''.join(f'; {hint}' for hint in hints)}\n")
+
+    def _hint(self, word: str) -> str | None:
+        """What a flag that is not known here may be called."""
+        flag = word.partition("=")[0].replace("_", "-")
+        if not flag.startswith("--"):
+            return None
+        known = self._option_string_actions
+        if flag in known:
+            return f"{word} is written {flag}"
+        if (name := OTHER_NAMES.get(flag)) and name.split()[0] in known:
+            return f"for {flag} give {name}"
+        close = difflib.get_close_matches(flag, known, n=1, cutoff=0.8)
+        return f"is {close[0]} meant?" if close else None
 
 
 def prepare_streams() -> None:

@@ -29,7 +29,7 @@ def describe_run(stage: Stage, setup: Setup, dataset: Dataset, defaults: Any) ->
         "version": version(),
         "stage": stage.package,
         "model": config.model,
-        "weights": hash_of_checkpoint(stage, setup.directory, config.model, config.load_format),
+        "weights": hash_of_checkpoint(stage, setup.directory, config),
         "dtype": setup.dtype,
         "seed": config.seed,
         "max_model_len": setup.max_model_len,
@@ -78,12 +78,12 @@ def read(path: Path) -> dict:
     return run
 
 
-def hash_of_checkpoint(stage: Stage, directory: Path, model: str, load_format: str) -> str:
-    """A hash of all files that the model is read from."""
-    if load_format == "dummy":
-        return f"dummy weights of {model}"
+def hash_of_checkpoint(stage: Stage, directory: Path, config: Any) -> str:
+    """A hash of all files that the model is read from. config: an EngineConfig."""
+    if config.load_format == "dummy":
+        return f"dummy weights of {config.model}"
     total = hashlib.sha256()
-    for path in stage.checkpoint_files(directory):
+    for path in stage.checkpoint_files(directory, config.tokenizer):
         with path.open("rb") as file:
             while part := file.read(1 << 20):
                 total.update(part)

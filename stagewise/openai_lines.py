@@ -15,8 +15,27 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .openai_fields import IDLE, Others, asks_for_nothing
+
 URL = "/v1/completions"
-IN_OTHER_FORM = {"logprobs", "prompt_logprobs"}  # fields of SamplingParams that OpenAI means otherwise
+IN_OTHER_FORM = {
+    "logprobs",
+    "prompt_logprobs",
+    "detokenize",
+    "logits_processors",
+}  # fields of SamplingParams that OpenAI means otherwise
+ELSEWHERE = "not in the lines of --input; python -m stagewise.serving.batch answers it"
+NOT_IN_LINES: Others = {
+    "echo": ((False,), ELSEWHERE),
+    "logprobs": ((), ELSEWHERE),
+    "prompt_logprobs": ((), ELSEWHERE),
+    "return_token_ids": ((False,), ELSEWHERE),
+    "use_beam_search": ((False,), "--beam-width searches for every line"),
+    "length_penalty": ((1, 1.0), "--length-penalty is for every line"),
+    "early_stopping": ((False,), "--early-stopping is for every line"),
+    "stream": ((False,), "a line has one answer"),
+    "stream_options": (({},), "a line has one answer"),
+}
 
 
 def is_request(values: dict) -> bool:
@@ -43,22 +62,17 @@ def to_line(request: dict, model: str, names: set[str]) -> dict:
         raise ValueError(f"body.model must be {model!r}, which runs here, got {asked!r:.80}")
     if not isinstance(prompt, str) and (not isinstance(prompt, list) or any(isinstance(i, str | list) for i in prompt)):
         raise ValueError(f"body.prompt must be one text, or a list of token ids, got {prompt!r:.80}")
-    body.pop("user", None)  # it is for OpenAI's abuse detection; nothing is done with it here
     line = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "sampling": {}}
-    ones = (("n", 1), ("best_of", body.get("n", 1)))  # as many as there are anyway
+    others = {**IDLE, **NOT_IN_LINES, "best_of": ((body.get("n", 1),), "no more are made than given")}
+    others |= {} if "n" in names else {"n": ((1,), "this stage makes one completion")}
     for name, value in body.items():
         if name in names - IN_OTHER_FORM:
             line["sampling"][name] = value
         elif name == "priority":
             line["priority"] = value
-        elif not asks_nothing(value) and not (type(value) is int and (name, value) in ones):
-            raise ValueError(f"body.{name:.80} is not answered here; maybe by python -m stagewise.serving.batch")
+        elif not asks_for_nothing(name, value, others, "body."):
+            raise ValueError(f"the field body.{name:.80} is not known here")
     return line
-
-
-def asks_nothing(value: object) -> bool:
-    """Whether a field that is not known here says nothing either. 0 says something: `logprobs` 0, for example."""
-    return value is None or value is False or value in ("", [], {})
 
 
 def answer_id(request: dict) -> str:

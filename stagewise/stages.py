@@ -25,7 +25,14 @@ PACKAGES = {
 NEWEST = max(PACKAGES)
 
 # Name -> the module that has it.
-ELSEWHERE = {"derive_seed": "philox", "find_model": "weights", "new_texts": "observer", "Detokenizer": "tokenizer"}
+ELSEWHERE = {
+    "derive_seed": "philox",
+    "find_model": "weights",
+    "new_texts": "observer",
+    "Detokenizer": "tokenizer",
+    "byte_alphabet": "tokenizer",
+    "truncated": "prompts",
+}
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,10 @@ class Stage:
         return hasattr(self, "Pair")
 
     @functools.cached_property
+    def has_beams(self) -> bool:
+        return hasattr(self.LLM, "beam_search")
+
+    @functools.cached_property
     def has_priority(self) -> bool:
         """Whether a request may have a priority."""
         return "priority" in inspect.signature(self.LLM.as_completed).parameters
@@ -139,12 +150,18 @@ class Stage:
     def check_whole_number(self, name: str, value: Any, low: int, high: int | None = None) -> None:
         self._part("sampling_params").whole_number(name, value, low, high)
 
-    def checkpoint_files(self, directory: Path) -> list[Path]:
+    def generation_defaults(self, model: str, load_format: str) -> dict[str, Any]:
+        """Fields of SamplingParams that the model's generation_config.json gives. Raises ValueError or OSError."""
+        weights = self._part("weights")
+        return weights.generation_defaults(weights.find_model(model, load_format))
+
+    def checkpoint_files(self, directory: Path, tokenizer: str | None) -> list[Path]:
         """All files that a model is read from: its weights, its sizes, its tokenizer."""
         part = self._part("weights")
-        tokenizer = part.tokenizer_directory(directory)
-        files = [*part.weight_files(directory)[1], directory / "config.json"]
-        return files + [tokenizer / name for name in ("merges.txt", "tokenizer.json") if (tokenizer / name).exists()]
+        place = part.tokenizer_directory(directory, tokenizer)
+        names = (directory / name for name in ("config.json", "generation_config.json"))
+        files = part.weight_files(directory)[1] + [path for path in names if path.is_file()]
+        return files + [place / name for name in ("merges.txt", "tokenizer.json") if (place / name).exists()]
 
 
 STAGES = {number: Stage(number) for number in PACKAGES}
@@ -162,6 +179,30 @@ def setup_of(llm: Any) -> Setup:
     core = llm.engine
     dtype = str(core.runner.dtype).removeprefix("torch.")
     return Setup(llm.config, core.checkpoint.directory, dtype, llm.max_model_len)
+
+
+def count_tokens(stage: Stage, llm: Any, tell: Callable[[int], None]) -> None:
+    """Tell after each step, in the engine's thread, how many tokens of prompts it computed and how many it made."""
+
+    def commit(commit: Callable, batch: Any, *arguments: Any) -> list[Any]:
+        news = commit(batch, *arguments)
+        # The token that goes through the model is the one made before; the first of a request is behind its prompt.
+        tell(batch.num_tokens + sum(len(request.output_token_ids) == 1 for request in news))
+        return news
+
+    stage._part("around").around(core_of(llm), "commit", commit)
+
+
+def end_tokens(llm: Any) -> tuple[int, ...]:
+    """The model's."""
+    return llm.engine.model_config.eos_token_ids
+
+
+def check_beams(stage: Stage, llm: Any, prompt: Any, max_tokens: int, beams: Any) -> None:
+    """Raise the ValueError that `llm.beam_search` would raise for this prompt."""
+    request = llm._intake.request(prompt, stage.SamplingParams(temperature=0, max_tokens=max_tokens), number=0)
+    how = beams.beam_width, beams.length_penalty, beams.early_stopping
+    stage._part("beam_search").make_searches(llm.engine, [request], *how)
 
 
 # --- Looking on while an engine runs --------------------------------------------------------------------------------

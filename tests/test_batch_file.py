@@ -102,11 +102,11 @@ BAD_LINES = {
     "not json": "line 2: Expecting value",
     '{"prompt": "a"': "line 2: Expecting",
     '["a"]': "a line is a JSON object, got list",
-    '{"text": "x", "prompt": "a"}': "the field 'text' is the result's",
+    '{"text": "x", "prompt": "a", "input_text": 1}': "the field 'text' is the result's, and 'input_text' is there too",
     '{"question": "a"}': "either prompt or prompt_token_ids",
     '{"prompt": "a", "prompt_token_ids": [1]}': "either prompt or prompt_token_ids",
     '{"prompt": 5}': "prompt must be a text",
-    '{"prompt": null}': "prompt must be a text",
+    '{"prompt": null}': "either prompt or prompt_token_ids",
     '{"prompt_token_ids": "a"}': "prompt_token_ids a list",
     '{"prompt_token_ids": []}': "empty list",
     '{"prompt_token_ids": [99999]}': "token 99999 is outside",
@@ -709,8 +709,9 @@ def test_scored_lines(tmp_path):
         assert results["b"]["scores"][0]["num_bytes"] == 5
         assert results["c"]["scores"][0]["num_tokens"] == 4
         assert (results["e"]["choice"], len(results["e"]["prompt_logprobs"])) == (7, 1)
-        says = {"f": "choices must be a list", "g": "either continuation or choices", "h": "no sampling", "i": "rename"}
+        says = {"f": "choices must be a list", "g": "either continuation or choices", "h": "no sampling"}
         assert all(words in results[i]["error"] for i, words in says.items())
+        assert results["i"]["input_choice"] == 1
         whole = output.read_bytes()
         output.write_bytes(whole[: len(whole) // 2])
         assert stage.main(*command, "--resume")[0] == 1
@@ -728,7 +729,7 @@ def openai_request(custom_id, **body):
 def test_openai_lines(tmp_path):
     """Requests as for OpenAI's batches are answered as there, beside lines of our own."""
     lines = [
-        openai_request("text", stop=None, echo=False, best_of=1, user="me"),
+        openai_request("text", stop=None, echo=False, best_of=1, user="me", store=False, metadata={"a": 1}, foo=None),
         openai_request("ids", prompt=[7454, 2402, 257], stop=["."], max_tokens=30),
         {"id": "own", "prompt": "Once", "body": "of mine", "custom_id": "text", "response": 1},
         openai_request("echo", echo=True),
@@ -737,6 +738,8 @@ def test_openai_lines(tmp_path):
         openai_request("other", model="gpt2"),
         openai_request("chat") | {"url": "/v1/chat/completions"},
         openai_request("zero", logprobs=0),
+        openai_request("tools", tools=[1]),
+        openai_request("foo", foo=False),
         openai_request("text", prompt="again"),
         openai_request(7),
         {"custom_id": "none", "method": "POST", "url": "/v1/completions", "body": 1},
@@ -764,19 +767,21 @@ def test_openai_lines(tmp_path):
         assert [(r["body"], r["custom_id"], r["response"]) for r in own] == [("of mine", "text", 1)]
         errors = {r["custom_id"]: r["error"]["message"] for r in results if "response" in r and r["response"] is None}
         says = {
-            "echo": "line 4: body.echo is not answered here",
+            "echo": "line 4: body.echo True is not supported: not in the lines of --input",
             "many": "body.prompt must be one text, or a list of token ids",
             "hot": "temperature must be",
             "other": "body.model must be 'tinytales'",
             "chat": "url '/v1/completions'",
-            "zero": "body.logprobs is not answered here",
+            "zero": "body.logprobs 0 is not supported: not in the lines of --input",
+            "tools": "body.tools [1] is not supported: this model calls no tools",
+            "foo": "body.foo is not known here",
             "none": "body must be a JSON object",
         }
         assert errors.keys() == says.keys()
         assert all(words in errors[name] for name, words in says.items())
-        assert [r["error"] for r in results if r["id"] in ("line-10", "line-11")] == [
-            "line 10: the id 'text' is on an earlier line, too",
-            "line 11: custom_id must be a text, got 7",
+        assert [r["error"] for r in results if r["id"] in ("line-12", "line-13")] == [
+            "line 12: the id 'text' is on an earlier line, too",
+            "line 13: custom_id must be a text, got 7",
         ]
 
 
@@ -806,6 +811,26 @@ def test_openai_lines_resume(tmp_path):
     status, _, stderr = stage.main(*command, "--resume")
     assert status == 2
     assert "the input's request of this custom_id is another" in stderr
+
+
+@pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)
+def test_beams_for_every_line(stage, tmp_path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    prompts = ["A fox", "Once", "word " * 1100, "There was"]
+    lines = [{"prompt": prompt, "sampling": {"max_tokens": 3 + i}} for i, prompt in enumerate(prompts)]
+    lines.append({"prompt": "A fox", "score": True, "continuation": " ran"})
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["--input", source, "--output", output, "--quiet", "--beam-width", "2"]
+    assert stage.main(*command)[0] == 1  # one is too long
+    results = {result["id"]: result for result in read_results(output)}
+    for i in (0, 1, 3):
+        (expected,) = stage.engine().beam_search([prompts[i]], 2, 3 + i)
+        assert [o["token_ids"] for o in results[f"line-{i + 1}"]["outputs"]] == [c.token_ids for c in expected.outputs]
+    assert "leave no room" in results["line-3"]["error"]
+    assert results["line-5"]["scores"][0]["num_tokens"] == 1
+    status, _, stderr = stage.main(*command[:-2], "--resume")
+    assert status == 2
+    assert "beam_search is None now" in stderr
 
 
 @pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)

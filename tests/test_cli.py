@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,9 +161,24 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
         "--ignore-eos",
         "--seed",
         "3",
+        *(
+            "--logit-bias",
+            "5=-2.5",
+            "7=1",
+            "--logit-bias",
+            "8=3",
+            "--bad-words",
+            "ugly",
+            "--allowed-token-ids",
+            "5",
+            "9",
+        ),
+        *("--include-stop-str-in-output", "--no-skip-special-tokens", "--truncate-prompt-tokens", "8"),
     )
     assert status == 0, stderr
     ((llm, params),) = seen
+    flags |= dict(logit_bias={5: -2.5, 7: 1, 8: 3}, bad_words=["ugly"], allowed_token_ids=[5, 9])
+    flags |= dict(include_stop_str_in_output=True, skip_special_tokens=False, truncate_prompt_tokens=8)
     assert params == stage.SamplingParams(**flags, stop=["x", "y"], stop_token_ids=[5, 6], ignore_eos=True)
     assert llm.engine.config.seed == 3
 
@@ -180,6 +196,13 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
         (["--prompts", "a", "--max-tokens", "many"], "--max-tokens"),
         (["--prompts", "a", "--best-of", "3"], "--best-of"),
         (["--prompts", "a", "--temp", "3"], "--temp"),
+        (
+            ["--prompts", "a", "--max-new-tokens", "3", "--do-sample"],
+            "for --max-new-tokens give --max-tokens; for ",
+        ),
+        (["--prompts", "a", "--max_tokens", "3"], "--max_tokens is written --max-tokens"),
+        (["--prompts", "a", "--temprature", "3"], "is --temperature meant?"),
+        (["--prompt", "a"], "for --prompt give --prompts"),
         (["--prompts-file", str(ROOT)], str(ROOT)),
         (["--prompts-file", ""], "directory" if os.name == "posix" else "error"),
         (["--prompts", "a", "--model", "no\nsuch"], "no such"),
@@ -385,6 +408,46 @@ def test_help_names_every_flag(stage):
     flags += ["max-num-batched-tokens", "policy", "interactive"] if stage.number > 3 else []
     for flag in flags:
         assert f"--{flag}" in stdout
+
+
+def test_the_models_own_defaults(stage, tmp_path, monkeypatch):
+    """By a flag, and before them the other flags."""
+    seen = []
+    monkeypatch.setattr(cli, "complete", lambda llm, prompts, params, *rest: seen.append(params))
+    shutil.copytree(TINYTALES, tmp_path / "model")
+    path = tmp_path / "model" / "generation_config.json"
+    path.write_text('{"temperature": 0.25, "top_k": 9, "max_new_tokens": 7, "eos_token_id": 50256}')
+    command = ["--prompts", "a", "b", "--model", tmp_path / "model"]
+    for flags in (["--generation-config"], ["--generation-config", "--top-k", "3"], []):
+        assert stage.main(*command, *flags)[0] == 0
+    assert [(p.temperature, p.top_k, p.max_tokens) for p in seen] == [(0.25, 9, 7), (0.25, 3, 7), (0.8, 0, 256)]
+    assert stage.LLM(tmp_path / "model", device="cpu").get_default_sampling_params().top_k == 9
+    path.write_text('{"top_k": ')
+    status, _, stderr = stage.main(*command, "--generation-config")
+    assert (status, stderr.count("\n")) == (2, 1)
+    assert "generation_config.json is not valid JSON" in stderr
+
+
+@pytest.mark.parametrize("stage", STAGES[4:], ids=str)
+def test_beams(stage):
+    """From the command line: what `beam_search` gives, and no flag that a search has no use for."""
+    outputs = stage.engine().beam_search(["A fox", "Once"], 3, 6, 0.5, "never")
+    command = ["--prompts", "A fox", "Once", "--max-tokens", "6", "--quiet", "--beam-width", "3"]
+    status, stdout, stderr = stage.main(*command, "--length-penalty", "0.5", "--early-stopping", "never", "--json")
+    assert status == 0, stderr
+    results = [json.loads(line) for line in stdout.splitlines()]
+    assert [r["outputs"] for r in results] == [json.loads(json.dumps(o.to_dict()))["outputs"] for o in outputs]
+    assert stage.main(*command)[1].count("completion 3: ") == 2
+    for flags, says in (
+        (["--top-k", "3"], "--top-k can't go with --beam-width"),
+        (["--logit-bias", "3=1"], "--logit-bias can't go with --beam-width"),
+        (["--n", "2"], "--n can't go with --beam-width"),
+        (["--beam-width", "0"], "--beam-width must be a whole number"),
+        (["--beam-width", "4000"], "beam_width must be a whole number"),
+    ):
+        status, stdout, stderr = stage.main(*command, *flags)
+        assert (status, stdout) == (2, "")
+        assert says in stderr
 
 
 def test_a_directory_as_model(stage, small_checkpoint):

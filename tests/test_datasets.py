@@ -2,6 +2,7 @@
 
 import base64
 import datetime
+import decimal
 import hashlib
 import json
 import os
@@ -169,12 +170,19 @@ def test_parquet(batched_stage, tmp_path):
             "prompt": "A fox",
             "id": "a",
             "answer": "red",
-            "sampling": {"temperature": 0.0},
+            "sampling": {"temperature": 0.0, "max_tokens": None},
             "day": "2026-01-01",
             "ratio": 1.5,
         },
-        {"prompt": "One day", "sampling": {"max_tokens": 3}, "day": "2026-01-02", "ratio": None},
-        {"id": "c", "answer": "no prompt", "day": "2026-01-03", "ratio": None},
+        {
+            "prompt": "One day",
+            "id": None,
+            "answer": None,
+            "sampling": {"temperature": None, "max_tokens": 3},
+            "day": "2026-01-02",
+            "ratio": None,
+        },
+        {"prompt": None, "id": "c", "answer": "no prompt", "sampling": None, "day": "2026-01-03", "ratio": None},
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for name in ("in.parquet", "in.jsonl"):
@@ -186,10 +194,12 @@ def test_parquet(batched_stage, tmp_path):
 def test_parquet_that_cannot_be_read(batched_stage, tmp_path, monkeypatch):
     output = tmp_path / "out.jsonl"
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1 not really")
-    pq.write_table(pa.table({"prompt": ["a"], "image": [b"\x00"]}), tmp_path / "bytes.parquet")
+    pq.write_table(pa.table({"prompt": ["a"], "took": [datetime.timedelta(1)]}), tmp_path / "time.parquet")
+    pq.write_table(pa.table({"question": ["a"], "n": [1]}), tmp_path / "other.parquet")
     for name, says in {
         "damaged.parquet": "can't be read as parquet",
-        "bytes.parquet": "JSON has no form for a value of the type bytes; leave that column out",
+        "time.parquet": "JSON has no form for a value of the type timedelta; leave that column out",
+        "other.parquet": "has no column 'prompt': name another with --prompt-column; it has 'question', 'n'",
     }.items():
         status, _, stderr = batched_stage.main("--input", tmp_path / name, "--output", output, *QUICK)
         assert status == 2
@@ -197,9 +207,79 @@ def test_parquet_that_cannot_be_read(batched_stage, tmp_path, monkeypatch):
         assert len(stderr.strip().splitlines()) == 1
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    status, _, stderr = batched_stage.main("--input", tmp_path / "bytes.parquet", "--output", output, *QUICK)
+    status, _, stderr = batched_stage.main("--input", tmp_path / "time.parquet", "--output", output, *QUICK)
     assert status == 2
     assert "parquet needs pyarrow" in stderr
+
+
+def save_to_disk(folder, tables):
+    """A folder as `datasets` writes it: Arrow streams, and a file that lists them."""
+    folder.mkdir(parents=True)
+    names = [f"data-{i:05}-of-{len(tables):05}.arrow" for i in range(len(tables))]
+    for name, table in zip(names, tables, strict=True):
+        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+
+
+def test_rows_as_people_have_them(batched_stage, tmp_path):
+    """Parquet, an array of JSON, a folder of save_to_disk: the same rows, and all of their columns in the output, those
+    that are null or bytes, and those whose names are the result's."""
+    rows = [
+        {"text": "A fox", "uid": "a", "id": 7, "image": b"\x00\xff", "price": decimal.Decimal("1.50"), "note": None},
+        {"text": "One day", "uid": "b", "id": 8, "image": None, "price": None, "note": None},
+        {"text": "Once", "uid": "c", "id": 9, "image": b"", "price": None, "note": None},
+    ]
+    schema = pa.schema([*[*pa.Table.from_pylist(rows[:1]).schema][:-1], pa.field("note", pa.string())])
+    table = pa.Table.from_pylist(rows, schema=schema)
+    pq.write_table(table, tmp_path / "in.parquet")
+    save_to_disk(tmp_path / "folder", [table.slice(0, 2), table.slice(2)])
+    texts = {None: None, b"\x00\xff": "AP8=", b"": ""}
+    plain = [{**r, "image": texts[r["image"]], "price": r["price"] and str(r["price"])} for r in rows]
+    (tmp_path / "in.json").write_text(json.dumps(plain, indent=1))
+    outputs = []
+    for name in ("in.parquet", "folder", "in.json"):
+        command = ["--input", tmp_path / name, "--output", tmp_path / f"{name}.out", "--prompt-column", "text"]
+        status, _, stderr = batched_stage.main(*command, "--id-column", "uid", "--temperature", 0, *QUICK)
+        assert status == 0, stderr
+        outputs.append(by_id(read_results(tmp_path / f"{name}.out")))
+    assert outputs[0] == outputs[1] == outputs[2]
+    for row in plain:
+        result = next(result for result in outputs[0] if result["id"] == row["uid"])
+        carried = {"input_text": row["text"], "input_id": row["id"], "uid": row["uid"], "image": row["image"]}
+        assert {**carried, "price": row["price"], "note": None}.items() <= result.items()
+        params = batched_stage.SamplingParams(temperature=0, max_tokens=len(result["token_ids"]))
+        assert result["text"] == batched_stage.engine().generate([row["text"]], params)[0].outputs[0].text
+    resumed = [
+        "--input",
+        tmp_path / "in.json",
+        "--output",
+        tmp_path / "in.json.out",
+        "--resume",
+        "--temperature",
+        0,
+        *QUICK,
+    ]
+    assert "columns is None now" in batched_stage.main(*resumed)[2]
+    assert batched_stage.main(*resumed, "--prompt-column", "text", "--id-column", "uid")[0] == 0
+
+
+def test_columns_that_are_not_there(batched_stage, tmp_path):
+    """Told before the model is looked for."""
+    (tmp_path / "in.jsonl").write_text('{"question": "a"}\n')
+    (tmp_path / "plain").mkdir()
+    save_to_disk(tmp_path / "splits" / "train", [pa.table({"prompt": ["a"]})])
+    (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    for name, flags, says in (
+        ("in.jsonl", ["--prompt-column", "text"], "has no column 'text'; it has 'question'"),
+        ("in.jsonl", ["--id-column", "uid"], "has no column 'uid'"),
+        ("plain", [], "is not a regular file, nor a folder of save_to_disk"),
+        ("splits", [], "has several splits: name one of the folders in it (train)"),
+    ):
+        output = tmp_path / "out.jsonl"
+        command = ["--input", tmp_path / name, "--output", output, "--model", "nonesuch", *flags]
+        status, _, stderr = batched_stage.main(*command)
+        assert (status, says in stderr) == (2, True), stderr
 
 
 # --- What goes first ------------------------------------------------------------------------------------------------

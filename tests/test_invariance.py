@@ -1,10 +1,17 @@
 """A request gives the same tokens alone and in any batch, order and company."""
 
+import math
 import random
 
 from tests.adapter import STAGES, random_prompts
 
 LENGTHS = [1, 9, 3, 30, 2, 14, 6, 21, 4, 4, 11]
+
+
+def every_other_token(token_ids, logits):
+    """A logits processor: even tokens at even positions."""
+    logits[(len(token_ids) + 1) % 2 :: 2] = -math.inf
+    return logits
 
 
 def mixed_params(stage):
@@ -16,6 +23,9 @@ def mixed_params(stage):
         dict(top_p=0.8, seed=3, min_tokens=4),
         dict(min_p=0.1, seed=4, repetition_penalty=1.2),
         dict(temperature=2.0, top_p=0.9, top_k=50, frequency_penalty=0.5, presence_penalty=0.1, seed=5),
+        dict(logit_bias={3: 9.5, 200: -100, 7: 4}, seed=6, repetition_penalty=1.5),
+        dict(allowed_token_ids=range(20, 120, 3), temperature=1.5, seed=7, min_tokens=2),
+        dict(temperature=0, logits_processors=[every_other_token], logit_bias={8: 3}),
     ]
     return [stage.SamplingParams(**kinds[i % len(kinds)], max_tokens=3 + 2 * i) for i in range(len(LENGTHS))]
 
@@ -43,12 +53,13 @@ def test_batch_size_and_order_do_not_matter(batched_stage, small_checkpoint):
 
 
 def test_every_stage_gives_the_same(small_checkpoint):
-    """Seeded and unseeded requests alike: fresh engines with the same seed draw the same."""
-    prompts = random_prompts(211, LENGTHS)
+    """Seeded and unseeded requests of every kind: fresh engines with the same seed draw the same."""
+    prompts = random_prompts(211, LENGTHS) * 2
     results = []
     for stage in STAGES:
         llm = stage.LLM(small_checkpoint, device="cpu", seed=7)
-        results.append(tokens(llm.generate(prompts, stage.SamplingParams(max_tokens=10))))
+        params = [stage.SamplingParams(max_tokens=10)] * len(LENGTHS) + mixed_params(stage)
+        results.append(tokens(llm.generate(prompts, params)))
     assert all(result == results[0] for result in results)
 
 

@@ -606,12 +606,12 @@ def batch_of(prompt):
     return {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, len(prompt), dtype=torch.int64)}
 
 
-def reference_beams(model, prompt, beam_width, max_tokens, length_penalty):
+def reference_beams(model, prompt, beam_width, max_tokens, length_penalty, early_stopping=False):
     """Hugging Face's beams: (output tokens, score), the best first."""
     result = model.generate(
         **batch_of(prompt), do_sample=False, num_beams=beam_width, num_return_sequences=beam_width,
         max_new_tokens=max_tokens, pad_token_id=39, length_penalty=length_penalty, output_scores=True,
-        return_dict_in_generate=True,
+        early_stopping=early_stopping, return_dict_in_generate=True,
     )  # fmt: skip
     eos = model.generation_config.eos_token_id
     eos, beams = eos if isinstance(eos, list) else [eos], []
@@ -644,6 +644,23 @@ def test_beams_equal_hugging_face(stage, ending_checkpoint, beam_width, length_p
     assert {c.finish_reason for output in outputs for c in output.outputs} >= {"stop"}
     llm.engine.scheduler.check_integrity()
     assert llm.engine.block_manager.num_free == 150
+
+
+@pytest.mark.parametrize("early_stopping", [True, "never"])
+def test_when_beams_stop(stage, ending_checkpoint, early_stopping):
+    """As Hugging Face's, and each way to stop differs from the default for some prompt."""
+    model = GPT2LMHeadModel.from_pretrained(ending_checkpoint).eval()
+    prompts, differ = random_prompts(40, [3, 17, 9, 16, 5, 8]), False
+    llm = engine(stage, ending_checkpoint, max_num_seqs=15, block_size=4, num_blocks=150)
+    for length_penalty in (2.0, 1.0, -1.0):
+        outputs = llm.beam_search(prompts, 3, 14, length_penalty, early_stopping)
+        for prompt, output in zip(prompts, outputs, strict=True):
+            expected = reference_beams(model, prompt, 3, 14, length_penalty, early_stopping)
+            assert [c.token_ids for c in output.outputs] == [tokens for tokens, _ in expected]
+            differ |= expected != reference_beams(model, prompt, 3, 14, length_penalty)
+    assert differ
+    with pytest.raises(ValueError, match="early_stopping must be False, True or 'never', got 'soon'"):
+        llm.beam_search([[1]], 2, 3, early_stopping="soon")
 
 
 def test_beams_of_the_bundled_model(stage):

@@ -90,9 +90,9 @@ def test_a_run_with_the_sizes_of_a_model_of_the_hub(stage):
 
 
 def test_a_machine_without_the_model():
-    assert worker.look_at_model("stage05_paged", "tinytales", "auto").startswith("sha256:")
+    assert worker.look_at_model("stage05_paged", {"model": "tinytales"}).startswith("sha256:")
     with pytest.raises(ValueError, match="there is no directory"):
-        worker.look_at_model("stage05_paged", "/not/there", "auto")
+        worker.look_at_model("stage05_paged", {"model": "/not/there", "tokenizer": None})
 
 
 def test_shards(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,8 +21,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from stagewise.openai_fields import IDLE
 from stagewise.serving import batch, events
-from stagewise.serving.__main__ import add_server_flags, build_parser, check, main
+from stagewise.serving.__main__ import add_server_flags, build_parser, check, main, make_service
 from stagewise.serving.app import App
 from stagewise.serving.chat import ChatTemplate
 from stagewise.serving.completions import Service
@@ -222,12 +224,44 @@ def test_the_fields_have_openais_defaults_and_null_is_left_out(tales):
     assert complete(tales, prompt="Once", seed=1, ignore_eos=True, **more)["choices"] == whole["choices"]
 
 
-def test_every_sampling_field_reaches_the_engine(small_checkpoint):
+def test_fields_that_ask_for_nothing_are_accepted(tales):
+    """As clients send them: null, whatever its name, and what is so anyway."""
+    fields = {"prompt": "Once", "seed": 1, "max_tokens": 3}
+    expected = complete(tales, **fields)["choices"]
+    idle = {"metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "x"}
+    idle |= {"prompt_cache_key": "x", "detokenize": True, "add_special_tokens": False, "request_id": "r-1"}
+    idle |= {"functions": None, "audio": None, "foo": None}
+    whole = complete(tales, **fields, **idle)
+    assert whole["choices"] == expected
+    assert whole["id"] == "cmpl-r-1"
+    idle |= {"tool_choice": "none", "tools": [], "parallel_tool_calls": False, "modalities": ["text"]}
+    idle |= {"response_format": {"type": "text"}, "echo": False, "reasoning_effort": "none"}
+    assert chat(tales, max_tokens=3, seed=1, **idle)["choices"] == chat(tales, max_tokens=3, seed=1)["choices"]
+
+
+def test_every_idle_field_is_accepted_at_some_value_and_refused_at_another(tales):
+    for name, (allowed, _) in IDLE.items():
+        good = {str: "x", bool: True, dict: {}}[allowed] if isinstance(allowed, type) else (*allowed, None)[0]
+        complete(tales, prompt="Once", max_tokens=1, **{name: good})
+        error = error_of(ask(tales, "/v1/completions", {"model": "tales", "prompt": "Once", name: 7.5}), 400)
+        assert error["param"] == name
+        assert error["message"].startswith(f"{name} 7.5 is not supported: ")
+
+
+def test_every_sampling_field_reaches_the_engine(babble):
     fields = {"n": 2, "temperature": 0.5, "top_p": 0.9, "presence_penalty": 0.1, "frequency_penalty": 0.2, "seed": 3}
     fields |= {"stop": ("a", "b"), "max_tokens": 7, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
-    fields |= {"ignore_eos": True, "min_tokens": 2, "stop_token_ids": (4, 5)}
+    fields |= {
+        "ignore_eos": True,
+        "min_tokens": 2,
+        "stop_token_ids": (4, 5),
+        "logit_bias": {5: 2.0},
+        "bad_words": ("!",),
+    }
+    fields |= {"allowed_token_ids": (3, 4, 5), "include_stop_str_in_output": True, "skip_special_tokens": False}
+    fields |= {"truncate_prompt_tokens": 9}
     assert fields.keys() == set(SAMPLING)
-    with serving(6, small_checkpoint, policy="priority") as app:
+    with serving(6, babble, policy="priority") as app:
         body = json.loads(json.dumps({"model": "tales", "prompt": [1], "priority": -3, "logprobs": 4, **fields}))
         job = app.service.job(body)
         assert (job.params, job.priority) == (params(app, logprobs=4, **fields), -3)
@@ -252,6 +286,11 @@ def test_usage_in_chunks(tales):
     events = stream(tales, prompt=["Once", "A fox"], max_tokens=3, ignore_eos=True, stream_options=options)
     assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 4, 5, 6, 6]
     assert events[-1]["choices"] == []
+    fields = {"messages": HELLO, "max_tokens": 2, "ignore_eos": True, "stream_options": options}
+    counts = [event["usage"]["completion_tokens"] for event in stream(tales, "/v1/chat/completions", **fields)]
+    assert counts == [0, 1, 2, 2]  # the first chunk says who speaks
+    options = {"include_usage": False, "continuous_usage_stats": True}
+    assert all("usage" not in event for event in stream(tales, stream_options=options))
     assert all(event["usage"] is None for event in stream(tales, stream_options={"include_usage": True})[:-1])
     assert all("usage" not in event for event in stream(tales))
 
@@ -316,13 +355,125 @@ def test_tokens_that_are_parts_of_characters_have_names_of_their_own(babbling):
         assert len(top) in (20, 21)  # nobody's name hides another's
 
 
+def test_controls_through_http(small, tales):
+    """The server's answer is the engine's own; ids of logit_bias are texts in JSON."""
+    for fields in (
+        {"logit_bias": {"7": 100, "9": -3.5}, "seed": 1},
+        {"allowed_token_ids": [20, 21, 22, 23], "seed": 2},
+        {"truncate_prompt_tokens": 2, "temperature": 0},
+    ):
+        (expected,) = generate(small, [[1, 2, 3, 4]], max_tokens=6, **fields)[0].outputs
+        whole = complete(small, prompt=[1, 2, 3, 4], max_tokens=6, return_token_ids=True, **fields)
+        assert whole["choices"][0]["token_ids"] == expected.token_ids
+        kept = [1, 2, 3, 4][-fields.get("truncate_prompt_tokens", 4) :]
+        assert whole["choices"][0]["prompt_token_ids"] == kept
+        assert whole["usage"]["prompt_tokens"] == len(kept)
+    text = complete(tales, prompt="Once", max_tokens=20, temperature=0)["choices"][0]["text"]
+    fields = {"prompt": "Once", "max_tokens": 20, "temperature": 0, "stop": [text[9:12]]}
+    (choice,) = complete(tales, include_stop_str_in_output=True, **fields)["choices"]
+    assert choice["text"] == text[: text.index(text[9:12]) + 3]
+    assert join(stream(tales, include_stop_str_in_output=True, **fields)) == [choice]
+    word = text.split()[2]
+    assert (
+        word not in complete(tales, prompt="Once", max_tokens=20, temperature=0, bad_words=[word])["choices"][0]["text"]
+    )
+    echoed = complete(tales, prompt="Once upon a time", truncate_prompt_tokens=2, echo=True, max_tokens=1)
+    assert echoed["choices"][0]["text"].startswith(" a time")
+
+
+def test_prompt_logprobs_and_token_ids(tales):
+    (expected,) = generate(tales, ["Once upon a time"], max_tokens=2, temperature=0, prompt_logprobs=2)
+    fields = {"max_tokens": 2, "temperature": 0, "prompt_logprobs": 2, "return_token_ids": True}
+    whole = complete(tales, prompt=["A", "Once upon a time"], **fields)["choices"][1]
+    asked = chat(tales, messages=HELLO, **fields)
+    for told, entries in ((whole["prompt_logprobs"], expected.prompt_logprobs), (asked["prompt_logprobs"], None)):
+        assert told[0] is None
+        assert all({"logprob", "rank", "decoded_token"} == one.keys() for entry in told[1:] for one in entry.values())
+        if entries:
+            assert [list(map(int, one)) for one in told[1:]] == [list(one) for one in entries[1:]]
+    assert (whole["prompt_token_ids"], whole["token_ids"]) == (expected.prompt_token_ids, expected.outputs[0].token_ids)
+    assert len(asked["prompt_token_ids"]) == len(asked["prompt_logprobs"]) == asked["usage"]["prompt_tokens"]
+    del fields["prompt_logprobs"]
+    events = stream(tales, prompt="Once upon a time", **fields)
+    assert [e["choices"][0].get("prompt_token_ids") for e in events] == [expected.prompt_token_ids, None]
+    assert [i for e in events for i in e["choices"][0]["token_ids"]] == expected.outputs[0].token_ids
+    first, *others = stream(tales, "/v1/chat/completions", messages=HELLO, **fields)
+    assert first["prompt_token_ids"] == asked["prompt_token_ids"]
+    assert not any("prompt_token_ids" in event for event in others)
+
+
+@pytest.mark.parametrize("stage", [5, 6])
+def test_beams(stage, tmp_path):
+    """What `LLM.beam_search` finds, while others are served; the same when streamed, and in a chat."""
+    with serving(stage, "tinytales") as app:
+        prompts = ["There was once a shy bear", "One day"]
+        expected = app.service.engine.llm.beam_search(prompts, 3, 12, 0.5, True)
+        fields = {"use_beam_search": True, "n": 3, "max_tokens": 12, "length_penalty": 0.5, "early_stopping": True}
+        bodies = [{"prompt": prompts, "return_token_ids": True, **fields}, {"prompt": "A fox", "seed": 1}]
+
+        async def both():
+            paths = ["/v1/completions"] * 2
+            asked = [ask_async(app, path, {"model": "tales", **b}) for path, b in zip(paths, bodies, strict=True)]
+            return [one.json() for one in await asyncio.gather(*asked)]
+
+        whole, other = asyncio.run(both())
+        found = [c for output in expected for c in output.outputs]
+        assert [c["token_ids"] for c in whole["choices"]] == [c.token_ids for c in found]
+        assert [(c["text"], c["finish_reason"]) for c in whole["choices"]] == [(c.text, c.finish_reason) for c in found]
+        assert whole["usage"]["completion_tokens"] == sum(len(c.token_ids) for c in found)
+        assert join(stream(app, prompt=prompts, return_token_ids=True, **fields), 6) == [
+            {**choice, "prompt_token_ids": choice["prompt_token_ids"]} for choice in whole["choices"]
+        ]
+        assert other["choices"] == complete(app, prompt="A fox", seed=1)["choices"]
+        for more, param, says in (
+            ({"top_k": 3}, "top_k", "top_k can't go with use_beam_search"),
+            ({"logprobs": 1}, "logprobs", "logprobs can't go with use_beam_search"),
+            ({"length_penalty": 101}, "length_penalty", "length_penalty must be a number from -100 to 100"),
+            ({"early_stopping": "soon"}, "early_stopping", 'early_stopping must be true, false or "never"'),
+        ):
+            body = {"model": "tales", "prompt": "x", **fields, **more}
+            error = error_of(ask(app, "/v1/completions", body), 400)
+            assert (error["param"], says in error["message"]) == (param, True), error
+        idle = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
+        assert complete(app, prompt="A fox", seed=1, **idle)["choices"] == other["choices"]
+        body = {"model": "tales", "prompt": "x", "length_penalty": 2}
+        assert error_of(ask(app, "/v1/completions", body), 400)["param"] == "length_penalty"
+
+
+def test_stage_4_has_no_beams(small_checkpoint):
+    with serving(4, small_checkpoint) as app:
+        body = {"model": "tales", "prompt": [1], "use_beam_search": True}
+        assert "stage 4 has no beams" in error_of(ask(app, "/v1/completions", body), 400)["message"]
+
+
+def test_the_models_own_defaults(small_checkpoint, tmp_path):
+    """generation_config.json: its end tokens always, the rest where it is asked for."""
+    shutil.copytree(small_checkpoint, tmp_path / "model")
+    given = {"eos_token_id": [0, 17], "temperature": 0.5, "top_k": 7, "max_new_tokens": 9, "do_sample": True}
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(given))
+    parser = build_parser(STAGES[6], "x", None)
+    for flags, expected in ((["--generation-config"], (0.5, 7, 9)), ([], (1.0, 0, 16))):
+        args = parser.parse_args(["--model", str(tmp_path / "model"), "--served-model-name", "tales", *flags])
+        with (service := make_service(STAGES[6], args, Limits())).engine:
+            params = service.job({"model": "tales", "prompt": [1]}).params
+            assert (params.temperature, params.top_k, params.max_tokens) == expected
+            assert service.job({"model": "tales", "prompt": [1], "top_k": 3}).params.top_k == 3
+            assert service.engine.llm.engine.model_config.eos_token_ids == (0, 17)
+
+
 # --- What is refused --------------------------------------------------------------------------------------------------
 
 REFUSED = [
     ({"foo": 1}, "foo", "foo is not known"),
-    ({"functions": None}, "functions", "functions is not known"),
-    ({"logit_bias": {"50256": -100}}, "logit_bias", "logit_bias is not supported"),
-    ({"suffix": "the end"}, "suffix", "suffix is not supported"),
+    ({"foo": False}, "foo", "foo is not known"),
+    ({"suffix": "the end"}, "suffix", "suffix 'the end' is not supported: GPT-2 can't write towards"),
+    ({"store": True}, "store", "store True is not supported: no answer is kept"),
+    ({"store": 0}, "store", "store 0 is not supported"),
+    ({"guided_regex": "a+"}, "guided_regex", "guided_regex 'a+' is not supported"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "can't be held to a form"),
+    ({"tools": [{"type": "function"}]}, "tools", "calls no tools"),
+    ({"prompt_embeds": "x"}, "prompt_embeds", "prompt_embeds 'x' is not supported"),
+    ({"request_id": 3}, "request_id", "request_id must be a text"),
     ({"best_of": 3, "n": 2}, "best_of", "best_of must be n, which is 2"),
     ({"prompt": []}, "prompt", "prompt must be a text"),
     ({"prompt": ["a", 1]}, "prompt", "prompt must be a text"),
@@ -342,27 +493,35 @@ REFUSED = [
     ({"n": 0}, "n", "n must be a whole number from 1 to 1024"),
     ({"n": 1025}, "n", "n must be a whole number from 1 to 1024"),
     ({"n": 600, "prompt": ["a", "b"]}, "n", "2 prompts and n 600 are more than 1024 choices"),
-    ({"logprobs": 21}, "logprobs", "logprobs must be a whole number from 0 to 20"),
+    ({"logprobs": 21}, "logprobs", "logprobs must be a whole number from 0 to 20 (--max-logprobs), got 21"),
+    ({"logprobs": -1}, "logprobs", "got -1, all 50,257"),
     ({"logprobs": True}, "logprobs", "logprobs must be a whole number"),
     ({"stop": ""}, "stop", "stop must be texts that are not empty"),
     ({"stop": [1]}, "stop", "stop must be texts"),
     ({"stop_token_ids": [60000]}, "stop_token_ids", "stop_token_ids 60000 is outside"),
     ({"min_tokens": 20}, "min_tokens", "min_tokens must be a whole number from 0 to 16"),
     ({"ignore_eos": 1}, "ignore_eos", "ignore_eos must be True or False"),
-    ({"seed": -1}, "seed", "seed must be a whole number"),
+    ({"seed": -2}, "seed", "seed must be a whole number"),
+    ({"logit_bias": {"50257": 1}}, "logit_bias", "logit_bias token 50257 is outside"),
+    ({"logit_bias": {"7": 101}}, "logit_bias", "logit_bias must be a number from -100"),
+    ({"logit_bias": [7]}, "logit_bias", "logit_bias must be a mapping"),
+    ({"allowed_token_ids": []}, "allowed_token_ids", "allowed_token_ids must not be empty"),
+    ({"allowed_token_ids": [60000]}, "allowed_token_ids", "allowed_token_ids 60000 is outside"),
+    ({"bad_words": [""]}, "bad_words", "bad_words must be texts that are not empty"),
+    ({"bad_words": ["x"] * 65}, "bad_words", "bad_words has 65 texts; the limit is 64"),
+    ({"truncate_prompt_tokens": 2000}, "truncate_prompt_tokens", "truncate_prompt_tokens 2000 is over max_model_len"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "prompt_logprobs must be a whole number from 0 to 20"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "prompt_logprobs are not in streams"),
+    ({"return_token_ids": 1}, "return_token_ids", "return_token_ids must be true or false"),
+    ({"detokenize": False}, "detokenize", "detokenize False is not supported"),
     ({"priority": 3}, "priority", "priority 3 needs the policy"),
     ({"priority": "high"}, "priority", "priority must be a whole number"),
-    ({"user": 7}, "user", "user must be a text"),
+    ({"user": 7}, "user", "user 7 is not supported: it must be a text"),
     ({"echo": "yes"}, "echo", "echo must be true or false"),
     ({"stream": 1}, "stream", "stream must be true or false"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream_options needs stream"),
     ({"stream": True, "stream_options": {"foo": 1}}, "stream_options.foo", "stream_options.foo is not known"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "must be true or false"),
-    (
-        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
-        "stream_options.continuous_usage_stats",
-        "needs stream_options.include_usage",
-    ),
     ({"model": None}, "model", "model is missing; this server has 'tales'"),
     ({"model": 3}, "model", "model must be a text"),
 ]
@@ -379,7 +538,8 @@ def test_what_is_refused_is_named(tales, fields, param, message):
 def test_what_is_too_long_for_the_context(tales):
     error = error_of(ask(tales, "/v1/completions", {"model": "tales", "prompt": [1] * 1024}), 400)
     assert error["code"] == "context_length_exceeded"
-    assert "max_model_len 1024" in error["message"]
+    message = "This model's maximum context length is 1,024 tokens. However, 1024 tokens leave no room for an output"
+    assert error["message"].startswith(message)  # litellm looks for these words
     whole = complete(tales, prompt=[1] * 1020, max_tokens=1000, ignore_eos=True)
     assert (whole["usage"]["completion_tokens"], whole["choices"][0]["finish_reason"]) == (4, "length")
     assert complete(tales, prompt=[1] * 1024, max_tokens=0)["usage"]["prompt_tokens"] == 1024
@@ -411,7 +571,9 @@ def test_bodies_that_are_no_requests(tales, name):
 
 def test_paths_methods_and_models_that_are_not_there(tales):
     assert "no /v1/nothing" in error_of(ask(tales, "/v1/nothing"), 404)["message"]
-    error_of(ask(tales, "/v1/models/"), 404)
+    assert ask(tales, "/v1/models/").json() == ask(tales, "/v1/models").json()
+    assert ask(tales, "/v1/completions/", {"model": "tales", "prompt": "x"}).status_code == 200
+    error_of(ask(tales, "/v1/nothing/"), 404)
     response = ask(tales, "/v1/completions", method="GET")
     assert "takes POST, not GET" in error_of(response, 405)["message"]
     assert response.headers["allow"] == "POST"
@@ -444,6 +606,25 @@ def test_bodies_that_are_too_long(tales):
     assert sum(sent) < 6400 + 17_000
     headers = {"content-length": "16001"}
     error_of(ask(app, "/v1/completions", method="POST", content=unread(), headers=headers), 413)
+
+
+def test_every_answer_has_a_request_id(tales):
+    body = {"model": "tales", "prompt": "x", "max_tokens": 1}
+    responses = [ask(tales, "/health"), ask(tales, "/v1/nothing"), ask(tales, "/v1/completions", body)]
+    responses += [ask(tales, "/v1/completions", {**body, "stream": True}), ask(tales, "/v1/completions", {})]
+    ids = [response.headers["x-request-id"] for response in responses]
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
+    assert ask(tales, "/health", headers={"x-request-id": "my-1"}).headers["x-request-id"] == "my-1"
+    odd = ask(tales, "/health", headers={"x-request-id": "a b"}).headers["x-request-id"]
+    assert re.fullmatch("[0-9a-f]{32}", odd)
+
+
+def test_more_logprobs_where_the_server_allows_them(tales):
+    app = limited(tales, max_logprobs=-1)
+    (choice,) = complete(app, prompt="Once", max_tokens=1, logprobs=-1)["choices"]
+    assert len(choice["logprobs"]["top_logprobs"][0]) == 50257
+    error_of(ask(limited(tales, max_logprobs=5), "/v1/completions", {"model": "tales", "logprobs": 6}), 400)
 
 
 def test_an_api_key_guards_v1(tales):
@@ -509,6 +690,33 @@ def test_logprobs_of_a_chat(tales):
     assert chat(tales, logprobs=True, max_tokens=1)["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
 
 
+def test_a_chat_goes_on_with_what_was_answered(tales):
+    """As the openai package dumps a message: every field that it knows, most of them null."""
+    nulls = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content"))
+    answer = chat(tales, max_tokens=3, temperature=0)["choices"][0]["message"]
+    more = {"role": "user", "content": [{"type": "text", "text": "Go on", "annotations": []}]}
+    whole = chat(tales, messages=[*HELLO, {**answer, **nulls}, more], max_tokens=1)
+    text = f"{HELLO_TEXT[:-4]}assistant: {answer['content']}\nuser: Go on\nbot:"
+    assert whole["usage"]["prompt_tokens"] == ask(tales, "/tokenize", {"prompt": text}).json()["count"]
+    chat(tales, messages=[*HELLO, {**answer, "tool_calls": [], "annotations": []}], max_tokens=1)
+
+
+def test_the_end_of_a_chats_prompt(tales):
+    def tokens(**fields):
+        return ask(tales, "/tokenize", {"messages": [*HELLO, {"role": "bot", "content": "Hi th"}], **fields}).json()
+
+    text = HELLO_TEXT[:-4] + "bot: Hi th"
+    for fields, expected in [
+        ({}, text + "\nbot:"),
+        ({"add_generation_prompt": False}, text + "\n"),
+        ({"continue_final_message": True}, text),
+        ({"continue_final_message": True, "add_generation_prompt": False}, text),
+    ]:
+        assert tokens(**fields)["tokens"] == ask(tales, "/tokenize", {"prompt": expected}).json()["tokens"]
+    body = {"model": "tales", "messages": [{"role": "user", "content": " "}], "continue_final_message": True}
+    assert "does not show" in error_of(ask(tales, "/v1/chat/completions", body), 400)["message"]
+
+
 CHATS_REFUSED = [
     ({"messages": []}, "messages", "at least one message"),
     ({"messages": None}, "messages", "at least one message"),
@@ -517,9 +725,19 @@ CHATS_REFUSED = [
     ({"messages": [{"content": "Hello"}]}, "messages[0].role", "messages[0].role is missing"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "messages[0].content is missing"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", '"type": "text"'),
-    ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0].tool_calls", "is not known"),
-    ({"tools": []}, "tools", "tools is not known"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls", "calls no tools"),
+    ({"messages": [{"role": "user", "content": "x", "refusal": "no"}]}, "messages[0].refusal", "does not see it"),
+    ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood", "messages[0].mood is not known"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
+        "messages[0].content[0].text",
+        "a text",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "is missing"),
     ({"prompt": "x"}, "prompt", "prompt is not known"),
+    ({"echo": True}, "echo", "the new message alone"),
+    ({"top_logprobs": -1, "logprobs": True}, "top_logprobs", "(--max-logprobs), got -1, all 50,257"),
+    ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message", "set one"),
     ({"logprobs": 3}, "logprobs", "logprobs must be true or false"),
     ({"top_logprobs": 3}, "top_logprobs", "top_logprobs needs logprobs"),
     ({"max_tokens": 0}, "max_tokens", "max_tokens must be a whole number from 1"),
@@ -562,13 +780,25 @@ def test_models_tokens_versions_and_health(tales):
     )
     text = "Once upon a time — <|endoftext|>"
     tokens = ask(tales, "/tokenize", {"model": "tales", "prompt": text}).json()
-    assert tokens == {"count": len(tokens["tokens"]), "max_model_len": 1024, "tokens": tokens["tokens"]}
+    counts = {"count": len(tokens["tokens"]), "max_model_len": 1024}
+    assert tokens == {**counts, "tokens": tokens["tokens"], "token_strs": None}
+    names = ask(tales, "/tokenize", {"prompt": text, "return_token_strs": True, "add_special_tokens": False}).json()
+    assert names == {**tokens, "token_strs": ["Once", "Ġupon", "Ġa", "Ġtime", "ĠâĢĶ", "Ġ", "<|endoftext|>"]}
+    info = ask(tales, "/tokenizer_info").json()
+    assert (info["tokenizer_class"], info["model_max_length"], info["eos_token"]) == (
+        "GPT2Tokenizer",
+        1024,
+        "<|endoftext|>",
+    )
+    assert info["added_tokens_decoder"]["50256"]["content"] == "<|endoftext|>"
+    assert info["chat_template"] == TEMPLATE
     assert ask(tales, "/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": text}
     assert ask(tales, "/version").json()["stage"] == 6
     assert ask(tales, "/health").status_code == ask(tales, "/ready").status_code == 200
     for body in ({"tokens": [50257]}, {"tokens": [-1]}, {"tokens": ["a"]}, {"tokens": "a"}, {}):
         error_of(ask(tales, "/detokenize", body), 400)
-    for body in ({"prompt": 1}, {}, {"prompt": "x", "foo": 1}, {"prompt": "\ud800"}):
+    both = {"prompt": "x", "messages": HELLO}
+    for body in ({"prompt": 1}, {}, {"prompt": "x", "foo": 1}, {"prompt": "\ud800"}, both, {"messages": [1]}):
         error_of(ask(tales, "/tokenize", json.dumps(body).encode()), 400)
     error_of(ask(tales, "/tokenize", {"prompt": "x", "model": "gpt-4"}), 404)
 
@@ -600,6 +830,22 @@ def test_metrics_add_up_to_the_requests(stage, small_checkpoint):
         assert metrics["e2e_request_latency_seconds_count", None] == 6
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
             assert metrics[name, None] == 0
+        for name in ("queue", "prefill", "decode", "inference"):
+            assert metrics[f"request_{name}_time_seconds_count", None] == 6
+        sums = {name: metrics[f"request_{name}_time_seconds_sum", None] for name in ("prefill", "decode", "inference")}
+        assert sums["inference"] == pytest.approx(sums["prefill"] + sums["decode"])
+        assert sums["prefill"] > 0
+        e2e = metrics["e2e_request_latency_seconds_sum", None]
+        assert sums["inference"] + metrics["request_queue_time_seconds_sum", None] == pytest.approx(e2e, rel=0.2)
+        # Of two prompts at once twice, one streamed, one stopped by its first token.
+        assert metrics["request_prompt_tokens_sum", None] == 79
+        assert metrics["request_generation_tokens_sum", None] == 18
+        assert metrics["request_params_max_tokens_sum", None] == 2 * 2 + 2 * 5 + 3 + 9
+        assert (metrics["request_params_n_count", None], metrics["request_params_n_sum", None]) == (6, 6)
+        assert metrics["request_time_per_output_token_seconds_count", None] == 5
+        computed = metrics.get(("request_prefill_kv_computed_tokens_sum", None), 79)
+        assert metrics["iteration_tokens_total_sum", None] == computed + 18
+        assert metrics["iteration_tokens_total_count", None] == 2 + 5 + 3 + 1
         if stage >= 5:
             cached = sum(usage["usage"]["prompt_tokens_details"]["cached_tokens"] for usage in usages)
             assert metrics["prefix_cache_queries_total", None] == 79

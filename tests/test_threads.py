@@ -166,7 +166,7 @@ def test_stop_texts_are_found_as_the_obvious_way_finds_them(stage, seed):
     for _ in range(200):
         letters = "ab"[: rng.randrange(1, 3)] + "é" * rng.randrange(2)
         stop = "".join(rng.choices(letters, k=rng.randrange(1, 8)))
-        text, grown = "", Text(stage.tokenizer(), (stop,))
+        text, grown = "", Text(stage.tokenizer(), stage.SamplingParams(stop=stop))
         for _ in range(rng.randrange(1, 8)):
             piece = "".join(rng.choices(letters, k=rng.randrange(0, 5)))
             text, before = text + piece, text

@@ -3,20 +3,22 @@
 import hashlib
 import json
 import random
+import re
 import shutil
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2LMHeadModel
 
-from tests.adapter import STAGES, TINYTALES, random_prompts, stages_that_change, write_checkpoint
+from tests.adapter import ROOT, STAGES, TINYTALES, random_prompts, stages_that_change, write_checkpoint
 
-FILES = ("support/weights.py", "fast_model.py")  # what this is about, see conftest.py
+FILES = ("support/weights.py", "support/training_checkpoint.py", "fast_model.py")  # what this is about, see conftest.py
 
 
 def greedy_tokens(stage, model, **arguments):
@@ -268,7 +270,8 @@ def test_files_of_the_wrong_kind(stage, damaged):
         stage.LLM(damaged, device="cpu")
     torch.save({"epoch": 3, "model": {"wte.weight": torch.zeros(2)}, "optimizer": {}}, damaged / "pytorch_model.bin")
     with pytest.raises(
-        ValueError, match=r"pytorch_model.bin is a training checkpoint, whose weights are under 'model'"
+        ValueError,
+        match=r"pytorch_model.bin is a training checkpoint, .* under 'model': give the file itself as the model",
     ):
         stage.LLM(damaged, device="cpu")
 
@@ -461,13 +464,96 @@ def load_like_an_engine(weights, directory) -> str | None:
     """What the ValueError says, if there is one."""
     parts = STAGES[0].part("model")
     try:
-        checkpoint = weights.Checkpoint(str(directory), "auto")
+        checkpoint = weights.Checkpoint(SimpleNamespace(model=str(directory), load_format="auto", tokenizer=None))
         with torch.device("meta"):
             model = parts.GPT2(parts.ModelConfig(**checkpoint.sizes))
         checkpoint.load(model, torch.float32, torch.device("cpu"))
     except ValueError as error:
         return str(error)
     return None
+
+
+LINEAR = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+
+
+@pytest.mark.parametrize("layout", ["nanogpt", "state_dict", "compiled", "transformers", "no biases"])
+def test_training_checkpoints(stage, small_checkpoint, tmp_path, layout):
+    """The weights of one model as several programs save them: the same tokens as from its directory."""
+    model = GPT2LMHeadModel.from_pretrained(small_checkpoint)
+    tensors, config = model.state_dict(), model.config
+    if layout == "no biases":
+        tensors = {name: torch.zeros_like(t) if name.endswith("bias") else t for name, t in tensors.items()}
+        model.load_state_dict(tensors)
+        tensors = {name: t for name, t in tensors.items() if not name.endswith("bias")}
+    model.save_pretrained(tmp_path / "directory")
+    if layout != "transformers":  # which has [in, out]
+        tensors = {name: t.t().contiguous() if name.endswith(LINEAR) else t for name, t in tensors.items()}
+    heads = {"n_head": config.n_head}
+    content = {
+        "nanogpt": {"model": tensors, "optimizer": {}, "model_args": heads | {"block_size": 48}, "iter_num": 3},
+        "state_dict": {"state_dict": {f"model.{n}": t for n, t in tensors.items()}, "hyper_parameters": heads},
+        "compiled": {"model": {f"_orig_mod.{n}": t for n, t in tensors.items()}, "config": heads},
+        "transformers": {**tensors, "config": heads},
+        "no biases": {"model_state_dict": tensors, "args": {"num_heads": config.n_head}},
+    }[layout]
+    path = tmp_path / "ckpt.pt"
+    torch.save(content, path)
+    assert greedy_tokens(stage, path) == greedy_tokens(stage, tmp_path / "directory")
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+    assert greedy_tokens(stage, path) == greedy_tokens(stage, tmp_path / "directory")
+
+
+class Trainer:
+    """What some programs save beside their weights."""
+
+
+def test_training_checkpoints_that_are_refused(stage, small_checkpoint, tmp_path):
+    tensors, path = GPT2LMHeadModel.from_pretrained(small_checkpoint).state_dict(), tmp_path / "ckpt.pt"
+    for content, says in [
+        ({"model": tensors}, r"does not say n_head, which no tensor shows: save it as torch.save"),
+        ({"model": tensors, "config": Trainer()}, r"could run code; save it as torch.save"),
+        ({"model": {"a": torch.zeros(2)}}, "has no weights of a GPT-2"),
+        (torch.zeros(2), "holds no dictionary"),
+        ({"model": tensors, "config": {"n_head": "many"}}, "n_head must be a whole number"),
+        ({"model": {n: t for n, t in tensors.items() if "wpe" not in n}, "config": {"n_head": 3}}, "no wpe.weight"),
+        ({"model": {n: t for n, t in tensors.items() if "h.1.mlp" not in n}, "config": {"n_head": 3}}, "missing h.1"),
+    ]:
+        torch.save(content, path)
+        with pytest.raises(ValueError, match=says):
+            stage.LLM(str(path), device="cpu")
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(ValueError, match="can't be read"):
+        stage.LLM(str(path), device="cpu")
+    with pytest.raises(ValueError, match=r"config.json' is a file: give its directory"):
+        stage.LLM(str(small_checkpoint / "config.json"), device="cpu")
+
+
+def test_a_model_without_a_tokenizer(stage, small_checkpoint, tmp_path, caplog):
+    """GPT-2's is taken, and said; the option names another."""
+    llm = stage.LLM(str(small_checkpoint), device="cpu")
+    assert "has no tokenizer (merges.txt or tokenizer.json): GPT-2's is taken" in caplog.text
+    assert llm.get_tokenizer().encode("Once upon") == [7454, 2402]
+    caplog.clear()
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nO n\nc e\nOn ce\n")
+    llm = stage.LLM(str(small_checkpoint), device="cpu", tokenizer=str(tmp_path))
+    assert llm.get_tokenizer().encode("Once") == [258]
+    stage.LLM(str(small_checkpoint), device="cpu", tokenizer="gpt2")
+    assert not caplog.text
+    for tokenizer, says in [("nonesuch", "no directory nonesuch"), (str(small_checkpoint), "neither merges.txt")]:
+        with pytest.raises(ValueError, match=says):
+            stage.LLM(str(small_checkpoint), device="cpu", tokenizer=tokenizer)
+
+
+def test_the_lines_of_using_make_a_model(stage, tmp_path, monkeypatch):
+    """The three lines of USING.md, as they stand there, but for the name of the model: nothing is fetched here."""
+    text = (ROOT / "USING.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "save_pretrained" in block)
+    assert len([line for line in code.splitlines() if line]) == 3
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace('"openai-community/gpt2"', repr(str(TINYTALES))), {})
+    prompt, params = ["Once upon a time"], stage.SamplingParams(temperature=0, max_tokens=5)
+    outputs = [stage.LLM(model, device="cpu").generate(prompt, params)[0].outputs for model in ("my-gpt2", "tinytales")]
+    assert outputs[0] == outputs[1]
 
 
 def test_lost_files(stage, damaged, tmp_path):

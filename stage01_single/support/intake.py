@@ -1,15 +1,20 @@
 """From prompts and sampling parameters to requests: what comes in is checked here, before anything is computed."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
 from .philox import derive_seed
+from .prompts import truncated, unwrapped
 from .sampling_params import SamplingParams
 from .turn import Turn
 
-Prompts = str | Sequence[str | list[int]]  # texts or lists of token ids; a single text is one prompt
+Prompt = (
+    str | list[int] | Mapping[str, Any]
+)  # a text, token ids, or {"prompt": text} or {"prompt_token_ids": token ids}
+Prompts = str | Mapping[str, Any] | Sequence[Prompt]  # a single text, or dict, is one prompt
 Params = SamplingParams | Sequence[SamplingParams]  # one for all prompts, or one per prompt
 
 
@@ -30,7 +35,7 @@ class Intake:
     def requests(self, prompts: Prompts, sampling_params: Params | None) -> list[Any]:
         """One request per prompt, all of them checked, for steps to follow; an error names the prompt's index."""
         self.turn.check()
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        prompts = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         params = SamplingParams() if sampling_params is None else sampling_params
         params = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(params) != len(prompts):
@@ -45,17 +50,20 @@ class Intake:
                 raise ValueError(f"prompt {i}: {error}") from None
         return requests
 
-    def request(self, prompt: str | list[int], params: SamplingParams, number: int | None = None) -> Any:
+    def request(self, prompt: Prompt, params: SamplingParams, number: int | None = None) -> Any:
         """A checked request. Its number, None takes the next one, is its id, and seeds its draws if it has no seed."""
         self.turn.check_process()
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
-        token_ids = self._token_ids(prompt)
+        given, text = unwrapped(prompt)
+        token_ids = truncated(self._token_ids(given), params, self.engine.max_model_len)
+        vocab_size = self.engine.model_config.vocab_size
+        params = replace(params, logprobs=vocab_size) if params.logprobs == -1 else params
         self._check(token_ids, params)
         number = next(self._numbers) if number is None else number
         request = self.make_request(
             request_id=str(number),
-            prompt=prompt if isinstance(prompt, str) else None,
+            prompt=text if isinstance(text, str) else None,
             prompt_token_ids=token_ids,
             params=params,
             seed=derive_seed(self.engine.config.seed, number) if params.seed is None else params.seed,
@@ -63,6 +71,7 @@ class Intake:
             tokenizer=self.engine.tokenizer,
             eos_token_ids=self.engine.model_config.eos_token_ids,
         )
+        request.controls.check(vocab_size)
         self.engine.check_fits(request)
         return request
 
@@ -79,12 +88,8 @@ class Intake:
 
     def _check(self, token_ids: list[int], params: SamplingParams) -> None:
         """Whether the model has these tokens, and can do what the parameters ask for."""
-        vocab_size, eos_token_ids = self.engine.model_config.vocab_size, self.engine.model_config.eos_token_ids
-        for kind, ids in (("token", token_ids), ("stop_token_ids", params.stop_token_ids)):
-            if bad := [t for t in ids if not 0 <= t < vocab_size]:
-                raise ValueError(f"{kind} {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
+        vocab_size = self.engine.model_config.vocab_size
+        if bad := [t for t in token_ids if not 0 <= t < vocab_size]:
+            raise ValueError(f"token {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
         if params.logprobs is not None and params.logprobs > vocab_size:
             raise ValueError(f"logprobs {params.logprobs} is over the model's vocabulary of {vocab_size} tokens")
-        ending = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
-        if params.min_tokens and len(ending) == vocab_size:
-            raise ValueError("min_tokens leaves nothing to choose: every token of the vocabulary is a stop token")

@@ -2,12 +2,14 @@
 
 A model is `tinytales` (bundled with the repository), one of the GPT-2 sizes (fetched once by huggingface_hub and
 cached), or a directory in Hugging Face layout: config.json, merges.txt, and the weights as model.safetensors or
-pytorch_model.bin, whole or in shards. Whatever is wrong with a file is said in one line that names it.
+pytorch_model.bin, whole or in shards; or the one file of a training checkpoint. Whatever is wrong with a file is said
+in one line that names it.
 """
 
+import logging
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from .tokenizer import Tokenizer, read_json
+from .training_checkpoint import SUFFIXES, read_sizes, training_tensors
+
+logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parent.parent.parent
 # The bundled model: beside the stages, or, if they are installed as a wheel, where that puts it.
@@ -28,6 +33,9 @@ HUB_SIZES = {
 }
 # Linear layers that a GPT-2 checkpoint stores as [in, out], the transpose of torch's nn.Linear.
 STORED_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+GENERATION = "generation_config.json"
+DEFAULTS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
+DEFAULTS |= {"max_new_tokens": "max_tokens"}  # its names -> those of SamplingParams
 STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # The sizes in config.json, and what no GPT-2 exceeds: larger ones would fill the memory before a weight is read.
 LARGEST = dict(n_layer=1000, n_head=1000, n_embd=10**5, n_inner=10**6, n_positions=10**7, vocab_size=10**7)
@@ -36,8 +44,11 @@ LARGEST = dict(n_layer=1000, n_head=1000, n_embd=10**5, n_inner=10**6, n_positio
 class Checkpoint:
     """A model's directory, found and looked into.
 
+    Args:
+        config: has the options `model`, `load_format` and `tokenizer`.
+
     Attributes:
-        directory: where it is.
+        directory: where it is; of a training checkpoint the file.
         sizes: of the model, the fields of ModelConfig by name.
         tokenizer: its tokenizer.
 
@@ -46,11 +57,11 @@ class Checkpoint:
         OSError: the model can't be fetched or read.
     """
 
-    def __init__(self, model: str, load_format: str):
-        self.model, self.load_format = model, load_format
-        self.directory = find_model(model, load_format)
-        self.sizes = read_config(model, self.directory, load_format)
-        self.tokenizer = Tokenizer(tokenizer_directory(self.directory))
+    def __init__(self, config: Any):
+        self.load_format = config.load_format
+        self.directory = find_model(config.model, config.load_format)
+        self.sizes = read_config(config.model, self.directory, config.load_format)
+        self.tokenizer = Tokenizer(tokenizer_directory(self.directory, config.tokenizer))
 
     def load(self, model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
         """Fill the model (built on the meta device, so that it holds no memory yet) with weights of this dtype and
@@ -64,7 +75,8 @@ class Checkpoint:
             tensors = (("dummy", *named) for named in dummy_tensors(shapes, self.sizes["n_layer"]))
         else:
             source, files = weight_files(self.directory)
-            tensors = checkpoint_tensors(source, files, shapes)
+            read = training_tensors if self.directory.is_file() else read_tensors
+            tensors = checkpoint_tensors(source, files, shapes, read)
         model.load_state_dict(checked(tensors, source, shapes, dtype, device), assign=True)
         model.requires_grad_(False)
 
@@ -81,10 +93,17 @@ def find_model(model: str, load_format: str) -> Path:
     if model in HUB_SIZES:
         return BUNDLED if load_format == "dummy" else fetch(model)
     directory = BUNDLED if model == "tinytales" else Path(model)
-    if not os.path.isdir(directory):
+    if os.path.isfile(directory):
+        if directory.suffix not in SUFFIXES:
+            raise ValueError(
+                f"model {model!r} is a file: give its directory; as a file, {', '.join(SUFFIXES)} are read"
+            )
+    elif not os.path.isdir(directory):
         names = ", ".join(["tinytales", *HUB_SIZES])
-        bundled = " (it comes with the repository of these stages)" if directory == BUNDLED else ""
-        raise ValueError(f"model {model!r}: there is no directory {directory}{bundled}; the named models are {names}")
+        why = f"model {model!r}: there is no directory {directory}"
+        if directory == BUNDLED:
+            why += ", which comes with the repository of these stages; without it take --model gpt2, which is fetched"
+        raise ValueError(f"{why}; the named models are {names}")
     return directory
 
 
@@ -92,7 +111,7 @@ def fetch(model: str) -> Path:
     """The cached files of a GPT-2 size, downloaded on first use."""
     from huggingface_hub import snapshot_download
 
-    patterns = ["config.json", "merges.txt", "vocab.json", "*.safetensors", "*.safetensors.index.json"]
+    patterns = ["config.json", GENERATION, "merges.txt", "vocab.json", "*.safetensors", "*.safetensors.index.json"]
     try:
         return Path(snapshot_download(f"openai-community/{model}", allow_patterns=patterns))
     except Exception as error:  # the client's many network and cache errors, told as one
@@ -103,14 +122,20 @@ def fetch(model: str) -> Path:
         ) from error
 
 
-def tokenizer_directory(directory: Path) -> Path:
-    """Where the tokenizer of a model is: in its own directory, else, if there is nothing of one, GPT-2's, bundled."""
-    for place in (directory, BUNDLED):
-        if (place / "merges.txt").exists() or (place / "tokenizer.json").exists():
-            return place
-        if (place / "vocab.json").exists():
-            break
-    raise ValueError(f"{directory} has neither merges.txt nor tokenizer.json, one of which the tokenizer needs")
+def tokenizer_directory(directory: Path, tokenizer: str | None = None) -> Path:
+    """Where a model's tokenizer is: where the option says, else in its own directory; if there is nothing of one, it is
+    GPT-2's, bundled, and the log says so."""
+    own = find_model(tokenizer, "dummy") if tokenizer is not None else directory
+    own = own.parent if own.is_file() else own
+    files = [name for name in ("merges.txt", "tokenizer.json", "vocab.json") if (own / name).exists()]
+    if files and files != ["vocab.json"]:
+        return own
+    if files or tokenizer is not None:
+        raise ValueError(f"{own} has neither merges.txt nor tokenizer.json, one of which the tokenizer needs")
+    logger.warning(
+        "%s has no tokenizer (merges.txt or tokenizer.json): GPT-2's is taken; --tokenizer names others", own
+    )
+    return BUNDLED
 
 
 # --- Configuration --------------------------------------------------------------------------------------------------
@@ -120,8 +145,9 @@ def read_config(model: str, directory: Path, load_format: str) -> dict[str, Any]
     """The sizes in config.json. Raises ValueError for anything that this GPT-2 does not compute."""
     if model in HUB_SIZES and load_format == "dummy":
         return HUB_SIZES[model] | {"n_inner": 4 * HUB_SIZES[model]["n_embd"]}
-    path = directory / "config.json"
-    config = read_json(path)
+    is_training = directory.is_file()
+    path = directory if is_training else directory / "config.json"
+    config = read_sizes(path) if is_training else read_json(path)
     supported = {
         "model_type": ("gpt2",),
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of the tanh form
@@ -145,14 +171,31 @@ def read_config(model: str, directory: Path, load_format: str) -> dict[str, Any]
     epsilon = config.get("layer_norm_epsilon", 1e-5)
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:
         raise ValueError(f"{path}: layer_norm_epsilon must be a number between 0 and 1, got {epsilon!r:.60}")
-    eos = config.get("eos_token_id", 50256)
-    eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
-    if not all(type(token_id) is int for token_id in eos):
-        got = config["eos_token_id"]
-        raise ValueError(f"{path}: eos_token_id must be a token id or a list of them, got {got!r:.60}")
+    eos = end_tokens(path, config.get("eos_token_id", 50256))
+    eos += end_tokens(directory / GENERATION, read_generation_config(directory).get("eos_token_id"))
     # A small model may keep GPT-2's end token in its configuration although its vocabulary has no such token.
-    eos = tuple(token_id for token_id in eos if 0 <= token_id < sizes["vocab_size"])
+    eos = tuple(dict.fromkeys(token_id for token_id in eos if 0 <= token_id < sizes["vocab_size"]))
     return sizes | {"layer_norm_epsilon": epsilon, "eos_token_ids": eos}
+
+
+def end_tokens(path: Path, eos: Any) -> list[int]:
+    """What an eos_token_id says: none, one or several. path: of the file that says it, for the error."""
+    ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    if not all(type(token_id) is int for token_id in ids):
+        raise ValueError(f"{path}: eos_token_id must be a token id or a list of them, got {eos!r:.60}")
+    return ids
+
+
+def read_generation_config(directory: Path) -> dict[str, Any]:
+    """A model's generation_config.json; empty if there is none. Its end tokens end an output beside config.json's."""
+    path = directory / GENERATION
+    return read_json(path) if path.is_file() else {}
+
+
+def generation_defaults(directory: Path) -> dict[str, Any]:
+    """What generation_config.json gives for fields of SamplingParams, by their names here. As vLLM reads it."""
+    given = read_generation_config(directory)
+    return {name: given[other] for other, name in DEFAULTS.items() if given.get(other) is not None}
 
 
 # --- Weights --------------------------------------------------------------------------------------------------------
@@ -176,15 +219,18 @@ def checked(
     return loaded
 
 
-def checkpoint_tensors(source: Path, files: list[Path], shapes: dict[str, tuple]) -> Iterator[tuple[Path, str, Tensor]]:
+def checkpoint_tensors(
+    source: Path, files: list[Path], shapes: dict[str, tuple], read: Callable[[Path], Iterable[tuple[str, Tensor]]]
+) -> Iterator[tuple[Path, str, Tensor]]:
     """The tensors of a checkpoint, each with its file, under the model's names and in the model's orientation, checked.
 
     source: the file that an error names if it is about the whole.
+    read: gives the names and tensors of a file.
     """
     seen, embedding, head = set(), None, None
     for path in files:
         unexpected = []
-        for stored_name, tensor in read_tensors(path):
+        for stored_name, tensor in read(path):
             name = stored_name.removeprefix("transformer.")
             if name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask, which old checkpoints stored
                 continue
@@ -226,6 +272,8 @@ def checkpoint_tensors(source: Path, files: list[Path], shapes: dict[str, tuple]
 
 def weight_files(directory: Path) -> tuple[Path, list[Path]]:
     """The files that hold the weights: safetensors before .bin, whole before sharded; before them, what lists them."""
+    if directory.is_file():
+        return directory, [directory]
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (directory / name).exists():
             return directory / name, [directory / name]
@@ -264,7 +312,7 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     for name, inner in named.items():
         if isinstance(inner, dict) and any(isinstance(tensor, Tensor) for tensor in inner.values()):
             raise ValueError(
-                f"{path} is a training checkpoint, whose weights are under {name!r}: save that dictionary alone"
+                f"{path} is a training checkpoint, whose weights are under {name!r}: give the file itself as the model"
             )
     if named is not tensors or not all(isinstance(name, str) and isinstance(t, Tensor) for name, t in named.items()):
         raise ValueError(f"{path} can't be read: it holds something else than named tensors")

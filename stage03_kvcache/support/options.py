@@ -3,7 +3,7 @@
 import argparse
 import functools
 from collections.abc import Callable
-from dataclasses import Field, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, get_args
 
 import numpy as np
@@ -14,16 +14,17 @@ from .sampling_params import whole_number
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def option(default: Any, check: Callable[[str, Any], Any], text: str, **flag: Any) -> Any:
+def option(default: Any, check: Callable[[str, Any], Any], text: str, *, kw_only: bool = False, **flag: Any) -> Any:
     """A field of a dataclass of options.
 
     Args:
         check: (name, value) -> the value as it is kept, or ValueError. None, as a default, is not checked.
         text: what it means; --help shows it with the default.
+        kw_only: it is no positional argument.
         flag: where the flag of the command line differs: its `name` (None: there is none), its `help`, and other
             arguments of `ArgumentParser.add_argument`.
     """
-    return field(default=default, metadata={"check": check, "help": text, "flag": flag})
+    return field(default=default, metadata={"check": check, "help": text, "flag": flag}, kw_only=kw_only)
 
 
 def one_of(*names: str) -> Callable[[str, Any], str]:
@@ -60,10 +61,15 @@ def any_text(name: str, value: Any) -> str:
     return str(value)
 
 
+@dataclass(frozen=True)
 class Options:
-    """The base of a dataclass of options: each is checked when it is made."""
+    """The base of a dataclass of options: each is checked when it is made. It has the one that support/ alone reads."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    tokenizer: str | None = option(
+        None, any_text, "whose tokenizer: a directory, or a name as of --model (default: the model's)", kw_only=True
+    )
 
     def __post_init__(self):
         for one in fields(self):
@@ -77,7 +83,7 @@ class Options:
 
         add: `ArgumentParser.add_argument`
         """
-        for one in fields(cls):
+        for one in sorted(fields(cls), key=lambda one: one.kw_only is True):  # the others first
             settings = {"name": "--" + one.name.replace("_", "-"), "help": one.metadata["help"], **one.metadata["flag"]}
             name, help, kind = settings.pop("name"), settings.pop("help"), (*get_args(one.type), one.type)[0]
             if name is None:

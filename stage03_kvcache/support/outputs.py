@@ -44,6 +44,7 @@ class CompletionOutput:
         logprobs: for each generated token, token id -> Logprob of the chosen and of the most likely tokens; or None.
         finish_reason: "stop" (the end token, a stop text, a stop token) or "length".
         stop_reason: the stop text or the stop token id that ended it; None for the end token and for other reasons.
+        length_limit: of "length" which limit it was, "max_tokens" or "max_model_len", the context; else None.
     """
 
     index: int
@@ -53,6 +54,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: str | None
     stop_reason: str | int | None
+    length_limit: str | None = None
 
     @classmethod
     def of(cls, request: Any, index: int = 0) -> "CompletionOutput":
@@ -66,7 +68,15 @@ class CompletionOutput:
             logprobs=list(request.logprobs) if asked else None,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
+            length_limit=length_limit(request),
         )
+
+
+def length_limit(request: Any) -> str | None:
+    """Which limit it reached."""
+    if request.finish_reason != "length":
+        return None
+    return "max_model_len" if request.max_tokens < request.params.max_tokens else "max_tokens"
 
 
 @dataclass(frozen=True)

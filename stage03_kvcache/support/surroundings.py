@@ -9,9 +9,11 @@ from .around import around
 from .intake import Intake
 from .observer import Observer, Stats, StepRecord
 from .options import Options
+from .sampling_params import SamplingParams
 from .threads import ThreadLimit, without_gradients
 from .tokenizer import Tokenizer
 from .turn import Turn
+from .weights import generation_defaults
 
 
 class Surroundings:
@@ -49,6 +51,10 @@ class Surroundings:
     def describe(self) -> str:
         """What the options came to, for people."""
         return self.engine.runner.describe()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """With what the model's generation_config.json says. Raises ValueError if it says what can't be."""
+        return SamplingParams(**generation_defaults(self.engine.checkpoint.directory))
 
     def get_tokenizer(self) -> Tokenizer:
         return self.engine.tokenizer

@@ -66,6 +66,7 @@ class CompletionOutput:
         logprobs: for each generated token, token id -> Logprob of the chosen and of the most likely tokens; or None.
         finish_reason: "stop" (the end token, a stop text, a stop token), "length" or "abort".
         stop_reason: the stop text or the stop token id that ended it; None for the end token and for other reasons.
+        length_limit: of "length" which limit it was, "max_tokens" or "max_model_len", the context; else None.
     """
 
     index: int
@@ -75,6 +76,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: str | None
     stop_reason: str | int | None
+    length_limit: str | None = None
 
     @classmethod
     def of(cls, request: Any, index: int = 0) -> "CompletionOutput":
@@ -88,7 +90,15 @@ class CompletionOutput:
             logprobs=list(request.logprobs) if asked else None,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
+            length_limit=length_limit(request),
         )
+
+
+def length_limit(request: Any) -> str | None:
+    """Which limit it reached."""
+    if request.finish_reason != "length":
+        return None
+    return "max_model_len" if request.max_tokens < request.params.max_tokens else "max_tokens"
 
 
 @dataclass(frozen=True)
@@ -138,7 +148,7 @@ class StreamEvent:
     `text` may be empty (half a character, or a possible beginning of a stop text, is held back). `finish_reason` is
     None until the last event of the index; `stop_reason` then says which stop text or token it was. `logprobs` are
     those of `token_ids`, if asked for. The counts of tokens are so far. The first event of a request has its
-    `prompt_logprobs`, if asked for.
+    `prompt_logprobs`, if asked for. `queue_time` is that of RequestMetrics.
     """
 
     index: int
@@ -150,12 +160,14 @@ class StreamEvent:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    queue_time: float | None = None
 
     @classmethod
     def take(cls, request: Any, index: int) -> "StreamEvent":
         """What is new since the last call, of prompt `index`. Text that may be part of a stop text is held back."""
         (begin, start, _), text = request.told, request.text.text
         end = len(text) if request.finished else request.text.num_certain
+        scheduled = request.first_scheduled_time
         request.told = len(request.output_token_ids), end, request.finished
         return cls(
             index,
@@ -167,4 +179,5 @@ class StreamEvent:
             num_prompt_tokens=len(request.prompt_token_ids),
             num_output_tokens=len(request.output_token_ids),
             prompt_logprobs=request.prompt_logprobs and list(request.prompt_logprobs) if not begin else None,
+            queue_time=scheduled and scheduled - request.arrival_time,
         )

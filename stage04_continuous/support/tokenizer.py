@@ -169,21 +169,25 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Decodes a stream of tokens: never half a character; the pieces, joined, are what `decode` gives for the whole."""
+    """Decodes a stream of tokens: never half a character; the pieces, joined, are what `decode` gives for the whole.
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
+    skip_special: the end token has no text; else its name.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True):
+        self._tokenizer, self._skip_special = tokenizer, skip_special
         self._begun = b""  # of a character
 
     def copy(self) -> "Detokenizer":
         """Another one that has seen the same tokens."""
-        other = Detokenizer(self._tokenizer)
+        other = Detokenizer(self._tokenizer, self._skip_special)
         other._begun = self._begun
         return other
 
     def add(self, token_id: int) -> str:
         """The text that this token completes: empty while a character is still missing bytes."""
-        new_bytes = self._begun + self._tokenizer.token_bytes(token_id)
+        is_special = token_id == self._tokenizer.end_of_text_id and not self._skip_special
+        new_bytes = self._begun + (END_OF_TEXT.encode() if is_special else self._tokenizer.token_bytes(token_id))
         text, length = codecs.utf_8_decode(new_bytes, "replace", False)
         self._begun = new_bytes[length:]
         return text

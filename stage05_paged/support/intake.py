@@ -1,17 +1,20 @@
 """From prompts and sampling parameters to requests: what comes in is checked here, before anything is computed."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
 from .philox import derive_seed
+from .prompts import truncated, unwrapped
 from .sampling_params import SamplingParams, whole_number
 from .scoring import Pair, encode_pair
 from .turn import Turn
 
-Prompt = str | list[int] | Pair
-Prompts = str | Sequence[Prompt]  # texts or lists of token ids; a single text is one prompt
+# A text, token ids, {"prompt": text} or {"prompt_token_ids": token ids}, or what is to be scored.
+Prompt = str | list[int] | Mapping[str, Any] | Pair
+Prompts = str | Mapping[str, Any] | Sequence[Prompt]  # a single text, or dict, is one prompt
 Params = SamplingParams | Sequence[SamplingParams]  # one for all prompts, or one per prompt
 
 
@@ -41,7 +44,7 @@ class Intake:
     ) -> list[Any]:
         """One request per prompt, all of them checked, for steps to follow; an error names the prompt's index."""
         self.turn.check()
-        prompts = [prompts] if isinstance(prompts, str | Pair) else list(prompts)
+        prompts = [prompts] if isinstance(prompts, str | Pair | Mapping) else list(prompts)
         params = SamplingParams() if sampling_params is None else sampling_params
         params = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(params) != len(prompts):
@@ -65,13 +68,17 @@ class Intake:
         self.turn.check_process()
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
-        context, continuation = encode_pair(prompt, self.engine.tokenizer) if isinstance(prompt, Pair) else (prompt, [])
-        token_ids = self._token_ids(context) + (self._token_ids(continuation) if continuation else [])
+        given, text = unwrapped(prompt)
+        context, continuation = encode_pair(given, self.engine.tokenizer) if isinstance(given, Pair) else (given, [])
+        token_ids = truncated(self._token_ids(context), params, self.engine.max_model_len)
+        token_ids += self._token_ids(continuation) if continuation else []
+        vocab_size = self.engine.model_config.vocab_size
+        params = replace(params, logprobs=vocab_size) if params.logprobs == -1 else params
         self._check(token_ids, params)
         number = next(self._numbers) if number is None else number
         request = self.make_request(
             request_id=str(number),
-            prompt=text_of(prompt),
+            prompt=text_of(text),
             prompt_token_ids=token_ids,
             params=params,
             seed=derive_seed(self.engine.config.seed, number) if params.seed is None else params.seed,
@@ -81,6 +88,7 @@ class Intake:
             priority=whole_number("priority", priority, -(2**63), 2**63 - 1),
             score_from=len(token_ids) - len(continuation) if continuation else 1,
         )
+        request.controls.check(vocab_size)
         self.engine.check_fits(request)
         request.group += [request.fork(index) for index in range(1, params.n)]
         return request
@@ -98,13 +106,9 @@ class Intake:
 
     def _check(self, token_ids: list[int], params: SamplingParams) -> None:
         """Whether the model has these tokens, and can do what the parameters ask for."""
-        vocab_size, eos_token_ids = self.engine.model_config.vocab_size, self.engine.model_config.eos_token_ids
-        for kind, ids in (("token", token_ids), ("stop_token_ids", params.stop_token_ids)):
-            if bad := [t for t in ids if not 0 <= t < vocab_size]:
-                raise ValueError(f"{kind} {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
+        vocab_size = self.engine.model_config.vocab_size
+        if bad := [t for t in token_ids if not 0 <= t < vocab_size]:
+            raise ValueError(f"token {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
         for name in ("logprobs", "prompt_logprobs"):
             if (number := getattr(params, name)) is not None and number > vocab_size:
                 raise ValueError(f"{name} {number} is over the model's vocabulary of {vocab_size} tokens")
-        ending = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
-        if params.min_tokens and len(ending) == vocab_size:
-            raise ValueError("min_tokens leaves nothing to choose: every token of the vocabulary is a stop token")

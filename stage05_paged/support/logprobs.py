@@ -8,7 +8,10 @@ from torch import Tensor
 
 from .outputs import Logprob
 
-NOT_FINITE = "the model's logits are no numbers: its weights are damaged, or its values too large for this dtype"
+NOT_FINITE = (
+    "no token can be chosen: the model's logits are no numbers (its weights are damaged, or its values too large for "
+    "this dtype), or the request's controls forbid all tokens"
+)
 
 
 def logprob_entries(

@@ -67,6 +67,7 @@ class CompletionOutput:
         logprobs: for each generated token, token id -> Logprob of the chosen and of the most likely tokens; or None.
         finish_reason: "stop" (the end token, a stop text, a stop token), "length" or "abort".
         stop_reason: the stop text or the stop token id that ended it; None for the end token and for other reasons.
+        length_limit: of "length" which limit it was, "max_tokens" or "max_model_len", the context; else None.
     """
 
     index: int
@@ -76,6 +77,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: str | None
     stop_reason: str | int | None
+    length_limit: str | None = None
 
     @classmethod
     def of(cls, request: Any) -> "CompletionOutput":
@@ -89,7 +91,15 @@ class CompletionOutput:
             logprobs=list(request.logprobs) if asked else None,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
+            length_limit=length_limit(request),
         )
+
+
+def length_limit(request: Any) -> str | None:
+    """Which limit it reached."""
+    if request.finish_reason != "length":
+        return None
+    return "max_model_len" if request.max_tokens < request.params.max_tokens else "max_tokens"
 
 
 @dataclass(frozen=True)
@@ -143,7 +153,7 @@ class StreamEvent:
     `text` may be empty (half a character, or a possible beginning of a stop text, is held back). `finish_reason` is
     None until the last event of the completion; `stop_reason` then says which stop text or token it was. `logprobs` are
     those of `token_ids`, if asked for. The counts of tokens are so far. The first event of a request has its
-    `prompt_logprobs`, if asked for.
+    `prompt_logprobs`, if asked for. `queue_time` is that of RequestMetrics.
     """
 
     index: int
@@ -157,12 +167,15 @@ class StreamEvent:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     completion_index: int = 0
     num_cached_tokens: int = 0
+    queue_time: float | None = None
 
     @classmethod
     def take(cls, request: Any, index: int) -> "StreamEvent":
         """What is new since the last call, of prompt `index`. Text that may be part of a stop text is held back."""
         (begin, start, _), text = request.told, request.text.text
         end = len(text) if request.finished else request.text.num_certain
+        first = request.group[0]
+        scheduled = first.first_scheduled_time
         request.told = len(request.output_token_ids), end, request.finished
         return cls(
             index,
@@ -177,7 +190,8 @@ class StreamEvent:
             if not begin and not request.index
             else None,
             completion_index=request.index,
-            num_cached_tokens=request.group[0].num_cached_tokens,
+            num_cached_tokens=first.num_cached_tokens,
+            queue_time=scheduled and scheduled - first.arrival_time,
         )
 
 

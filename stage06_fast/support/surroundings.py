@@ -17,6 +17,7 @@ from .scoring import Scorer
 from .threads import without_gradients
 from .tokenizer import Tokenizer
 from .turn import Turn
+from .weights import generation_defaults
 
 
 class Surroundings:
@@ -105,6 +106,10 @@ class Surroundings:
     def describe(self) -> str:
         """What the options came to, for people."""
         return self.engine.runner.describe()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """With what the model's generation_config.json says. Raises ValueError if it says what can't be."""
+        return SamplingParams(**generation_defaults(self.engine.checkpoint.directory))
 
     def get_tokenizer(self) -> Tokenizer:
         return self.engine.tokenizer

@@ -21,6 +21,9 @@ def run(stage: Stage, args: argparse.Namespace, prog: str) -> int:
     with one_interrupt(), outcome:
         if not args.input or not args.output or args.prompts or args.prompts_file or args.interactive or args.trace:
             raise ValueError("--ray needs --input and --output, and takes no --prompts, --interactive or --trace")
+        others = {"beam_width": None, "prompt_column": "prompt", "id_column": "id"}
+        if idle := [name for name, usual in others.items() if getattr(args, name) != usual]:
+            raise ValueError(f"--{idle[0].replace('_', '-')} is for runs on one machine, without --ray")
         if importlib.util.find_spec("ray") is None:
             raise ValueError("--ray needs Ray: pip install 'ray[data]'")
         defaults, options = sampling_params(stage, args), stage.EngineConfig.of_flags(args)

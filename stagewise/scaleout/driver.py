@@ -95,7 +95,7 @@ def completed(package: str, rows: list[dict], options: dict, defaults: Any, clus
     connect(cluster.address)
     try:
         per_machine = check_cluster(cluster)
-        check_model(package, options["model"], options["load_format"])
+        check_model(package, {name: options.get(name) for name in ("model", "load_format", "tokenizer")})
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = context.print_on_execution_start = False
         context.execution_options.preserve_order = False
@@ -174,25 +174,23 @@ def check_cluster(cluster: Cluster) -> int:
     return min(max(fit), cluster.actors)
 
 
-def check_model(package: str, model: str, load_format: str) -> None:
+def check_model(package: str, model: dict[str, str | None]) -> None:
     """Raise ValueError if a machine lacks the model, or has another of this name."""
     import ray
     from ray.exceptions import RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = look_at_model(package, model, load_format)
+    here = look_at_model(package, model)
     look = ray.remote(num_cpus=0, max_retries=0)(look_at_model)
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     hashes = {
-        name: look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
-            package, model, load_format
-        )
+        name: look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(package, model)
         for node, name in nodes.items()
     }
     for name, there in hashes.items():
         try:
             if ray.get(there) != here:
-                raise ValueError(f"the machine {name} has another model of the name {model!r}")
+                raise ValueError(f"the machine {name} has another model of the name {model['model']!r}")
         except RayTaskError as error:
             raise ValueError(f"the machine {name} can't load the model: {last_line(error)}") from None
 

@@ -76,7 +76,8 @@ def cache_bytes(package: str, options: dict, per_machine: int) -> int:
     return int(min(stage_of(package).most_cache_bytes(options), share))
 
 
-def look_at_model(package: str, model: str, load_format: str) -> str:
-    """The hash of a machine's files of the model. Raises ValueError or OSError if it has none."""
+def look_at_model(package: str, model: dict[str, str | None]) -> str:
+    """The hash of a machine's files of the model that these options name. Raises ValueError, OSError if it has none."""
     stage = stage_of(package)
-    return hash_of_checkpoint(stage, stage.find_model(model, load_format), model, load_format)
+    config: Any = stage.EngineConfig(**model)
+    return hash_of_checkpoint(stage, stage.find_model(config.model, config.load_format), config)

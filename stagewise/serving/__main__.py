@@ -38,6 +38,8 @@ def build_parser(stage: Stage, prog: str, description: str | None) -> Parser:
         metavar="FILE",
         help="a Jinja template that makes a prompt of messages, for /v1/chat/completions",
     )
+    help = "what a request leaves out is as in the model's generation_config.json, if that has it"
+    add("--generation-config", action="store_true", help=help)
     stage.EngineConfig.add_flags(parser.add_argument_group("engine").add_argument)
     return parser
 
@@ -100,9 +102,12 @@ def is_loopback(host: str) -> bool:
 def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Service:
     """The engine that the flags ask for, and what answers with it."""
     template = ChatTemplate(args.chat_template) if args.chat_template else None
+    defaults = stage.generation_defaults(args.model, args.load_format) if args.generation_config else {}
+    stage.SamplingParams(**defaults)  # raises ValueError for what can't be
     options = stage.EngineConfig.of_flags(args)
     engine = stage.AsyncLLM(max_queue_size=min(limits.max_queue_size, 2**31), **options)
-    return Service(stage, engine, args.served_model_name or args.model, limits, template)
+    name = args.served_model_name or args.model
+    return Service(stage, engine, name, limits, template, defaults)
 
 
 def main(argv: list[str] | None = None, prog: str = "python -m stagewise serve") -> int:

@@ -6,6 +6,7 @@ import hmac
 import json
 import re
 import time
+import uuid
 from collections.abc import Callable, Collection
 from importlib import metadata
 from typing import Any
@@ -20,15 +21,18 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from ..openai_fields import IDLE
+from .chat import chat_prompt
 from .completions import Run, Service, full_text
 from .errors import APIError, bad_request
 from .events import JSON, Answer, error_response
 from .live import Levers, Viewer
 from .page import make_page
-from .protocol import Fields, Job, check_length, check_model
+from .protocol import TURNS, Fields, Job, check_length, check_model
 from .reading import CLIENT_GONE, Bodies
 
 MAX_VISITORS = 64  # of the page, at once
+REQUEST_ID = re.compile(rb"[!-~]{1,200}")  # of a client's, which comes back in a header
 HERE = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d*)?")  # what a browser on this machine calls it
 ALWAYS_OPEN = ("/health", "/ready", "/version", "/metrics")  # also while the server ends
 
@@ -73,6 +77,7 @@ class App:
         errors = {HTTPException: no_route, APIError: api_error, Exception: unexpected}
         self.routes = Starlette(routes=self._routes(), exception_handlers=errors)
         self.routes.router.redirect_slashes = False
+        self._paths = {route.path for route in self._routes()}
         self._entrance = self._enter
         if allow_origins:
             may: dict[str, Any] = dict(allow_methods=["GET", "POST"], allow_headers=["*"])
@@ -91,6 +96,7 @@ class App:
             Route("/v1/models", self.models),
             Route("/v1/models/{model:path}", self.model),
             Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/tokenizer_info", self.tokenizer_info),
             Route("/detokenize", self.detokenize, methods=["POST"]),
             Route("/health", self.health),
             Route("/ready", self.ready),
@@ -104,11 +110,17 @@ class App:
         if scope["type"] != "http":
             return
         started, status = time.perf_counter(), CLIENT_GONE
+        if scope["path"].rstrip("/") in self._paths:  # as it is often written
+            scope["path"] = scope["path"].rstrip("/")
+        request_id = dict(scope["headers"]).get(b"x-request-id", b"")
+        if not REQUEST_ID.fullmatch(request_id):
+            request_id = uuid.uuid4().hex.encode()
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id)]
             await send(message)
 
         counts = scope["path"] != "/live"  # one who looks on does not hold up the end of the server
@@ -190,10 +202,26 @@ class App:
         return await self._bodies.read(request, self._encode)
 
     def _encode(self, body: dict) -> Response:
-        prompt, context = self._field(body, "prompt", str, "a text"), self.service.max_model_len
-        check_length(prompt, context, "prompt")
-        tokens = self.service.encode(prompt)
-        return JSON({"count": len(tokens), "max_model_len": context, "tokens": tokens})
+        known = {"model", "prompt", "return_token_strs", *TURNS}
+        fields, service = Fields(body, known, others=IDLE), self.service
+        if "model" in fields.values:
+            check_model(fields, service.model_name)
+        if "messages" in fields.values:
+            if "prompt" in fields.values:
+                raise bad_request("give either prompt or messages", param="prompt")
+            prompt = chat_prompt(fields, service.chat)
+        else:
+            prompt = fields.get("prompt", str, "a text")
+        if prompt is None:
+            raise bad_request("prompt is missing", param="prompt")
+        check_length(prompt, service.max_model_len, "prompt")
+        tokens = service.encode(prompt)
+        names = service.token_names(tokens) if fields.flag("return_token_strs") else None
+        counts = {"count": len(tokens), "max_model_len": service.max_model_len}
+        return JSON({**counts, "tokens": tokens, "token_strs": names})
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        return JSON(self.service.tokenizer_info())
 
     async def detokenize(self, request: Request) -> Response:
         return await self._bodies.read(request, self._decode)
@@ -250,7 +278,7 @@ class App:
 
     def _field(self, body: dict, name: str, kind: type, what: str) -> Any:
         """The only field of a body, beside a model."""
-        fields = Fields(body, {"model", name})
+        fields = Fields(body, {"model", name}, others=IDLE)
         if "model" in fields.values:
             check_model(fields, self.service.model_name)
         value = fields.get(name, kind, what)

@@ -6,10 +6,33 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..stages import Stage
+from ..openai_fields import IDLE, NO_TOOLS, ONLY_TEXT, Others
 from .errors import bad_request
-from .limits import Limits
-from .protocol import CHAT, MAX_LOGPROBS, MAX_TOKENS, Fields, Job, check_model, job_fields, make_job, sampling_params
+from .protocol import (
+    CHAT,
+    MAX_TOKENS,
+    Fields,
+    Job,
+    Served,
+    check_model,
+    job_fields,
+    make_job,
+    number_of_logprobs,
+    prompt_logprobs,
+    sampling_params,
+)
+
+# What an answer of ours or of others has beside its role and its content, so that a client can send it back.
+IDLE_IN_MESSAGES: Others = {
+    "refusal": (("",), "the template does not see it"),
+    "reasoning": (("",), "the template does not see it"),
+    "reasoning_content": (("",), "the template does not see it"),
+    "annotations": (([],), "the template does not see them"),
+    "audio": ((), ONLY_TEXT),
+    "tool_calls": (([],), NO_TOOLS),
+    "function_call": ((), NO_TOOLS),
+    "tool_call_id": (("",), NO_TOOLS),
+}
 
 
 class ChatTemplate:
@@ -25,18 +48,33 @@ class ChatTemplate:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = raise_exception
         try:
-            self._template = environment.from_string(path.read_text(encoding="utf-8"))
+            self.text = path.read_text(encoding="utf-8")
+            self._template = environment.from_string(self.text)
         except UnicodeDecodeError as error:
             raise ValueError(f"--chat-template {path} is not UTF-8: {error.reason} at byte {error.start}") from None
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"--chat-template {path}, line {error.lineno}: {error.message}") from None
 
-    def prompt(self, messages: list[dict]) -> str:
-        """The prompt that messages make. Raises APIError if the template refuses them."""
+    def prompt(self, messages: list[dict], *, begins: bool = True, goes_on: bool = False) -> str:
+        """The prompt that messages make. Raises APIError if the template refuses them.
+
+        Args:
+            begins: it ends with the beginning of an answer.
+            goes_on: it ends with the last message, which is to be gone on with.
+        """
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True)
+            prompt = self._template.render(messages=messages, add_generation_prompt=begins)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise bad_request(f"the chat template can't take these messages: {error}", param="messages") from None
+        if not goes_on:
+            return prompt
+        end = messages[-1]["content"].strip()
+        if not end or end not in prompt:
+            raise bad_request(
+                "the chat template does not show the last message, which was to be gone on with", param="messages"
+            )
+        last = prompt.rindex(end) + len(end)
+        return prompt[:last]  # what the template puts behind a message would end it
 
 
 def raise_exception(message: str) -> None:
@@ -44,15 +82,25 @@ def raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def chat_job(
-    stage: Stage, tokenizer: Any, body: dict, served: str, limits: Limits, max_model_len: int, template: ChatTemplate
-) -> Job:
+def chat_prompt(fields: Fields, template: ChatTemplate | None) -> str:
+    """The prompt that the messages of a request make. Raises APIError."""
+    if template is None:
+        raise bad_request("GPT-2 has no chat template: ask /v1/completions, or start with --chat-template FILE")
+    goes_on = fields.flag("continue_final_message")
+    begins = fields.flag("add_generation_prompt", not goes_on)
+    if begins and goes_on:
+        message = "continue_final_message goes on with the last message, add_generation_prompt begins another: set one"
+        raise bad_request(message, param="continue_final_message")
+    return template.prompt(read_messages(fields), begins=begins, goes_on=goes_on)
+
+
+def chat_job(served: Served, body: dict, template: ChatTemplate | None) -> Job:
     """The job of a body of /v1/chat/completions. Raises APIError."""
-    fields = Fields(body, CHAT)
-    check_model(fields, served)
-    prompt = template.prompt(read_messages(fields))
-    common = job_fields(fields, 1, limits)
-    num_logprobs = fields.number("top_logprobs", 0, MAX_LOGPROBS, 0)
+    fields = Fields(body, CHAT, others={**IDLE, "echo": ((False,), "an answer is the new message alone")})
+    check_model(fields, served.name)
+    prompt = chat_prompt(fields, template)
+    common = job_fields(fields, 1, served.limits)
+    num_logprobs = number_of_logprobs(served, fields, "top_logprobs") or 0
     if not fields.flag("logprobs"):
         if num_logprobs:
             raise bad_request("top_logprobs needs logprobs to be true", param="top_logprobs")
@@ -60,9 +108,10 @@ def chat_job(
     given = [fields.number(name, 1, MAX_TOKENS) for name in ("max_completion_tokens", "max_tokens")]
     if None not in given and given[0] != given[1]:
         raise bad_request("max_tokens and max_completion_tokens are one limit: give one", param="max_tokens")
-    max_tokens = next((limit for limit in given if limit is not None), MAX_TOKENS)
-    params = sampling_params(stage, fields, limits, logprobs=num_logprobs, max_tokens=max_tokens)
-    return make_job(tokenizer, max_model_len, [prompt], params=params, num_logprobs=num_logprobs, chat=True, **common)
+    most = served.defaults.get("max_tokens", MAX_TOKENS)
+    more = {"logprobs": num_logprobs, "max_tokens": next((limit for limit in given if limit is not None), most)}
+    params = sampling_params(served, fields, common["beams"], **more, **prompt_logprobs(served, fields))
+    return make_job(served, [prompt], params=params, num_logprobs=num_logprobs, chat=True, **common)
 
 
 def read_messages(fields: Fields) -> list[dict]:
@@ -76,7 +125,7 @@ def read_messages(fields: Fields) -> list[dict]:
 def read_message(message: Any, where: str) -> dict:
     if not isinstance(message, dict):
         raise bad_request(f"{where} must be an object, got {message!r:.80}", param=where)
-    fields = Fields(message, {"role", "content", "name"}, f"{where}.")
+    fields = Fields(message, {"role", "content", "name"}, f"{where}.", IDLE_IN_MESSAGES)
     read = {name: fields.get(name, str, "a text") for name in ("role", "name") if name in fields.values}
     if "role" not in read:
         raise bad_request(f"{where}.role is missing", param=f"{where}.role")
@@ -89,10 +138,13 @@ def read_message(message: Any, where: str) -> dict:
 
 
 def read_part(part: Any, where: str) -> str:
-    whole = isinstance(part, dict) and part.keys() == {"type", "text"}
-    if whole and part["type"] == "text" and isinstance(part["text"], str):
-        return part["text"]
-    raise bad_request(f'{where} must be {{"type": "text", "text": …}}, got {part!r:.80}', param=where)
+    if not isinstance(part, dict) or part.get("type") != "text":
+        raise bad_request(f'{where} must be {{"type": "text", "text": …}}, got {part!r:.80}', param=where)
+    fields = Fields(part, {"type", "text"}, f"{where}.", {"annotations": IDLE_IN_MESSAGES["annotations"]})
+    text = fields.get("text", str, "a text")
+    if text is None:
+        raise bad_request(f"{where}.text is missing", param=f"{where}.text")
+    return text
 
 
 def greeting(index: int) -> dict:
@@ -109,7 +161,8 @@ def chat_choice(job: Job, piece: Any, chunk: bool) -> dict:
         content = [{**in_words(token), "top_logprobs": likely(token, job.num_logprobs)} for token in piece.tokens]
         logprobs = {"content": content}
     ends = {"finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason}
-    return {"index": piece.index, **said, "logprobs": logprobs, **ends}
+    ids = {"token_ids": piece.token_ids} if job.token_ids_told else {}
+    return {"index": piece.index, **said, "logprobs": logprobs, **ends, **ids}
 
 
 def likely(token: Any, number: int) -> list[dict]:

@@ -6,6 +6,7 @@ is its pieces put together.
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import time
 import uuid
@@ -13,15 +14,17 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ..beams import Beams, search
 from ..stages import Stage
 from .chat import ChatTemplate, chat_choice, chat_job, greeting
 from .errors import RETRY, APIError, bad_request
 from .lanes import SMALL, Lanes
 from .limits import Limits
 from .metrics import Meter, Metrics
-from .protocol import TOO_LONG, Job, completion_job
+from .protocol import SAMPLING, Job, Served, completion_job, too_long
 
 AT_ONCE = 16  # prompts of a request that are submitted, or given up, together; more of them one by one
+PROMPT_TOKEN_BYTES = 96  # and so many has one of a prompt's
 TOKEN_BYTES = 64  # about so many has a token, or a log-probability, in JSON
 T = TypeVar("T")
 
@@ -51,12 +54,14 @@ class Piece:
     index: int
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
     def add(self, other: "Piece") -> None:
         self.text += other.text
         self.tokens += other.tokens
+        self.token_ids += other.token_ids
         self.finish_reason, self.stop_reason = other.finish_reason, other.stop_reason
 
 
@@ -84,6 +89,7 @@ class Wording:
             self._detokenizer, self._offset = self._new_detokenizer(), len(piece.text)
         self.begun = True
         piece.text += event.text
+        piece.token_ids += event.token_ids
         piece.tokens += self._tokens(event.token_ids, event.logprobs)
         return piece
 
@@ -113,7 +119,15 @@ def completion_choice(job: Job, piece: Piece) -> dict:
             "text_offset": [token.offset for token in piece.tokens],
         }
     ends = {"finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason}
-    return {"index": piece.index, "text": piece.text, "logprobs": logprobs, **ends}
+    ids = {"token_ids": piece.token_ids} if job.token_ids_told else {}
+    return {"index": piece.index, "text": piece.text, "logprobs": logprobs, **ends, **ids, "prompt_logprobs": None}
+
+
+def of_prompt(run: "Run", prompt: int) -> dict:
+    """What an answer tells of a prompt, as vLLM."""
+    job, entries = run.job, run.prompt_logprobs.get(prompt) if run.job.prompt_logprobs else None
+    told = entries and [one and {str(i): dataclasses.asdict(token) for i, token in one.items()} for one in entries]
+    return {"prompt_logprobs": told, **({"prompt_token_ids": job.token_ids[prompt]} if job.token_ids_told else {})}
 
 
 class Usage:
@@ -148,8 +162,10 @@ class Run:
 
     def __init__(self, service: "Service", job: Job):
         self.service, self.job, self.usage = service, job, Usage(job, service.stage.number >= 5)
-        self.id, self.created = f"{'chatcmpl' if job.chat else 'cmpl'}-{uuid.uuid4().hex}", int(time.time())
+        self.id = f"{'chatcmpl' if job.chat else 'cmpl'}-{job.request_id or uuid.uuid4().hex}"
+        self.created = int(time.time())
         self.finish_reasons: list[str] = []
+        self.prompt_logprobs: dict[int, list | None] = {}  # of each prompt; they come with its first event
         self._news: asyncio.Queue = asyncio.Queue()  # holds no more than the tokens of this job
         self._tasks: list[asyncio.Task] = []
 
@@ -157,7 +173,7 @@ class Run:
         """Submit all prompts, or none: if the engine refuses one, the others are aborted. Between many of them others
         have their turn."""
         self.service.check_room(self.job)
-        self._meter = Meter(self.service.metrics, self.job.num_choices, self.job.num_tokens)
+        self._meter = Meter(self.service.metrics, self.job)
         try:
             for i in range(len(self.job.prompts)):
                 task = asyncio.create_task(self._follow(i))
@@ -190,10 +206,29 @@ class Run:
     async def _follow(self, i: int) -> None:
         job = self.job
         where = {} if self.service.stage.number == 4 else {"num_ahead": i * job.n}
-        async for event in self.service.engine.generate(job.token_ids[i], job.params, priority=job.priority, **where):
+        events = self.service.engine.generate(job.token_ids[i], job.params, priority=job.priority, **where)
+        if job.beams is not None:
+            events = self._beams(job.beams, i, where)
+        async for event in events:
             index = i * job.n + getattr(event, "completion_index", 0)
             self._meter.count(i, index, event)  # here, where a slow reader makes no difference
             self._news.put_nowait((i, index, event))
+
+    async def _beams(self, beams: Beams, i: int, where: dict[str, int]) -> AsyncGenerator[Any, None]:
+        """What a search has found, an event for each completion."""
+        job, stage, tokenizer = self.job, self.service.stage, self.service.tokenizer
+        where = {**where, "priority": job.priority}
+        found = await search(stage, self.service.engine, job.token_ids[i], job.params, beams, **where)
+        for j in range(job.n):
+            if j >= len(found):  # fewer than n have ended before the greatest length
+                yield stage.StreamEvent(
+                    0, "", [], "length", completion_index=j, num_prompt_tokens=len(job.token_ids[i])
+                )
+                continue
+            ids, reason = list(found[j].token_ids), found[j].finish_reason
+            text = tokenizer.decode(ids[:-1] if reason == "stop" else ids)
+            counts = {"num_prompt_tokens": len(job.token_ids[i]), "num_output_tokens": len(ids)}
+            yield stage.StreamEvent(0, text, ids, reason, completion_index=j, **counts)
 
     def _check(self, task: asyncio.Task) -> None:
         """Raise the error of a task that has ended, as clients get it."""
@@ -213,7 +248,6 @@ class Run:
         """What the choices say, as they come, until all have ended."""
         job, unfinished = self.job, len(self._tasks)
         wordings: dict[int, Wording] = {}
-        prompt_logprobs: dict[int, list | None] = {}  # they come with a prompt's first event
         while unfinished:
             news = await self._news.get()
             if isinstance(news, asyncio.Task):
@@ -221,13 +255,13 @@ class Run:
                 unfinished -= 1
                 continue
             i, index, event = news
-            prompt_logprobs.setdefault(i, event.prompt_logprobs)
+            self.prompt_logprobs.setdefault(i, event.prompt_logprobs)
             if index not in wordings:
                 wordings[index] = Wording(self.service, job, i, index)
             self.usage.count(i, event)
             if event.finish_reason is not None:
                 self.finish_reasons.append(event.finish_reason)
-            wording, logprobs = wordings[index], prompt_logprobs[i]
+            wording, logprobs = wordings[index], self.prompt_logprobs[i]
             if job.echo and logprobs and not wording.begun:  # all of the prompt at once
                 size = self.size(len(wording.token_ids))
                 yield await self.service.aside(size, functools.partial(wording.piece, event, logprobs))
@@ -247,18 +281,33 @@ class Service:
         model_name: how clients call the model.
         limits: what one client may ask for; `max_queue_size` is the engine's.
         chat: what makes prompts of chats; None: the model has no template for them.
+        defaults: of fields that a request leaves out.
 
     Attributes:
         failed: whether the engine has; it answers nothing any more.
         lanes: where what takes long is done.
     """
 
-    def __init__(self, stage: Stage, engine: Any, model_name: str, limits: Limits, chat: ChatTemplate | None = None):
+    def __init__(
+        self,
+        stage: Stage,
+        engine: Any,
+        model_name: str,
+        limits: Limits,
+        chat: ChatTemplate | None = None,
+        defaults: dict[str, Any] | None = None,
+    ):
         self.stage, self.engine, self.model_name, self.chat = stage, engine, model_name, chat
+        self.defaults = defaults or {}
         self.tokenizer, self.max_model_len = engine.llm.get_tokenizer(), engine.llm.max_model_len
         self.limits, self.num_places = limits, limits.max_queue_size + engine.llm.config.max_num_seqs
         self.lanes = Lanes()
         self.metrics, self.created, self.failed = Metrics(stage, engine, model_name), int(time.time()), False
+
+    @property
+    def served(self) -> Served:
+        names = self.tokenizer, self.model_name, self.max_model_len, self.engine.llm.vocab_size
+        return Served(self.stage, *names, self.limits, self.defaults)
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text. Raises APIError if it is no Unicode."""
@@ -267,18 +316,28 @@ class Service:
         except ValueError as error:
             raise bad_request(f"prompt: {error}", param="prompt") from None
 
+    def token_names(self, token_ids: list[int]) -> list[str]:
+        """Each token as vocab.json writes it."""
+        letters = {byte[0]: letter for letter, byte in self.stage.byte_alphabet().items()}
+        texts = ["".join(letters[byte] for byte in self.tokenizer.token_bytes(token_id)) for token_id in token_ids]
+        return [text or self.tokenizer.token_text(i) for text, i in zip(texts, token_ids, strict=True)]
+
+    def tokenizer_info(self) -> dict:
+        """What a tokenizer_config.json of Hugging Face says, as far as it is so here."""
+        end, number = self.tokenizer.token_text(self.tokenizer.end_of_text_id), self.tokenizer.end_of_text_id
+        added = {str(number): {"content": end, "special": True, "lstrip": False, "rstrip": False, "normalized": True}}
+        names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), end)
+        switches = dict.fromkeys(("add_bos_token", "add_prefix_space", "clean_up_tokenization_spaces"), False)
+        more = {"errors": "replace", "model_max_length": self.max_model_len, "added_tokens_decoder": added}
+        template = None if self.chat is None else self.chat.text
+        return {"tokenizer_class": "GPT2Tokenizer", **names, **switches, **more, "chat_template": template}
+
     def job(self, body: dict, *, chat: bool = False) -> Job:
         """A body as a checked job. Call this in a thread: to cut long texts into tokens takes time.
 
         Raises APIError: something is wrong with it; nothing runs then.
         """
-        common = self.stage, self.tokenizer, body, self.model_name, self.limits, self.max_model_len
-        if not chat:
-            job = completion_job(*common)
-        elif self.chat is not None:
-            job = chat_job(*common, self.chat)
-        else:
-            raise bad_request("GPT-2 has no chat template: ask /v1/completions, or start with --chat-template FILE")
+        job = chat_job(self.served, body, self.chat) if chat else completion_job(self.served, body)
         self.check_room(job)  # before anything is spent on it
         for i, token_ids in enumerate(job.token_ids):
             self._validate(job, token_ids, f"prompt {i}: " if len(job.prompts) > 1 else "")
@@ -306,11 +365,11 @@ class Service:
         try:
             self.engine.llm.validate(token_ids, job.params, job.priority)
         except ValueError as error:
-            too_long = len(token_ids) + bool(job.params.max_tokens) > self.max_model_len
-            code, name = TOO_LONG if too_long else None, str(error).split()[0]
-            is_field = name in ("priority", "stop_token_ids", "min_tokens", "logprobs")
-            param = name if is_field else "messages" if job.chat else "prompt"
-            raise bad_request(f"{where}{error}", param=param, code=code) from None
+            name, prompt = str(error).split()[0], "messages" if job.chat else "prompt"
+            if len(token_ids) + bool(job.params.max_tokens) > self.max_model_len:
+                raise too_long(self.max_model_len, f"{where}{error}", prompt) from None
+            is_field = name == "priority" or name in SAMPLING
+            raise bad_request(f"{where}{error}", param=name if is_field else prompt) from None
 
     def answer(self, run: Run, choices: list[dict], *, chunk: bool = False) -> dict:
         """OpenAI's object around choices."""
@@ -326,11 +385,16 @@ class Service:
         choices = [Piece(i) for i in range(run.job.num_choices)]
         async for piece in run.pieces():
             choices[piece.index].add(piece)
-        made = []
+        made, job = [], run.job
         for choice in choices:
             size = len(choice.text) + run.size(len(choice.tokens))
-            made.append(await self.aside(size, lambda one=choice: form(self.choice(run.job, one))))
-        return {**self.answer(run, made), "usage": run.usage.to_dict()}
+            prompt = choice.index // job.n
+            if job.prompt_logprobs:
+                size += PROMPT_TOKEN_BYTES * len(job.token_ids[prompt]) * (1 + job.params.prompt_logprobs)
+            more = {} if job.chat else of_prompt(run, prompt)
+            made.append(await self.aside(size, lambda one=choice, m=more: form({**self.choice(job, one), **m})))
+        more = of_prompt(run, 0) if job.chat else {}
+        return {**self.answer(run, made), "usage": run.usage.to_dict(), **more}
 
     async def aside(self, size: int, work: Callable[[], T]) -> T:
         """Do this work in a lane if it is about so many bytes of JSON that others would wait for it."""
@@ -342,14 +406,17 @@ class Service:
     async def chunks(self, run: Run) -> AsyncGenerator[dict, None]:
         """The answer to a job that streams: a chunk for each step of each choice, also if it has no text yet."""
         job, begun = run.job, set()
-        more: dict[str, Any] = {"usage": None} if job.usage else {}
+        more: dict[str, Any] = {"usage": run.usage.to_dict() if job.usage_in_chunks else None} if job.usage else {}
         async with contextlib.aclosing(run.pieces()) as pieces:
             async for piece in pieces:
-                if job.chat and piece.index not in begun:
-                    begun.add(piece.index)
-                    yield {**self.answer(run, [greeting(piece.index)], chunk=True), **more}
+                is_first = piece.index not in begun
+                begun.add(piece.index)
+                prompt = {"prompt_token_ids": job.token_ids[piece.index // job.n]} if job.token_ids_told else {}
+                if job.chat and is_first:
+                    yield {**self.answer(run, [greeting(piece.index)], chunk=True), **prompt, **more}
                 if job.usage_in_chunks:
                     more["usage"] = run.usage.to_dict()
-                yield {**self.answer(run, [self.choice(job, piece, chunk=True)], chunk=True), **more}
+                choice = {**self.choice(job, piece, chunk=True), **(prompt if is_first and not job.chat else {})}
+                yield {**self.answer(run, [choice], chunk=True), **more}
         if job.usage:
             yield {**self.answer(run, [], chunk=True), "usage": run.usage.to_dict()}

@@ -11,10 +11,13 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from ..stages import Stage, core_of
+from ..stages import Stage, core_of, count_tokens
+from .protocol import Job
 
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+TOKENS = tuple(2**power for power in range(15))
+CHOICES = (1, 2, 5, 10, 20, 50, 100)
 
 
 class Metrics:
@@ -33,19 +36,34 @@ class Metrics:
         self.prompt_tokens = self._make(Counter, "prompt_tokens", "Tokens of prompts.")
         self.generation_tokens = self._make(Counter, "generation_tokens", "Tokens that were made.")
         self.success = self._make(Counter, "request_success", "Completions that ended.", labels=("finished_reason",))
-        self.ttft = self._seconds("time_to_first_token", "From a request to its first token.", REQUEST_SECONDS)
+        self.ttft = self._seconds("time_to_first_token", "From a request to its first token.")
         self.itl = self._seconds("inter_token_latency", "Between two tokens of a completion.", TOKEN_SECONDS)
-        self.e2e = self._seconds("e2e_request_latency", "From a request to its last token.", REQUEST_SECONDS)
+        self.tpot = self._seconds("request_time_per_output_token", "The mean of these, of a completion.", TOKEN_SECONDS)
+        self.e2e = self._seconds("e2e_request_latency", "From a request to its last token.")
+        self.queue = self._seconds("request_queue_time", "From a request to its first step.")
+        self.prefill = self._seconds("request_prefill_time", "From its first step to its first token.")
+        self.decode = self._seconds("request_decode_time", "From its first token to its last one.")
+        self.inference = self._seconds("request_inference_time", "From its first step to its last token.")
+        self.iteration = self._tokens("iteration_tokens_total", "Tokens of a step: of prompts, and new ones.")
+        self.prompt_lengths = self._tokens("request_prompt_tokens", "Tokens of a prompt.")
+        self.lengths = self._tokens("request_generation_tokens", "Tokens of a completion.")
+        self.max_tokens = self._tokens("request_params_max_tokens", "max_tokens of a completion.")
+        self.n = self._tokens("request_params_n", "n of a prompt.", CHOICES)
+        count_tokens(stage, engine.llm, self.iteration.observe)
         if stage.number >= 5:
             self.cache_queries = self._make(Counter, "prefix_cache_queries", "Tokens looked up in the prefix cache.")
             self.cache_hits = self._make(Counter, "prefix_cache_hits", "Tokens found in it.")
+            self.computed = self._tokens("request_prefill_kv_computed_tokens", "Tokens of a prompt that it had not.")
 
     def _make(self, kind: type, name: str, text: str, labels: tuple[str, ...] = (), **more: Any) -> Any:
         metric = kind(f"vllm:{name}", text, ("model_name", *labels), registry=self.registry, **more)
         return metric if labels else metric.labels(self.model_name)
 
-    def _seconds(self, name: str, text: str, buckets: tuple[float, ...]) -> Any:
+    def _seconds(self, name: str, text: str, buckets: tuple[float, ...] = REQUEST_SECONDS) -> Any:
         return self._make(Histogram, f"{name}_seconds", text, buckets=buckets)
+
+    def _tokens(self, name: str, text: str, buckets: tuple[float, ...] = TOKENS) -> Any:
+        return self._make(Histogram, name, text, buckets=buckets)
 
     def ended(self, reason: str) -> None:
         """A completion has ended, or its client has left."""
@@ -70,7 +88,16 @@ class Metrics:
             preemptions = CounterMetricFamily("vllm:num_preemptions", "Preemptions.", labels=["model_name"])
             preemptions.add_metric([self.model_name], self.engine.llm.stats.num_preemptions)
             yield preemptions
+            yield self._cache_config(core)
         yield self._gauge("kv_cache_usage_perc", "The share of the KV cache in use; 1 is all.", used)
+
+    def _cache_config(self, core: Any) -> GaugeMetricFamily:
+        config, manager = self.engine.llm.config, core.block_manager
+        labels = {"block_size": manager.block_size, "enable_prefix_caching": config.enable_prefix_caching}
+        labels |= {"num_gpu_blocks": manager.num_blocks, "model_name": self.model_name}  # vLLM's name, on any device
+        family = GaugeMetricFamily("vllm:cache_config_info", "How the KV cache is made.", labels=list(labels))
+        family.add_metric([str(value) for value in labels.values()], 1)
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
@@ -81,30 +108,49 @@ class Metrics:
 class Meter:
     """Counts a request: it is shown all news of it."""
 
-    def __init__(self, metrics: Metrics, num_choices: int, num_tokens: int):
-        self.metrics, self.arrival = metrics, time.perf_counter()
-        self._last: dict[int, float] = {}  # when each choice had its latest token
+    def __init__(self, metrics: Metrics, job: Job):
+        self.metrics, self.job, self.arrival = metrics, job, time.perf_counter()
+        self._first: dict[int, float] = {}  # when each choice had its first token, and its latest
+        self._last: dict[int, float] = {}
         self._seen: set[int] = set()  # prompts that have begun
-        self._unfinished, self._num_tokens = num_choices, num_tokens
-        metrics.num_unfinished += num_choices
-        metrics.num_tokens += num_tokens
+        self._unfinished, self._num_tokens = job.num_choices, job.num_tokens
+        metrics.num_unfinished += self._unfinished
+        metrics.num_tokens += self._num_tokens
 
     def count(self, prompt: int, choice: int, event: Any) -> None:
         now, metrics = time.perf_counter(), self.metrics
         if prompt not in self._seen:
             self._seen.add(prompt)
             metrics.prompt_tokens.inc(event.num_prompt_tokens)
+            metrics.prompt_lengths.observe(event.num_prompt_tokens)
+            metrics.n.observe(self.job.n)
             if metrics.stage.number >= 5:
                 metrics.cache_queries.inc(event.num_prompt_tokens)
                 metrics.cache_hits.inc(event.num_cached_tokens)
+                metrics.computed.observe(event.num_prompt_tokens - event.num_cached_tokens)
         if event.token_ids:
             metrics.generation_tokens.inc(len(event.token_ids))
             (metrics.itl if choice in self._last else metrics.ttft).observe(now - self._last.get(choice, self.arrival))
             self._last[choice] = now
+            self._first.setdefault(choice, now)
         if event.finish_reason is not None:
-            metrics.e2e.observe(now - self.arrival)
-            metrics.ended(event.finish_reason)
-            self._unfinished -= 1
+            self._ended(choice, event, now)
+
+    def _ended(self, choice: int, event: Any, now: float) -> None:
+        metrics, first = self.metrics, self._first.get(choice)
+        metrics.e2e.observe(now - self.arrival)
+        metrics.lengths.observe(event.num_output_tokens)
+        metrics.max_tokens.observe(self.job.params.max_tokens)
+        if event.queue_time is not None:
+            begun = min(now, self.arrival + event.queue_time)
+            metrics.queue.observe(event.queue_time)
+            metrics.inference.observe(now - begun)
+            metrics.prefill.observe((now if first is None else max(first, begun)) - begun)
+            metrics.decode.observe(0 if first is None else now - first)
+        if first is not None and event.num_output_tokens > 1:
+            metrics.tpot.observe((now - first) / (event.num_output_tokens - 1))
+        metrics.ended(event.finish_reason)
+        self._unfinished -= 1
 
     def close(self) -> None:
         """What has not ended by now is aborted."""

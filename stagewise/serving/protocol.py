@@ -1,32 +1,51 @@
 """From the JSON of a request to a checked `Job`: OpenAI's fields and vLLM's further ones, each of them used or refused.
 
 A field that is left out and one that is null are the same. Nothing is computed here, and nothing is ignored: a field
-that is not known is an error that names it, for a caller who sends it expects something of it.
+that is not known is an error that names it, for a caller who sends it expects something of it. Those that ask for
+nothing are in ../openai_fields.py.
 """
 
 import json
 from dataclasses import dataclass
 from typing import Any
 
+from ..beams import Beams, drawing
+from ..openai_fields import IDLE, FieldError, Others, asks_for_nothing
 from ..stages import Stage
 from .errors import APIError, bad_request
 from .limits import Limits
 
 SAMPLING = (
     *("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "max_tokens"),
-    *("top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids"),  # vLLM's
+    *("logit_bias", "top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids"),
+    *("bad_words", "allowed_token_ids", "include_stop_str_in_output", "skip_special_tokens", "truncate_prompt_tokens"),
 )  # each is a field of SamplingParams, which checks it
-COMMON = {"model", "stream", "stream_options", "logprobs", "logit_bias", "user", "priority", *SAMPLING}
-COMPLETION = COMMON | {"prompt", "best_of", "echo", "suffix"}
-CHAT = COMMON | {"messages", "max_completion_tokens", "top_logprobs"}
+ANSWER = {"stream", "stream_options", "logprobs", "prompt_logprobs", "return_token_ids", "request_id"}
+BEAMS = {"use_beam_search", "length_penalty", "early_stopping"}
+COMMON = {"model", "priority", *ANSWER, *SAMPLING, *BEAMS}
+COMPLETION = COMMON | {"prompt", "best_of", "echo"}
+TURNS = {"messages", "add_generation_prompt", "continue_final_message"}
+CHAT = COMMON | TURNS | {"max_completion_tokens", "top_logprobs"}
 
 DEFAULT_PROMPT = "<|endoftext|>"  # OpenAI's: as if a new document began
 MAX_TOKENS = 2**31 - 1  # the context ends an output long before
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions; a chat may fill the context
 MAX_TOKEN_CHARACTERS = 128  # GPT-2's longest token is a line of spaces
 TOO_LONG = "context_length_exceeded"
-MAX_LOGPROBS = 20  # a token; each has to be put into words
 MAX_DEPTH = 64  # of lists and objects in one another
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model that is served, under which name, and within which limits."""
+
+    stage: Stage
+    tokenizer: Any
+    name: str
+    max_model_len: int
+    vocab_size: int
+    limits: Limits
+    defaults: dict[str, Any]  # of sampling, from the model's generation_config.json
 
 
 @dataclass(frozen=True)
@@ -39,6 +58,10 @@ class Job:
         params: of every prompt.
         n: completions of every prompt; choice i * n + j of the answer is completion j of prompt i.
         num_logprobs: how many likely tokens stand beside each; None: no log-probabilities.
+        request_id: the end of the answer's id; None: any.
+        prompt_logprobs: tell those of the prompt's tokens.
+        token_ids_told: tell the token ids.
+        beams: search for the n best completions.
         echo: put the prompt before each completion.
         usage, usage_in_chunks: a stream ends with the counts of tokens; each chunk has those so far.
     """
@@ -53,6 +76,10 @@ class Job:
     usage: bool
     usage_in_chunks: bool
     num_logprobs: int | None
+    request_id: str | None = None
+    prompt_logprobs: bool = False
+    token_ids_told: bool = False
+    beams: Beams | None = None
     echo: bool = False
     chat: bool = False
 
@@ -114,13 +141,23 @@ def no_duplicates(pairs: list[tuple[str, Any]]) -> dict:
 
 
 class Fields:
-    """The fields of a request that are there and not null. All errors are APIErrors that name the field."""
+    """The fields of a request that are there and not null. All errors are APIErrors that name the field.
 
-    def __init__(self, body: dict, known: set[str], prefix: str = ""):
-        if unknown := sorted(body.keys() - known):
-            name = prefix + unknown[0][:80]
-            raise bad_request(f"the field {name} is not known here", param=name)
-        self.prefix, self.values = prefix, {name: value for name, value in body.items() if value is not None}
+    Args:
+        known: what is acted on.
+        prefix: stands before the names in errors.
+        others: what may be there beside, see ../openai_fields.py.
+    """
+
+    def __init__(self, body: dict, known: set[str], prefix: str = "", others: Others = {}):  # noqa: B006
+        given = {name: value for name, value in body.items() if value is not None}
+        for name in sorted(given.keys() - known):
+            try:
+                if not asks_for_nothing(name, given[name], others, prefix):
+                    raise FieldError(prefix + name[:80], f"the field {prefix}{name:.80} is not known here")
+            except FieldError as error:
+                raise bad_request(str(error), param=error.name) from None
+        self.prefix, self.values = prefix, {name: value for name, value in given.items() if name in known}
 
     def get(self, name: str, kinds: type | tuple[type, ...], what: str, default: Any = None) -> Any:
         """A field of one of these types."""
@@ -129,8 +166,8 @@ class Fields:
             raise bad_request(f"{self.prefix}{name} must be {what}, got {value!r:.80}", param=self.prefix + name)
         return value
 
-    def flag(self, name: str) -> bool:
-        return self.get(name, bool, "true or false", False)
+    def flag(self, name: str, default: bool = False) -> bool:
+        return self.get(name, bool, "true or false", default)
 
     def number(self, name: str, low: int, high: int, default: int | None = None) -> Any:
         value = self.get(name, int, f"a whole number from {low} to {high}", default)
@@ -138,18 +175,13 @@ class Fields:
             raise bad_request(f"{name} must be a whole number from {low} to {high}, got {value!s:.80}", param=name)
         return value
 
-    def refuse(self, name: str, why: str) -> None:
-        """Refuse a known field unless it is empty, and asks for nothing."""
-        if self.values.get(name, "") not in ("", {}, []):
-            raise bad_request(f"{name} is not supported: {why}", param=name)
 
-
-def check_model(fields: Fields, served: str) -> None:
+def check_model(fields: Fields, name: str) -> None:
     model = fields.get("model", str, "a text")
     if model is None:
-        raise bad_request(f"model is missing; this server has {served!r}", param="model")
-    if model != served:
-        message = f"the model {model!r:.80} does not exist here; this server has {served!r}"
+        raise bad_request(f"model is missing; this server has {name!r}", param="model")
+    if model != name:
+        message = f"the model {model!r:.80} does not exist here; this server has {name!r}"
         raise APIError(404, message, param="model", code="model_not_found")
 
 
@@ -173,92 +205,147 @@ def split_prompts(prompt: Any) -> list[str | list[int]]:
 def stream_fields(fields: Fields) -> dict:
     """How the answer is to come."""
     stream, options = fields.flag("stream"), fields.get("stream_options", dict, "an object")
-    if options is not None and not stream:
+    if options and not stream:
         raise bad_request("stream_options needs stream to be true", param="stream_options")
-    options = Fields(options or {}, {"include_usage", "continuous_usage_stats"}, "stream_options.")
-    usage, usage_in_chunks = options.flag("include_usage"), options.flag("continuous_usage_stats")
-    if usage_in_chunks and not usage:
-        name = "stream_options.continuous_usage_stats"
-        raise bad_request(f"{name} needs stream_options.include_usage", param=name)
-    return {"stream": stream, "usage": usage, "usage_in_chunks": usage_in_chunks}
+    others: Others = {"include_obfuscation": ((False,), "no chunk is padded")}
+    options = Fields(options or {}, {"include_usage", "continuous_usage_stats"}, "stream_options.", others)
+    usage, in_chunks = options.flag("include_usage"), options.flag("continuous_usage_stats")
+    return {"stream": stream, "usage": usage, "usage_in_chunks": usage and in_chunks}  # without usage, as vLLM, in none
 
 
 def check_stops(fields: Fields, limits: Limits) -> None:
     """Raise APIError for more stop texts or tokens than the limits allow."""
-    stop, token_ids = fields.values.get("stop", []), fields.values.get("stop_token_ids", [])
-    texts = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
-    longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+    token_ids = fields.values.get("stop_token_ids", [])
     num_ids = len(token_ids) if isinstance(token_ids, list) else 0
-    columns = [
-        ("stop", len(texts), limits.max_stop_texts, "texts"),
-        ("stop", longest, limits.max_stop_characters, "characters in one"),
-        ("stop_token_ids", num_ids, limits.max_stop_token_ids, "token ids"),
-    ]
+    columns = [("stop_token_ids", num_ids, limits.max_stop_token_ids, "token ids")]
+    for name in ("stop", "bad_words"):
+        given = fields.values.get(name, [])
+        texts = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+        longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+        columns.append((name, len(texts), limits.max_stop_texts, "texts"))
+        columns.append((name, longest, limits.max_stop_characters, "characters in one"))
     for name, number, most, what in columns:
         if number > most:
             raise bad_request(f"{name} has {number:,} {what}; the limit is {most:,}", param=name)
 
 
-def sampling_params(stage: Stage, fields: Fields, limits: Limits, **more: Any) -> Any:
+def sampling_params(served: Served, fields: Fields, beams: Beams | None, **more: Any) -> Any:
     """The SamplingParams of a request; `more` goes over its fields."""
-    check_stops(fields, limits)
-    values = {name: fields.values[name] for name in SAMPLING if name in fields.values} | more
+    check_stops(fields, served.limits)
+    if beams is not None and not served.stage.has_beams:
+        raise bad_request(f"use_beam_search: stage {served.stage.number} has no beams", param="use_beam_search")
+    stage, given = served.stage, {name: fields.values[name] for name in SAMPLING if name in fields.values}
+    values = served.defaults | given | more
     if values.get("top_k") == -1:
         values["top_k"] = 0  # vLLM's -1 keeps all tokens, as 0 does
     try:
         if "n" not in stage.SamplingParams.__dataclass_fields__ and values.pop("n", 1) != 1:
             raise ValueError(f"n must be 1, got {fields.values['n']!r:.80}: stage {stage.number} makes one completion")
-        return stage.SamplingParams(**values)
+        params = stage.SamplingParams(**values)
+        if beams is not None and (idle := drawing(stage, params)):
+            raise ValueError(f"{idle[0]} can't go with use_beam_search, which draws nothing")
+        return params
     except ValueError as error:
         name = str(error).split()[0]
         raise bad_request(str(error), param=name if name in fields.values else None) from None
 
 
+def number_of_logprobs(served: Served, fields: Fields, name: str) -> int | None:
+    """How many likely tokens are to stand beside each; vLLM's -1 means all."""
+    most = served.limits.max_logprobs
+    number = fields.get(name, int, "a whole number")
+    if number is None:
+        return None
+    most = served.vocab_size if most == -1 else most
+    wanted = served.vocab_size if number == -1 else number
+    if not 0 <= wanted <= most:
+        all_of_them = f", all {wanted:,}" if number == -1 else ""
+        message = f"{name} must be a whole number from 0 to {most:,} (--max-logprobs), got {number!s:.80}{all_of_them}"
+        raise bad_request(message, param=name)
+    return wanted
+
+
+def prompt_logprobs(served: Served, fields: Fields, least: int | None = None) -> dict[str, int]:
+    """The field, or what another one needs of it (for `echo`, and because with `max_tokens` 0 the engine makes nothing
+    of a prompt but these)."""
+    asked = [one for one in (number_of_logprobs(served, fields, "prompt_logprobs"), least) if one is not None]
+    return {"prompt_logprobs": max(asked)} if asked else {}
+
+
 def job_fields(fields: Fields, num_prompts: int, limits: Limits) -> dict:
     """What completions and chats have in common."""
-    fields.refuse("logit_bias", "this sampler adds nothing to logits")
-    fields.get("user", str, "a text")  # it is for OpenAI's abuse detection; nothing is done with it here
     n = fields.number("n", 1, limits.max_choices, 1)
     if num_prompts * n > limits.max_choices:
         raise bad_request(f"{num_prompts} prompts and n {n} are more than {limits.max_choices} choices", param="n")
     priority = fields.number("priority", -(2**63), 2**63 - 1, 0)
-    return {"n": n, "priority": priority, **stream_fields(fields)}
+    request_id = fields.get("request_id", str, "a text")
+    common = {"n": n, "priority": priority, "request_id": request_id, **stream_fields(fields)}
+    told = "prompt_logprobs" in fields.values
+    if told and common["stream"]:
+        raise bad_request("prompt_logprobs are not in streams: ask for a whole answer", param="prompt_logprobs")
+    beams = beam_fields(fields, n)
+    return {**common, "prompt_logprobs": told, "token_ids_told": fields.flag("return_token_ids"), "beams": beams}
 
 
-def completion_job(stage: Stage, tokenizer: Any, body: dict, served: str, limits: Limits, max_model_len: int) -> Job:
+def beam_fields(fields: Fields, n: int) -> Beams | None:
+    """The beam search that is asked for."""
+    if not fields.flag("use_beam_search"):
+        for name, off in (("length_penalty", (1, 1.0)), ("early_stopping", (False,))):
+            if name in fields.values and fields.values[name] not in off:
+                raise bad_request(f"{name} needs use_beam_search", param=name)
+        return None
+    penalty = fields.get("length_penalty", (int, float), "a number from -100 to 100", 1.0)
+    stopping = fields.values.get("early_stopping", False)
+    if not -100 <= penalty <= 100:
+        message = f"length_penalty must be a number from -100 to 100, got {penalty!r:.80}"
+        raise bad_request(message, param="length_penalty")
+    if stopping is not True and stopping is not False and stopping != "never":
+        message = f'early_stopping must be true, false or "never", got {stopping!r:.80}'
+        raise bad_request(message, param="early_stopping")
+    return Beams(n, float(penalty), stopping)
+
+
+def completion_job(served: Served, body: dict) -> Job:
     """The job of a body of /v1/completions. Raises APIError."""
-    fields = Fields(body, COMPLETION)
-    check_model(fields, served)
-    fields.refuse("suffix", "GPT-2 can't write towards a given end")
+    fields = Fields(body, COMPLETION, others=IDLE)
+    check_model(fields, served.name)
     prompts = split_prompts(fields.values.get("prompt", DEFAULT_PROMPT))
-    common = job_fields(fields, len(prompts), limits)
-    if fields.number("best_of", 1, limits.max_choices, common["n"]) != common["n"]:
+    common = job_fields(fields, len(prompts), served.limits)
+    if fields.number("best_of", 1, served.limits.max_choices, common["n"]) != common["n"]:
         raise bad_request(f"best_of must be n, which is {common['n']}: no more are made than given", param="best_of")
-    logprobs, echo = fields.number("logprobs", 0, MAX_LOGPROBS), fields.flag("echo")
-    more = {"logprobs": logprobs, "max_tokens": fields.number("max_tokens", 0, MAX_TOKENS, DEFAULT_MAX_TOKENS)}
-    if echo and logprobs is not None:
-        more["prompt_logprobs"] = logprobs
-    elif more["max_tokens"] == 0:
-        more["prompt_logprobs"] = 0  # the engine makes nothing of a prompt but these
-    params = sampling_params(stage, fields, limits, **more)
-    return make_job(tokenizer, max_model_len, prompts, params=params, num_logprobs=logprobs, echo=echo, **common)
+    logprobs, echo = number_of_logprobs(served, fields, "logprobs"), fields.flag("echo")
+    most = served.defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
+    more = {"logprobs": logprobs, "max_tokens": fields.number("max_tokens", 0, MAX_TOKENS, most)}
+    least = 0 if more["max_tokens"] == 0 else None
+    more |= prompt_logprobs(served, fields, logprobs if echo and logprobs is not None else least)
+    params = sampling_params(served, fields, common["beams"], **more)
+    return make_job(served, prompts, params=params, num_logprobs=logprobs, echo=echo, **common)
+
+
+def too_long(max_model_len: int, message: str, param: str) -> APIError:
+    """The error for more tokens than the context has. Its words and its code are those by which clients know it."""
+    message = f"This model's maximum context length is {max_model_len:,} tokens. However, {message}"
+    return bad_request(message, param=param, code=TOO_LONG)
 
 
 def check_length(prompt: str | list[int], max_model_len: int, param: str, name: str | None = None) -> None:
     """Raise APIError for what is so long that to look at it would take seconds."""
     if len(prompt) > max_model_len * MAX_TOKEN_CHARACTERS:
         length = f"{len(prompt):,} {'characters' if isinstance(prompt, str) else 'tokens'}"
-        message = f"{name or param} has {length}, far more than the context of {max_model_len:,} tokens holds"
-        raise bad_request(message, param=param, code=TOO_LONG)
+        raise too_long(max_model_len, f"{name or param} has {length}, far more than that holds", param)
 
 
-def make_job(tokenizer: Any, max_model_len: int, prompts: list[str | list[int]], **fields: Any) -> Job:
+def make_job(served: Served, prompts: list[str | list[int]], params: Any, **fields: Any) -> Job:
     """A job with its prompts as token ids."""
     token_ids: list[list[int]] = []
     for i, prompt in enumerate(prompts):
-        check_length(prompt, max_model_len, "messages" if fields.get("chat") else "prompt", f"prompt {i}")
+        check_length(prompt, served.max_model_len, "messages" if fields.get("chat") else "prompt", f"prompt {i}")
         try:
-            token_ids.append(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+            ids = served.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            token_ids.append(served.stage.truncated(ids, params, served.max_model_len))
         except ValueError as error:
-            raise bad_request(f"prompt {i}: {error}", param="prompt") from None
-    return Job(prompts=prompts, token_ids=token_ids, max_model_len=max_model_len, **fields)
+            name = "truncate_prompt_tokens" if str(error).startswith("truncate") else "prompt"
+            raise bad_request(f"prompt {i}: {error}", param=name) from None
+        if len(token_ids[-1]) < len(ids):
+            prompts = [*prompts[:i], token_ids[-1], *prompts[i + 1 :]]
+    return Job(prompts=prompts, token_ids=token_ids, params=params, max_model_len=served.max_model_len, **fields)

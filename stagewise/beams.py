@@ -1,0 +1,133 @@
+"""Beam search around an engine: in a run of files, and in a server, where others go on meanwhile.
+
+`LLM.beam_search` has the engine to itself. In a server each beam is a request of its own instead, for one token and the
+likeliest candidates; from stage 5 on the prefix cache has what they share. Candidates, scores and ends are as there.
+"""
+
+import asyncio
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .stages import Stage, check_beams, end_tokens
+
+AT_ONCE = 16  # prompts of a file that are searched, and written, together
+
+
+@dataclass(frozen=True)
+class Beams:
+    """How to search."""
+
+    beam_width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A sequence: of what log-probability, and how it ended, if it has."""
+
+    logprob: float
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None
+
+    def score(self, length_penalty: float, length: int | None = None) -> float:
+        """As `BeamSearch.score`: orders as logprob / length**length_penalty does."""
+        length = len(self.token_ids) if length is None else length
+        return math.inf if self.logprob >= 0 else length_penalty * math.log(length) - math.log(-self.logprob)
+
+
+def drawing(stage: Stage, params: Any) -> list[str]:
+    """The names of what these parameters ask for and a beam search can't do."""
+    kept = {name: getattr(params, name) for name in ("temperature", "max_tokens", "n", "seed")}
+    plain = stage.SamplingParams(**kept)
+    return [name for name in stage.SamplingParams.__dataclass_fields__ if getattr(params, name) != getattr(plain, name)]
+
+
+async def search(
+    stage: Stage, engine: Any, prompt: list[int], params: Any, beams: Beams, **where: int
+) -> list[Hypothesis]:
+    """The best completions of a prompt, the best first.
+
+    Args:
+        engine: an AsyncLLM.
+        params: SamplingParams; `max_tokens` is the longest output.
+        where: `priority` and the like, for `engine.generate`.
+    """
+    ends = end_tokens(engine.llm)
+    most = min(params.max_tokens, engine.llm.max_model_len - len(prompt))
+    count = min(max(2, 1 + len(ends)) * beams.beam_width, engine.llm.vocab_size)
+    one_token = stage.SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=count, detokenize=False)
+    growing, finished = [Hypothesis(0.0, ())], []
+    for length in range(1, most + 1):
+        ids = [[*prompt, *beam.token_ids] for beam in growing]
+        steps = await asyncio.gather(*(candidates(engine, one, one_token, where) for one in ids))
+        pairs = [
+            Hypothesis(beam.logprob + entry.logprob, (*beam.token_ids, token_id))
+            for beam, step in zip(growing, steps, strict=True)
+            for token_id, entry in step
+        ]
+        pairs.sort(key=lambda one: -one.logprob)  # stable
+        growing = []
+        for rank, one in enumerate(pairs[: max(2, 1 + len(ends)) * beams.beam_width]):
+            if one.token_ids[-1] in ends or length == most:
+                if rank < beams.beam_width:
+                    reason = "stop" if one.token_ids[-1] in ends else "length"
+                    finished.append(Hypothesis(one.logprob, one.token_ids, reason))
+            elif len(growing) < beams.beam_width:
+                growing.append(one)
+        finished.sort(key=lambda one: -one.score(beams.length_penalty))
+        del finished[beams.beam_width :]
+        if not growing or is_over(finished, growing[0], beams, most):
+            break
+    return finished
+
+
+def is_over(finished: list[Hypothesis], best: Hypothesis, beams: Beams, most: int) -> bool:
+    """Whether nothing that can still come is to be waited for."""
+    if len(finished) < beams.beam_width or beams.early_stopping is True:
+        return len(finished) == beams.beam_width
+    at_best = most if beams.early_stopping == "never" and beams.length_penalty > 0 else None
+    return best.score(beams.length_penalty, at_best) <= finished[-1].score(beams.length_penalty)
+
+
+async def candidates(engine: Any, token_ids: list[int], one_token: Any, where: dict) -> list[tuple[int, Any]]:
+    """The likeliest next tokens with their log-probabilities, the likeliest first."""
+    async for event in engine.generate(token_ids, one_token, **where):
+        if event.finish_reason == "abort":
+            raise RuntimeError("a beam was aborted")
+        if event.logprobs:
+            return sorted(event.logprobs[0].items(), key=lambda pair: pair[1].rank)
+    raise RuntimeError("a beam got no token")
+
+
+def completed_by_beams(llm: Any, beams: Beams) -> Callable[..., Iterator[tuple[int, Any]]]:
+    """What does for a run of files what `llm.as_completed` does. What is scored is none of its business."""
+
+    def as_completed(prompts: list, params: list, *priority: list) -> Iterator[tuple[int, Any]]:
+        jobs = sorted(range(len(prompts)), key=lambda i: -params[i].max_tokens)
+        for most, group in itertools.groupby(jobs, lambda i: params[i].max_tokens):
+            group = list(group)
+            if not most:  # to be scored
+                columns = [[column[i] for i in group] for column in (prompts, params, *priority)]
+                yield from ((group[i], output) for i, output in llm.as_completed(*columns))
+                continue
+            for start in range(0, len(group), AT_ONCE):
+                part = group[start : start + AT_ONCE]
+                how = beams.beam_width, most, beams.length_penalty, beams.early_stopping
+                yield from zip(part, llm.beam_search([prompts[i] for i in part], *how), strict=True)
+
+    return as_completed
+
+
+def validate_beams(stage: Stage, llm: Any, beams: Beams) -> Callable[..., None]:
+    """What does for beams what `llm.validate` does."""
+
+    def validate(prompt: Any, params: Any, *priority: int) -> None:
+        llm.validate(prompt, params, *priority)
+        if params.max_tokens:
+            check_beams(stage, llm, prompt, params.max_tokens, beams)
+
+    return validate

@@ -1,0 +1,246 @@
+"""Controls of a request: each against the obvious way, token by token, on Hugging Face's model, in every stage."""
+
+import math
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel
+
+from tests.adapter import EOS, STAGES, TINYTALES
+
+FILES = ("support/controls.py", "support/text.py", "support/prompts.py", "sampler.py", "engine.py")  # see conftest.py
+PROMPT = "Once upon a time"
+
+
+def last_digit(token_ids, logits):
+    """A logits processor: the number of tokens so far says how a token's id ends."""
+    return torch.where(torch.arange(len(logits)) % 10 == len(token_ids) % 10, logits, -math.inf)
+
+
+def never_in_the_prompt(prompt_token_ids, token_ids, logits):
+    logits[prompt_token_ids] = -math.inf
+    return logits
+
+
+CONTROLS = {
+    "bias": dict(logit_bias={"50256": -100, 262: 4.5, 13: 100}),
+    "a little bias": dict(logit_bias={13: 1.25, 11: 1.25, 257: -2}),
+    "allowed": dict(allowed_token_ids=range(100, 900)),
+    "one allowed": dict(allowed_token_ids=[5]),
+    "a processor": dict(logits_processors=[last_digit]),
+    "processors": dict(logits_processors=[last_digit, never_in_the_prompt], logit_bias={20: 50}),
+    "bias and penalty": dict(logit_bias={13: 6, 257: 6}, repetition_penalty=1.7, presence_penalty=1.5),
+    "allowed and min_tokens": dict(allowed_token_ids=[EOS, 13, 257], min_tokens=6),
+}
+
+
+def obvious(model, tokenizer, prompt, max_tokens, **controls):
+    """Greedy decoding with controls, as their documentation says it."""
+    prompt_ids = tokenizer.encode(prompt)
+    token_ids, phrases = [], []
+    for word in controls.get("bad_words", ()):
+        plain, spaced = tokenizer.encode(word.lstrip()), tokenizer.encode(" " + word.lstrip())
+        phrases += [plain] + [spaced] * (len(plain) == len(spaced) and plain[0] != spaced[0])
+    while len(token_ids) < max_tokens:
+        logits = model(torch.tensor([prompt_ids + token_ids])).logits[0, -1].float().clone()
+        for process in controls.get("logits_processors", ()):
+            both = (prompt_ids, token_ids, logits) if process is never_in_the_prompt else (token_ids, logits)
+            logits = process(*both)
+        for token_id, bias in controls.get("logit_bias", {}).items():
+            logits[int(token_id)] += bias
+        for token_id in range(len(logits)) if "allowed_token_ids" in controls else ():
+            if token_id not in controls["allowed_token_ids"]:
+                logits[token_id] = -math.inf
+        for phrase in phrases:
+            if len(phrase) == 1 or token_ids[-len(phrase) + 1 :] == phrase[:-1]:
+                logits[phrase[-1]] = -math.inf
+        if len(token_ids) < controls.get("min_tokens", 0):
+            logits[EOS] = -math.inf
+        for token_id in {*prompt_ids, *token_ids}:
+            penalty = controls.get("repetition_penalty", 1)
+            logits[token_id] = logits[token_id] / penalty if logits[token_id] > 0 else logits[token_id] * penalty
+        for token_id in set(token_ids):
+            logits[token_id] -= controls.get("presence_penalty", 0)
+        token_ids.append(int(logits.argmax()))
+        if token_ids[-1] == EOS:
+            break
+    return token_ids
+
+
+@pytest.fixture(scope="module")
+def hugging_face():
+    with torch.inference_mode():
+        yield GPT2LMHeadModel.from_pretrained(TINYTALES, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def expected(hugging_face):
+    """Each control's tokens, and the text that greedy decoding makes without any."""
+    tokenizer = STAGES[0].tokenizer()
+    plain = obvious(hugging_face, tokenizer, PROMPT, 12)
+    words = [tokenizer.decode(plain[2:3]), tokenizer.decode(plain[5:8]), "zebra"]
+    controls = CONTROLS | {
+        "bad words": dict(bad_words=words),
+        "a bad text": dict(bad_words=tokenizer.decode(plain[4:7])),
+    }
+    listed = {"bad_words": controls["a bad text"]["bad_words"]}
+    controls["a bad text"] = {"bad_words": [listed["bad_words"]]}
+    results = {name: obvious(hugging_face, tokenizer, PROMPT, 12, **given) for name, given in controls.items()}
+    assert sum(tokens == plain for tokens in results.values()) == 0  # each changes something
+    return controls, results, plain
+
+
+def test_each_control(stage, expected):
+    """Alone, and all of them in one batch with those that have none."""
+    controls, results, plain = expected
+    llm = stage.engine(max_num_seqs=16)
+    params = {name: stage.SamplingParams(temperature=0, max_tokens=12, **given) for name, given in controls.items()}
+    for name, given in params.items():
+        assert llm.generate([PROMPT], given)[0].outputs[0].token_ids == results[name], name
+    nothing = stage.SamplingParams(temperature=0, max_tokens=12)
+    mixed = [one for given in params.values() for one in (given, nothing)]
+    outputs = [output.outputs[0].token_ids for output in llm.generate([PROMPT] * len(mixed), mixed)]
+    assert outputs == [one for name in params for one in (results[name], plain)]
+
+
+def test_draws_are_of_what_is_allowed(stage):
+    """Seeded draws, hot and cut: never a token that is not allowed; logprobs are the model's own all the same."""
+    allowed = [11, 13, 257, 262, EOS]
+    params = stage.SamplingParams(temperature=5, allowed_token_ids=allowed, max_tokens=40, seed=3, logprobs=0)
+    (output,) = stage.engine().generate([PROMPT], params)
+    token_ids = output.outputs[0].token_ids
+    assert set(token_ids) <= set(allowed)
+    assert len(set(token_ids)) > 1
+    forced = stage.SamplingParams(temperature=1, logit_bias={13: 100}, max_tokens=1, logprobs=-1, seed=1)
+    (entry,) = stage.engine().generate([PROMPT], forced)[0].outputs[0].logprobs
+    assert len(entry) == 50257
+    assert sum(math.exp(one.logprob) for one in entry.values()) == pytest.approx(1, abs=1e-3)
+    assert next(iter(entry)) == 13
+    assert entry[13].rank > 1
+
+
+def test_a_processor_that_fails_fails_its_request_alone(stage):
+    def fails(token_ids, logits):
+        if len(token_ids) == 2:
+            raise KeyError("mine")
+        return logits
+
+    llm, params = stage.engine(max_num_seqs=4), [stage.SamplingParams(temperature=0, max_tokens=4)] * 3
+    expected = llm.generate([PROMPT], params[0])[0].outputs
+    params[1] = stage.SamplingParams(temperature=0, max_tokens=4, logits_processors=[fails])
+    if stage.number < 4:
+        with pytest.raises(KeyError, match="mine"):
+            llm.generate([PROMPT] * 3, params)
+    else:
+        outputs = llm.generate([PROMPT] * 3, params)
+        assert [output.outputs[0].finish_reason for output in outputs] == ["length", "abort", "length"]
+        assert outputs[0].outputs == outputs[2].outputs == expected
+    for wrong in (lambda token_ids, logits: logits[1:], lambda token_ids, logits: None):
+        with pytest.raises(ValueError, match="a logits processor must give logits"):
+            llm.generate([PROMPT], stage.SamplingParams(logits_processors=[wrong]))
+    nothing = stage.SamplingParams(logits_processors=[lambda token_ids, logits: logits - math.inf])
+    with pytest.raises(ValueError, match="no token can be chosen"):
+        llm.generate([PROMPT], nothing)
+    assert llm.generate([PROMPT], params[0])[0].outputs == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (dict(logit_bias={50257: 1}), "logit_bias token 50257 is outside the model's vocabulary"),
+        (dict(allowed_token_ids=[1, 60000]), "allowed_token_ids 60000 is outside"),
+        (dict(allowed_token_ids=[EOS], min_tokens=1), "allowed_token_ids leaves nothing to choose"),
+        (dict(allowed_token_ids=[13], bad_words=["."]), "allowed_token_ids leaves nothing to choose"),
+        (dict(truncate_prompt_tokens=2000), "truncate_prompt_tokens 2000 is over max_model_len 1024"),
+    ],
+)
+def test_controls_that_can_t_be_met(stage, fields, says):
+    with pytest.raises(ValueError, match=f"prompt 1: {says}"):
+        stage.engine().generate([PROMPT] * 2, [stage.SamplingParams(), stage.SamplingParams(**fields)])
+
+
+# --- The text ---------------------------------------------------------------------------------------------------------
+
+
+def texts(stage, **fields):
+    """What a completion says, whole and streamed, which must be the same."""
+    llm, params = stage.engine(), stage.SamplingParams(temperature=0, **fields)
+    (whole,) = llm.generate([PROMPT], params)[0].outputs
+    assert "".join(event.text for event in llm.stream([PROMPT], params)) == whole.text
+    return whole
+
+
+def test_the_stop_text_in_the_output(stage):
+    plain = texts(stage, max_tokens=30)
+    for start, length in ((5, 1), (9, 3), (14, 7)):
+        stop = plain.text[start : start + length]
+        without, included = (
+            texts(stage, max_tokens=30, stop=stop, include_stop_str_in_output=x) for x in (False, True)
+        )
+        assert included.text == without.text + stop == plain.text[: plain.text.index(stop) + length]
+        assert (included.token_ids, included.stop_reason) == (without.token_ids, stop)
+    token = plain.token_ids[7]
+    included = texts(stage, max_tokens=30, stop_token_ids=[token], include_stop_str_in_output=True)
+    assert included.text == stage.tokenizer().decode(included.token_ids)
+    assert included.token_ids[-1] == token
+
+
+def test_the_end_token_in_the_text(stage):
+    end = dict(allowed_token_ids=[EOS, 13], logit_bias={EOS: 50}, max_tokens=3)
+    assert texts(stage, **end).text == texts(stage, **end, skip_special_tokens=False).text == ""
+    assert texts(stage, **end, skip_special_tokens=False, ignore_eos=True).text == "<|endoftext|>" * 3
+    assert texts(stage, **end, ignore_eos=True).text == ""
+    shown = dict(skip_special_tokens=False, include_stop_str_in_output=True)
+    assert texts(stage, **end, **shown).text == "<|endoftext|>"
+
+
+def test_without_text(stage):
+    plain, without = texts(stage, max_tokens=9), texts(stage, max_tokens=9, detokenize=False)
+    assert (without.text, without.token_ids) == ("", plain.token_ids)
+    with pytest.raises(ValueError, match="stop needs detokenize"):
+        stage.SamplingParams(stop="a", detokenize=False)
+
+
+# --- Prompts and limits -----------------------------------------------------------------------------------------------
+
+
+def test_prompts_as_dicts(stage):
+    llm, params = stage.engine(), stage.SamplingParams(temperature=0, max_tokens=4)
+    ids = stage.tokenizer().encode(PROMPT)
+    prompts = [{"prompt": PROMPT}, {"prompt_token_ids": ids}, {"prompt": "mine", "prompt_token_ids": ids}, PROMPT]
+    outputs = llm.generate(prompts, params)
+    assert all(output.outputs == outputs[3].outputs for output in outputs)
+    assert [output.prompt for output in outputs] == [PROMPT, None, "mine", PROMPT]
+    assert llm.generate({"prompt": PROMPT}, params)[0].outputs == outputs[3].outputs
+
+
+def test_truncated_prompts(stage):
+    llm = stage.engine(max_model_len=40)
+    for given, max_tokens, kept in ((5, 3, 5), (39, 3, 39), (100, 3, None), (-1, 3, 37), (-1, 1000, 1), (-1, 39, 1)):
+        params = stage.SamplingParams(temperature=0, max_tokens=max_tokens, truncate_prompt_tokens=given)
+        if kept is None:
+            with pytest.raises(ValueError, match="truncate_prompt_tokens 100 is over max_model_len 40"):
+                llm.generate([list(range(60))], params)
+            continue
+        (output,) = llm.generate([list(range(60))], params)
+        assert output.prompt_token_ids == list(range(60))[-kept:]
+        assert llm.generate([[1, 2]], params)[0].prompt_token_ids == [1, 2][-kept:]
+    with pytest.raises(ValueError, match="60 tokens leave no room"):  # never without being asked
+        llm.generate([list(range(60))])
+
+
+def test_which_limit_ended_it(stage):
+    llm = stage.engine(max_model_len=20)
+    for max_tokens, limit in ((5, "max_tokens"), (17, "max_tokens"), (18, "max_model_len"), (400, "max_model_len")):
+        params = stage.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        (output,) = llm.generate([[5, 6, 7]], params)
+        assert (output.outputs[0].finish_reason, output.outputs[0].length_limit) == ("length", limit)
+    assert llm.generate([[5]], stage.SamplingParams(stop_token_ids=range(50257)))[0].outputs[0].length_limit is None
+
+
+def test_values_that_mean_something_else(stage):
+    assert stage.SamplingParams(seed=-1) == stage.SamplingParams()  # as vLLM
+    assert stage.SamplingParams(temperature=1e-6).temperature == 1e-5
+    assert stage.SamplingParams(logit_bias={}) == stage.SamplingParams()
+    assert stage.SamplingParams(logit_bias={"7": 1}).logit_bias == {7: 1.0}
+    assert hash(stage.SamplingParams(logit_bias={7: 1})) is not None
