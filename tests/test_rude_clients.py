@@ -176,7 +176,10 @@ def test_log_probabilities_count_as_tokens(tales):
 def test_long_texts_are_refused_before_they_are_cut_into_tokens(tales):
     for path, body in (("/tokenize", {"prompt": "a " * 100_000}), ("/detokenize", {"tokens": [1] * 200_000})):
         error = error_of(ask(tales, path, body), 400)
-        assert re.search("maximum context length is 1,024 .* has 200,000 (characters|tokens), far more than that holds", error["message"])
+        assert re.search(
+            "maximum context length is 1,024 .* has 200,000 (characters|tokens), far more than that holds",
+            error["message"],
+        )
 
 
 def test_a_lane_does_the_smallest_first():
