@@ -63,7 +63,7 @@ MUTANTS = [
     ("more room than is needed", ("batch, n_head, max_len, head_dim)", "if end > self.data.shape[4]", "room for {self.data.shape[4]}"),
      ("batch, n_head, 1024, head_dim)\n        self.room = max_len", "if end > self.room", "room for {self.room}"), "more columns than max_len"),
     ("only the first layer looks", "if end > self.data.shape[4]:", "if end > self.data.shape[4] and layer == 0:", "before torch does"),
-    ("in float64", "n_head, max_len, head_dim)", "n_head, max_len, head_dim, dtype=torch.float64)", "more columns than max_len"),
+    ("in float64", "n_head, max_len, head_dim)", "n_head, max_len, head_dim, dtype=torch.float64)", "torch.float32 is wanted"),
     ("writes what fits", "            raise ValueError(f",
      "            self.data[layer, 0, :, :, self.length :] = k[:, :, : self.data.shape[4] - self.length]\n"
      "            raise ValueError(f", "look before you write"),

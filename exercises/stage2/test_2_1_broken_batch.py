@@ -44,7 +44,7 @@ def test_each_prompt_is_cut_by_itself(work):
     work.generate(model, [[10, 20, 30, 40], [50, 60]], 1, EOS, 3)
     seen = model.calls[0][0]
     expect("rows of the first call, for two prompts", len(seen), 2, {"the prompts have to go through as one batch": 1})
-    expect("what the model saw of them", [seen[0], seen[1, -2:]], [[20, 30, 40], [50, 60]],
+    expect("what the model saw of them", [seen[0].tolist(), seen[1, -2:].tolist()], [[20, 30, 40], [50, 60]],
            {"nothing was cut: cut each prompt to its last max_len tokens, then pad": [[10, 20, 30, 40], [50, 60]]})  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def test_padding_of_a_batch_that_was_cut(work):
     said = {"the padding was counted before the cut: three columns are left, one of them is padding": (
         [0, 0], [[False, True, False], [False, False, True]])}  # fmt: skip
     expect("what the model was told of the second row's own tokens: positions, and what they may look at",
-           (positions[1, 1:], visible[1, 1:]), ([0, 1], [[False, True, False], [False, True, True]]), said)  # fmt: skip
+           (positions[1, 1:].tolist(), visible[1, 1:].tolist()), ([0, 1], [[False, True, False], [False, True, True]]), said)  # fmt: skip
 
 
 @one_thread()

@@ -1,26 +1,12 @@
 """Rows against the same rows alone, and the number of operations."""
 
-import contextlib
 import math
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from exercises.examples import Example, at_random
-from exercises.grading import Wrong, expect, require
+from exercises.grading import expect, require
 from exercises.tiny import one_thread
-
-
-class Counter(TorchDispatchMode):
-    """Counts torch's operations."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += 1
-        return func(*args, **(kwargs or {}))
 
 
 def call(work, logits, temperature, top_k, u):
@@ -118,28 +104,12 @@ def test_no_loop_over_rows(work):
     for rows in (2, 32):
         torch.manual_seed(0)
         arguments = torch.randn(rows, 50), torch.rand(rows), torch.randint(0, 9, (rows,)), torch.rand(rows)
-        with Counter() as counter, in_torch_alone():
+        with work.measured() as measured:
             work.sample(*arguments)
-        counts.append(counter.count)
+        require(not measured.in_python, "the numbers of the tensors", "they stay in torch", "they were made numbers of Python",
+                "a loop over the rows, in Python? find the operation that does it for all of them")  # fmt: skip
+        counts.append(measured.operations)
     require(counts[0] == counts[1], "torch operations for 2 and for 32 rows", "as many for 32 as for 2", counts, said)
-
-
-@contextlib.contextmanager
-def in_torch_alone():
-    """Whoever turns a tensor into numbers of Python, which torch's operations don't show, is told."""
-
-    def forbidden(*_):
-        raise Wrong("the numbers of the tensors", "they stay in torch", "they were made numbers of Python",
-                    "a loop over the rows, in Python? find the operation that does it for all of them")  # fmt: skip
-
-    kept = {name: getattr(torch.Tensor, name) for name in ("tolist", "__iter__", "numpy")}
-    try:
-        for name in kept:
-            setattr(torch.Tensor, name, forbidden)
-        yield
-    finally:
-        for name, method in kept.items():
-            setattr(torch.Tensor, name, method)
 
 
 def slowly(logits, temperature, top_k, u):

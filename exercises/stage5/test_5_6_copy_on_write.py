@@ -16,8 +16,9 @@ def test_a_fork_takes_nothing(work):
         4,
         {"the fork took blocks of its own": OneOf([2, 3])},
     )
-    expect("the tables of both", blocks.block_table("a"), blocks.block_table("b"))
-    require(blocks.block_table("a") is not blocks.block_table("b"), "the two tables", "two lists", "one list",
+    tables = [blocks.block_table(name) for name in "ab"]
+    expect("the tables of both", *tables)
+    require(not work.one(*tables), "the two tables", "two lists", "one list",
             "copy the list, or what one appends the other has too")  # fmt: skip
 
 
