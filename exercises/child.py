@@ -351,6 +351,7 @@ class Child(Line):
         self.objects: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
         self.results: dict[int, Any] = {}
+        self.lists: list[tuple[Any, Any]] = []  # what functions returned, and what was in it then
         if watch is not None:
             main = threading.main_thread().ident
             threading.Thread(target=self.watch, args=(watch, main), daemon=True).start()
@@ -428,9 +429,10 @@ class Child(Line):
         """Do what the judge asks for."""
         ask, number = message["ask"], message.get("number")
         if ask == "forget":
-            for kept in (self.objects, self.numbers, self.results):
+            changed = any(self.plainly(value) != kept for value, kept in self.lists)
+            for kept in (self.objects, self.numbers, self.results, self.lists):
                 kept.clear()
-            return {}
+            return {"value": changed}
         if ask == "load":
             self.load()
             return {}
@@ -485,7 +487,13 @@ class Child(Line):
         if type(last[0]) not in PLAIN:  # it may be asked for again, when it has changed
             reply["result"] = len(self.results)
             self.results[len(self.results)] = last[0]
+            if ask == "call" and "changed" in reply and type(last[0]) in (list, tuple, dict):
+                self.lists.append((last[0], self.plainly(last[0])))
         return reply
+
+    def plainly(self, value: Any) -> Any:
+        """What is in it now, to be compared later."""
+        return self.coder().encode(value)
 
     def load(self) -> None:
         """Run the answer's file as a module."""

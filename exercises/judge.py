@@ -117,6 +117,7 @@ class Answer(Line):
         self._given: list[Any] = []  # functions and iterators that can be called back
         self._results: dict[int, tuple[Any, int]] = {}
         self._raised: Wrong | None = None
+        self._changed = False  # whether a call has changed an argument, or returned it
         self._measured: SimpleNamespace | None = None
         self._process: Process | None = None
         self._buffer = bytearray()
@@ -187,13 +188,17 @@ class Answer(Line):
         finally:
             self._measured = None
 
-    def forget(self) -> None:
-        """Between two tests: let go of all objects."""
-        if self._process is not None:
-            self._exchange({"ask": "forget"})
+    def settle(self) -> None:
+        """After a test: let go of all objects. Raises Wrong where something changed that no test looked at."""
+        changed, case = self._changed, "what was given to it, afterwards"
+        if self._process is not None and self._exchange({"ask": "forget"})[0]:
+            changed, case = True, "a list that came back, after later calls"
+        self._changed = False
         for kept in (self._names, self._methods, self._remotes, self._given, self._results):
             kept.clear()
         self.most_alive = 0
+        if changed:
+            raise Wrong(case, "as it was", "changed", "the caller goes on with it: make a new one for each result")
 
     @property
     def cpu_seconds(self) -> float:
@@ -220,6 +225,10 @@ class Answer(Line):
         if self._measured is not None:
             for name, number in reply.get("measured", {}).items():
                 vars(self._measured)[name] += number
+        if message["ask"] in ("call", "method"):
+            arguments = [*values[0], *values[1].values()]
+            same = type(value) is list and any(value is argument for argument in arguments)
+            self._changed = self._changed or same or bool(reply.get("changed"))
         if type(reply.get("result")) is int:
             self._results[id(value)] = value, reply["result"]
         return value, reply

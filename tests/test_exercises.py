@@ -141,7 +141,7 @@ def test_broken_ones_fail_at_each_of_their_tests(number, tmp_path):
     failing = []
     with Answer(broken) as work:
         for name in names:
-            work.forget()
+            work.settle()
             try:
                 getattr(load(exercise.test), name)(work)
             except AssertionError:

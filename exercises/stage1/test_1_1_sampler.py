@@ -155,3 +155,17 @@ def test_against_the_engine(work):
         request = stage.make_request(stage.SamplingParams(**values))
         expected = stage.filtered(torch.tensor([logits]), [request])[0].softmax(dim=-1).tolist()
         expect(f"30 random logits, {values}", work.distribution(logits, **values), expected, tolerance=1e-4)
+
+
+def test_many_tokens(work):
+    """As many as a vocabulary has, with ranks and probabilities far down the row."""
+    rng = random.Random(1)
+    for k in (0, 300, 70_000):
+        logits = [rng.gauss(0, 3) for _ in range(1100)]
+        values = (0.7, k, 0.97, 0.00001)
+        expected = slowly(logits, *values)
+        if expected is not None:
+            expect(f"1,100 random logits, top_k={k}", work.distribution(logits, *values), expected, tolerance=1e-6)
+    expect("weights 1,000,000 and 1: nothing is dropped unless asked", work.distribution(of([1e6, 1])), shares(1e6, 1),
+           tolerance=1e-9)  # fmt: skip
+    expect("2,048 equal tokens, u = 1500.5 / 2048", work.draw([1 / 2048] * 2048, 1500.5 / 2048), 1500)

@@ -147,3 +147,16 @@ def test_nothing_is_computed_for_nobody(work):
     work.generate(model, [[6], [5]], 9, EOS, 50)
     expect("passes until rows that count 7, 0 and 6, 7, 0 have ended, max_tokens 9", len(model.calls), 3,
            {"when all rows have ended, nothing is left to compute, even if they ended in different steps": 9})  # fmt: skip
+
+
+@one_thread()
+def test_large_batches(work):
+    """Long prompts, many rows, numbers of tokens beyond 65,535."""
+    for prompts, values in (
+        ([[(i * i) % 70_001 for i in range(950)], [100_000, 3]], (2, 70_002, 1000)),
+        ([[row % 9 + 1] * (1 + row % 3) for row in range(300)], (3, 300, 70_000)),
+        ([[7, 5], [6]], (300, 99, 400)),
+    ):
+        expected = [slowly(prompt, *values) for prompt in prompts]
+        expect(f"{len(prompts)} prompts of up to {max(map(len, prompts))} tokens, {values[0]} new ones",
+               work.generate(summing_model, prompts, *values), expected)  # fmt: skip

@@ -143,3 +143,24 @@ def test_any_rows(work):
             example.expect(f"work.sample({arguments}).tolist()", expected)
 
     at_random(check)
+
+
+def test_many_rows(work):
+    """A thousand rows of a thousand tokens: the token is where its own weights say, in each of them."""
+    rows, places = torch.arange(1000), torch.arange(1000) * 7 % 1000
+    logits = torch.full((1000, 1000), -20_000.0)
+    logits[rows, places] = 0.0
+    temperature, top_k = (rows % 2).float(), rows % 3 * 400
+    got = work.sample(logits, temperature, top_k, torch.full((1000,), 0.5))
+    expect("a thousand rows with a likely token each", got, places)
+    u = (rows + 0.5).double() / 1000
+    got = work.sample(torch.zeros(1000, 1000), torch.ones(1000), torch.full((1000,), 70_000), u)
+    expect("a thousand equal tokens, u = 0.0005, 0.0015, …", got, rows)
+    rare = torch.tensor([[0.0] + [-18.0] * 999])
+    got = work.sample(
+        rare, torch.ones(1), torch.zeros(1, dtype=torch.int64), torch.tensor([1 - 1e-6], dtype=torch.float64)
+    )
+    weights = [1.0] + [math.exp(-18)] * 999
+    sums = [sum(weights[: i + 1]) / sum(weights) for i in range(1000)]
+    expect("999 tokens that share 15 millionths, u = 1 - 1e-6", got, torch.tensor([next(i for i, s in enumerate(sums) if s > 1 - 1e-6)]),
+           likely="in float32 the rare tokens lose their share: add up in double")  # fmt: skip

@@ -108,13 +108,18 @@ def test_traffic(work):
     """A step of one column, in a cache of a thousand, writes one column of keys and one of values."""
     cache, sizes = work.Cache(2, 2, 2, 1000, 4), (2, 2, 1, 4)
     for layer in range(2):
-        cache.update(layer, *torch.randn(2, 2, 2, 900, 4))
-    cache.advance(900)
+        pair = torch.randn(2, 2, 2, 950, 4)
+        got = cache.update(layer, *pair)
+        require(
+            all(map(torch.equal, got, pair)), f"950 columns of layer {layer}", "as they were given", "something else"
+        )
+    cache.advance(950)
+    expect("length after 950 columns", cache.length, 950)
     column = 2 * torch.Size(sizes).numel() * 4
     for layer in range(2):
         with work.measured() as measured:
             cache.update(layer, *torch.randn(2, *sizes))
-        require(measured.moved <= 4 * column, f"bytes that torch writes in layer {layer}, for one column behind 900",
+        require(measured.moved <= 4 * column, f"bytes that torch writes in layer {layer}, for one column behind 950",
                 f"{column}, the new keys and values", measured.moved, "the whole cache is copied, at every step")  # fmt: skip
         require(
             measured.in_python == 0,
@@ -153,3 +158,20 @@ def test_any_steps(work):
             example.look("cache.length", filled)
 
     at_random(check, 60)
+
+
+def test_a_long_cache(work):
+    """More columns than fit into 16 bits, one layer of many, and many steps."""
+    cache = work.Cache(1, 1, 1, 70_000, 1)
+    cache.update(0, torch.zeros(1, 1, 69_999, 1), torch.zeros(1, 1, 69_999, 1))
+    cache.advance(69_999)
+    keys, values = cache.update(0, torch.ones(1, 1, 1, 1), torch.full((1, 1, 1, 1), 2.0))
+    expect("the last two of 70,000 columns", (keys.flatten()[-2:].tolist(), values.flatten()[-2:].tolist(), keys.shape[2]),
+           ([0.0, 1.0], [0.0, 2.0], 70_000))  # fmt: skip
+    cache = work.Cache(300, 1, 1, 300, 1)
+    for column in range(130):
+        for layer in (0, 299):
+            keys, _ = cache.update(layer, *torch.full((2, 1, 1, 1, 1), float(column + layer)))
+            expect(f"keys of layer {layer} of 300 after {column + 1} steps", keys.flatten().tolist(),
+                   [float(i + layer) for i in range(column + 1)])  # fmt: skip
+        cache.advance(1)

@@ -144,3 +144,16 @@ def test_any_visitors(work):
             example.look("len(queue)", len(waiting))
 
     at_random(check, 300)
+
+
+def test_many_visitors(work):
+    """Names of a thousand characters, priorities beyond 65,535, and a thousand who come, leave and are served."""
+    queue, names = work.Queue(), [f"{i} " + "n" * (i % 7 * 170) for i in range(1100)]
+    priorities = [i * i % 70_001 - 300 for i in range(1100)]
+    for name, priority in zip(names, priorities, strict=True):
+        queue.add(name, priority)
+    for name in names[::2]:
+        queue.abort(name)
+    expect("how many of 1,100 wait, when every second has left", len(queue), 550)
+    order = sorted(range(1, 1100, 2), key=lambda i: (priorities[i], i))
+    expect("the order of the others", drained(queue), [names[i] for i in order])

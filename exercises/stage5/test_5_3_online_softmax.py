@@ -165,3 +165,17 @@ def test_any_blocks(work):
         )
 
     at_random(check, 150)
+
+
+def test_many_blocks(work):
+    """A thousand blocks, a block of a thousand tokens, hundreds of heads, scores below minus a million."""
+    for sizes, heads in (([1] * 1000, 1), ([1100, 1], 2), ([3, 2], 300)):
+        query, keys, values, blocks = data(sizes, n_head=heads, head_dim=4)
+        expect(
+            f"{len(sizes)} blocks of up to {max(sizes)}, {heads} heads",
+            work.attend(query, iter(blocks)),
+            dense(query, keys, values),
+        )
+    keys, values = torch.full((6, 1, 4), -5e8), torch.arange(24.0).view(6, 1, 4)
+    got = work.attend(torch.ones(1, 4), iter(list(zip(keys.split(3), values.split(3), strict=True))))
+    expect("all scores at minus a billion", got, values.mean(0), likely="the largest begins at -inf, and nowhere else")

@@ -255,3 +255,22 @@ def test_against_slow_references(work):
         places, capacity = [rng.randrange(16 * most) for _ in range(rng.randint(0, 4 * most))], rng.randint(1, most)
         check_lines(work, f"lines_loaded({places}, {capacity})", places, capacity)
         check_pays(work, 2 * out, 4 * in_, width, capacity)
+
+
+def test_large_matrices(work):
+    """A thousand columns or inputs, panels of 300, caches of hundreds of lines, places beyond 65,535."""
+    for out, in_, width in ((1000, 3, 300), (3, 1000, 2), (1, 1100, 1), (5, 2, 70_000)):
+        weight = [[(column * 31 + i * 7) % 64 / 4 - 8 for i in range(in_)] for column in range(out)]
+        expect(
+            f"pack, {out} columns of {in_}, panels of {width}", work.pack(weight, width), packed_slowly(weight, width)
+        )
+        x = [[(row + i) % 8 / 2 for i in range(in_)] for row in range(2)]
+        got = work.multiply(packed_slowly(weight, width), x, width, out)
+        expect(f"multiply, {out} columns of {in_}, panels of {width}", got, multiplied_slowly(weight, x))
+    rows = [[float(row)] for row in range(1000)]
+    expect("a thousand rows", work.multiply([2.0, 3.0], rows, 2, 2), [[2.0 * row, 3.0 * row] for row in range(1000)])
+    places = [i * 7919 % 100_003 for i in range(3000)]
+    for capacity in (1, 300, 70_000):
+        check_lines(work, f"3,000 places beyond 65,535, a cache of {capacity}", places, capacity)
+    for sizes in ((1200, 20, 16, 8), (40, 1100, 32, 9), (1000, 3, 300, 299), (20, 17, 70_000, 3), (16, 64, 16, 70_000)):
+        check_pays(work, *sizes)
