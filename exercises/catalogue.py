@@ -140,7 +140,7 @@ def grade(exercise: Exercise, work: Path | None = None, *, whole: bool = True, *
                 failure = failure or (told(error, work, exercise.test), name)
             if failure and not whole:
                 break
-            with suppress(Wrong):
+            with suppress(Wrong, Ended):
                 answer.settle()
         seconds = time.process_time() - started + answer.cpu_seconds
     return Grade("failing" if failure else "passed", *(failure or ("", "")), passed, len(tests), seconds)

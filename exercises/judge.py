@@ -194,7 +194,7 @@ class Answer(Line):
         if self._process is not None and self._exchange({"ask": "forget"})[0]:
             changed, case = True, "a list that came back, after later calls"
         self._changed = False
-        for kept in (self._names, self._methods, self._remotes, self._given, self._results):
+        for kept in (self._names, self._methods, self._remotes, self._results):
             kept.clear()
         self.most_alive = 0
         if changed:

@@ -70,6 +70,8 @@ MUTANTS = [
     ("advances by one", "self.length += n_new", "self.length += 1", "expected:  5"),
     ("looks after it wrote", "        if end > self.data.shape[4]:\n            raise", "        if end > self.data.shape[4]:\n"
      "            self.data[layer, :, :, :, : min(end, 12) - self.length] = 0\n            raise", "look before you write"),
+    ("copies the layer at each step", "        end = self.length + k.shape[2]\n", "        self.data[layer] = self.data[layer].clone()\n        end = self.length + k.shape[2]\n",
+     "the whole cache is copied"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

