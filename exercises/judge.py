@@ -68,7 +68,7 @@ class Remote:
         return self._answer._request({"ask": ask, "number": self._number, **more}, *values)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") or name in ("tolist", "numel", "dtype"):  # by which a message knows a tensor
             raise AttributeError(name)
         methods = self._answer._methods
         if (self._kind, name) not in methods:
@@ -350,6 +350,8 @@ class Process:
         return self._request({"ask": "one", "number": numbers[0]}, numbers[1])
 
     def write(self, data: bytes) -> None:
+        if not self.fds:
+            raise Ended("its process has ended")
         view = memoryview(data)
         with suppress(BrokenPipeError, ConnectionError):  # reading tells what it was
             while view:

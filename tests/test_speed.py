@@ -1,7 +1,7 @@
 """Each stage is faster than the one before, by the clock: neighbours side by side, in turns, in one run.
 
-What else the machine does slows both of a pair. Each is measured by its best turn, and has to be ahead by half (or less) of
-what it was ahead on two cores, alone. A stage that gets slower by some tens of milliseconds a step fails.
+What else the machine does slows both of a pair. Each is measured by its best turn, and the faster one has to be ahead by
+half, or less, of what it was ahead when this was written. A stage that sleeps 30 ms in each step fails.
 """
 
 import time
@@ -85,12 +85,12 @@ def pair_6_5(model, small):
     return [runner(number, model, requests, max_num_seqs=1, num_blocks=8) for number in (5, 6)]
 
 
-# (the stages, how much faster the second has to be; measured alone on two cores, 2026-11: MEASURED)
+# How much faster the second has to be. Measured in 2026-11 on two cores, beside other work: 6.2, 1.54, 5.7 and 5.1 times.
 PAIRS = {
-    "3 beats 2": (pair_3_2, 1.5),
-    "4 beats 3": (pair_4_3, 1.2),
-    "5 beats 4": (pair_5_4, 1.5),
-    "6 beats 5": (pair_6_5, 1.3),
+    "3 beats 2": (pair_3_2, 2.5),
+    "4 beats 3": (pair_4_3, 1.15),
+    "5 beats 4": (pair_5_4, 2.5),
+    "6 beats 5": (pair_6_5, 2.5),
 }
 
 
@@ -104,7 +104,7 @@ def test_a_stage_is_faster_than_the_one_before(name, models):
 @pytest.mark.soak
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_stage_that_sleeps_is_not(name, models, monkeypatch):
-    """30 ms in each step of the faster one, or, for a pair of few steps, what is measured is no speed at all."""
+    """30 ms in each step of the faster one."""
     make, wanted = PAIRS[name]
     slow, fast = make(*models)
     engine = STAGES[int(name[0]) - 1].part("engine").Engine

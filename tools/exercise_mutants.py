@@ -279,7 +279,7 @@ def mutants(exercise: Exercise) -> list[Mutant]:
             before, after = f"if {test}", "if True" if after.lstrip("ifelwh ").startswith("True") else "if False"
         made.append(Mutant(kind, where or "the module", before, after, text))
 
-    annotations = {id(child) for node in ast.walk(tree) for a in annotations_of(node) for child in ast.walk(a)}
+    annotations = {id(child) for node in ast.walk(tree) for a in without_effect(node) for child in ast.walk(a)}
     for node, where in sites(tree):
         if id(node) not in annotations:
             for kind, after in changes(node, source):
@@ -293,7 +293,12 @@ def mutants(exercise: Exercise) -> list[Mutant]:
     return made
 
 
-def annotations_of(node: ast.AST) -> list[ast.AST]:
+def without_effect(node: ast.AST) -> list[ast.AST]:
+    """Annotations, what an error says, and `strict=True`: nothing changes in a right answer without them."""
+    if isinstance(node, ast.keyword) and node.arg == "strict":
+        return [node.value]
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        return node.exc.args
     found = [getattr(node, "annotation", None), getattr(node, "returns", None)]
     return [annotation for annotation in found if annotation is not None]
 

@@ -56,6 +56,12 @@ def test_top_p(work):
     expect("top_p=0.5, four equal weights", work.distribution(of([1, 1, 1, 1]), top_p=0.5), shares(0, 0, 1, 1), said)
 
 
+def test_top_p_to_the_last_digit(work):
+    got = work.distribution(of([0.5, 0.4995, 0.0005]), top_p=0.9998)
+    expect("top_p=0.9998, weights 0.5, 0.4995, 0.0005", got, [0.5, 0.4995, 0.0005],
+           {"the token that crosses the line is kept: without it they sum to less than top_p": shares(0.5, 0.4995, 0)})  # fmt: skip
+
+
 def test_min_p(work):
     said = {"min_p is a share of the best token's probability, not a probability": [1, 0, 0, 0]}
     got = work.distribution(of([10, 4, 3, 2]), min_p=0.25)
@@ -159,13 +165,18 @@ def test_against_the_engine(work):
 
 def test_many_tokens(work):
     """As many as a vocabulary has, with ranks and probabilities far down the row."""
-    rng = random.Random(1)
-    for k in (0, 300, 70_000):
-        logits = [rng.gauss(0, 3) for _ in range(1100)]
-        values = (0.7, k, 0.97, 0.00001)
-        expected = slowly(logits, *values)
-        if expected is not None:
-            expect(f"1,100 random logits, top_k={k}", work.distribution(logits, *values), expected, tolerance=1e-6)
+    logits = [-0.01 * i for i in range(1100)]
+    random.Random(1).shuffle(logits)
+    for temperature, k, top_p, min_p in (
+        (1.0, 0, 0.9, 0.0),
+        (1.0, 300, 0.8, 0.0),
+        (2.0, 70_000, 1.0, 0.5),
+        (0, 5, 1.0, 0.0),
+    ):
+        tried = ((temperature, k, top_p + i / 3000 * (top_p < 1), min_p) for i in range(9))
+        values, expected = next((v, e) for v in tried if (e := slowly(logits, *v)) is not None)
+        case = "1,100 tokens, temperature={}, top_k={}, top_p={}, min_p={}".format(*values)
+        expect(case, work.distribution(logits, *values), expected, tolerance=1e-6)
     expect("weights 1,000,000 and 1: nothing is dropped unless asked", work.distribution(of([1e6, 1])), shares(1e6, 1),
            tolerance=1e-9)  # fmt: skip
     expect("2,048 equal tokens, u = 1500.5 / 2048", work.draw([1 / 2048] * 2048, 1500.5 / 2048), 1500)

@@ -1,7 +1,7 @@
 """Batches by length, and results back in their order."""
 
 from exercises.examples import Example, at_random
-from exercises.grading import expect
+from exercises.grading import expect, require
 
 
 def test_the_picture(work):
@@ -74,4 +74,7 @@ def test_many_requests(work):
         expect(f"1,250 lengths, {size} at once", work.make_batches(lengths, size), batches)
         results = [f"result {i}" for i in order]
         expect("their results restored", work.restore(batches, results), [f"result {i}" for i in range(1250)])
+    many = list(range(70_001))
+    got = work.restore([many[::-1]], many)
+    require(got == many[::-1], "70,001 results of one batch, the last request first", "turned round", "something else")
     expect("no results", work.restore([], []), [])

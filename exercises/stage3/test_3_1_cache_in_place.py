@@ -168,10 +168,14 @@ def test_a_long_cache(work):
     keys, values = cache.update(0, torch.ones(1, 1, 1, 1), torch.full((1, 1, 1, 1), 2.0))
     expect("the last two of 70,000 columns", (keys.flatten()[-2:].tolist(), values.flatten()[-2:].tolist(), keys.shape[2]),
            ([0.0, 1.0], [0.0, 2.0], 70_000))  # fmt: skip
+    cache = work.Cache(70_000, 1, 1, 1, 1)
+    got = cache.update(69_999, torch.ones(1, 1, 1, 1), torch.full((1, 1, 1, 1), 2.0))
+    expect("the only column of layer 69,999", [tensor.tolist() for tensor in got], [[[[[1.0]]]], [[[[2.0]]]]])
     cache = work.Cache(300, 1, 1, 300, 1)
     for column in range(130):
         for layer in (0, 299):
-            keys, _ = cache.update(layer, *torch.full((2, 1, 1, 1, 1), float(column + layer)))
-            expect(f"keys of layer {layer} of 300 after {column + 1} steps", keys.flatten().tolist(),
-                   [float(i + layer) for i in range(column + 1)])  # fmt: skip
+            pair = cache.update(layer, *torch.full((2, 1, 1, 1, 1), float(column + layer)))
+            for name, tensor in zip(("keys", "values"), pair, strict=True):
+                expect(f"{name} of layer {layer} of 300 after {column + 1} steps", tensor.flatten().tolist(),
+                       [float(i + layer) for i in range(column + 1)])  # fmt: skip
         cache.advance(1)

@@ -16,6 +16,10 @@ def test_order(work):
             "equal priorities go in order of arrival": ["e", "c", "d", "b", "a"]}  # fmt: skip
     expect("a 1, b 1, c 0, d 1, e -2", drained(queue), ["e", "c", "a", "b", "d"], said)
     queue = work.Queue()
+    queue.add("a", 1)
+    queue.add("b")
+    expect("a of priority 1, then b without one, which is 0", drained(queue), ["b", "a"])
+    queue = work.Queue()
     for name in ("z", "y", "x"):
         queue.add(name)
     expect("z, y, x, all of priority 0", drained(queue), ["z", "y", "x"],
