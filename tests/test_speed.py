@@ -1,7 +1,7 @@
 """Each stage is faster than the one before, by the clock: neighbours side by side, in turns, in one run.
 
-What else the machine does slows both of a pair. Each is measured by its best turn, and the faster one has to be ahead by
-half, or less, of what it was ahead when this was written. A stage that sleeps 30 ms in each step fails.
+What else the machine does slows both of a pair. Each is measured by its best turn, and the faster one has to be ahead
+by half, or less, of what it was ahead when this was written. A stage that sleeps 30 ms in each step fails.
 """
 
 import time
@@ -85,7 +85,7 @@ def pair_6_5(model, small):
     return [runner(number, model, requests, max_num_seqs=1, num_blocks=8) for number in (5, 6)]
 
 
-# How much faster the second has to be. Measured in 2026-11 on two cores, beside other work: 6.2, 1.54, 5.7 and 5.1 times.
+# How much faster the second has to be. Measured in 2026-11, on two cores beside other work: 6.2, 1.54, 5.7, 5.1 times.
 PAIRS = {
     "3 beats 2": (pair_3_2, 2.5),
     "4 beats 3": (pair_4_3, 1.15),

@@ -29,9 +29,16 @@ def request(lab: Lab, prompt: Sequence[int], output: Sequence[int] = (), **setti
     """A request of the engine's own, with this output so far."""
     kind, params = part(lab, "request", "Request"), lab.params({"temperature": 0, "max_tokens": 9, **settings})
     try:
-        made = kind(request_id="0", prompt=None, prompt_token_ids=list(prompt), params=params, seed=5,
-                    max_length=SIZES["n_positions"], tokenizer=FIRST.part("weights").Tokenizer(lab.model()),
-                    eos_token_ids=(END,))  # fmt: skip
+        made = kind(
+            request_id="0",
+            prompt=None,
+            prompt_token_ids=list(prompt),
+            params=params,
+            seed=5,
+            max_length=SIZES["n_positions"],
+            tokenizer=FIRST.part("weights").Tokenizer(lab.model()),
+            eos_token_ids=(END,),
+        )
         made.output_token_ids.extend(output)
     except (TypeError, AttributeError) as error:
         raise Missing(f"its requests are of another kind ({error}), so this verb is not checked by itself") from None
@@ -62,8 +69,10 @@ def check_one_batch(lab: Lab) -> None:
     of, case = part(lab, "batch", "Batch").of, "Batch.of, a prompt of 7 4 1 9 and an output of 5 2 so far: token_ids"
     with lab.case(case):
         got = numbers(of(request(lab, PROMPTS[0], [5, 2]), CPU).token_ids)
-    said = {"stage 1 has no cache: the prompt goes through the model at every step": [5, 2],
-            "what came out so far belongs to the sequence": list(PROMPTS[0])}  # fmt: skip
+    said = {
+        "stage 1 has no cache: the prompt goes through the model at every step": [5, 2],
+        "what came out so far belongs to the sequence": list(PROMPTS[0]),
+    }
     expect(case, got, [*PROMPTS[0], 5, 2], said)
 
 
@@ -74,8 +83,12 @@ def check_one_forward(lab: Lab) -> None:
     with lab.case(case), torch.inference_mode():
         got = runner.forward(of(request(lab, prompt), CPU))
     shape = list(got.shape)
-    expect(f"{case}: shape of the logits", shape, [SIZES["vocab_size"]],
-           {"the logits behind the last token alone are asked for": [9, SIZES["vocab_size"]]})  # fmt: skip
+    expect(
+        f"{case}: shape of the logits",
+        shape,
+        [SIZES["vocab_size"]],
+        {"the logits behind the last token alone are asked for": [9, SIZES["vocab_size"]]},
+    )
     known = {said: logits.tolist() for said, logits in network.mistakes(prompt).items()}
     expect(f"{case}: the logits", got.tolist(), network.logits(prompt).tolist(), known, tolerance=1e-3)
 
@@ -95,8 +108,12 @@ def check_one_sample(lab: Lab) -> None:
         with lab.case(case):
             got = sample(logits / 9, request(lab, PROMPTS[0], made, **settings))[0]
         theirs = FIRST.make_request(FIRST.SamplingParams(**settings), PROMPTS[0], made, seed=5)
-        expect(case, int(got), int(FIRST.sample(logits[None] / 9, [theirs])[0][0]),
-               likely="the number of a draw is uniform([request.seed], [how many output tokens there are])")  # fmt: skip
+        expect(
+            case,
+            int(got),
+            int(FIRST.sample(logits[None] / 9, [theirs])[0][0]),
+            likely="the number of a draw is uniform([request.seed], [how many output tokens there are])",
+        )
 
 
 def check_one_commit(lab: Lab) -> None:
@@ -126,12 +143,20 @@ def check_rows_batch(lab: Lab) -> None:
         got = numbers(batch.token_ids), numbers(batch.num_padding)
         counts = batch.num_tokens, batch.num_padding_tokens
     right = any(row[2:] != list(PROMPTS[1]) for row in got[0][1:2])
-    expect(f"{case}: own tokens of the second row", got[0][1][2:], list(PROMPTS[1]),
-           likely="rows are padded on the right: then the last column is padding in a short row" if right else "")  # fmt: skip
+    expect(
+        f"{case}: own tokens of the second row",
+        got[0][1][2:],
+        list(PROMPTS[1]),
+        likely="rows are padded on the right: then the last column is padding in a short row" if right else "",
+    )
     expect(f"{case}: num_padding", got[1], [0, 2, 1])
     expect(f"{case}: live_rows", list(batch.live_rows), [0, 1], {"a row that has ended is not live": [0, 1, 2]})
-    expect(f"{case}: num_tokens, num_padding_tokens", counts, (6, 6),
-           {"padding is what goes through the model for nothing: a row that has ended, too": (6, 3)})  # fmt: skip
+    expect(
+        f"{case}: num_tokens, num_padding_tokens",
+        counts,
+        (6, 6),
+        {"padding is what goes through the model for nothing: a row that has ended, too": (6, 3)},
+    )
 
 
 def check_rows_forward(lab: Lab) -> None:
@@ -155,8 +180,12 @@ def check_rows_sample(lab: Lab) -> None:
     with lab.case(case):
         got = choose(logits, [request(lab, PROMPTS[0], **one) for one in settings])
     theirs = [FIRST.make_request(FIRST.SamplingParams(**one), PROMPTS[0], seed=5) for one in settings]
-    expect(case, numbers(got), [int(token) for token, _ in FIRST.sample(logits, theirs)],
-           likely="each row is drawn as if it were alone: its own temperature, its own seed")  # fmt: skip
+    expect(
+        case,
+        numbers(got),
+        [int(token) for token, _ in FIRST.sample(logits, theirs)],
+        likely="each row is drawn as if it were alone: its own temperature, its own seed",
+    )
 
 
 # --- 3. A cache -------------------------------------------------------------------------------------------------------
@@ -206,8 +235,12 @@ BY_HAND = [
     [("B", 1, True), ("C", 2, True)],
     [("C", 1, True)],
 ]
-SAID = {0: "A's four tokens leave two of the six: B's prompt is cut", 1: "decodes come first; C waits for a slot",
-        2: "A has ended, and C has its slot in the next step", 3: "B has ended"}  # fmt: skip
+SAID = {
+    0: "A's four tokens leave two of the six: B's prompt is cut",
+    1: "decodes come first; C waits for a slot",
+    2: "A has ended, and C has its slot in the next step",
+    3: "B has ended",
+}
 
 
 def committed(rows: Sequence[Any], remove: Any) -> None:
@@ -236,8 +269,12 @@ def check_schedule(lab: Lab) -> None:
             got = [(names[one], int(count), bool(ready)) for one, count, ready in rows]
         expect(case, got, expected, likely=SAID[step])
         slots = {names[one]: one.slot for one, *_ in rows}
-        expect(f"{case}: slots", [slots.get(name) for name, *_ in expected], [{"A": 0, "B": 1, "C": 0}[n] for n, *_ in expected],
-               likely="the lowest slot that is free")  # fmt: skip
+        expect(
+            f"{case}: slots",
+            [slots.get(name) for name, *_ in expected],
+            [{"A": 0, "B": 1, "C": 0}[n] for n, *_ in expected],
+            likely="the lowest slot that is free",
+        )
         with lab.case(f"{case}: remove"):
             committed(rows, scheduler.remove)
     with lab.case("schedule, when nobody is there"):
@@ -256,8 +293,9 @@ def check_flat_batch(lab: Lab) -> None:
         a.slot, a.num_computed_tokens, b.slot, b.num_computed_tokens = 0, 4, 1, 2
         batch = of([row(b, 2, True), row(a, 1, True)], CPU)
         got = [numbers(getattr(batch, name)) for name in ("token_ids", "positions", "slots", "last")]
-    for name, one, expected in zip(("token_ids", "positions", "slots", "last"), got,
-                                   ([5, 8, 9], [4, 2, 3], [0, 1, 1], [0, 2]), strict=True):  # fmt: skip
+    for name, one, expected in zip(
+        ("token_ids", "positions", "slots", "last"), got, ([5, 8, 9], [4, 2, 3], [0, 1, 1], [0, 2]), strict=True
+    ):
         expect(f"{case}: {name}", one, expected)
     require(batch.ready == [a, b], f"{case}: ready", "A and B, in the order of their rows", batch.ready)
 
@@ -325,8 +363,12 @@ def check_block_schedule(lab: Lab) -> None:
             for one, _, ready in rows:
                 one.output_token_ids += [11] * bool(ready)
     expected = [[("A", 6), ("B", 4)], [("A", 1), ("B", 1)], [("A", 1), ("B", 1)], [("A", 1)], [("A", 1)]]
-    expect(f"{case}: rows of five steps", seen, expected,
-           likely="at A's ninth token no block is free: B, which came last, waits, and keeps its tokens")  # fmt: skip
+    expect(
+        f"{case}: rows of five steps",
+        seen,
+        expected,
+        likely="at A's ninth token no block is free: B, which came last, waits, and keeps its tokens",
+    )
     expect(
         f"{case}: B's computed tokens then, and its output", (b.num_computed_tokens, len(b.output_token_ids)), (0, 3)
     )
@@ -363,8 +405,12 @@ def check_sharing(lab: Lab) -> None:
             (first[0], True),
         )
         c = request(lab, [1, 2, 3, 4])
-        expect(f"{case}: found for a prompt of just these four", manager.allocate(c), 0,
-               {"the last token has to be computed, for someone has to say what follows": 4})  # fmt: skip
+        expect(
+            f"{case}: found for a prompt of just these four",
+            manager.allocate(c),
+            0,
+            {"the last token has to be computed, for someone has to say what follows": 4},
+        )
         manager.check_integrity()
         child = request(lab, [1, 2, 3, 4, 5, 6])
         free = manager.num_free
@@ -373,6 +419,10 @@ def check_sharing(lab: Lab) -> None:
         child.output_token_ids.append(9)
         manager.append(child)
         copies = [tuple(pair) for pair in manager.take_copies()]
-        expect(f"{case}: the fork writes its seventh token: copies", copies, [(first[1], manager.block_table(child)[1])],
-               likely="the block that is written is shared, so who writes first takes a copy")  # fmt: skip
+        expect(
+            f"{case}: the fork writes its seventh token: copies",
+            copies,
+            [(first[1], manager.block_table(child)[1])],
+            likely="the block that is written is shared, so who writes first takes a copy",
+        )
         manager.check_integrity()
