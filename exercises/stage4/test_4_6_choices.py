@@ -282,6 +282,13 @@ def test_long_texts(work):
     values = [a / len(c) for a, c in zip(logprobs, choices, strict=True)]
     expect("a thousand choices, per byte", work.choose(logprobs, choices, True), values.index(max(values)))
     expect("a choice of a thousand characters", work.choose([-5.0, -5.0], ["a", "b" * 1000], True), 1)
+    right = float(torch.zeros(1, 70_001).log_softmax(-1)[0, 70_000])
+    expect(
+        "the last of 70,001 tokens, all of them equal",
+        work.log_probability(torch.zeros(2, 70_001), [0, 70_000], 1),
+        right,
+    )
+    expect("choices of high numbers", work.accuracy([70_000, 300, 7], [70_000, 301, 7]), 2 / 3, tolerance=1e-12)
     answers = [i % 3 if i % 5 else None for i in range(1200)]
     expect("1,200 questions", work.accuracy(answers, [i % 2 for i in range(1200)]), sum(a == i % 2 for i, a in enumerate(answers)) / 1200,
            tolerance=1e-12)  # fmt: skip

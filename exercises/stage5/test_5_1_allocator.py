@@ -187,6 +187,10 @@ def test_a_large_pool(work):
                 allocator.slot(name, position),
                 table[position // size] * size + position % size,
             )
+        for i in range(size):
+            expect(f"token {100_002 + i}", allocator.append(name), True)
+        expect("the blocks of all tokens", len(allocator.block_table(name)), -(-(100_001 + size) // size))
+        blocks += 1
         expect("too many", allocator.allocate("b", num_blocks * size), False)
         expect("the rest", (allocator.allocate("b", (num_blocks - blocks) * size), allocator.num_free), (True, 0))
         allocator.free(name)

@@ -144,6 +144,8 @@ def test_any_room(work):
 
 
 def test_the_same_sequences_come_back(work):
+    new = work.Sequence("new", 5)
+    expect("a new sequence's blocks and computed tokens", (new.num_blocks, new.num_computed_tokens), (0, 0))
     running = sequences(work, ("A", 3, 1), ("B", 9, 2), ("C", 4, 1))
     on, gone, _ = work.make_room(running, 0, 4)
     require([*on, *gone] == running, "the sequences that came back", "the same objects", "copies of them",
