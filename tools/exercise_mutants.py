@@ -24,7 +24,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -266,7 +266,7 @@ def mutants(exercise: Exercise) -> list[Mutant]:
         starts.append(starts[-1] + len(line))
     data = source.encode()
 
-    def put(kind: str, node: ast.AST, where: str, after: str) -> None:
+    def put(kind: str, node: Any, where: str, after: str) -> None:
         first, last = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
         text = (data[:first] + after.encode() + data[last:]).decode()
         try:
@@ -293,13 +293,13 @@ def mutants(exercise: Exercise) -> list[Mutant]:
     return made
 
 
-def without_effect(node: ast.AST) -> list[ast.AST]:
+def without_effect(node: ast.AST) -> list[ast.expr]:
     """Annotations, what an error says, and `strict=True`: nothing changes in a right answer without them."""
     if isinstance(node, ast.keyword) and node.arg == "strict":
         return [node.value]
     if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
         return node.exc.args
-    found = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+    found: list[ast.expr | None] = [getattr(node, "annotation", None), getattr(node, "returns", None)]
     return [annotation for annotation in found if annotation is not None]
 
 
@@ -398,7 +398,7 @@ def chosen(numbers: Sequence[str], share: float, seed: int) -> Iterator[tuple[Ex
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("numbers", nargs="*", metavar="N.M", help="exercises; left out: all")
     parser.add_argument("--share", type=float, default=1.0, help="of the mutants of each exercise")
     parser.add_argument("--seed", type=int, default=0, help="which share")

@@ -184,7 +184,7 @@ def check_rows_sample(lab: Lab) -> None:
         case,
         numbers(got),
         [int(token) for token, _ in FIRST.sample(logits, theirs)],
-        likely="a row is drawn as if it were alone: is its temperature its own, or do the rows share one random generator?",
+        likely="is each row's temperature its own? Or do the rows share one random generator?",
     )
 
 
