@@ -175,8 +175,8 @@ def check_rows_forward(lab: Lab) -> None:
 def check_rows_sample(lab: Lab) -> None:
     """sample: a token for each row by its own parameters; and `choose`, the tokens alone"""
     choose, logits = part(lab, "sampler", "choose"), of_logits(SIZES["vocab_size"], 42, 43, 44) / 9
-    settings = [{"temperature": 0}, {"temperature": 1.0, "top_k": 5}, {"temperature": 0.7, "top_p": 0.5}]
-    case = "choose, of three rows one greedy, one with top_k=5, one with top_p=0.5"
+    settings = [{"temperature": 0}, {"temperature": 1.0, "top_k": 5}, {"temperature": 0.02}]
+    case = "choose, of three rows one greedy, one with top_k=5, one with temperature 0.02"
     with lab.case(case):
         got = choose(logits, [request(lab, PROMPTS[0], **one) for one in settings])
     theirs = [FIRST.make_request(FIRST.SamplingParams(**one), PROMPTS[0], seed=5) for one in settings]
@@ -322,6 +322,11 @@ def manager_of(lab: Lab, num_blocks: int, **how: Any) -> Any:
 
 def check_blocks(lab: Lab) -> None:
     """blocks: taken when they are needed, all or none, and given back"""
+    case = "blocks of 4, nine of them, a prompt of 6 tokens and max_tokens=9: blocks at first"
+    with lab.case(case):
+        manager, a = manager_of(lab, 9, enable_prefix_caching=False), request(lab, range(1, 7))
+        manager.allocate(a)
+        expect(case, len(manager.block_table(a)), 2, {"each request reserves all that it may need from the start": 4})
     case = "blocks of 4, three of them"
     with lab.case(case):
         manager = manager_of(lab, 3, enable_prefix_caching=False)
