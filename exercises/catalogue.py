@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -112,7 +112,8 @@ def grade(exercise: Exercise, work: Path | None = None, *, whole: bool = True, *
     the `whole` is asked for, up to the first test that fails."""
     work = work or exercise.work
     tests = {name: test for name, test in vars(load(exercise.test)).items() if name.startswith("test_")}
-    started, failure, passed = time.process_time(), None, 0  # the first failure is told; the others show how far one is
+    # The first failure is told; the others show how far one is.
+    started, failure, unseen, passed = time.process_time(), None, None, 0
     linecache.checkcache(str(work))
     with Answer(work, **options) as answer:
         try:
@@ -123,7 +124,6 @@ def grade(exercise: Exercise, work: Path | None = None, *, whole: bool = True, *
             Example.now = ""
             try:
                 test(answer)
-                answer.settle()
                 passed += 1
             except NotImplementedError as error:
                 where = getattr(error, "told", {}).get("function", "")
@@ -140,8 +140,13 @@ def grade(exercise: Exercise, work: Path | None = None, *, whole: bool = True, *
                 failure = failure or (told(error, work, exercise.test), name)
             if failure and not whole:
                 break
-            with suppress(Wrong, Ended):
+            try:
                 answer.settle()
+            except Wrong as error:  # told if no test says it in better words
+                unseen = unseen or (str(error), name)
+            except Ended:  # the next test tells it
+                continue
+        failure = failure or unseen
         seconds = time.process_time() - started + answer.cpu_seconds
     return Grade("failing" if failure else "passed", *(failure or ("", "")), passed, len(tests), seconds)
 
