@@ -7,6 +7,7 @@ python -m exercises reveal 2.3      # a solution, after at least one attempt
 python -m exercises predict 2       # stage 2's experiment: you predict, it runs, and both are compared
 python -m exercises start 1         # a skeleton of an engine of your own, in mine/
 python -m exercises engine          # how far that engine is
+python -m exercises grade FOLDER…   # for a class: the answers in these folders, graded from the files alone, as a table
 """
 
 import argparse
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Callable
 
 from . import predict
-from .catalogue import Exercise, Grade, exercises, grade_in_time, prepare_streams, progress, read_progress
+from .catalogue import Exercise, Grade, exercises, grade, prepare_streams, progress, read_progress
 
 
 def show_all() -> int:
@@ -45,7 +46,7 @@ def check(numbers: list[str]) -> int:
     failed = 0
     for number in exercises() if numbers == ["all"] else numbers:
         exercise = exercises()[number]
-        result = grade_in_time(exercise)
+        result = grade(exercise)
         failed += result.state != "passed"
         try:
             with progress(number) as record:
@@ -112,9 +113,21 @@ def engine(argv: list[str]) -> int:
     return run.main(argv)
 
 
+def grade_class(argv: list[str]) -> int:
+    """Grade the answers of a class and write a table."""
+    from . import marks
+
+    return marks.main(argv)
+
+
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    own = {"predict": predict.main, "start": start, "engine": engine}  # these have flags of their own
+    own = {
+        "predict": predict.main,
+        "start": start,
+        "engine": engine,
+        "grade": grade_class,
+    }  # these have flags of their own
     if argv[:1] and argv[0] in own:
         return guarded(lambda: own[argv[0]](argv[1:]))
     parser = argparse.ArgumentParser(

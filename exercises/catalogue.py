@@ -4,22 +4,22 @@ import functools
 import importlib.util
 import itertools
 import json
-import multiprocessing
+import linecache
 import os
 import re
 import shutil
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from .examples import Example
-from .grading import Wrong, function_of, raised_at, running_at, told
+from .grading import Wrong, case_of, raised_at, told
+from .judge import Answer, Ended, Endless
 
 try:
     import fcntl
@@ -31,8 +31,6 @@ FOLDER = Path(__file__).parent
 PROGRESS = FOLDER.parent / ".exercises.json"  # git-ignored
 HINT = re.compile(r"<details><summary>(.*?)</summary>\s*(.*?)\s*</details>", re.DOTALL)
 TITLE = re.compile(r"# (\d+\.\d+) (.*) \((\d+) minutes\)")
-SECONDS = 60  # of computing that a check may take; they take five at the most
-PATIENCE = 600  # seconds by the clock: for code that waits, or that lets nobody look at it
 MUTANTS = "# --- Wrong answers"  # in a solution: from here on it is not the learner's
 
 
@@ -109,92 +107,55 @@ def work_of(number: str) -> ModuleType:
     return load(exercises()[number].work)
 
 
-def grade(exercise: Exercise, work: Path | None = None, *, whole: bool = True) -> Grade:
-    """Run the tests of an exercise on a file (the learner's unless another is given); unless the `whole` is asked for,
-    up to the first that fails."""
+def grade(exercise: Exercise, work: Path | None = None, *, whole: bool = True, **options: Any) -> Grade:
+    """Run the tests of an exercise on a file (the learner's unless another is given), in a process of its own; unless
+    the `whole` is asked for, up to the first test that fails."""
     work = work or exercise.work
     tests = {name: test for name, test in vars(load(exercise.test)).items() if name.startswith("test_")}
-    started = time.process_time()
-    try:
-        module = load(work)
-    except Exception as error:
-        return Grade("failing", f"the file can't be read: {raised_at(error, work)}")
-    failure, passed = None, 0  # the first failure is told; the others show how far one is
-    for name, test in tests.items():
+    # The first failure is told; the others show how far one is.
+    started, failure, unseen, passed = time.process_time(), None, None, 0
+    linecache.checkcache(str(work))
+    with Answer(work, **options) as answer:
         try:
-            test(module)
-            passed += 1
-        except NotImplementedError as error:
-            unwritten = f"{exercise.work.name} still raises NotImplementedError, in {function_of(error)}"
-            if not passed and not failure:
-                return Grade("not started", unwritten, name)
-            failure = failure or (unwritten, name)
-        except Wrong as error:
-            failure = failure or (str(error), name)
+            answer.load()
         except Exception as error:
-            failure = failure or (told(error, work, exercise.test), name)
-        if failure and not whole:
-            break
-    state = "failing" if failure else "passed"
-    return Grade(state, *(failure or ("", "")), passed, len(tests), time.process_time() - started)
+            return Grade("failing", f"the file can't be read: {raised_at(error, work)}")
+        for name, test in tests.items():
+            Example.now = ""
+            try:
+                test(answer)
+                passed += 1
+            except NotImplementedError as error:
+                where = getattr(error, "told", {}).get("function", "")
+                unwritten = f"{exercise.work.name} still raises NotImplementedError, in {where}"
+                if not passed and not failure:
+                    return Grade("not started", unwritten, name)
+                failure = failure or (unwritten, name)
+            except Wrong as error:
+                failure = failure or (str(error), name)
+            except (Ended, Endless) as error:
+                failure = failure or (broken_off(error, exercise.test), name)
+                break
+            except Exception as error:
+                failure = failure or (told(error, work, exercise.test), name)
+            if failure and not whole:
+                break
+            try:
+                answer.settle()
+            except Wrong as error:  # told if no test says it in better words
+                unseen = unseen or (str(error), name)
+            except Ended:  # the next test tells it
+                continue
+        failure = failure or unseen
+        seconds = time.process_time() - started + answer.cpu_seconds
+    return Grade("failing" if failure else "passed", *(failure or ("", "")), passed, len(tests), seconds)
 
 
-def grade_in_time(exercise: Exercise) -> Grade:
-    """Grade the learner's file in a process of its own, which is ended if the code in it does not end."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_grade_into, args=(exercise, sender, SECONDS), daemon=True)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it inherits this: a Ctrl-C is told once, by this process
-    try:
-        process.start()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    sender.close()  # so that the pipe ends when the process does
-    try:
-        if receiver.poll(PATIENCE):  # read while it runs: a long message does not fit into a pipe
-            return receiver.recv()
-        return Grade("failing", f"not done after {PATIENCE} seconds; does it wait for something, or never end?")
-    except EOFError:
-        process.join()
-        return Grade("failing", f"the process that ran it ended with status {process.exitcode}")
-    finally:
-        process.kill()
-        process.join()
-        receiver.close()
-
-
-def _grade_into(exercise: Exercise, sender, seconds: float) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    prepare_streams()
-    if exercise.work.exists() and "torch" in exercise.work.read_text(encoding="utf-8", errors="replace"):
-        import torch  # noqa: F401 (here, and with the test, so that no import counts as the learner's time)
-    load(exercise.test)
-    one_answer = threading.Lock()
-    threading.Thread(target=_end_in_time, args=(exercise, sender, seconds, one_answer), daemon=True).start()
-    result = grade(exercise)
-    with suppress(OSError):  # the parent process has the same stdout, and tells what is wrong with it
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    with one_answer:
-        sender.send(result)  # the last thing: with it the parent ends this process
-
-
-def _end_in_time(exercise: Exercise, sender, seconds: float, one_answer: threading.Lock) -> None:
-    """Say where the learner's code is if it has computed for too long. What else the machine does is not counted."""
-    end = time.process_time() + seconds
-    while time.process_time() < end:
-        time.sleep(0.05)
-    place = running_at(sys._current_frames().get(threading.main_thread().ident), exercise.work, exercise.test)
-    said = f"not done after {seconds:g} seconds of computing; is there a loop that does not end?\n{place}"
+def broken_off(error: Exception, test: Path) -> str:
+    """Of an answer that did not come back: the case, where it was, and the program that shows it."""
+    case = case_of(error, test)
     program = f"\nIt was running:\n\n{Example.now}\n" if Example.now else ""
-    with one_answer:
-        sender.send(Grade("failing", said + program))
-        os._exit(1)
-
-
-def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()
-    os._exit(1)
+    return str(error) + (f"\ncase:      {case}" if case else "") + program
 
 
 def prepare_streams() -> None:

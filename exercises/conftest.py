@@ -2,10 +2,13 @@
 
 import pytest
 
-from exercises.catalogue import exercises, load
+from exercises.catalogue import exercises
+from exercises.judge import Answer
 
 
 @pytest.fixture
 def work(request):
     exercise = next(exercise for exercise in exercises().values() if exercise.test == request.path)
-    return load(exercise.work)
+    with Answer(exercise.work) as answer:
+        yield answer
+        answer.settle()

@@ -5,10 +5,10 @@ import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TypeVar
 
 from .grading import Mistakes, Wrong, expect, raised_at, shown
+from .judge import Answer, Ended, Endless
 
 Item = TypeVar("Item")
 compiled = functools.lru_cache(maxsize=4096)(compile)  # the same lines are run again and again
@@ -18,18 +18,18 @@ def raised(call: Callable[[], object], kind: type[Exception]) -> object:
     """The name of `kind` if the call raises an error of it, the name of another error, or what the call returns."""
     try:
         return call()
-    except NotImplementedError:
+    except (NotImplementedError, Ended, Endless):
         raise
     except Exception as error:
         return (kind if isinstance(error, kind) else type(error)).__name__
 
 
 class Example:
-    """A program, line by line. `work` in it is the learner's module. Each line is run when it is given."""
+    """A program, line by line. `work` in it is the learner's answer. Each line is run when it is given."""
 
-    now = ""  # the program that is running, for who ends it when it does not end
+    now = ""  # the program that is running, for when it does not end
 
-    def __init__(self, work: ModuleType, test: str, *imports: str):
+    def __init__(self, work: Answer, test: str, *imports: str):
         """`test` is the `__file__` of the test that makes it; `imports` are the lines that it needs of them."""
         number = ".".join(Path(test).stem.split("_")[1:3])
         self.path = Path(work.__file__ or "")
@@ -67,14 +67,12 @@ class Example:
         Example.now = example
         try:
             return call()
-        except NotImplementedError:
+        except (NotImplementedError, Ended, Endless):
             raise
         except Wrong as wrong:  # of what the test calls, or of a model that the learner calls
             raise Wrong(*wrong.parts, example) from wrong
         except Exception as error:
             raise Wrong(case, expected, raised_at(error, self.path), "", example) from error
-        finally:
-            Example.now = ""
 
 
 class Choices:
@@ -131,9 +129,14 @@ def fails(check: Callable[[Choices], None], choices: Choices) -> Wrong | None:
     return None
 
 
-def smallest(check: Callable[[Choices], None], made: list[int], wrong: Wrong, tries: int = 600) -> Wrong:
+SIMPLER = 600  # tries to make a case simpler
+
+
+def smallest(check: Callable[[Choices], None], made: list[int], wrong: Wrong) -> Wrong:
     """Leave choices out, many in a row at first, and lessen them, as long as the case fails in the same way: greedily,
     until nothing is simpler or all tries are used."""
+
+    tries = SIMPLER
 
     def try_it(attempt: list[int]) -> None:
         nonlocal made, wrong, tries

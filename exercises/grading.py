@@ -2,7 +2,6 @@
 
 import ast
 import linecache
-import traceback
 from collections.abc import Iterator, Mapping
 from numbers import Real
 from pathlib import Path
@@ -43,14 +42,29 @@ def short(value: object, width: int = 300) -> str:
     return text if len(text) <= width else f"{text[:width]} …"
 
 
-def same(a: object, b: object, tolerance: float) -> bool:
-    """Equal, or for numbers, lists of them and tensors: nowhere further apart than the tolerance."""
+def same(got: object, expected: object, tolerance: float) -> bool:
+    """Equal and of the same type. Floats may be apart by the tolerance, and a whole number will do for a float."""
+    if type(expected) is float:
+        number = type(got) in (float, int)
+        return number and (got == expected or abs(got - expected) <= tolerance * max(1.0, abs(expected)))
+    if type(got) is not type(expected):
+        return False
+    if isinstance(expected, list | tuple):
+        return len(got) == len(expected) and all(same(x, y, tolerance) for x, y in zip(got, expected, strict=True))
+    if hasattr(expected, "dtype") and hasattr(expected, "tolist"):
+        alike = got.dtype == expected.dtype and got.shape == expected.shape
+        return alike and same(got.tolist(), expected.tolist(), tolerance)
+    return got == expected
+
+
+def alike(a: object, b: object, tolerance: float) -> bool:
+    """The same whatever the types: what a known mistake gives is recognized in a tuple, too."""
     if hasattr(a, "tolist"):
         a = a.tolist()
     if hasattr(b, "tolist"):
         b = b.tolist()
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(same(x, y, tolerance) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(alike(x, y, tolerance) for x, y in zip(a, b, strict=True))
     numbers = [isinstance(x, Real) and not isinstance(x, bool) for x in (a, b)]
     return a == b or (all(numbers) and abs(a - b) <= tolerance * max(1.0, abs(b)))
 
@@ -69,8 +83,10 @@ def expect(
     is for cases where nothing else can be the reason; else what can be seen of the answer itself."""
     if same(got, expected, tolerance):
         return
+    if alike(got, expected, tolerance) and (of_type := type_seen(got, expected)):
+        raise Wrong(case, repr(expected), repr(got), of_type, example)
     for said, value in (mistakes or {}).items():
-        if any(same(got, answer, tolerance) for answer in (value if isinstance(value, OneOf) else [value])):
+        if any(alike(got, answer, tolerance) for answer in (value if isinstance(value, OneOf) else [value])):
             raise Wrong(case, expected, got, said, example)
     if got is None:
         likely = ""
@@ -103,6 +119,18 @@ def seen(got: object, expected: object) -> str:
     return ""
 
 
+def type_seen(got: object, expected: object) -> str:
+    """Which types differ, where the values are the same."""
+    if isinstance(got, list | tuple) and type(got) is type(expected):
+        return next(filter(None, (type_seen(x, y) for x, y in zip(got, expected, strict=True))), "")
+    if type(got) is type(expected) and hasattr(got, "dtype"):
+        return f"its dtype is {got.dtype}, and {expected.dtype} is wanted"
+    if type(got) is type(expected) or (type(got) is int and type(expected) is float):
+        return ""
+    more = "; `.tolist()` or `.item()` makes Python's own of it" if hasattr(got, "tolist") else ""
+    return f"the value is right, its type is not: {type(got).__name__}, where {type(expected).__name__} is wanted{more}"
+
+
 NAN = "there is a NaN in it: 0 / 0, inf - inf, or a softmax over nothing but -inf"
 
 
@@ -119,9 +147,8 @@ Spot = tuple[FrameType, int, int]  # a frame, the line that it has reached, and 
 
 def told(error: BaseException, work: Path, test: Path) -> str:
     """An error as a message: the case that was run, what was raised, and the line of the learner's file."""
-    spots = [(tb.tb_frame, tb.tb_lineno, tb.tb_lasti) for tb in _tracebacks(error)]
-    case = called(spots, work, test)
-    none = "'NoneType'" in str(error) and _of(test, spots[-1:])  # the test stumbles over what came back
+    case = case_of(error, test)
+    none = "'NoneType'" in str(error) and not hasattr(error, "told")  # the test stumbles over what came back
     lines = [
         *([f"case:      {case}"] if case else []),
         f"got:       {raised_at(error, work)}",
@@ -132,37 +159,23 @@ def told(error: BaseException, work: Path, test: Path) -> str:
 
 def raised_at(error: BaseException, work: Path) -> str:
     """What an error says, at which line of the learner's file, and that line."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == work]
-    line = frames[-1].lineno if frames else getattr(error, "lineno", None)
-    text = frames[-1].line if frames else ""
-    said = f": {error}" if str(error) else ""
+    about = getattr(error, "told", {"name": type(error).__name__, "line": None, "own": False})
+    line, said = about["line"], f": {error}" if str(error) else ""
+    if about["name"] == "KeyError" and error.args:
+        said = f": {error.args[0]}"
     place = f" at line {line} of {work.name}" if line else ""
-    return f"{type(error).__name__}{place}{said}" + (f"\n           {text}" if text else "")
+    text = linecache.getline(str(work), line).strip() if line and about["own"] else ""
+    return f"{about['name']}{place}{said}" + (f"\n           {text}" if text else "")
 
 
-def function_of(error: BaseException) -> str:
-    """The name of the function that raised it."""
-    return traceback.extract_tb(error.__traceback__)[-1].name
+def case_of(error: BaseException, test: Path) -> str:
+    """The expression of a test that was being computed when this was raised."""
+    return called([(tb.tb_frame, tb.tb_lineno, tb.tb_lasti) for tb in _tracebacks(error)], test)
 
 
-def running_at(frame: FrameType | None, work: Path, test: Path) -> str:
-    """Where a program is that has not come back: the case, and the line of the learner's file."""
-    spots = []
-    while frame:
-        spots.insert(0, (frame, frame.f_lineno, frame.f_lasti))
-        frame = frame.f_back
-    case, own = called(spots, work, test), _of(work, spots)
-    lines = [f"case:      {case}"] if case else []
-    if own:
-        line = own[-1][1]
-        lines.append(f"it was at: line {line} of {work.name}: {linecache.getline(str(work), line).strip()}")
-    return "\n".join(lines)
-
-
-def called(spots: list[Spot], work: Path, test: Path) -> str:
+def called(spots: list[Spot], test: Path) -> str:
     """The expression of a test that was being computed, with the values of its variables."""
-    own = next((i for i, spot in enumerate(spots) if Path(spot[0].f_code.co_filename) == work), len(spots))
-    tests = _of(test, spots[:own])
+    tests = [spot for spot in spots if Path(spot[0].f_code.co_filename) == test]
     if not tests:
         return ""
     frame, line, instruction = tests[-1]
@@ -182,10 +195,6 @@ def shown(value: object) -> str:
         return f"a tensor of {list(value.shape)}"
     text = repr(value.tolist() if hasattr(value, "tolist") else value)
     return text if len(text) <= 200 else f"{text[:200]} …"
-
-
-def _of(path: Path, spots: list[Spot]) -> list[Spot]:
-    return [spot for spot in spots if Path(spot[0].f_code.co_filename) == path]
 
 
 def _source(frame: FrameType, line: int, instruction: int) -> str:

@@ -132,6 +132,37 @@ def test_the_milestones_before_a_mistake_pass(mistake, tmp_path):
     assert told(mistake.make(tmp_path), list(range(1, mistake.milestone))) == []
 
 
+# (a stage, a milestone, what checks the verb, and an edit of a file that only this verb needs to notice)
+VERBS = [
+    (1, 1, "batch: the whole sequence", "batch.py", "torch.tensor(request.token_ids", "torch.tensor(request.prompt_token_ids"),
+    (1, 1, "forward: the logits", "runner.py", "self.model(batch.token_ids)", "self.model(batch.token_ids[:-1])"),
+    (1, 1, "sample: the best token", "sampler.py", "[len(request.output_token_ids)]", "[0]"),
+    (1, 1, "commit: the token", "engine.py", "request.add(token_id, logprobs)", "request.add(token_id + 1, logprobs)"),
+    (2, 2, "batch: a rectangle", "batch.py", "if not request.finished", "if True"),
+    (2, 2, "sample: a token for each row", "sampler.py", "[r.params.temperature for r in rows], 1,", "[rows[0].params.temperature for r in rows], 1,"),
+    (3, 3, "cache: new columns", "kv_cache.py", "values[:, :, self.length :] = v", "values[:, :, self.length :] = k"),
+    (3, 3, "batch: the prompts", "batch.py", "request.output_token_ids[-1:]", "request.output_token_ids[:1] * 2"),
+    (4, 4, "schedule: the four steps", "scheduler.py", "self.free_slots = list(range(self.max_num_seqs))", "self.free_slots = list(range(self.max_num_seqs + 1))"),
+    (4, 4, "batch: single tokens first", "batch.py", "positions += range(start, end)", "positions += range(num_tokens)"),
+    (4, 4, "cache: each token", "kv_cache.py", "values[slots, :, positions] = v", "values[slots, :, positions] = k"),
+    (5, 5, "blocks: taken when", "block_manager.py", "-(-num_tokens // self.block_size)", "num_tokens // self.block_size + 1"),
+    (5, 5, "cache: keys and values", "kv_cache.py", "self.values[layer][blocks, :, rows] = v", "self.values[layer][blocks, :, rows] = k"),
+    (5, 6, "blocks: the chapter's two prompts", "block_manager.py", "<= sequence.num_cacheable", "<= sequence.num_cacheable + 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: f"{verb[1]} {verb[2]}")
+def test_a_verb_is_checked_by_itself(verb, tmp_path):
+    """Before anything of the whole engine runs."""
+    stage, milestone, what, *edit = verb
+    (number, first, state, message) = told(
+        Mistake(what, stage, milestone, "", [tuple(edit)]).make(tmp_path), [milestone]
+    )[0]
+    assert (number, state) == (milestone, WRONG)
+    assert first.startswith(what)
+    assert "case:" in message
+
+
 def test_a_request_that_waits_for_ever_is_ended(tmp_path):
     """One that is larger than the whole cache is preempted again and again: the computing time ends it, and says where."""
     fits = ("engine.py", "if needed > self.runner.num_blocks", "if False")

@@ -1,12 +1,14 @@
 """The six milestones on the way to an engine of one's own: what each asks, and the functions to write for it.
 
-What checks them stands in a module for each, single.py to sharing.py, in functions `check_…` that run one after the
-other. The first line of a function's docstring is what `python -m exercises engine` prints for it.
+What checks them stands in functions `check_…` that run one after the other: first those of verbs.py, each verb of the
+loop by itself, then those of a module for each milestone, single.py to sharing.py. The first line of a function's
+docstring is what `python -m exercises engine` prints for it.
 """
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class Milestone:
         stage: whose files the skeleton is made of.
         minutes: to be written in, from and to.
         to_write: file -> functions whose signatures and docstrings are all that the skeleton has of them.
+        verbs: the checks of verbs.py that run first, in this order.
         later: file -> functions of a later milestone -> what stands in them until then.
     """
 
@@ -28,12 +31,32 @@ class Milestone:
     minutes: tuple[int, int]
     to_write: Mapping[str, Sequence[str]]
     later: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    verbs: Sequence[str] = ()
 
     @property
     def checks(self) -> list[Callable]:
-        """In the order in which they run. Imports torch."""
+        """Of a whole engine, in the order in which they run. Imports torch."""
         found = vars(importlib.import_module(f"{__name__}.{self.module}"))
         return [value for name, value in found.items() if name.startswith("check_")]
+
+    def checks_of(self, directory: Path) -> list[Callable]:
+        """The same for an engine in this directory, and before them those of its verbs, if it is built like this
+        milestone's stage: the verbs of a later one take other arguments."""
+        found = vars(importlib.import_module(f"{__name__}.verbs"))
+        verbs = [found[name] for name in self.verbs] if built_like(directory) == min(self.number, 5) else []
+        return [*verbs, *self.checks]
+
+
+FILES = ("engine.py", "batch.py", "runner.py", "request.py", "sampler.py")  # of each stage
+
+
+def built_like(directory: Path) -> int:
+    """The milestone whose files an engine has (5 for 6 too); 0 if it is built in a way of its own."""
+    if not all((directory / name).is_file() for name in FILES):
+        return 0
+    brought = {5: "block_manager.py", 4: "scheduler.py", 3: "kv_cache.py"}
+    number = next((number for number, name in brought.items() if (directory / name).is_file()), 0)
+    return number or (2 if "num_padding" in (directory / "batch.py").read_text(encoding="utf-8") else 1)
 
 
 MILESTONES = [
@@ -48,6 +71,7 @@ MILESTONES = [
             "request.py": ("Request.add", "Request.finish"),
             "support/text.py": ("Text._append", "Text.num_certain"),
         },
+        verbs=("check_one_batch", "check_one_forward", "check_one_sample", "check_one_commit"),
     ),
     Milestone(
         2, "a batch", "batch", "stage02_static_batch", (60, 90),
@@ -58,6 +82,7 @@ MILESTONES = [
             "model.py": ("GPT2.forward",),
             "sampler.py": ("choose", "for_rows"),
         },
+        verbs=("check_rows_batch", "check_rows_forward", "check_rows_sample"),
     ),
     Milestone(
         3, "a cache", "cache", "stage03_kvcache", (60, 90),
@@ -68,6 +93,7 @@ MILESTONES = [
             "kv_cache.py": ("KVCache.update", "bytes_per_token"),
             "model.py": ("Attention.forward", "GPT2.forward"),
         },
+        verbs=("check_cache", "check_cache_batch"),
     ),
     Milestone(
         4, "slots", "slots", "stage04_continuous", (90, 120),
@@ -81,6 +107,7 @@ MILESTONES = [
             "kv_cache.py": ("KVCache.update",),
             "model.py": ("Attention.forward", "Attention._attend_singles", "attend", "GPT2.forward"),
         },
+        verbs=("check_schedule", "check_flat_batch", "check_slot_cache"),
     ),
     Milestone(
         5, "blocks", "blocks", "stage05_paged", (90, 120),
@@ -107,6 +134,7 @@ MILESTONES = [
             "BlockManager._forget": "raise NotImplementedError  # milestone 6",
             "BlockManager.fork": "raise NotImplementedError  # milestone 6",
         }},
+        verbs=("check_blocks", "check_block_schedule", "check_block_cache"),
     ),
     Milestone(
         6, "sharing", "sharing", "stage05_paged", (60, 90),
@@ -116,5 +144,6 @@ MILESTONES = [
                 "BlockManager.fork",
             ),
         },
+        verbs=("check_sharing",),
     ),
 ]  # fmt: skip

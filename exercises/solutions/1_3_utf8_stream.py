@@ -74,6 +74,7 @@ MUTANTS = [
     ("the last place of a stop text", "map(text.find, self.stop)", "map(text.rfind, self.stop)", PASTE),
     ("an empty token flushes", "        return self.send(self.decoder.decode(data), 0)", "        return self.send(self.decoder.decode(data, not data), 0)", PASTE),
     ("one replacement for all broken bytes", DECODE, "__import__('re').sub('�+', '�', self.decoder.decode(data))", "for each broken piece"),
+    ("holds back sixteen characters", "default=1) - 1, 0, -1)", "default=1) - 1, 0, -1)[-16:]", "a stop text of 100 characters"),
 ]  # fmt: skip
 
 ANEW = """    def anew(self, data, final=False):

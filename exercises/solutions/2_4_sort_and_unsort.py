@@ -44,6 +44,7 @@ MUTANTS = [
     ("sorts in place", "    restored = [None] * len(results)\n    for i, result in zip(order, results, strict=True):\n"
      "        restored[i] = result\n    return restored", "    results[:] = [results[order.index(i)] for i in range(len(order))]\n    return results",
      "make a new one"),
+    ("returns the caller's list", "    return restored\n", "    results[:] = restored\n    return results\n", "the caller"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

@@ -63,13 +63,15 @@ MUTANTS = [
     ("more room than is needed", ("batch, n_head, max_len, head_dim)", "if end > self.data.shape[4]", "room for {self.data.shape[4]}"),
      ("batch, n_head, 1024, head_dim)\n        self.room = max_len", "if end > self.room", "room for {self.room}"), "more columns than max_len"),
     ("only the first layer looks", "if end > self.data.shape[4]:", "if end > self.data.shape[4] and layer == 0:", "before torch does"),
-    ("in float64", "n_head, max_len, head_dim)", "n_head, max_len, head_dim, dtype=torch.float64)", "more columns than max_len"),
+    ("in float64", "n_head, max_len, head_dim)", "n_head, max_len, head_dim, dtype=torch.float64)", "torch.float32 is wanted"),
     ("writes what fits", "            raise ValueError(f",
      "            self.data[layer, 0, :, :, self.length :] = k[:, :, : self.data.shape[4] - self.length]\n"
      "            raise ValueError(f", "look before you write"),
     ("advances by one", "self.length += n_new", "self.length += 1", "expected:  5"),
     ("looks after it wrote", "        if end > self.data.shape[4]:\n            raise", "        if end > self.data.shape[4]:\n"
      "            self.data[layer, :, :, :, : min(end, 12) - self.length] = 0\n            raise", "look before you write"),
+    ("copies the layer at each step", "        end = self.length + k.shape[2]\n", "        self.data[layer] = self.data[layer].clone()\n        end = self.length + k.shape[2]\n",
+     "the whole cache is copied"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

@@ -81,6 +81,8 @@ MUTANTS = [
     ("a shorter prefill goes first", "key=lambda r: r.num_tokens - r.num_computed_tokens > 1)", "key=lambda r: r.num_tokens - r.num_computed_tokens)", "not the shorter one first"),
     ("schedules and counts", "            if num_tokens:\n", "            if num_tokens:\n                request.num_computed_tokens += 0 * num_tokens\n"
      "                if request.num_tokens > 50:\n                    num_tokens = min(num_tokens, 20)\n", "a crowd of"),
+    ("one list for all steps", "    def schedule(self) -> list[tuple[Request, int]]:", "    def schedule(self):\n        self.kept = getattr(self, 'kept', [])\n"
+     "        self.kept[:] = self.fresh()\n        return self.kept\n\n    def fresh(self) -> list[tuple[Request, int]]:", "make a new one for each"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

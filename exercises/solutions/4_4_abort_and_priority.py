@@ -67,6 +67,8 @@ MUTANTS = [
      "            self.waiting[name] = next(self.numbers)\n            heapq.heappush(self.heap, (priority, self.waiting[name], name))\n            raise", PASTE),
     ("searches a sorted list", "        heapq.heappush(self.heap, (priority, self.waiting[name], name))",
      "        self.heap.append((priority, self.waiting[name], name))\n        self.heap.sort(key=lambda entry: entry[:2])", "a heap the first"),
+    ("the heap is copied for each call", "    def pop(self) -> str:\n", "    def pop(self) -> str:\n        self.heap = list(self.heap)\n", "bytes taken"),
+    ("a name is searched in a list", "    def abort(self, name: str) -> None:\n", "    def abort(self, name: str) -> None:\n        _ = (0, 0, name) in self.heap\n", "60,000: computing time"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

@@ -48,7 +48,7 @@ MUTANTS = [
      ("key_cache[table].flatten(0, 1).nan_to_num()", "value_cache[table].flatten(0, 1).nan_to_num()"), "behind the last token"),
     ("empties the caller's table", "    return torch.einsum(", "    table.clear()\n    return torch.einsum(", "work on a copy"),
     ("keeps what it gathered", "    scores =", "    kept = attend.__dict__\n    keys, values = kept.setdefault(str((table, length, key_cache.shape)), (keys, values))\n    scores =", "blocks are used again"),
-    ("a view for one token", "    scores =", "    if length == 1:\n        return value_cache[table[0], 0]\n    scores =", "a part of them"),
+    ("a view for one token", "    scores =", "    if length == 1:\n        return value_cache[table[0], 0]\n    scores =", "others read the same cache"),
     ("in double", "    return torch.einsum(\"ht,thd->hd\", scores.softmax(dim=-1), values)", "    return torch.einsum(\"ht,thd->hd\", scores.softmax(dim=-1).double(), values.double())", "torch.float32"),
     ("fills the cache", "    scores =", "    key_cache.nan_to_num_(), value_cache.nan_to_num_()\n    scores =", "others read the same cache"),
 ]  # fmt: skip

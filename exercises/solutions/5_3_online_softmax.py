@@ -54,6 +54,7 @@ MUTANTS = [
     ("a scale of √8", "math.sqrt(head_dim)", "math.sqrt(8)", "expected:"),
     ("a mean weighted by the blocks' lengths", "total = total * correction + weights.sum(dim=-1, keepdim=True)",
      "total = total * correction + len(keys)", "expected:"),
+    ("a maximum of -1e5", "-torch.inf)", "-1e5)", "minus a billion"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

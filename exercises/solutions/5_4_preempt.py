@@ -58,6 +58,7 @@ MUTANTS = [
     ("keeps a last block", "youngest.num_blocks = youngest.num_computed_tokens = 0", "youngest.num_blocks, youngest.num_computed_tokens = int(youngest.num_blocks > 1), 0",
      "expected:"),
     ("does not count what it gave", "            num_free -= missing\n", "", "expected:"),
+    ("copies of the sequences", "return running, preempted, num_free", "return [__import__('copy').copy(s) for s in running], preempted, num_free", "copies of them"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

@@ -48,12 +48,11 @@ class PrefixCache:
     def evict(self, block: int) -> None:
         """This block, and what is behind it, can't be found any more. A block that is not there is ignored."""
         entry = self.of_block.pop(block, None)
-        if entry is None:
-            return
-        self.entries[self.hash_of(entry.before, entry.tokens)].remove(entry)
-        for other in entry.behind:
-            if self.of_block.get(other.block) is other:
-                self.evict(other.block)
+        waiting = [] if entry is None else [entry]
+        for entry in waiting:  # it grows meanwhile; a chain of blocks may be too long for recursion
+            self.of_block.pop(entry.block, None)
+            self.entries[self.hash_of(entry.before, entry.tokens)].remove(entry)
+            waiting += [other for other in entry.behind if self.of_block.get(other.block) is other]
 
     def cut(self, token_ids: list[int]) -> Iterator[tuple[int, ...]]:
         """The tokens of each full block."""
@@ -74,10 +73,12 @@ class PrefixCache:
 
 HASH = "return self.hash_function((before.block if before else None, tokens))"
 COMPARED = "if entry.before is before and entry.tokens == tokens:"
-BEHIND = """        for other in entry.behind:
-            if self.of_block.get(other.block) is other:
-                self.evict(other.block)
+BEHIND = "            waiting += [other for other in entry.behind if self.of_block.get(other.block) is other]\n"
+RECURSIVE = """            for other in entry.behind:
+                if self.of_block.get(other.block) is other:
+                    self.evict(other.block)
 """
+CUT = "yield tuple(token_ids[start : start + self.block_size])"
 BY_BLOCK = "if (entry.before and entry.before.block) == (before and before.block) and entry.tokens == tokens:"
 PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
@@ -110,6 +111,17 @@ MUTANTS = [
     ("evicts the other of two duplicates", "        entry = self.of_block.pop(block, None)\n",
      "        entry = next((e for e in self.of_block.values() if e.block >= block), None)\n        self.of_block.pop(entry and entry.block, None)\n", "expected:"),
     ("goes on behind a hole", "            if before is None:\n                break\n", "            if before is None:\n                continue\n", "expected:"),
+    ("evicts by recursion", BEHIND, RECURSIVE, "RecursionError"),
+    ("tokens by Python's hash", CUT, "yield hash(tuple(token_ids[start : start + self.block_size]))", "not their hashes"),
+    ("tokens by CRC32", CUT, "yield __import__('zlib').crc32(repr(tuple(token_ids[start : start + self.block_size])).encode())",
+     "something shorter than the tokens"),
+    ("token ids of eight bits", CUT, "yield bytes(token % 256 for token in token_ids[start : start + self.block_size])", "one token is 256 more"),
+    ("token ids of 32 bits", CUT, "yield tuple(token % 2**32 for token in token_ids[start : start + self.block_size])", "one token is 4294967296 more"),
+    ("finds eight blocks", "            found.append(before.block)\n", "            found.append(before.block)\n            if len(found) == 8:\n                break\n",
+     "4,001 tokens"),
+    ("numbers of prefixes wrap", ("    behind: list", COMPARED, "entry = Entry(before, tokens, block)\n"),
+     ("    node: int = 0\n    behind: list", "if (entry.before and entry.before.node) == (before and before.node) and entry.tokens == tokens:",
+      "entry = Entry(before, tokens, block)\n                self.nodes = entry.node = (getattr(self, 'nodes', 0) + 1) % 8\n"), "expected:"),
 ]  # fmt: skip
 
 NUMBERS = """    def __init__(self, block_size, hash_function=hash):

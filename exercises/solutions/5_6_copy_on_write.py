@@ -96,6 +96,10 @@ MUTANTS = [
     ("the child copies at once what is not full", "        self.num_tokens[child] = self.num_tokens[parent]\n",
      "        self.num_tokens[child] = self.num_tokens[parent]\n        if self.num_tokens[parent] % self.block_size:\n"
      "            self.tables[child][-1] = self.take()\n            self.counts[self.tables[child][-1]] = 0\n", "the fork took blocks of its own"),
+    ("counts that stop at four", "        for block in self.tables[child]:\n            self.counts[block] += 1", "        for block in self.tables[child]:\n            self.counts[block] = min(4, self.counts[block] + 1)",
+     "shared as long as"),
+    ("a table copied for each token", "        table, copy = self.tables[name], None\n", "        table, copy = list(self.tables[name]), None\n        self.tables[name] = table\n",
+     "the whole table is copied"),
 ]  # fmt: skip
 
 ALSO_RIGHT = [

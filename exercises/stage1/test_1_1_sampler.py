@@ -30,7 +30,10 @@ def test_temperature(work):
 def test_greedy(work):
     said = {"of equal logits the first one is taken, not the last": [0, 0, 0, 1], "they share": [0, 0.5, 0, 0.5]}
     expect(
-        "temperature 0, logits 1, 3, 2, 3", work.distribution([1.0, 3.0, 2.0, 3.0], temperature=0), [0, 1, 0, 0], said
+        "temperature 0, logits 1, 3, 2, 3",
+        work.distribution([1.0, 3.0, 2.0, 3.0], temperature=0),
+        [0.0, 1.0, 0.0, 0.0],
+        said,
     )
 
 
@@ -46,11 +49,17 @@ def test_top_p(work):
     said = {"the token that crosses the line is kept: without it they sum to less than top_p": shares(5, 0, 0, 0)}
     expect("top_p=0.6, weights 5, 3, 1, 1", work.distribution(of([5, 3, 1, 1]), top_p=0.6), shares(5, 3, 0, 0), said)
     said = {"the most likely token is always kept": [0, 0, 0]}
-    expect("top_p=0.1, weights 5, 3, 1", work.distribution(of([5, 3, 1]), top_p=0.1), [1, 0, 0], said)
+    expect("top_p=0.1, weights 5, 3, 1", work.distribution(of([5, 3, 1]), top_p=0.1), [1.0, 0.0, 0.0], said)
 
     said = {"among equals the one with the higher number is kept first": shares(1, 1, 0, 0),
             "until they sum to *at least* top_p: two of four are 0.5": shares(0, 1, 1, 1)}  # fmt: skip
     expect("top_p=0.5, four equal weights", work.distribution(of([1, 1, 1, 1]), top_p=0.5), shares(0, 0, 1, 1), said)
+
+
+def test_top_p_to_the_last_digit(work):
+    got = work.distribution(of([0.5, 0.4995, 0.0005]), top_p=0.9998)
+    expect("top_p=0.9998, weights 0.5, 0.4995, 0.0005", got, [0.5, 0.4995, 0.0005],
+           {"the token that crosses the line is kept: without it they sum to less than top_p": shares(0.5, 0.4995, 0)})  # fmt: skip
 
 
 def test_min_p(work):
@@ -65,10 +74,10 @@ def test_order(work):
     """Weights 9, 4, 1 at temperature 0.5 are 81, 16, 1: the nucleus of 0.8 is the first alone."""
     said = {"top-p was applied before the temperature": shares(81, 16, 0)}
     got = work.distribution(of([9, 4, 1]), temperature=0.5, top_p=0.8)
-    expect("temperature 0.5 and top_p 0.8, weights 9, 4, 1", got, [1, 0, 0], said)
+    expect("temperature 0.5 and top_p 0.8, weights 9, 4, 1", got, [1.0, 0.0, 0.0], said)
     said = {"top-p has to see what top-k left, summed to 1 again": shares(4, 3, 0, 0)}
     got = work.distribution(of([4, 3, 2, 1]), top_k=2, top_p=0.55)
-    expect("top_k=2 and top_p=0.55, weights 4, 3, 2, 1", got, [1, 0, 0, 0], said)
+    expect("top_k=2 and top_p=0.55, weights 4, 3, 2, 1", got, [1.0, 0.0, 0.0, 0.0], said)
 
 
 def test_draw(work):
@@ -150,5 +159,24 @@ def test_against_the_engine(work):
         values = dict(temperature=rng.choice([0.5, 1.0, 1.7]), top_k=rng.choice([0, 5, 20]),
                       top_p=rng.choice([1.0, 0.9, 0.5]), min_p=rng.choice([0.0, 0.05, 0.3]))  # fmt: skip
         request = stage.make_request(stage.SamplingParams(**values))
-        expected = stage.filtered(torch.tensor([logits]), [request])[0].softmax(dim=-1)
+        expected = stage.filtered(torch.tensor([logits]), [request])[0].softmax(dim=-1).tolist()
         expect(f"30 random logits, {values}", work.distribution(logits, **values), expected, tolerance=1e-4)
+
+
+def test_many_tokens(work):
+    """As many as a vocabulary has, with ranks and probabilities far down the row."""
+    logits = [-0.01 * i for i in range(1100)]
+    random.Random(1).shuffle(logits)
+    for temperature, k, top_p, min_p in (
+        (1.0, 0, 0.9, 0.0),
+        (1.0, 300, 0.8, 0.0),
+        (2.0, 70_000, 1.0, 0.5),
+        (0, 5, 1.0, 0.0),
+    ):
+        tried = ((temperature, k, top_p + i / 3000 * (top_p < 1), min_p) for i in range(9))
+        values, expected = next((v, e) for v in tried if (e := slowly(logits, *v)) is not None)
+        case = "1,100 tokens, temperature={}, top_k={}, top_p={}, min_p={}".format(*values)
+        expect(case, work.distribution(logits, *values), expected, tolerance=1e-6)
+    expect("weights 1,000,000 and 1: nothing is dropped unless asked", work.distribution(of([1e6, 1])), shares(1e6, 1),
+           tolerance=1e-9)  # fmt: skip
+    expect("2,048 equal tokens, u = 1500.5 / 2048", work.draw([1 / 2048] * 2048, 1500.5 / 2048), 1500)

@@ -130,3 +130,16 @@ def test_any_completion(work):
         example.look("len(list(model))  # tokens that were left in the model", len(tokens) - num_tokens)
 
     at_random(check_one, 400)
+
+
+def test_long_completions(work):
+    """Thousands of tokens, numbers of tokens beyond 65,535, and stop texts that are longer than any piece."""
+    for length in (100, 1000):
+        stop, pieces = "x" * length, [*["ab"] * 1200, *["xx"] * (length // 2), "c"]
+        model = iter([(100_000 + i, piece) for i, piece in enumerate(pieces)])
+        got = work.complete(model, 99_999, (stop, "never " * 20), 70_000)
+        expect(f"1,200 tokens, then a stop text of {length} x", (got.text, got.finish_reason, got.num_tokens),
+               ("ab" * 1200, "stop", 1200 + length // 2))  # fmt: skip
+    model = iter([(i, "a") for i in range(1500)])
+    got = work.complete(model, 1400, ("b",), 2000)
+    expect("an end token of a high number", (len(got.text), got.finish_reason, got.num_tokens), (1400, "stop", 1401))

@@ -123,3 +123,21 @@ def test_any_stream(work):
         example.expect("stream.flush()", "")
 
     at_random(check, 600)
+
+
+def test_long_texts(work):
+    """Thousands of bytes at once, and a stop text of a thousand characters over many tokens."""
+    text = "a🦊é" * 800
+    expect("5,600 bytes in one piece", sent(work, [text.encode()])[0], [text, ""])
+    for length in (100, 1500):
+        stop = "STOP" * (length // 4)
+        pieces = [b"x" * 2000 + b"STOP" * 20, stop[80:-1].encode(), b"P", b"more"]
+        expect(f"a stop text of {length} characters over three tokens", sent(work, pieces, (stop,)),
+               (["x" * 2000, "", "", "", ""], True))  # fmt: skip
+        expect(
+            "the same, but for its end",
+            sent(work, [*pieces[:2], b"Q"], (stop,))[0],
+            ["x" * 2000, "", stop[:-1] + "Q", ""],
+        )
+        held = sent(work, [b"y" * 1000 + stop[:-1].encode()], (stop,))[0]
+        expect("the end, when nearly all of it is held back", held, ["y" * 1000, stop[:-1]])

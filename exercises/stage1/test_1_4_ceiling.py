@@ -104,9 +104,22 @@ def test_any_sizes(work):
     at_random(check)
 
 
+def test_large_models(work):
+    """Sizes at which a count no longer fits into 32 bits, and every unit counts."""
+    sizes = dict(n_layer=300, n_embd=12_288, n_inner=49_153, vocab_size=100_003)
+    weights = 300 * (4 * 12_288**2 + 2 * 12_288 * 49_153) + 12_288 * 100_003
+    cached = 300 * 2 * 12_288 * 100_001
+    expect(f"parameters of {sizes}", work.parameters(**sizes), weights)
+    expect("flops at a context of 100,001", work.flops(**sizes, context=100_001), 2 * (weights + cached))
+    expect("bytes at this context", work.bytes_read(**sizes, context=100_001, itemsize=2), 2 * (weights + cached))
+    reading, computing = 2 * (weights + 300 * cached) / 1e12, 300 * 2 * (weights + cached) / 1e15
+    expect("300 sequences of this context", work.tokens_per_second(sizes, 100_001, 2, 300, 1e12, 1e15),
+           300 / max(reading, computing), tolerance=1e-9)  # fmt: skip
+
+
 def test_prediction(work):
     """Never wrong, but kept before the measurement, which comes only when the functions are right."""
-    for test in (test_parameters, test_flops, test_bytes, test_ceiling, test_any_sizes):
+    for test in (test_parameters, test_flops, test_bytes, test_ceiling, test_any_sizes, test_large_models):
         test(work)
     number = isinstance(work.PREDICTION, Real) and not isinstance(work.PREDICTION, bool)
     require(number and 0 < work.PREDICTION < math.inf, "PREDICTION", "a number of tokens per second",

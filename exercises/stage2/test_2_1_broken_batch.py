@@ -44,7 +44,7 @@ def test_each_prompt_is_cut_by_itself(work):
     work.generate(model, [[10, 20, 30, 40], [50, 60]], 1, EOS, 3)
     seen = model.calls[0][0]
     expect("rows of the first call, for two prompts", len(seen), 2, {"the prompts have to go through as one batch": 1})
-    expect("what the model saw of them", [seen[0], seen[1, -2:]], [[20, 30, 40], [50, 60]],
+    expect("what the model saw of them", [seen[0].tolist(), seen[1, -2:].tolist()], [[20, 30, 40], [50, 60]],
            {"nothing was cut: cut each prompt to its last max_len tokens, then pad": [[10, 20, 30, 40], [50, 60]]})  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def test_padding_of_a_batch_that_was_cut(work):
     said = {"the padding was counted before the cut: three columns are left, one of them is padding": (
         [0, 0], [[False, True, False], [False, False, True]])}  # fmt: skip
     expect("what the model was told of the second row's own tokens: positions, and what they may look at",
-           (positions[1, 1:], visible[1, 1:]), ([0, 1], [[False, True, False], [False, True, True]]), said)  # fmt: skip
+           (positions[1, 1:].tolist(), visible[1, 1:].tolist()), ([0, 1], [[False, True, False], [False, True, True]]), said)  # fmt: skip
 
 
 @one_thread()
@@ -147,3 +147,16 @@ def test_nothing_is_computed_for_nobody(work):
     work.generate(model, [[6], [5]], 9, EOS, 50)
     expect("passes until rows that count 7, 0 and 6, 7, 0 have ended, max_tokens 9", len(model.calls), 3,
            {"when all rows have ended, nothing is left to compute, even if they ended in different steps": 9})  # fmt: skip
+
+
+@one_thread()
+def test_large_batches(work):
+    """Long prompts, many rows, numbers of tokens beyond 65,535."""
+    for prompts, values in (
+        ([[(i * i) % 70_001 for i in range(950)], [100_000, 3]], (2, 70_002, 1000)),
+        ([[row % 9 + 1] * (1 + row % 3) for row in range(300)], (3, 300, 70_000)),
+        ([[7, 5], [6]], (300, 99, 400)),
+    ):
+        expected = [slowly(prompt, *values) for prompt in prompts]
+        expect(f"{len(prompts)} prompts of up to {max(map(len, prompts))} tokens, {values[0]} new ones",
+               work.generate(summing_model, prompts, *values), expected)  # fmt: skip

@@ -87,3 +87,24 @@ def test_any_requests(work):
         example.look("prompts, outputs", (prompts, outputs), likely="the caller's lists were changed: sort a copy")
 
     at_random(check)
+
+
+def rectangles(prompts, outputs, size):
+    """The same by step and batch, in whole numbers."""
+    own = area = 0
+    for first in range(0, len(prompts), size):
+        batch = list(zip(prompts[first : first + size], outputs[first : first + size], strict=True))
+        for step in range(max(n for _, n in batch)):
+            own += sum(p + step for p, n in batch if step < n)
+            area += len(batch) * max(p + min(step, n) for p, n in batch)
+    return own, area - own
+
+
+def test_many_requests(work):
+    """A thousand requests, long prompts, long outputs: counts in the millions, to the last place."""
+    for prompts, outputs, size in (
+        ([1 + i * 7 % 90 for i in range(1000)], [1 + i * 5 % 30 for i in range(1000)], 300),
+        ([70_000, 3, 300], [2, 1000, 1], 70_000),
+    ):
+        case = f"{len(prompts)} requests, prompts of up to {max(prompts)}, {size} at once"
+        expect(case, work.positions(list(prompts), list(outputs), size), rectangles(prompts, outputs, size))

@@ -1,7 +1,7 @@
 """Batches by length, and results back in their order."""
 
 from exercises.examples import Example, at_random
-from exercises.grading import expect
+from exercises.grading import expect, require
 
 
 def test_the_picture(work):
@@ -63,3 +63,18 @@ def test_any_order(work):
         example.look("batches, results", (batches, results), likely="the caller's lists were changed: make a new one")
 
     at_random(check)
+
+
+def test_many_requests(work):
+    """A thousand lengths, some of them equal, beyond 65,535."""
+    lengths = [i * i % 70_001 for i in range(1200)] + [300] * 50
+    order = sorted(range(1250), key=lambda i: -lengths[i])
+    for size in (300, 70_000, 1):
+        batches = [order[i : i + size] for i in range(0, 1250, size)]
+        expect(f"1,250 lengths, {size} at once", work.make_batches(lengths, size), batches)
+        results = [f"result {i}" for i in order]
+        expect("their results restored", work.restore(batches, results), [f"result {i}" for i in range(1250)])
+    many = list(range(70_001))
+    got = work.restore([many[::-1]], many)
+    require(got == many[::-1], "70,001 results of one batch, the last request first", "turned round", "something else")
+    expect("no results", work.restore([], []), [])

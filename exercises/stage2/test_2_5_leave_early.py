@@ -101,3 +101,25 @@ def test_any_requests(work):
         example.look("prompts, max_tokens", (prompts, max_tokens), likely="the caller's lists were changed: copy them")
 
     at_random(check)
+
+
+def test_many_requests(work):
+    """Long prompts, long outputs, many rows, numbers of tokens beyond 65,535."""
+
+    def step(sequences):
+        return [100_000 + len(sequence) for sequence in sequences]
+
+    for prompts, max_tokens in (
+        ([[1], [2] * 1000, [70_000]], [300, 1, 40]),
+        ([[i] for i in range(1000)], [1 + i % 3 for i in range(1000)]),
+    ):
+        expected = [
+            [100_000 + len(prompt) + i for i in range(n)] for prompt, n in zip(prompts, max_tokens, strict=True)
+        ]
+        expect(f"{len(prompts)} prompts of up to {max(map(len, prompts))} tokens, up to {max(max_tokens)} new ones",
+               work.generate(step, prompts, max_tokens, 99_999), expected)  # fmt: skip
+    expect(
+        "an end token after 70,000",
+        work.generate(step, [[1] * 900], [70_000], 100_950),
+        [[100_900 + i for i in range(51)]],
+    )

@@ -44,20 +44,20 @@ def test_nothing_is_copied(work):
     first, second, third = [], [], []
     for step, (n_new, tensors) in enumerate(((5, first), (1, second), (1, third))):
         for layer in range(3):
-            tensors += cache.update(layer, *new(n_new, step))
+            pair = cache.update(layer, *new(n_new, step))
+            if tensors is second:
+                for i in range(2):
+                    work.write(pair, i, (0, 0, 0, 0), 123.0)
+            tensors += pair
         cache.advance(n_new)
-        if tensors is second:
-            for tensor in second:
-                tensor[0, 0, 0, 0] = 123.0
     names = [f"the {name} of layer {layer}" for layer in range(3) for name in ("keys", "values")]
     for name, one, two, three in zip(names, first, second, third, strict=True):
-        room = one.untyped_storage().nbytes()
+        (place, room, _), (later, _, _) = one.place, two.place  # where its memory begins, and how many bytes it has
         require(room >= 2 * 2 * 12 * 4 * 4, f"bytes taken at the beginning for {name}", "room for all 12 columns", room,
                 "they are in a tensor of their own: room that grows is copied when it grows, and a copy is no view")  # fmt: skip
-        same_place = one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
-        require(same_place, f"where {name} lie after another step", "at the same place", "in a new tensor",
+        require(place == later, f"where {name} lie after another step", "at the same place", "in a new tensor",
                 "a new tensor at each step copies the whole cache; write into the one that is there")  # fmt: skip
-        expect(f"a number written through an earlier view of {name}", three[0, 0, 0, 0], 123.0,
+        expect(f"a number written through an earlier view of {name}", float(three[0, 0, 0, 0]), 123.0,
                likely="return views, not copies")  # fmt: skip
 
 
@@ -66,6 +66,7 @@ def test_two_caches_share_nothing(work):
     k, v = new(3, 0)
     kept = one.update(0, k, v)
     two.update(0, k + 1, v + 1)
+    kept = work.reread(kept)
     for name, tensor, written in zip(("keys", "values"), kept, (k, v), strict=True):
         expect(f"the {name} of one cache, after another was written", tensor[0, 0, :, 0], written[0, 0, :, 0],
                likely="both write to the same memory; does it belong to the class? The next batch reads this one's keys")  # fmt: skip
@@ -77,8 +78,7 @@ def test_full(work):
         cache.update(layer, *new(filled, 0))
         cache.advance(filled)
         case = f"{n_new} more columns after {filled} of 12, layer {layer}"
-        pending = cache.update(layer, *new(1, 3)) if filled < 12 else []
-        seen = [tensor.clone() for tensor in pending]
+        pending = cache.update(layer, *new(1, 3)) if filled < 12 else ()
         try:
             cache.update(layer, *new(n_new, 1))
         except ValueError:
@@ -89,7 +89,7 @@ def test_full(work):
             raise Wrong(case, "ValueError", "nothing", "it must not be dropped in silence")
         expect(f"{case}: length", cache.length, filled)
         if filled < 12:
-            untouched = all(torch.equal(tensor, kept) for tensor, kept in zip(pending, seen, strict=True))
+            untouched = all(torch.equal(a, b) for a, b in zip(pending, work.reread(pending), strict=True))
             require(untouched, f"{case}: what was written before", "as it was", "changed", "look before you write")
             keys, _ = cache.update(layer, *new(1, 2))
             expect(f"{case}, then one that fits", keys[0, 0, -1], new(1, 2)[0][0, 0, -1])
@@ -98,10 +98,35 @@ def test_full(work):
 def test_no_more_room(work):
     cache = work.Cache(**SIZES)
     tensors = [tensor for layer in range(3) for tensor in cache.update(layer, *new(5, 0))]
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    storages = {tensor.place[0]: tensor.place[1] for tensor in tensors}
     needed = 3 * 2 * 2 * 2 * 12 * 4 * 4
     require(sum(storages.values()) <= needed, "bytes taken for keys and values of all layers", f"{needed}, for 12 columns",
             sum(storages.values()), "room for more columns than max_len, or for larger numbers")  # fmt: skip
+
+
+def test_traffic(work):
+    """A step of one column, in a cache of a thousand, writes one column of keys and one of values."""
+    cache, sizes = work.Cache(2, 2, 2, 1000, 4), (2, 2, 1, 4)
+    for layer in range(2):
+        pair = torch.randn(2, 2, 2, 950, 4)
+        got = cache.update(layer, *pair)
+        require(
+            all(map(torch.equal, got, pair)), f"950 columns of layer {layer}", "as they were given", "something else"
+        )
+    cache.advance(950)
+    expect("length after 950 columns", cache.length, 950)
+    column = 2 * torch.Size(sizes).numel() * 4
+    for layer in range(2):
+        with work.measured() as measured:
+            cache.update(layer, *torch.randn(2, *sizes))
+        require(measured.moved <= 4 * column, f"bytes that torch writes in layer {layer}, for one column behind 950",
+                f"{column}, the new keys and values", measured.moved, "the whole cache is copied, at every step")  # fmt: skip
+        require(
+            measured.in_python == 0,
+            "the numbers of the tensors",
+            "they stay in torch",
+            "they were made numbers of Python",
+        )
 
 
 def test_any_steps(work):
@@ -115,7 +140,7 @@ def test_any_steps(work):
         for n_new in choose.each(lambda: choose.between(1, 3), 5, least=1):
             for layer in range(n_layer):
                 size = batch * n_head * n_new * head_dim
-                new = torch.arange(number, number + size).view(batch, n_head, n_new, head_dim)
+                new = torch.arange(float(number), number + size).view(batch, n_head, n_new, head_dim)
                 example.do(
                     f"k = torch.arange({number}.0, {number + size}.0).view({batch}, {n_head}, {n_new}, {head_dim})"
                 )
@@ -133,3 +158,24 @@ def test_any_steps(work):
             example.look("cache.length", filled)
 
     at_random(check, 60)
+
+
+def test_a_long_cache(work):
+    """More columns than fit into 16 bits, one layer of many, and many steps."""
+    cache = work.Cache(1, 1, 1, 70_000, 1)
+    cache.update(0, torch.zeros(1, 1, 69_999, 1), torch.zeros(1, 1, 69_999, 1))
+    cache.advance(69_999)
+    keys, values = cache.update(0, torch.ones(1, 1, 1, 1), torch.full((1, 1, 1, 1), 2.0))
+    expect("the last two of 70,000 columns", (keys.flatten()[-2:].tolist(), values.flatten()[-2:].tolist(), keys.shape[2]),
+           ([0.0, 1.0], [0.0, 2.0], 70_000))  # fmt: skip
+    cache = work.Cache(70_000, 1, 1, 1, 1)
+    got = cache.update(69_999, torch.ones(1, 1, 1, 1), torch.full((1, 1, 1, 1), 2.0))
+    expect("the only column of layer 69,999", [tensor.tolist() for tensor in got], [[[[[1.0]]]], [[[[2.0]]]]])
+    cache = work.Cache(300, 1, 1, 300, 1)
+    for column in range(130):
+        for layer in (0, 299):
+            pair = cache.update(layer, *torch.full((2, 1, 1, 1, 1), float(column + layer)))
+            for name, tensor in zip(("keys", "values"), pair, strict=True):
+                expect(f"{name} of layer {layer} of 300 after {column + 1} steps", tensor.flatten().tolist(),
+                       [float(i + layer) for i in range(column + 1)])  # fmt: skip
+        cache.advance(1)

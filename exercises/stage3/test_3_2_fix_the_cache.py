@@ -93,3 +93,12 @@ def test_any_calls(work):
         example.look("[len(tokens) for tokens, *_ in model.calls]", sizes)
 
     at_random(check)
+
+
+def test_long_prompts(work):
+    """A thousand tokens, numbers beyond 65,535, a hundred steps, and chunks of any size."""
+    decoder = work.Decoder(Model())
+    prompt = [i * i % 100_003 for i in range(1000)]
+    for start, max_tokens, chunk in ((0, 2, 300), (0, 2, 7), (930, 130, 70_000), (700, 1, 1)):
+        expect(f"{1000 - start} tokens in chunks of {chunk}, and {max_tokens} new ones",
+               decoder.generate(prompt[start:], max_tokens, chunk), without_cache(prompt[start:], max_tokens))  # fmt: skip

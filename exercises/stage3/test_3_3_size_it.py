@@ -87,3 +87,15 @@ def test_any_machine(work):
         example.look(f"work.longest_context({arguments})", fits)
 
     at_random(check)
+
+
+def test_large_machines(work):
+    """Terabytes, to the last byte."""
+    cell = 2 * 300 * 70_001 * 4
+    expect("300 layers of width 70,001", work.bytes_per_token(300, 70_001, 4), cell)
+    for fits in (1, 300, 100_001):
+        memory = 5 * 10**9 * 4 + 10**10 + fits * 1001 * cell
+        for less in (0, 1):
+            case = f"memory {memory - less:,}, room for {fits} sequences of 1,001 tokens" + ", less one byte" * less
+            expect(case, work.largest_batch(memory - less, 5 * 10**9, 10**10, 300, 70_001, 1001, 4), fits - less)
+            expect(case, work.longest_context(memory - less, 5 * 10**9, 10**10, 300, 70_001, 1001, 4), fits - less)

@@ -67,3 +67,15 @@ def test_any_lengths(work):
         )
 
     at_random(check)
+
+
+def test_long_outputs(work):
+    """Counts in the billions, to the last token."""
+    for prompt, output in ((300, 70_001), (70_001, 300), (100_003, 100_001)):
+        without = output * prompt + output * (output - 1) // 2
+        case = f"prompt {prompt}, output {output}"
+        expect(f"{case}, without a cache", work.tokens_without(prompt, output), without)
+        expect(f"{case}, with a cache", work.tokens_with(prompt, output), prompt + output - 1)
+        expect(f"{case}: the saving", work.saving(prompt, output), without / (prompt + output - 1), tolerance=1e-9)
+    expect("10 billion weights, 300 layers of width 70,001, 1,000 sequences", work.even_context(10**10, 300, 70_001, 1000),
+           10**10 / (2 * 300 * 70_001 * 1000), tolerance=1e-9)  # fmt: skip

@@ -251,3 +251,36 @@ def test_a_crowd(work):
             slow.step(),
         )
     expect("who is not done after 300 steps", sum(n > 0 for n in engine.outputs.values()), 0)
+
+
+def test_what_came_back_stays(work):
+    """The engine keeps the list of a step while it computes, and the next one is made meanwhile."""
+    engine = Engine(work, 2, 8)
+    engine.add("A", 4, 3)
+    step = engine.scheduler.schedule()
+    engine.add("B", 4, 1)
+    engine.scheduler.schedule()
+    expect("the list of the first step, after the second", [(r.name, n) for r, n in work.reread(step)], [("A", 4)],
+           likely="one list for all steps: make a new one for each")  # fmt: skip
+
+
+def test_long_queues(work):
+    """A thousand requests wait, prompts are longer than 65,535, and each step takes as many as it can."""
+    engine = Engine(work, 1000, 100_000)
+    for i in range(1200):
+        engine.add(f"r{i}", 90, 2)
+    got = engine.step()
+    expect(
+        "the first step of 1,200 prompts of 90, 1,000 places, 100,000 tokens", got, [(f"r{i}", 90) for i in range(1000)]
+    )
+    got = engine.step()
+    expect("the second", got, [(f"r{i}", 1) for i in range(1000)])
+    got = engine.step()
+    expect("the third", got, [(f"r{i}", 90) for i in range(1000, 1200)])
+    engine = Engine(work, 300, 70_000)
+    engine.add("long", 150_000, 1)
+    expect(
+        "a prompt of 150,000",
+        [engine.step() for _ in range(4)],
+        [[("long", 70_000)], [("long", 70_000)], [("long", 10_000)], []],
+    )

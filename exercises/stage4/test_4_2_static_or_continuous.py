@@ -81,3 +81,19 @@ def test_any_outputs(work):
         example.look("outputs", outputs, likely="sorted() makes a new list, list.sort() changes the caller's")
 
     at_random(check)
+
+
+def test_many_requests(work):
+    """Thousands of requests, long outputs, many slots: counts to the last pass."""
+    rng = random.Random(2)
+    for count, most, slots in ((1200, 300, 7), (1200, 300, 300), (400, 100_003, 1), (3, 100_003, 70_000)):
+        outputs = [rng.randrange(1, most) for _ in range(count)]
+        batches = [outputs[i : i + slots] for i in range(0, count, slots)]
+        ordered = sorted(outputs, reverse=True)
+        case = f"{count} outputs of up to {most}, {slots} slots"
+        expect(f"static, {case}", work.static(outputs, slots), sum(map(max, batches)))
+        expect(f"static, sorted, {case}", work.static(outputs, slots, sort=True), sum(ordered[::slots]))
+        free = [0] * min(slots, count)
+        for n in outputs:
+            free[free.index(min(free))] += n
+        expect(f"continuous, {case}", work.continuous(outputs, slots), max(free))

@@ -98,3 +98,20 @@ def test_any_prompt(work):
         example.look(f"work.longest_gap({prompt}, {decoding}, {budget}, seconds, False)", 10 + decoding + prompt)
 
     at_random(check)
+
+
+def test_long_prompts(work):
+    """Prompts beyond 65,535, budgets and crowds beyond 255, thousands of steps."""
+    for prompt, decoding, budget in ((100_001, 300, 812), (2_001, 299, 300), (70_000, 5, 100_000), (3, 70_000, 70_002)):
+        room = budget - decoding
+        steps = [room] * (prompt // room) + [prompt % room] * (prompt % room > 0)
+        case = f"prompt {prompt}, {decoding} decode, {budget} tokens a step"
+        expect(case, work.plan(prompt, decoding, budget), steps)
+        seconds = lambda tokens: tokens / 1024  # noqa: E731
+        longest = (decoding + max(steps)) / 1024
+        expect(f"{case}, chunked", work.longest_gap(prompt, decoding, budget, seconds, True), longest, tolerance=1e-9)
+        whole = (decoding + prompt) / 1024
+        expect(f"{case}, whole", work.longest_gap(prompt, decoding, budget, seconds, False), whole, tolerance=1e-9)
+    expect(
+        "700 decode, 3 tokens a step, whole", work.longest_gap(9, 700, 3, lambda tokens: tokens * 2.0, False), 1418.0
+    )

@@ -263,3 +263,32 @@ def test_against_stage_4(work):
             float(work.log_probability(logits, tokens, len(first))),
         )
         require(abs(got - score) < 1e-3, f"prompt {prompt!r}, choice {choice!r}, by tinytales", score, got)
+
+
+def test_long_texts(work):
+    """Thousands of characters and tokens, hundreds of choices and questions."""
+    for prompt, choice in (("the sky is " * 300, "blue"), ("the", " sky is" * 400), ("walk" * 1000, "ing")):
+        text = prompt + choice
+        expect(f"split of {len(text)} characters", work.split(prompt, choice, lambda text: [ord(c) + 70_000 for c in text]),
+               ([ord(c) + 70_000 for c in prompt.rstrip()], [ord(c) + 70_000 for c in text[len(prompt.rstrip()):]]))  # fmt: skip
+    torch.manual_seed(0)
+    logits, tokens = torch.randn(1100, 300), [i * 7 % 300 for i in range(1100)]
+    rows = logits.double().log_softmax(-1)
+    for start in (1, 300, 1090):
+        right = sum(float(rows[i - 1, tokens[i]]) for i in range(start, 1100))
+        expect(f"1,100 tokens, of which the prompt has {start}", work.log_probability(logits, tokens, start), right)
+    logprobs, choices = [-1000.0 + i % 997 for i in range(1000)], ["x" * (1 + i % 5) for i in range(1000)]
+    expect("a thousand choices", work.choose(logprobs, choices, False), 996)
+    values = [a / len(c) for a, c in zip(logprobs, choices, strict=True)]
+    expect("a thousand choices, per byte", work.choose(logprobs, choices, True), values.index(max(values)))
+    expect("a choice of a thousand characters", work.choose([-5.0, -5.0], ["a", "b" * 1000], True), 1)
+    right = float(torch.zeros(1, 70_001).log_softmax(-1)[0, 70_000])
+    expect(
+        "the last of 70,001 tokens, all of them equal",
+        work.log_probability(torch.zeros(2, 70_001), [0, 70_000], 1),
+        right,
+    )
+    expect("choices of high numbers", work.accuracy([70_000, 300, 7], [70_000, 301, 7]), 2 / 3, tolerance=1e-12)
+    answers = [i % 3 if i % 5 else None for i in range(1200)]
+    expect("1,200 questions", work.accuracy(answers, [i % 2 for i in range(1200)]), sum(a == i % 2 for i, a in enumerate(answers)) / 1200,
+           tolerance=1e-12)  # fmt: skip

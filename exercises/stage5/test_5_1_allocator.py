@@ -170,3 +170,36 @@ def look_at(example, num_blocks, size, tokens, tables):
         example.look(f"len({{{held}}} & set(range({num_blocks})))  # different blocks", sum(map(len, tables.values())),
                      likely="a block is in two tables, or is none of the pool's")  # fmt: skip
     example.look("allocator.num_free", num_blocks - sum(map(len, tables.values())))
+
+
+def test_a_large_pool(work):
+    """More blocks than fit into 16 bits, long sequences, blocks of 300 tokens, names of a thousand letters."""
+    for num_blocks, size in ((70_000, 2), (400, 300)):
+        allocator, name = work.Allocator(num_blocks, size), "n" * 1000
+        expect(f"100,001 tokens in blocks of {size}", allocator.allocate(name, 100_001), True)
+        table = allocator.block_table(name)
+        blocks = -(-100_001 // size)
+        expect("blocks, and different ones", (len(table), len(set(table))), (blocks, blocks))
+        expect("free blocks", allocator.num_free, num_blocks - blocks)
+        for position in (299, 70_001, 100_000):
+            expect(
+                f"the slot of token {position}",
+                allocator.slot(name, position),
+                table[position // size] * size + position % size,
+            )
+        for i in range(size):
+            expect(f"token {100_002 + i}", allocator.append(name), True)
+        expect("the blocks of all tokens", len(allocator.block_table(name)), -(-(100_001 + size) // size))
+        blocks += 1
+        expect("too many", allocator.allocate("b", num_blocks * size), False)
+        expect("the rest", (allocator.allocate("b", (num_blocks - blocks) * size), allocator.num_free), (True, 0))
+        allocator.free(name)
+        expect("free after the long one has gone", allocator.num_free, blocks)
+    allocator = work.Allocator(1200, 1)
+    allocator.allocate("a", 1)
+    for i in range(1150):
+        expect(f"token {i + 2} of a", allocator.append("a"), True)
+    expect("its blocks", len(set(allocator.block_table("a"))), 1151)
+    for i in range(300):
+        allocator.allocate(f"s{i}", 1)
+    expect("free, of 1,200, when 49 of 300 more had room", allocator.num_free, 0)

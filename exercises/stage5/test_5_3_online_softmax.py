@@ -1,10 +1,8 @@
 """Against dense attention in float64: one block, several, large scores; and what is kept between blocks."""
 
 import math
-import weakref
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from exercises.examples import Example, at_random
 from exercises.grading import OneOf, expect, require
@@ -120,19 +118,9 @@ def test_scores_far_below_zero(work):
 
 def test_each_block_is_seen_once(work):
     """Blocks that nobody keeps are gone; whoever collects them to go through them twice is found out."""
-    alive, most = [], 0
-
-    def blocks():
-        nonlocal alive, most
-        for _ in range(30):
-            pair = torch.randn(4, 2, 8), torch.randn(4, 2, 8)
-            alive = [reference for reference in alive if reference() is not None] + [weakref.ref(pair[0])]
-            most = max(most, len(alive))
-            yield pair
-            del pair
-
-    work.attend(torch.randn(2, 8), blocks())
-    require(most <= 3, "blocks of 30 that were kept at once", "no more than two or three", most,
+    pairs = ((torch.randn(4, 2, 8), torch.randn(4, 2, 8)) for _ in range(30))
+    work.attend(torch.randn(2, 8), pairs)
+    require(work.most_alive <= 3, "blocks of 30 that were kept at once", "no more than two or three", work.most_alive,
             "each block is seen once: two passes over them read everything twice")  # fmt: skip
 
 
@@ -145,21 +133,11 @@ def test_any_split(work):
 def test_nothing_is_gathered(work):
     """No tensor may grow with the number of blocks."""
 
-    class Largest(TorchDispatchMode):
-        seen = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            for tensor in out if isinstance(out, tuple | list) else [out]:
-                if isinstance(tensor, torch.Tensor):
-                    Largest.seen = max(Largest.seen, tensor.numel())
-            return out
-
     query, _, _, blocks = data([4] * 50)
-    with Largest():
+    with work.measured() as measured:
         work.attend(query, iter(blocks))
-    require(Largest.seen <= 4 * 2 * 8 * 2, "the largest tensor made for 50 blocks of 4", "no larger than a block or two (128 numbers)",
-            Largest.seen, "the blocks were gathered: keep three things per head, not the blocks")  # fmt: skip
+    require(measured.largest <= 4 * 2 * 8 * 2, "the largest tensor made for 50 blocks of 4", "no larger than a block or two (128 numbers)",
+            measured.largest, "the blocks were gathered: keep three things per head, not the blocks")  # fmt: skip
 
 
 def slowly(scores):
@@ -187,3 +165,17 @@ def test_any_blocks(work):
         )
 
     at_random(check, 150)
+
+
+def test_many_blocks(work):
+    """A thousand blocks, a block of a thousand tokens, hundreds of heads, scores below minus a million."""
+    for sizes, heads in (([1] * 1000, 1), ([1100, 1], 2), ([3, 2], 1000)):
+        query, keys, values, blocks = data(sizes, n_head=heads, head_dim=4)
+        expect(
+            f"{len(sizes)} blocks of up to {max(sizes)}, {heads} heads",
+            work.attend(query, iter(blocks)),
+            dense(query, keys, values),
+        )
+    keys, values = torch.full((6, 1, 4), -5e8), torch.arange(24.0).view(6, 1, 4)
+    got = work.attend(torch.ones(1, 4), iter(list(zip(keys.split(3), values.split(3), strict=True))))
+    expect("all scores at minus a billion", got, values.mean(0), likely="the largest begins at -inf, and nowhere else")

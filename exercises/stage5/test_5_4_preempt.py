@@ -141,3 +141,34 @@ def test_any_room(work):
         example.look("[(s.num_tokens, s.num_blocks, s.num_computed_tokens) for s in running]", states)
 
     at_random(check, 300)
+
+
+def test_the_same_sequences_come_back(work):
+    new = work.Sequence("new", 5)
+    expect("a new sequence's blocks and computed tokens", (new.num_blocks, new.num_computed_tokens), (0, 0))
+    running = sequences(work, ("A", 3, 1), ("B", 9, 2), ("C", 4, 1))
+    on, gone, _ = work.make_room(running, 0, 4)
+    require([*on, *gone] == running, "the sequences that came back", "the same objects", "copies of them",
+            "the engine goes on with its own sequences: a copy's blocks are not theirs")  # fmt: skip
+
+
+def test_many_sequences(work):
+    """A thousand sequences, blocks of 300 tokens, counts beyond 65,535."""
+    for size, num_free, tokens in ((300, 70_000, 30_001), (4, 300, 5), (1, 100_000, 70_000)):
+        names_ = [f"s{i}" for i in range(1000)]
+        running = sequences(work, *((name, tokens, -(-tokens // size) - (i % 3 == 0)) for i, name in enumerate(names_)))
+        outcome = slowly([tokens] * 1000, [s.num_blocks for s in running], num_free, size)
+        got = names(work.make_room(running, num_free, size))
+        expected = (
+            [names_[i] for i in outcome[0]],
+            [name for i, name in enumerate(names_) if i not in outcome[0]],
+            outcome[1],
+        )
+        expect(f"1,000 sequences of {tokens} tokens, blocks of {size}, {num_free} free", got, expected)
+    running = sequences(work, *((f"s{i}", 5, 1) for i in range(1000)))
+    got = names(work.make_room(running, 0, 4))
+    expect(
+        "a thousand of five tokens in one block of 4 each, none free",
+        (len(got[0]), got[1][0], got[2]),
+        (500, "s500", 0),
+    )

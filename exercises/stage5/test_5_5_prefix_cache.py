@@ -4,7 +4,7 @@ import itertools
 import random
 
 from exercises.examples import Example, at_random
-from exercises.grading import OneOf, Wrong, expect
+from exercises.grading import OneOf, Wrong, expect, require
 
 A, B, C = [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]
 
@@ -196,3 +196,33 @@ def test_many_calls(work):
             cache.evict(block)
         else:
             expect(f"call {i}: {tokens}", cache.find(tokens), slow.find(tokens))
+
+
+def test_long_prompts(work):
+    """Thousands of tokens, numbers beyond 65,535, and longer ones that Python's hash takes for short ones."""
+    cache, prompt = work.PrefixCache(2), [i * i % 100_003 for i in range(4001)]
+    blocks = [70_000 + i for i in range(2000)]
+    cache.enter(prompt, blocks)
+    expect("4,001 tokens that are all there", cache.find(prompt), blocks)
+    for other in (256, 65_536, 2**32, 2**61 - 1):
+        expect(f"the same, but one token is {other} more", cache.find([*prompt[:2001], prompt[2001] + other, *prompt[2002:]]), blocks[:1000],
+               likely="two lists of tokens are equal if all their tokens are: compare them, not their hashes")  # fmt: skip
+    cache.evict(70_000)
+    expect("after its first block is evicted", cache.find(prompt), [])
+    cache = work.PrefixCache(300)
+    cache.enter(prompt, [5, 6])
+    expect("blocks of 300", cache.find(prompt[:650]), [5, 6])
+
+
+def test_a_large_cache(work):
+    """So many entries that two of them have one hash of 32 bits, and numbers of 16 bits are used up."""
+    cache, count = work.PrefixCache(2), 70_000
+    prompts = [[i * 7919 % 1_000_003, i, 1] for i in range(count)]
+    work.each(cache, "enter", [(prompt, [i]) for i, prompt in enumerate(prompts)])
+    found = work.each(cache, "find", [(prompt,) for prompt in prompts])
+    wrong = next((i for i, blocks in enumerate(found) if blocks != [i]), None)
+    require(wrong is None, f"{count} prompts of which each has its own block", "each finds its own",
+            wrong is not None and f"{prompts[wrong]} finds {found[wrong]}", "something shorter than the tokens stands for them")  # fmt: skip
+    found = work.each(cache, "find", [([prompt[0], prompt[1] + count, 1],) for prompt in prompts])
+    require(not any(found), f"{count} prompts that were never entered", "nothing", "blocks of others",
+            "something shorter than the tokens stands for them")  # fmt: skip

@@ -16,8 +16,9 @@ def test_a_fork_takes_nothing(work):
         4,
         {"the fork took blocks of its own": OneOf([2, 3])},
     )
-    expect("the tables of both", blocks.block_table("a"), blocks.block_table("b"))
-    require(blocks.block_table("a") is not blocks.block_table("b"), "the two tables", "two lists", "one list",
+    tables = [blocks.block_table(name) for name in "ab"]
+    expect("the tables of both", *tables)
+    require(not work.one(*tables), "the two tables", "two lists", "one list",
             "copy the list, or what one appends the other has too")  # fmt: skip
 
 
@@ -185,3 +186,44 @@ def test_any_family(work):
             example.look("readers.blocks.num_free", num_blocks - len(held))
 
     at_random(check)
+
+
+def test_large_families(work):
+    """Hundreds of forks, long sequences, blocks of 300 tokens: the copies are those of the writers, and no more."""
+    blocks = work.Blocks(1000, 4)
+    blocks.create("parent", 6)
+    for i in range(600):
+        blocks.fork("parent", f"child {i}")
+    copies = [blocks.append(f"child {i}") for i in range(600)]
+    last = blocks.block_table("parent")[-1]
+    require(all(copy is not None and copy[0] == last for copy in copies), "600 forks that write", "600 copies of one block",
+            sum(copy is not None for copy in copies), "the block is shared as long as anybody else holds it")  # fmt: skip
+    expect(
+        "the parent, when all others have their copy", (blocks.append("parent"), blocks.num_free), (None, 1000 - 602)
+    )
+    for i in range(600):
+        blocks.free(f"child {i}")
+    expect("free of 1,000, when the children are gone", blocks.num_free, 998)
+    for num_blocks, size in ((70_000, 2), (400, 300)):
+        blocks, name = work.Blocks(num_blocks, size), "n" * 1000
+        blocks.create(name, 100_001)
+        blocks.fork(name, "b" * 1000)
+        needed = -(-100_001 // size)
+        expect(
+            f"100,001 tokens in blocks of {size}, and a fork",
+            (len(set(blocks.block_table(name))), blocks.num_free),
+            (needed, num_blocks - needed),
+        )
+        copy = blocks.append("b" * 1000)
+        expect("the fork writes", (copy[0], blocks.num_free), (blocks.block_table(name)[-1], num_blocks - needed - 1))
+
+
+def test_traffic(work):
+    """A fork takes a list of numbers, and a token at the most one block: nothing else is copied."""
+    blocks = work.Blocks(4000, 1)
+    blocks.create("a", 2000)
+    with work.measured() as measured:
+        for _ in range(50):
+            blocks.append("a")
+    require(measured.allocated < 50 * 8000, "bytes taken for 50 tokens behind 2,000", "a few hundred for each", measured.allocated,
+            "the whole table is copied for each token")  # fmt: skip

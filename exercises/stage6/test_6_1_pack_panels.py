@@ -2,44 +2,12 @@
 
 import math
 import random
-from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Integral
 
 from exercises.grading import Wrong, expect, require
 
-MATRIX = [[10 * column + i for i in range(3)] for column in range(1, 6)]  # column c, input i: the number "ci"
-
-
-class Number(float):
-    """A weight that remembers when it is multiplied."""
-
-    def __new__(cls, value, place, used):
-        self = super().__new__(cls, value)
-        self.place, self.used = place, used
-        return self
-
-    def __mul__(self, other):
-        self.used.append(self.place)
-        return float(self) * other
-
-    __rmul__ = __mul__
-
-
-class Watched(Sequence):
-    """Numbers that remember in which order they were read, and in which they were used."""
-
-    def __init__(self, numbers):
-        self.places, self.used = [], []
-        self.numbers = [Number(number, place, self.used) for place, number in enumerate(numbers)]
-
-    def __len__(self):
-        return len(self.numbers)
-
-    def __getitem__(self, key):
-        places = range(len(self.numbers))[key]
-        self.places += [places] if isinstance(places, int) else places
-        return self.numbers[key]
+MATRIX = [[10.0 * column + i for i in range(3)] for column in range(1, 6)]  # column c, input i: the number "ci"
 
 
 def telling(mistakes, right):
@@ -54,7 +22,7 @@ def telling(mistakes, right):
 def packed_slowly(weight, width):
     """Every number is put where the formula says."""
     out, in_ = len(weight), len(weight[0])
-    packed = [0] * (math.ceil(out / width) * in_ * width)
+    packed = [0.0] * (math.ceil(out / width) * in_ * width)
     for column in range(out):
         for i in range(in_):
             packed[(column // width * in_ + i) * width + column % width] = weight[column][i]
@@ -62,7 +30,7 @@ def packed_slowly(weight, width):
 
 
 def multiplied_slowly(weight, x):
-    return [[sum(a * w for a, w in zip(row, column, strict=True)) for column in weight] for row in x]
+    return [[float(sum(a * w for a, w in zip(row, column, strict=True))) for column in weight] for row in x]
 
 
 def loaded_slowly(places, capacity):
@@ -138,16 +106,16 @@ def test_pack(work):
 
 def check_product(work, weight, x, width):
     out = len(weight)
-    packed, right = Watched(packed_slowly(weight, width)), multiplied_slowly(weight, x)
+    packed, right = work.watch(packed_slowly(weight, width)), multiplied_slowly(weight, x)
     rows = [row[:] for row in x]
     got = work.multiply(packed, rows, width, out)
     case = f"weights {weight} in panels of {width}, x = {x}"
     require(rows == x, f"{case}: x afterwards", x, rows, "multiply must not change its argument")
-    added = [row + [0] * (-out % width) for row in right]
+    added = [row + [0.0] * (-out % width) for row in right]
     said = {"columns that packing added are no part of the result": added,
             "this is [out][rows]: give a row for each row of x": [list(column) for column in zip(*right, strict=True)]}  # fmt: skip
     expect(case, got, right, said)
-    once, reads = list(range(len(packed))), packed.places
+    once, reads, used = list(range(len(packed))), packed.places, packed.used
     if reads != once:
         likely = "the weights are read in the order in which they lie: that is what they were packed for"
         if len(reads) == len(x) * len(packed) > len(packed):
@@ -155,8 +123,8 @@ def check_product(work, weight, x, width):
         elif sorted(reads) != once and set(reads) <= set(once):
             likely = "each packed number is read exactly once, zeros too"
         require(False, f"{case}: the places that were read", once, reads, likely)
-    back = [place for before, place in pairwise(packed.used) if place // width < before // width]
-    require(not back, f"{case}: the places that were used", "from front to back", packed.used,
+    back = [place for before, place in pairwise(used) if place // width < before // width]
+    require(not back, f"{case}: the places that were used", "from front to back", used,
             "they were read once, and kept: let each group meet all rows before the next is read")  # fmt: skip
 
 
@@ -287,3 +255,22 @@ def test_against_slow_references(work):
         places, capacity = [rng.randrange(16 * most) for _ in range(rng.randint(0, 4 * most))], rng.randint(1, most)
         check_lines(work, f"lines_loaded({places}, {capacity})", places, capacity)
         check_pays(work, 2 * out, 4 * in_, width, capacity)
+
+
+def test_large_matrices(work):
+    """A thousand columns or inputs, panels of 300, caches of hundreds of lines, places beyond 65,535."""
+    for out, in_, width in ((1000, 3, 300), (3, 1000, 2), (1, 1100, 1), (5, 2, 70_000)):
+        weight = [[(column * 31 + i * 7) % 64 / 4 - 8 for i in range(in_)] for column in range(out)]
+        expect(
+            f"pack, {out} columns of {in_}, panels of {width}", work.pack(weight, width), packed_slowly(weight, width)
+        )
+        x = [[(row + i) % 8 / 2 for i in range(in_)] for row in range(2)]
+        got = work.multiply(packed_slowly(weight, width), x, width, out)
+        expect(f"multiply, {out} columns of {in_}, panels of {width}", got, multiplied_slowly(weight, x))
+    rows = [[float(row)] for row in range(1000)]
+    expect("a thousand rows", work.multiply([2.0, 3.0], rows, 2, 2), [[2.0 * row, 3.0 * row] for row in range(1000)])
+    places = [i * 7919 % 100_003 for i in range(3000)]
+    for capacity in (1, 300, 70_000):
+        check_lines(work, f"3,000 places beyond 65,535, a cache of {capacity}", places, capacity)
+    for sizes in ((1200, 20, 16, 8), (40, 1100, 32, 9), (1000, 3, 300, 299), (20, 17, 70_000, 3), (16, 64, 16, 70_000)):
+        check_pays(work, *sizes)

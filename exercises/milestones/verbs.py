@@ -1,0 +1,433 @@
+"""The verbs of the loop, each by itself, before the whole engine runs: what it is given by hand, and what has to come.
+The first case of a verb is a step that the chapter of its stage works by hand."""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exercises.grading import expect, require
+
+from .lab import END, FIRST, SIZES, Lab, Missing, prompts_of
+
+CPU = torch.device("cpu")
+PROMPTS = ([7, 4, 1, 9], [3, 8])  # of four tokens, and of two
+
+
+def part(lab: Lab, module: str, name: str) -> Any:
+    """A function or class of the engine's own. Raises Missing if the engine is built in another way."""
+    package = lab.own.LLM.__module__.split(".")[0]
+    try:
+        return getattr(importlib.import_module(f"{package}.{module}"), name)
+    except (ImportError, AttributeError):
+        raise Missing(f"it has no `{name}` in {module}.py, so this verb is not checked by itself") from None
+
+
+def request(lab: Lab, prompt: Sequence[int], output: Sequence[int] = (), **settings: Any) -> Any:
+    """A request of the engine's own, with this output so far."""
+    kind, params = part(lab, "request", "Request"), lab.params({"temperature": 0, "max_tokens": 9, **settings})
+    try:
+        made = kind(
+            request_id="0",
+            prompt=None,
+            prompt_token_ids=list(prompt),
+            params=params,
+            seed=5,
+            max_length=SIZES["n_positions"],
+            tokenizer=FIRST.part("weights").Tokenizer(lab.model()),
+            eos_token_ids=(END,),
+        )
+        made.output_token_ids.extend(output)
+    except (TypeError, AttributeError) as error:
+        raise Missing(f"its requests are of another kind ({error}), so this verb is not checked by itself") from None
+    return made
+
+
+def engine_of(lab: Lab, **options: Any) -> Any:
+    engine = getattr(lab.shared(**options), "engine", None)
+    if engine is None:
+        raise Missing("LLM has no `engine`, so this verb is not checked by itself")
+    return engine
+
+
+def numbers(tensor: Any) -> Any:
+    return tensor.tolist() if isinstance(tensor, Tensor) else tensor
+
+
+def of_logits(vocab_size: int, *best: int) -> Tensor:
+    """Logits of rows of which each has this best token."""
+    return torch.nn.functional.one_hot(torch.tensor(best), vocab_size) * 9.0
+
+
+# --- 1. One sequence --------------------------------------------------------------------------------------------------
+
+
+def check_one_batch(lab: Lab) -> None:
+    """batch: the whole sequence of a request, prompt and output"""
+    of, case = part(lab, "batch", "Batch").of, "Batch.of, a prompt of 7 4 1 9 and an output of 5 2 so far: token_ids"
+    with lab.case(case):
+        got = numbers(of(request(lab, PROMPTS[0], [5, 2]), CPU).token_ids)
+    said = {
+        "stage 1 has no cache: the prompt goes through the model at every step": [5, 2],
+        "what came out so far belongs to the sequence": list(PROMPTS[0]),
+    }
+    expect(case, got, [*PROMPTS[0], 5, 2], said)
+
+
+def check_one_forward(lab: Lab) -> None:
+    """forward: the logits behind the last token"""
+    of, runner, prompt = part(lab, "batch", "Batch").of, engine_of(lab).runner, prompts_of(9)[0]
+    case, network = "Runner.forward, a prompt of 9 tokens", lab.network(lab.model())
+    with lab.case(case), torch.inference_mode():
+        got = runner.forward(of(request(lab, prompt), CPU))
+    shape = list(got.shape)
+    expect(
+        f"{case}: shape of the logits",
+        shape,
+        [SIZES["vocab_size"]],
+        {"the logits behind the last token alone are asked for": [9, SIZES["vocab_size"]]},
+    )
+    known = {said: logits.tolist() for said, logits in network.mistakes(prompt).items()}
+    expect(f"{case}: the logits", got.tolist(), network.logits(prompt).tolist(), known, tolerance=1e-3)
+
+
+def check_one_sample(lab: Lab) -> None:
+    """sample: the best token, and a seeded draw"""
+    sample, logits = part(lab, "sampler", "sample"), of_logits(SIZES["vocab_size"], 42)[0]
+    with lab.case("sample, temperature 0, token 42 is the best"):
+        got = sample(logits, request(lab, PROMPTS[0]))
+    require(
+        isinstance(got, tuple) and len(got) == 2, "sample: what comes back", "(token, log-probabilities or None)", got
+    )
+    expect("sample, temperature 0, token 42 is the best: the token", int(got[0]), 42)
+    settings = {"temperature": 1.0, "top_k": 5}
+    for made in ([], [3], [3, 3]):
+        case = f"sample, temperature 1, top_k 5, seed 5, {len(made)} tokens of output so far"
+        with lab.case(case):
+            got = sample(logits / 9, request(lab, PROMPTS[0], made, **settings))[0]
+        theirs = FIRST.make_request(FIRST.SamplingParams(**settings), PROMPTS[0], made, seed=5)
+        expect(
+            case,
+            int(got),
+            int(FIRST.sample(logits[None] / 9, [theirs])[0][0]),
+            likely="the number of a draw is uniform([request.seed], [how many output tokens there are])",
+        )
+
+
+def check_one_commit(lab: Lab) -> None:
+    """commit: the token to its request, which may end with it"""
+    engine = engine_of(lab)
+    for most, reason in ((2, None), (1, "length")):
+        case = f"Engine.commit of token 42, max_tokens={most}"
+        with lab.case(case):
+            one = request(lab, PROMPTS[0], max_tokens=most)
+            got = engine.commit(one, 42, None)
+        expect(f"{case}: output_token_ids", list(one.output_token_ids), [42])
+        expect(f"{case}: finish_reason", one.finish_reason, reason)
+        require(got == [one], f"{case}: what comes back", "the request, in a list", got, "those that got a token")
+
+
+# --- 2. A batch -------------------------------------------------------------------------------------------------------
+
+
+def check_rows_batch(lab: Lab) -> None:
+    """batch: a rectangle, padded on the left, and which rows are live"""
+    of, case = part(lab, "batch", "Batch").of, "Batch.of, prompts of 4 and 2 tokens, and one of 2 that has ended"
+    with lab.case(case):
+        ended = request(lab, PROMPTS[1], [5])
+        ended.finish("length")
+        rows = [request(lab, PROMPTS[0]), request(lab, PROMPTS[1]), ended]
+        batch = of(rows, CPU)
+        got = numbers(batch.token_ids), numbers(batch.num_padding)
+        counts = batch.num_tokens, batch.num_padding_tokens
+    right = any(row[2:] != list(PROMPTS[1]) for row in got[0][1:2])
+    expect(
+        f"{case}: own tokens of the second row",
+        got[0][1][2:],
+        list(PROMPTS[1]),
+        likely="rows are padded on the right: then the last column is padding in a short row" if right else "",
+    )
+    expect(f"{case}: num_padding", got[1], [0, 2, 1])
+    expect(f"{case}: live_rows", list(batch.live_rows), [0, 1], {"a row that has ended is not live": [0, 1, 2]})
+    expect(
+        f"{case}: num_tokens, num_padding_tokens",
+        counts,
+        (6, 6),
+        {"padding is what goes through the model for nothing: a row that has ended, too": (6, 3)},
+    )
+
+
+def check_rows_forward(lab: Lab) -> None:
+    """forward: a row of logits for each that is live"""
+    of, runner, prompts = part(lab, "batch", "Batch").of, engine_of(lab).runner, prompts_of(9, 3)
+    case, network = "Runner.forward, prompts of 9 and 3 tokens in one batch", lab.network(lab.model())
+    with lab.case(case), torch.inference_mode():
+        got = runner.forward(of([request(lab, prompt) for prompt in prompts], CPU))
+    expect(f"{case}: shape of the logits", list(got.shape), [2, SIZES["vocab_size"]])
+    for row, prompt in enumerate(prompts):
+        known = {said: logits.tolist() for said, logits in network.mistakes_in_company(prompt, 9).items()}
+        right = network.logits(prompt).tolist()
+        expect(f"{case}: those of the row of {len(prompt)}", got[row].tolist(), right, known, tolerance=1e-3)
+
+
+def check_rows_sample(lab: Lab) -> None:
+    """sample: a token for each row by its own parameters; and `choose`, the tokens alone"""
+    choose, logits = part(lab, "sampler", "choose"), of_logits(SIZES["vocab_size"], 42, 43, 44) / 9
+    settings = [{"temperature": 0}, {"temperature": 1.0, "top_k": 5}, {"temperature": 0.02}]
+    case = "choose, of three rows one greedy, one with top_k=5, one with temperature 0.02"
+    with lab.case(case):
+        got = choose(logits, [request(lab, PROMPTS[0], **one) for one in settings])
+    theirs = [FIRST.make_request(FIRST.SamplingParams(**one), PROMPTS[0], seed=5) for one in settings]
+    expect(
+        case,
+        numbers(got),
+        [int(token) for token, _ in FIRST.sample(logits, theirs)],
+        likely="is each row's temperature its own? Or do the rows share one random generator?",
+    )
+
+
+# --- 3. A cache -------------------------------------------------------------------------------------------------------
+
+
+def check_cache(lab: Lab) -> None:
+    """cache: new columns behind those that are filled, and all of them as a view"""
+    kind, case = part(lab, "kv_cache", "KVCache"), "KVCache.update, three columns and then one"
+    with lab.case(case):
+        cache = kind(2, 1, 2, 8, 4, torch.float32, CPU)
+        first, second = torch.arange(48.0).view(2, 1, 2, 3, 4), torch.arange(100.0, 116.0).view(2, 1, 2, 1, 4)
+        cache.update(1, *first)
+        cache.length = 3
+        keys, values = cache.update(1, *second)
+    expected = torch.cat([first, second], dim=3)
+    expect(f"{case}: shape", list(keys.shape), [1, 2, 4, 4], {"all columns are wanted, not the new ones": [1, 2, 1, 4]})
+    expect(f"{case}: keys", keys.tolist(), expected[0].tolist())
+    expect(f"{case}: values", values.tolist(), expected[1].tolist())
+    expect(f"{case}: length", cache.length, 3, {"the model moves it, when all layers have written": 4})
+    with lab.case("bytes_per_token"):
+        got = part(lab, "kv_cache", "bytes_per_token")(2, 48, torch.float32)
+    expect("bytes_per_token, 2 layers of width 48 in float32", got, 768)
+
+
+def check_cache_batch(lab: Lab) -> None:
+    """batch: the prompts in the prefill, then one token of each row"""
+    of, kind = part(lab, "batch", "Batch").of, part(lab, "kv_cache", "KVCache")
+    for filled, output, expected in ((0, [], [[7, 4, 1, 9], [0, 0, 3, 8]]), (4, [5], [[5], [5]])):
+        case = f"Batch.of, prompts of 4 and 2 tokens, {filled} columns in the cache: token_ids"
+        with lab.case(case):
+            cache = kind(2, 2, 3, 9, 16, torch.float32, CPU)
+            cache.length = filled
+            got = numbers(of([request(lab, prompt, output) for prompt in PROMPTS], cache, CPU).token_ids)
+        got = [
+            [0] * (len(row) - len(own)) + row[-len(own) :]
+            for row, own in zip(got, [PROMPTS, [[1]] * 2][filled > 0], strict=True)
+        ]
+        expect(case, got, expected, likely="what the cache has is not computed again" if filled else "")
+
+
+# --- 4. Slots ---------------------------------------------------------------------------------------------------------
+
+# Chapter 4, "Four steps by hand": two slots, six tokens a step. For each step: (request, tokens, whether it is ready).
+BY_HAND = [
+    [("A", 4, True), ("B", 2, False)],
+    [("A", 1, True), ("B", 4, True)],
+    [("B", 1, True), ("C", 2, True)],
+    [("C", 1, True)],
+]
+SAID = {
+    0: "A's four tokens leave two of the six: B's prompt is cut",
+    1: "decodes come first; C waits for a slot",
+    2: "A has ended, and C has its slot in the next step",
+    3: "B has ended",
+}
+
+
+def committed(rows: Sequence[Any], remove: Any) -> None:
+    """What the engine does after a step, by hand."""
+    for one, count, ready in rows:
+        one.num_computed_tokens += count
+        if ready:
+            one.output_token_ids.append(11)
+            if len(one.output_token_ids) == 2:
+                remove(one)
+
+
+def check_schedule(lab: Lab) -> None:
+    """schedule: the four steps that chapter 4 works by hand"""
+    with lab.case("Scheduler(2, 6)"):
+        scheduler = part(lab, "scheduler", "Scheduler")(2, 6)
+        names = {}
+        for name, length in (("A", 4), ("B", 6), ("C", 2)):
+            one = request(lab, range(1, length + 1), max_tokens=2)
+            names[one] = name
+            scheduler.add(one)
+    for step, expected in enumerate(BY_HAND):
+        case = f"prompts of 4, 6 and 2 tokens, 2 slots, 6 tokens a step: step {step} of the chapter's four"
+        with lab.case(case):
+            rows = scheduler.schedule()
+            got = [(names[one], int(count), bool(ready)) for one, count, ready in rows]
+        expect(case, got, expected, likely=SAID[step])
+        slots = {names[one]: one.slot for one, *_ in rows}
+        expect(
+            f"{case}: slots",
+            [slots.get(name) for name, *_ in expected],
+            [{"A": 0, "B": 1, "C": 0}[n] for n, *_ in expected],
+            likely="the lowest slot that is free",
+        )
+        with lab.case(f"{case}: remove"):
+            committed(rows, scheduler.remove)
+    with lab.case("schedule, when nobody is there"):
+        expect("schedule, when nobody is there", list(scheduler.schedule()), [])
+
+
+def check_flat_batch(lab: Lab) -> None:
+    """batch: single tokens first, then the runs, each token with its position and its slot"""
+    of, row, case = (
+        part(lab, "batch", "Batch").of,
+        part(lab, "scheduler", "Row"),
+        "Batch.of, two of B's tokens and A's decode",
+    )
+    with lab.case(case):
+        a, b = request(lab, [1, 2, 3, 4], [5]), request(lab, [6, 7, 8, 9])
+        a.slot, a.num_computed_tokens, b.slot, b.num_computed_tokens = 0, 4, 1, 2
+        batch = of([row(b, 2, True), row(a, 1, True)], CPU)
+        got = [numbers(getattr(batch, name)) for name in ("token_ids", "positions", "slots", "last")]
+    for name, one, expected in zip(
+        ("token_ids", "positions", "slots", "last"), got, ([5, 8, 9], [4, 2, 3], [0, 1, 1], [0, 2]), strict=True
+    ):
+        expect(f"{case}: {name}", one, expected)
+    require(batch.ready == [a, b], f"{case}: ready", "A and B, in the order of their rows", batch.ready)
+
+
+def check_slot_cache(lab: Lab) -> None:
+    """cache: each token goes to its slot and its position"""
+    case, new = (
+        "KVCache.update, a token for slot 1 at position 4 and one for slot 0 at 2",
+        torch.arange(16.0).view(2, 2, 2, 2),
+    )
+    with lab.case(case):
+        cache = part(lab, "kv_cache", "KVCache")(2, 3, 2, 8, 2, torch.float32, CPU)
+        keys, values = cache.update(1, torch.tensor([1, 0]), torch.tensor([4, 2]), *new)
+    for name, tensor, written in (("keys", keys, new[0]), ("values", values, new[1])):
+        expect(f"{case}: {name}", [tensor[1, :, 4].tolist(), tensor[0, :, 2].tolist()], written.tolist())
+
+
+# --- 5. Blocks --------------------------------------------------------------------------------------------------------
+
+
+def manager_of(lab: Lab, num_blocks: int, **how: Any) -> Any:
+    return part(lab, "block_manager", "BlockManager")(num_blocks, 4, watermark=0, **how)
+
+
+def check_blocks(lab: Lab) -> None:
+    """blocks: taken when they are needed, all or none, and given back"""
+    case = "blocks of 4, nine of them, a prompt of 6 tokens and max_tokens=9: blocks at first"
+    with lab.case(case):
+        manager, a = manager_of(lab, 9, enable_prefix_caching=False), request(lab, range(1, 7))
+        manager.allocate(a)
+        expect(case, len(manager.block_table(a)), 2, {"each request reserves all that it may need from the start": 4})
+    case = "blocks of 4, three of them"
+    with lab.case(case):
+        manager = manager_of(lab, 3, enable_prefix_caching=False)
+        a, b = request(lab, range(1, 7)), request(lab, range(1, 5))
+        manager.allocate(a)
+        manager.check_integrity()
+        expect(
+            f"{case}: A has 6 tokens: blocks, and free ones", (len(manager.block_table(a)), manager.num_free), (2, 1)
+        )
+        manager.allocate(b)
+        tables = [list(manager.block_table(one)) for one in (a, b)]
+        expect(f"{case}: B has 4: the blocks of both", sorted(tables[0] + tables[1]), [0, 1, 2])
+        b.output_token_ids.append(9)
+        expect(f"{case}: B gets a fifth token: can_append, and no block is free", manager.can_append(b), False)
+        manager.free(a)
+        manager.append(b)
+        manager.check_integrity()
+        table = list(manager.block_table(b))
+        expect(f"{case}: A is freed, B takes another: its blocks", (table[:1], len(table)), (tables[1], 2))
+        expected = [table[i // 4] * 4 + i % 4 for i in range(5)]
+        expect(f"{case}: the slots of B's five tokens", list(manager.slot_mapping(b, 0, 5)), expected)
+
+
+def check_block_schedule(lab: Lab) -> None:
+    """schedule: whoever came last gives its blocks back, and is computed again"""
+    case = "prompts of 6 and 4 tokens, blocks of 4, four of them, 16 tokens a step"
+    with lab.case(case):
+        manager = manager_of(lab, 4, enable_prefix_caching=False)
+        scheduler = part(lab, "scheduler", "Scheduler")(manager, 4, 16)
+        a, b = request(lab, range(1, 7)), request(lab, range(7, 11))
+        names = {a: "A", b: "B"}
+        for one in (a, b):
+            scheduler.add(one)
+        seen = []
+        for _ in range(5):
+            rows = scheduler.schedule()
+            seen.append([(names[one], int(count)) for one, count, _ in rows])
+            committed([(one, count, False) for one, count, _ in rows], None)
+            for one, _, ready in rows:
+                one.output_token_ids += [11] * bool(ready)
+    expected = [[("A", 6), ("B", 4)], [("A", 1), ("B", 1)], [("A", 1), ("B", 1)], [("A", 1)], [("A", 1)]]
+    expect(
+        f"{case}: rows of five steps",
+        seen,
+        expected,
+        likely="at A's ninth token no block is free: B, which came last, waits, and keeps its tokens",
+    )
+    expect(
+        f"{case}: B's computed tokens then, and its output", (b.num_computed_tokens, len(b.output_token_ids)), (0, 3)
+    )
+
+
+def check_block_cache(lab: Lab) -> None:
+    """cache: keys and values go where slot_mapping says"""
+    case, new = "KVCache.write, slots 9 and 2, blocks of 4", torch.arange(16.0).view(2, 2, 2, 2)
+    with lab.case(case):
+        cache = part(lab, "kv_cache", "KVCache")(2, 3, 4, 2, 2, torch.float32, CPU, None)
+        cache.write(1, torch.tensor([9, 2]), *new)
+        got = [cache.keys[1, 2, :, :, 1].tolist(), cache.keys[1, 0, :, :, 2].tolist()]
+        values = [cache.values[1, 2, :, 1].tolist(), cache.values[1, 0, :, 2].tolist()]
+    expect(f"{case}: keys (a block's keys lie transposed)", got, new[0].tolist())
+    expect(f"{case}: values", values, new[1].tolist())
+
+
+# --- 6. Sharing -------------------------------------------------------------------------------------------------------
+
+
+def check_sharing(lab: Lab) -> None:
+    """blocks: the chapter's two prompts share their first block; a fork copies when it writes"""
+    case = "chapter 5's prompts: six tokens each, the first four the same, blocks of 4"
+    with lab.case(case):
+        manager = manager_of(lab, 6)
+        a, b = request(lab, [1, 2, 3, 4, 5, 6]), request(lab, [1, 2, 3, 4, 7, 8])
+        expect(f"{case}: found for A", manager.allocate(a), 0)
+        manager.enter(a, 6)
+        expect(f"{case}: found for B, when A's are entered", manager.allocate(b), 4, {"nothing was found": 0})
+        first, second = manager.block_table(a), manager.block_table(b)
+        expect(
+            f"{case}: B's first block, and whether its second is its own",
+            (second[0], second[1] != first[1]),
+            (first[0], True),
+        )
+        c = request(lab, [1, 2, 3, 4])
+        expect(
+            f"{case}: found for a prompt of just these four",
+            manager.allocate(c),
+            0,
+            {"the last token has to be computed, for someone has to say what follows": 4},
+        )
+        manager.check_integrity()
+        child = request(lab, [1, 2, 3, 4, 5, 6])
+        free = manager.num_free
+        manager.fork(a, child)
+        expect(f"{case}: free blocks that a fork of A takes", free - manager.num_free, 0)
+        child.output_token_ids.append(9)
+        manager.append(child)
+        copies = [tuple(pair) for pair in manager.take_copies()]
+        expect(
+            f"{case}: the fork writes its seventh token: copies",
+            copies,
+            [(first[1], manager.block_table(child)[1])],
+            likely="the block that is written is shared, so who writes first takes a copy",
+        )
+        manager.check_integrity()

@@ -1,0 +1,57 @@
+"""Wrong answers by machine: each fails with words, or is listed as equivalent, with its reason."""
+
+import pytest
+
+from exercises import catalogue, examples
+from exercises.catalogue import exercises
+from tools import exercise_mutants
+from tools.exercise_mutants import chosen, is_listed, killed, listed, mutants
+
+by_number = pytest.mark.parametrize("number", exercises())
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path, monkeypatch):
+    """Nobody reads the examples, so none is made small; and no record of a learner's is touched."""
+    monkeypatch.setattr(examples, "SIMPLER", 0)
+    monkeypatch.setattr(catalogue, "PROGRESS", tmp_path / "progress.json")
+
+
+def survivors(number, share, seed=0):
+    """The mutants that pass and are not listed, and those that are listed and fail."""
+    found = []
+    for exercise, mutant in chosen([number], share, seed):
+        dead, message = killed(exercise, mutant)
+        assert message or not dead
+        if (dead and (number, mutant.name) in listed()) or (not dead and not is_listed(number, mutant.name)):
+            found.append(mutant.name)
+    return found
+
+
+@by_number
+def test_a_few_mutants_fail(number):
+    assert survivors(number, 0.02, seed=len(number)) == []
+
+
+@pytest.mark.soak
+@by_number
+def test_every_mutant_fails_or_is_equivalent(number):
+    assert survivors(number, 1.0) == []
+
+
+@by_number
+def test_what_is_listed_is_there(number):
+    names = [mutant.name for mutant in mutants(exercises()[number])]
+    assert len(set(names)) == len(names)
+    for of, name in listed():
+        assert of != number or any(name in (other, other[: len(name) - 1] + "*") for other in names), name
+    assert all(listed().values())
+
+
+def test_the_tool_tells(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["mutants", "2.4", "--share", "0.05"])
+    assert exercise_mutants.main() == 0
+    assert " killed" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["mutants", "2.4", "--list"])
+    exercise_mutants.main()
+    assert "border in make_batches: long → 8" in capsys.readouterr().out

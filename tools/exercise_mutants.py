@@ -1,0 +1,432 @@
+"""Wrong answers by machine: each solution of an exercise, with one thing in it changed.
+
+    python tools/exercise_mutants.py                   # all exercises; prints what survives, and a table
+    python tools/exercise_mutants.py 5.1 5.5           # some
+    python tools/exercise_mutants.py --share 0.1       # a share of them, picked by a seed
+    python tools/exercise_mutants.py --list 2.4        # only say what they are
+
+A mutant is killed when the exercise's tests fail and say why. One that they can't tell from the solution is equivalent:
+it is listed, with its reason, in `exercises/equivalent_mutants.txt`. Any other that survives is a hole in the tests.
+
+Beside the usual operators (comparisons, arithmetic, constants, conditions, statements left out) there are some for the
+mistakes of this field: ends of slices, copies left out, hashes for values, integers of a few bits, and changes at the
+border of a function. These wrap what the public functions take and return (see `BORDER`): other types, one list for all
+results, arguments that are changed, and wrong results or errors from some size on, like a branch that small cases never
+take.
+"""
+
+import argparse
+import ast
+import random
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from exercises import examples  # noqa: E402
+from exercises.catalogue import Exercise, exercises, grade  # noqa: E402
+
+EQUIVALENT = ROOT / "exercises" / "equivalent_mutants.txt"
+COMPARISONS = {
+    ast.Lt: ["<=", "!="], ast.LtE: ["<"], ast.Gt: [">=", "!="], ast.GtE: [">"], ast.Eq: ["!=", ">="], ast.NotEq: ["=="],
+    ast.Is: ["is not"], ast.IsNot: ["is"], ast.In: ["not in"], ast.NotIn: ["in"],
+}  # fmt: skip
+ARITHMETIC = {ast.Add: ["-"], ast.Sub: ["+"], ast.Mult: ["+"], ast.Div: ["*"], ast.FloorDiv: ["/"], ast.Mod: ["//"]}
+COPIES = ("list", "dict", "set", "sorted", "clone", "copy")
+BORDER = '''
+
+# --- What the mutant does at the border of the public functions ---
+import functools as _functools
+
+
+def _sizes(values, depth=0):
+    """(the longest sequence, the largest whole number) in these values"""
+    longest, largest = 0, 0
+    for value in values:
+        value = [*vars(value).values()] if hasattr(value, "__dataclass_fields__") else value
+        if type(value) is int:
+            largest = max(largest, abs(value))
+        elif type(value).__name__ == "Tensor":
+            longest = max(longest, *value.shape) if value.dim() else longest
+        elif isinstance(value, (list, tuple, str, bytes)) and depth < 4:
+            inner = _sizes(value, depth + 1) if not isinstance(value, (str, bytes)) else (0, 0)
+            longest, largest = max(longest, len(value), inner[0]), max(largest, inner[1])
+    return longest, largest
+
+
+def _wrong(value):
+    """A value that is off: a whole number by one, a float by a thousandth, of a sequence the last item is gone."""
+    if type(value) is bool or value is None:
+        return not value
+    if type(value) is int:
+        return value + 1
+    if type(value) is float:
+        return value * 1.001 + 0.001
+    if type(value) is str:
+        return value[:-1]
+    if type(value) is list:
+        return value[:-1] if value else [0]
+    if type(value) is tuple:
+        return (*value[:-1], _wrong(value[-1])) if value else value
+    if type(value).__name__ == "Tensor":
+        return value + 1
+    for name, item in getattr(value, "__dict__", {}).items():
+        setattr(value, name, _wrong(item))
+        break
+    return value
+
+
+def _as(kind, value):
+    """The same in another type, in lists too."""
+    if kind == "float" and type(value) is int:
+        return float(value)
+    if kind == "int" and type(value) is float and value == int(value):
+        return int(value)
+    if kind == "numpy" and type(value) in (int, float):
+        import numpy
+
+        return numpy.array(value)[()]
+    if kind == "bool" and type(value) is int and value in (0, 1):
+        return bool(value)
+    if kind == "number" and type(value) is bool:
+        return int(value)
+    if kind == "swap" and type(value) is list:
+        return tuple(value)
+    if kind == "swap" and type(value) is tuple:
+        return list(value)
+    if type(value) in (list, tuple):
+        return type(value)([_as(kind, item) for item in value])
+    if type(value).__name__ == "Tensor":
+        return value.double() if kind == "float" and value.is_floating_point() else value
+    return value
+
+
+class _Same:
+    def __eq__(self, other):
+        return True
+
+    __hash__ = None
+
+
+def _border(change, amount=0):
+    def wrap(function):
+        kept, calls = [], [0]
+
+        @_functools.wraps(function)
+        def wrapped(*args, **kwargs):
+            given = [*args, *kwargs.values()]
+            longest, largest = _sizes(given)
+            calls[0] += 1
+            if change == "recursion" and longest > amount:
+                raise RecursionError("maximum recursion depth exceeded")
+            value = function(*args, **kwargs)
+            over = {"long": longest, "large": largest, "often": calls[0], "result": max(_sizes([value]))}.get(change, 0)
+            if over > amount:
+                return _wrong(value)
+            if change == "type":
+                return _as(amount, value)
+            if change == "always equal":
+                return _Same()
+            if change == "one list" and type(value) is list:
+                kept[:] = value
+                return kept
+            if change == "the argument":
+                for item in given:
+                    if type(item) is list and type(value) is list:
+                        item[:] = value
+                        return item
+            if change == "an argument grows":
+                for item in given:
+                    if type(item) is list and item:
+                        item.append(item[0])
+                    elif type(item).__name__ == "Tensor" and item.numel():
+                        item.view(-1)[:1] += 1
+            return value
+
+        return wrapped
+
+    return wrap
+
+'''
+KINDS = ("made", "killed", "equivalent", "survived")
+CHANGES = [
+    ("long", 8), ("long", 64), ("recursion", 900), ("large", 255), ("large", 65_535), ("often", 100),
+    ("result", 255), ("type", "float"), ("type", "int"), ("type", "numpy"), ("type", "bool"), ("type", "number"),
+    ("type", "swap"), ("always equal", 0), ("one list", 0), ("the argument", 0), ("an argument grows", 0),
+]  # fmt: skip
+
+
+class Mutant(NamedTuple):
+    """One change: of what kind, in which function, what stands there and what instead; and the whole text."""
+
+    kind: str
+    where: str
+    before: str
+    after: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        before, after = (re.sub(r"\s+", " ", text) for text in (self.before, self.after))
+        return f"{self.kind} in {self.where}: {before} → {after}"
+
+
+def sites(tree: ast.AST, where: str = "") -> Iterator[tuple[ast.AST, str]]:
+    """All nodes, each with the function that it is in."""
+    for node in ast.iter_child_nodes(tree):
+        name = where
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            name = f"{where}.{node.name}".lstrip(".")
+        yield node, name
+        yield from sites(node, name)
+
+
+def changes(node: ast.AST, source: str) -> Iterator[tuple[str, str]]:
+    """(the kind of a change, what stands there then) for a node."""
+    text = ast.get_source_segment(source, node) or ""
+
+    def of(child: ast.AST) -> str:
+        return f"({ast.get_source_segment(source, child)})"
+
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        for operator in COMPARISONS[type(node.ops[0])]:
+            yield "comparison", f"{of(node.left)} {operator} {of(node.comparators[0])}"
+    elif isinstance(node, ast.BinOp):
+        for operator in ARITHMETIC.get(type(node.op), ()):
+            yield "arithmetic", f"({of(node.left)} {operator} {of(node.right)})"
+    elif isinstance(node, ast.BoolOp):
+        other = " or " if isinstance(node.op, ast.And) else " and "
+        yield "condition", f"({other.join(map(of, node.values))})"
+        for value in node.values:
+            yield "condition", of(value)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
+        yield "sign", of(node.operand)
+    elif isinstance(node, ast.Constant) and type(node.value) is bool:
+        yield "constant", str(not node.value)
+    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        yield "constant", f"({node.value} + 1)"
+        if type(node.value) is float:
+            yield "constant", f"({node.value} + 0.001)"
+        elif node.value:
+            yield "constant", f"({node.value} - 1)"
+    elif isinstance(node, ast.IfExp):
+        yield "condition", of(node.body)
+        yield "condition", of(node.orelse)
+    elif isinstance(node, ast.If | ast.While):
+        if isinstance(node, ast.If):
+            yield "condition", text.replace(ast.get_source_segment(source, node.test) or "", "True", 1)
+        yield "condition", text.replace(ast.get_source_segment(source, node.test) or "", "False", 1)
+    elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+        parts = [node.slice.lower, node.slice.upper]
+        for i, part in enumerate(parts):
+            if part is not None:
+                ends = ["" if j == i else (of(other) if other is not None else "") for j, other in enumerate(parts)]
+                yield "slice", f"{of(node.value)}[{':'.join(ends)}]"
+                ends[i] = f"{of(part)} - 1"
+                yield "slice", f"{of(node.value)}[{':'.join(ends)}]"
+    elif isinstance(node, ast.Call):
+        yield from changes_of_call(node, of)
+    elif isinstance(node, ast.Assign | ast.AugAssign | ast.Expr | ast.Raise | ast.Break | ast.Continue):
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            yield "statement", "pass"
+    elif isinstance(node, ast.Return) and node.value is not None:
+        yield "statement", "return None"
+
+
+def changes_of_call(node: ast.Call, of) -> Iterator[tuple[str, str]]:
+    name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+    if name in COPIES and len(node.args) == 1 and isinstance(node.func, ast.Name) and not node.keywords:
+        yield "copy", of(node.args[0])
+    elif name in COPIES and isinstance(node.func, ast.Attribute) and not node.args:
+        yield "copy", of(node.func.value)
+    if name == "tuple" and len(node.args) == 1:
+        yield "hash", f"hash(tuple{of(node.args[0])})"
+        yield "hash", f"__import__('zlib').crc32(repr(tuple{of(node.args[0])}).encode())"
+        yield "bits", f"tuple([item % 256 for item in {of(node.args[0])}])"
+        yield "bits", f"tuple([item % 65536 for item in {of(node.args[0])}])"
+        yield "slice", f"tuple({of(node.args[0])}[:8])"
+    if name in ("min", "max") and node.args:
+        other = "max" if name == "min" else "min"
+        arguments = [*map(of, node.args), *(f"{k.arg}={of(k.value)}" for k in node.keywords)]
+        yield "arithmetic", f"{other}({', '.join(arguments)})"
+
+
+def mutants(exercise: Exercise) -> list[Mutant]:
+    """All of an exercise. Two of one name get numbers."""
+    source = exercise.solution_text
+    tree, made = ast.parse(source), []
+    starts = [0]
+    for line in source.encode().splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    data = source.encode()
+
+    def put(kind: str, node: Any, where: str, after: str) -> None:
+        first, last = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+        text = (data[:first] + after.encode() + data[last:]).decode()
+        try:
+            compile(text, "mutant", "exec")
+        except SyntaxError:
+            return
+        before = data[first:last].decode()
+        if isinstance(node, ast.If | ast.While):
+            test = ast.get_source_segment(source, node.test)
+            before, after = f"if {test}", "if True" if after.lstrip("ifelwh ").startswith("True") else "if False"
+        made.append(Mutant(kind, where or "the module", before, after, text))
+
+    annotations = {id(child) for node in ast.walk(tree) for a in without_effect(node) for child in ast.walk(a)}
+    for node, where in sites(tree):
+        if id(node) not in annotations:
+            for kind, after in changes(node, source):
+                put(kind, node, where, after)
+    made += at_the_border(source, tree)
+    counts: Counter[str] = Counter()
+    for i, mutant in enumerate(made):
+        counts[mutant.name] += 1
+        if counts[mutant.name] > 1:
+            made[i] = mutant._replace(where=f"{mutant.where} ({counts[mutant.name]})")
+    return made
+
+
+def without_effect(node: ast.AST) -> list[ast.expr]:
+    """Annotations, what an error says, and `strict=True`: nothing changes in a right answer without them."""
+    if isinstance(node, ast.keyword) and node.arg == "strict":
+        return [node.value]
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        return node.exc.args
+    found: list[ast.expr | None] = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+    return [annotation for annotation in found if annotation is not None]
+
+
+def public(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef, str]]:
+    """The functions and methods that the text names: those of the skeleton."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node, node.name
+        elif isinstance(node, ast.ClassDef):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and (
+                    not method.name.startswith("_") or method.name == "__len__"
+                ):
+                    yield method, f"{node.name}.{method.name}"
+
+
+def at_the_border(source: str, tree: ast.Module) -> Iterator[Mutant]:
+    lines = source.splitlines(keepends=True)
+    for function, where in public(tree):
+        line = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)]) - 1
+        if function.decorator_list:
+            line = function.lineno - 1
+        for change, amount in CHANGES:
+            if not can_show(change, amount, function):
+                continue
+            decorator = " " * function.col_offset + f"@_border({change!r}, {amount!r})\n"
+            body = "".join([*lines[:line], decorator, *lines[line:]])
+            head, rest = body.split("\n", 1)
+            yield Mutant("border", where, change, str(amount), f"{head}\n{BORDER}{rest}")
+
+
+def can_show(change: str, amount: object, function: ast.FunctionDef) -> bool:
+    """Whether a change at the border can do anything to a function of these types."""
+    notes = [ast.unparse(argument.annotation) for argument in function.args.args if argument.annotation]
+    given = " ".join(note for note in notes if "Callable" not in note)
+    back = ast.unparse(function.returns) if function.returns else "None"
+    if not function.args.args and change in ("often", "result", "one list"):
+        return False  # it has one answer
+    if back == "None" and change in ("type", "often", "always equal", "long", "large", "result"):
+        return False
+    needed = {
+        "long": (given, "list str bytes Tensor tuple"), "recursion": (given, "list str bytes Tensor tuple"),
+        "large": (given, "int"), "result": (back, "int list str"), "one list": (back[:4], "list"),
+        "the argument": (given * back.startswith("list"), "list"), "an argument grows": (given, "list Tensor"),
+    }  # fmt: skip
+    kinds = {
+        "float": "int Tensor",
+        "int": "float",
+        "numpy": "int float",
+        "bool": "int",
+        "number": "bool",
+        "swap": "list tuple",
+    }
+    text, words = (back, kinds[str(amount)]) if change == "type" else needed.get(change, ("x", "x"))
+    return any(re.search(rf"\b{word}\b", text) for word in words.split())
+
+
+def has_function(exercise: Exercise, name: str) -> bool:
+    """Whether the learner's file has it: what only the solution has is not called by the tests."""
+    skeleton = exercise.work.read_text(encoding="utf-8")
+    return f"def {name.split('.')[-1]}(" in skeleton
+
+
+def listed() -> dict[tuple[str, str], str]:
+    """(exercise, mutant) -> why it is equivalent. A name that ends in * stands for all that begin like it."""
+    found = {}
+    for line in EQUIVALENT.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            number, name, reason = line.split(" | ")
+            found[number, name] = reason
+    return found
+
+
+def is_listed(number: str, name: str) -> bool:
+    begins = [of for exercise, of in listed() if exercise == number and of.endswith("*")]
+    return (number, name) in listed() or any(name.startswith(of[:-1]) for of in begins)
+
+
+def killed(exercise: Exercise, mutant: Mutant, seconds: float = 20) -> tuple[bool, str]:
+    """Whether the tests fail, and what they say."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / exercise.work.name
+        path.write_text(mutant.text, encoding="utf-8")
+        result = grade(exercise, path, whole=False, seconds=seconds, patience=60)
+    return result.state != "passed", result.message
+
+
+def chosen(numbers: Sequence[str], share: float, seed: int) -> Iterator[tuple[Exercise, Mutant]]:
+    """A share of the mutants of each exercise, at least one."""
+    rng = random.Random(seed)
+    for number in numbers or exercises():
+        exercise = exercises()[number]
+        made = [m for m in mutants(exercise) if m.kind != "border" or has_function(exercise, m.where)]
+        some = made if share >= 1 else rng.sample(made, max(1, round(share * len(made))))
+        yield from ((exercise, mutant) for mutant in some)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
+    parser.add_argument("numbers", nargs="*", metavar="N.M", help="exercises; left out: all")
+    parser.add_argument("--share", type=float, default=1.0, help="of the mutants of each exercise")
+    parser.add_argument("--seed", type=int, default=0, help="which share")
+    parser.add_argument("--list", action="store_true", help="only say what they are")
+    parser.add_argument("--words", action="store_true", help="say what each of them is told")
+    args = parser.parse_args()
+    examples.SIMPLER = 0  # nobody reads the examples
+    counts: dict[str, Counter[str]] = {}
+    for exercise, mutant in chosen(args.numbers, args.share, args.seed):
+        if args.list:
+            print(exercise.number, "|", mutant.name)
+            continue
+        count = counts.setdefault(exercise.number, Counter())
+        count["made"] += 1
+        dead, message = killed(exercise, mutant)
+        known = is_listed(exercise.number, mutant.name)
+        count["killed" if dead else "equivalent" if known else "survived"] += 1
+        if not dead and not known:
+            print(f"SURVIVES {exercise.number} | {mutant.name}", flush=True)
+        elif dead and (exercise.number, mutant.name) in listed():
+            print(f"LISTED BUT KILLED {exercise.number} | {mutant.name}", flush=True)
+        if args.words:
+            print(f"{exercise.number} | {mutant.name}\n{message}\n", flush=True)
+    total = sum(counts.values(), Counter())
+    for number, count in [*counts.items(), ("all", total)]:
+        print(f"{number:5}" + "".join(f"{count[what]:6} {what}" for what in KINDS))
+    return 1 if total["survived"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
