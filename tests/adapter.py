@@ -78,6 +78,11 @@ def write_checkpoint(directory: Path, seed: int = 0, **sizes) -> Path:
     return directory
 
 
+def without_notes(stderr: str) -> str:
+    """What a process said, but for the note that a checkpoint of the tests has no tokenizer of its own."""
+    return "".join(line for line in stderr.splitlines(keepends=True) if "has no tokenizer" not in line)
+
+
 def cpu_flags() -> set[str]:
     """What Linux says that an x86-64 CPU has; nothing elsewhere."""
     try:

@@ -515,13 +515,14 @@ def test_what_is_written_is_synced(batched_stage, tmp_path, monkeypatch):
 def test_a_full_disk_loses_nothing_that_is_written(batched_stage, tmp_path, monkeypatch):
     """The file may not grow further in the middle of a line: one clear line, and --resume goes on from there."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    write_input(source, count=8)
+    write_input(source, count=16)
     batch = ["--input", source, "--max-num-seqs", "2", *QUICK]
     assert batched_stage.main(*batch, "--output", tmp_path / "whole.jsonl")[0] == 0
+    limit = 2000  # more than the manifest takes, less than the results
     original = cli.run_batch_file
 
     def full(*arguments, **more):
-        with files_of_at_most(1000):
+        with files_of_at_most(limit):
             return original(*arguments, **more)
 
     with monkeypatch.context() as context:
@@ -530,7 +531,7 @@ def test_a_full_disk_loses_nothing_that_is_written(batched_stage, tmp_path, monk
     assert (status, stdout) == (2, "")
     assert stderr.endswith(f"File too large: '{output}'\n")
     assert stderr.count("\n") == 1
-    assert output.stat().st_size == 1000
+    assert output.stat().st_size == limit
     assert batched_stage.main(*batch, "--output", output, "--resume")[0] == 0
     assert by_id(read_results(output)) == by_id(read_results(tmp_path / "whole.jsonl"))
 

@@ -26,6 +26,25 @@ PASTE = "Paste this into Python"
 BROKEN = ("2.1", "3.2")  # these begin with code that is to be mended
 EXERCISES = list(exercises().values())
 MUTANTS = [(exercise, *mutant) for exercise in EXERCISES for mutant in load(exercise.solution).MUTANTS]
+SLOW = {  # those that take 5 to 20 seconds
+    "5.6 a list of free blocks",
+    "4.4 an abort that searches by hashes",
+    "4.4 an abort that searches",
+    "4.4 searches a sorted list",
+    "4.4 pops that look at everybody",
+    "5.1 a refused token is counted",
+    "5.5 tokens by CRC32",
+}
+
+
+def by_answer(name, answers):
+    """A test for each answer; the slow ones are for `make soak`."""
+    ids = [f"{answer[0].number} {answer[1]}" for answer in answers]
+    marks = [[pytest.mark.soak] if each in SLOW else [] for each in ids]
+    cases = zip(answers, ids, marks, strict=True)
+    return pytest.mark.parametrize(name, [pytest.param(answer, id=each, marks=mark) for answer, each, mark in cases])
+
+
 ALSO_RIGHT = [
     (exercise, *edit) for exercise in EXERCISES for edit in getattr(load(exercise.solution), "ALSO_RIGHT", [])
 ]
@@ -95,14 +114,14 @@ def test_solution_passes(exercise):
     assert result.seconds < 20  # five where nothing else runs
 
 
-@pytest.mark.parametrize("edit", ALSO_RIGHT, ids=lambda edit: f"{edit[0].number} {edit[1]}")
+@by_answer("edit", ALSO_RIGHT)
 def test_another_right_answer_passes(edit, tmp_path):
     exercise, _, old, new = edit
     result = grade(exercise, edited(exercise, old, new, tmp_path), whole=False)
     assert (result.state, result.message) == ("passed", "")
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant[0].number} {mutant[1]}")
+@by_answer("mutant", MUTANTS)
 def test_wrong_answer_is_told(mutant, tmp_path, monkeypatch):
     exercise, _, right, wrong, words = mutant
     path = edited(exercise, right, wrong, tmp_path)

@@ -37,6 +37,7 @@ def sample_one(logits, temperature, top_k, u):
 """
 PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
+    ("in float32", "cdf = scores.double()", "u = u.float()\n    cdf = scores", "add up in double"),
     ("forgets the greedy rows", "torch.where(greedy, logits.argmax(dim=-1), drawn)", "drawn", "greedy is the argmax"),
     ("one greedy row makes all greedy", "return torch.where(greedy,", "return torch.where(greedy.any(),", "must not make all rows greedy"),
     ("multiplies", "scores = logits / ", "scores = logits * ", "the other way round"),
@@ -82,5 +83,4 @@ ALSO_RIGHT = [
      "    kth = scores.topk(k.max().item()).values.gather(1, k[:, None] - 1)\n"),
     ("compares with the cumulative sums", "torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0]",
      "(cdf <= u[:, None] * cdf[:, -1:]).sum(dim=-1)"),
-    ("in float32", "cdf = scores.double()", "u = u.float()\n    cdf = scores"),
 ]  # fmt: skip

@@ -50,6 +50,6 @@ MUTANTS = [
 ALSO_RIGHT = [
     ("pairs that are sorted", "    restored = [None] * len(results)\n    for i, result in zip(order, results, strict=True):\n"
      "        restored[i] = result\n    return restored", "    return [result for _, result in sorted(zip(order, results), key=lambda pair: pair[0])]"),
-    ("a dictionary", "    restored = [None] * len(results)\n", "    restored = {}\n    return [dict(zip(order, results))[i] for i in range(len(order))]\n"),
+    ("a dictionary", "    restored = [None] * len(results)\n", "    restored = dict(zip(order, results))\n    return [restored[i] for i in range(len(order))]\n"),
     ("sorted with reverse", "key=lambda i: -lengths[i]", "key=lengths.__getitem__, reverse=True"),
 ]  # fmt: skip

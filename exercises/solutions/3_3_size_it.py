@@ -27,6 +27,9 @@ def longest_context(
 # --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
 
 MUTANTS = [
+    ("floats, rounded down", "return room(memory, parameters, activations, itemsize) // (max_len * bytes_per_token(n_layer, n_embd, itemsize))",
+     "return int(room(memory, parameters, activations, itemsize) / (max_len * bytes_per_token(n_layer, n_embd, itemsize)))",
+     "memory 16,817,238,410,402,399"),
     ("keys alone", "return 2 * n_layer", "return n_layer", "a key and a value"),
     ("one layer", "2 * n_layer * n_embd", "2 * n_embd", "every layer"),
     ("numbers", "n_layer * n_embd * itemsize", "n_layer * n_embd", "not bytes"),
@@ -50,8 +53,6 @@ MUTANTS = [
 ]  # fmt: skip
 
 ALSO_RIGHT = [
-    ("floats, rounded down", "return room(memory, parameters, activations, itemsize) // (max_len * bytes_per_token(n_layer, n_embd, itemsize))",
-     "return int(room(memory, parameters, activations, itemsize) / (max_len * bytes_per_token(n_layer, n_embd, itemsize)))"),
     ("an early return", "    return max(0, memory - parameters * itemsize - activations)\n",
      "    if memory < parameters * itemsize + activations:\n        return 0\n    return memory - parameters * itemsize - activations\n"),
 ]  # fmt: skip

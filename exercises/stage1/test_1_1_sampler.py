@@ -178,5 +178,5 @@ def test_many_tokens(work):
         case = "1,100 tokens, temperature={}, top_k={}, top_p={}, min_p={}".format(*values)
         expect(case, work.distribution(logits, *values), expected, tolerance=1e-6)
     expect("weights 1,000,000 and 1: nothing is dropped unless asked", work.distribution(of([1e6, 1])), shares(1e6, 1),
-           tolerance=1e-9)  # fmt: skip
+           tolerance=1e-7)  # fmt: skip
     expect("2,048 equal tokens, u = 1500.5 / 2048", work.draw([1 / 2048] * 2048, 1500.5 / 2048), 1500)

@@ -204,13 +204,13 @@ def test_large_families(work):
     for i in range(600):
         blocks.free(f"child {i}")
     expect("free of 1,000, when the children are gone", blocks.num_free, 998)
-    for num_blocks, size in ((70_000, 2), (400, 300)):
+    for num_blocks, size, num_tokens in ((1_500, 2, 2_001), (400, 300, 100_001)):
         blocks, name = work.Blocks(num_blocks, size), "n" * 1000
-        blocks.create(name, 100_001)
+        blocks.create(name, num_tokens)
         blocks.fork(name, "b" * 1000)
-        needed = -(-100_001 // size)
+        needed = -(-num_tokens // size)
         expect(
-            f"100,001 tokens in blocks of {size}, and a fork",
+            f"{num_tokens:,} tokens in blocks of {size}, and a fork",
             (len(set(blocks.block_table(name))), blocks.num_free),
             (needed, num_blocks - needed),
         )
