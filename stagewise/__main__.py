@@ -36,7 +36,7 @@ def run(command: str, argv: list[str], prog: str) -> int:
         return main(argv)
     else:
         from .cli import main as of_stage
-        from .cli import pick_stage
+        from .flags import pick_stage
 
         if command == "batch" and not any(flag.split("=")[0] in ("--input", "-h", "--help") for flag in argv):
             print(f"{prog}: error: give --input and --output", file=sys.stderr)

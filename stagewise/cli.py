@@ -9,149 +9,22 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Iterable
 from io import FileIO
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from .batch_file import open_output, run_batch_file
-from .beams import Beams, completed_by_beams, drawing
+from .beams import Beams, completed_by_beams
 from .closing_line import closing_line
-from .console import Outcome, Parser, flush_streams, naming, one_interrupt, prepare_streams, tell
+from .console import Outcome, flush_streams, naming, one_interrupt, prepare_streams, tell
 from .dataset import HUB, Columns, check_columns, check_dataset
+from .flags import beams_of, build_parser, pairs_of, sampling_params
 from .interactive import converse
 from .manifest import manifest_path
-from .scaleout.flags import add_flags as add_cluster_flags
-from .stages import NEWEST, PACKAGES, STAGES, Stage
+from .stages import Stage
 from .strict_json import to_json
 from .trace_file import check_trace, write_trace
-
-
-def pair(text: str) -> tuple[int, float]:
-    """The value of --logit-bias: 50256=-100."""
-    token_id, _, bias = text.partition("=")
-    return int(token_id), float(bias)
-
-
-class Pairs(argparse.Action):
-    """Pairs as a dictionary."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        setattr(namespace, self.dest, {**getattr(namespace, self.dest), **dict(values)})
-
-
-# The flags of SamplingParams' fields, of those that a stage has; the seed is an option of the engine.
-SAMPLING = {
-    "max_tokens": dict(type=int, default=256, metavar="N", help="longest output (default: %(default)s)"),
-    "min_tokens": dict(type=int, metavar="N", help="shortest output"),
-    "temperature": dict(type=float, default=0.8, help="0 is greedy (default: %(default)s)"),
-    "top_k": dict(type=int, metavar="K", help="draw from the K best tokens; 0: from all"),
-    "top_p": dict(type=float, metavar="P", help="draw from the best tokens that sum to P"),
-    "min_p": dict(type=float, metavar="P", help="draw from tokens P times as likely as the best"),
-    "repetition_penalty": dict(type=float, metavar="X"),
-    "presence_penalty": dict(type=float, metavar="X"),
-    "frequency_penalty": dict(type=float, metavar="X"),
-    "stop": dict(nargs="+", action="extend", default=[], metavar="TEXT", help="end before any of these texts"),
-    "stop_token_ids": dict(nargs="+", type=int, action="extend", default=[], metavar="ID"),
-    "ignore_eos": dict(action="store_true", help="go on past the end token"),
-    "n": dict(type=int, metavar="N", help="completions of each prompt (default: %(default)s)"),
-    "logprobs": dict(type=int, metavar="K", help="with --json: log-probabilities of each token and the K best"),
-    "logit_bias": dict(
-        nargs="+", type=pair, action=Pairs, default={}, metavar="ID=X", help="add X to the logit of token ID"
-    ),
-    "bad_words": dict(nargs="+", action="extend", default=[], metavar="TEXT", help="texts that no output may contain"),
-    "allowed_token_ids": dict(
-        nargs="+", type=int, action="extend", metavar="ID", help="choose from these tokens alone"
-    ),
-    "include_stop_str_in_output": dict(action="store_true", help="end behind the stop text"),
-    "skip_special_tokens": dict(action=argparse.BooleanOptionalAction, default=True, help="no text for the end token"),
-    "truncate_prompt_tokens": dict(type=int, metavar="N", help="of longer prompts take the last N tokens"),
-    "prompt_logprobs": dict(type=int, metavar="K", help="the same of the prompt's tokens; --max-tokens may be 0 then"),
-}
-
-
-def pick_stage(argv: list[str] | None, numbers: Iterable[int] = PACKAGES) -> Stage:
-    """The stage that --stage names: the other flags depend on it."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--stage", nargs="?")
-    number = str(parser.parse_known_args(argv)[0].stage)
-    return STAGES[int(number) if number.isdecimal() and int(number) in numbers else NEWEST]
-
-
-def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parser:
-    """The flags that the stage has use for. picks_stage: --stage is one, see `pick_stage`."""
-    parser = Parser(prog=prog, description=stage.description, allow_abbrev=False)
-    parser.set_defaults(input=None, output=None, resume=False, interactive=False, ray=None, policy=None, n=1)
-    parser.set_defaults(beam_width=None, prompt_column="prompt", id_column="id")
-    if picks_stage:
-        parser.add_argument(
-            "--stage", type=int, choices=list(PACKAGES), default=NEWEST, help="whose engine (default: %(default)s)"
-        )
-    add = parser.add_argument_group("prompts").add_argument
-    add("--prompts", nargs="+", metavar="TEXT", help="complete these texts")
-    add("--prompts-file", type=Path, metavar="FILE", help="complete the lines of this file; blank lines are skipped")
-    if stage.can_serve:
-        add("--interactive", action="store_true", help="type prompts and watch them stream (see interactive.py)")
-    if stage.is_batched:
-        help = "complete the lines of these files (see batch_file.py, dataset.py)"
-        add("--input", nargs="+", metavar="FILE", help=help)
-        add("--prompt-column", default="prompt", metavar="NAME", help="the field of --input that has the prompt")
-        add("--id-column", default="id", metavar="NAME", help="the field of --input that has the id")
-    add = parser.add_argument_group("output").add_argument
-    if stage.is_batched:
-        add("--output", nargs="+", type=Path, metavar="FILE.jsonl", help="where the results of each --input go")
-        add("--resume", action="store_true", help="continue the --output of a run that was killed")
-    add("--json", action="store_true", help="print a line of JSON per result")
-    add(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="write a line of JSON per forward pass to this file; an earlier trace is replaced, any other file refused",
-    )
-    add("--quiet", action="store_true", help="no progress and no closing line")
-    stage.EngineConfig.add_flags(parser.add_argument_group("engine").add_argument)
-    add, defaults = parser.add_argument_group("sampling").add_argument, stage.SamplingParams()
-    for name, flag in SAMPLING.items():
-        if hasattr(defaults, name):
-            default = {} if "action" in flag else {"default": getattr(defaults, name)}
-            add("--" + name.replace("_", "-"), **(default | flag))
-    if stage.has_beams:
-        add(
-            "--beam-width",
-            type=int,
-            metavar="N",
-            help="search for the N best completions of each prompt; draws nothing",
-        )
-        add("--length-penalty", type=float, default=1.0, metavar="X", help="of beams: over 0 prefers longer ones")
-        help = (
-            "when a search ends: false (the best beam is no better), true (N have ended), never (none can get better)"
-        )
-        add("--early-stopping", choices=["false", "true", "never"], default="false", help=help)
-    add("--generation-config", action="store_true", help="defaults are those of the model's generation_config.json")
-    if stage.can_serve:
-        add_cluster_flags(parser)
-    return parser
-
-
-def sampling_params(stage: Stage, args: argparse.Namespace) -> Any:
-    """What the flags ask of the sampler. Raises ValueError if it can't be."""
-    names = stage.SamplingParams.__dataclass_fields__.keys() & SAMPLING.keys()
-    return stage.SamplingParams(**{name: getattr(args, name) for name in names})
-
-
-def beams_of(stage: Stage, args: argparse.Namespace, params: Any) -> Beams | None:
-    """The beam search that the flags ask for. Raises ValueError beside what a search has no use for."""
-    if args.beam_width is None:
-        return None
-    if args.interactive:
-        raise ValueError("--beam-width is for prompts and files: a search has no tokens to stream")
-    if idle := [*drawing(stage, params), *(["n"] if args.n > 1 else [])]:
-        raise ValueError(f"--{idle[0].replace('_', '-')} can't go with --beam-width, which draws nothing")
-    stage.check_whole_number("--beam-width", args.beam_width, 1)
-    stopping = {"false": False, "true": True, "never": "never"}[args.early_stopping]
-    return Beams(args.beam_width, args.length_penalty, stopping)
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
@@ -220,20 +93,6 @@ def stream(llm: Any, prompt: str, params: Any) -> None:
             print(event.text, end="", flush=True)
     finally:
         print(flush=True)
-
-
-def pairs_of(args: argparse.Namespace) -> list[tuple[str, Path]]:
-    """Each input with its output. Raises ValueError if that is not clear."""
-    sources, outputs = args.input or [], args.output or []
-    if len(sources) > 1 and len(outputs) == 1 and outputs[0].is_dir():
-        outputs = [outputs[0] / f"{Path(source).stem}.jsonl" for source in sources]
-    if len(sources) != len(outputs):
-        raise ValueError(
-            f"got {len(sources)} --input and {len(outputs)} --output: give one for each, or a directory for all"
-        )
-    if twice := [output for i, output in enumerate(outputs) if output in outputs[:i]]:
-        raise ValueError(f"--output {twice[0]} would be the output of two inputs")
-    return list(zip(sources, outputs, strict=True))
 
 
 def check(

@@ -9,8 +9,8 @@ import argparse
 import importlib.util
 import time
 
-from ..cli import pairs_of, sampling_params
 from ..console import Outcome, flush_streams, one_interrupt, tell
+from ..flags import pairs_of, sampling_params
 from ..stages import Stage
 from .driver import Cluster, complete_file
 

@@ -10,8 +10,8 @@ import re
 import sys
 from pathlib import Path
 
-from ..cli import pick_stage
 from ..console import Outcome, Parser, flush_streams, prepare_streams, tell
+from ..flags import pick_stage
 from ..stages import NEWEST, SERVING, Stage
 from . import __doc__ as description
 

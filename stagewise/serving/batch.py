@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ..batch_file import append as append_line
-from ..cli import pick_stage
 from ..console import Outcome, flush_streams, prepare_streams, tell
+from ..flags import pick_stage
 from ..stages import SERVING
 from .__main__ import build_parser, make_service
 from .completions import Run, Service
