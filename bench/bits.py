@@ -1,6 +1,6 @@
 """What changes the bits of a request's logits: who is computed beside it, where its prompt is cut, what the cache had.
 
-    python -m bench.bits --stages 5 6 --json bench/results/bits.json
+    python -m bench.bits --stages 5 6 --json FILE
 
 A few requests, sampled with seeds: each alone in an engine of its own at first, its prompt in one step. Then the same
 requests with one thing changed at a time. Logits are compared bit for bit wherever the tokens before are the same; a
