@@ -19,12 +19,8 @@ from torch import Tensor
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 WEIGHTS = ("model", "state_dict", "model_state_dict", "module")  # where the weights are
 SIZES = ("config", "model_args", "model_config", "hyper_parameters", "args")  # where their sizes are
-PREFIXES = (
-    "_orig_mod.",
-    "module.",
-    "model.",
-    "transformer.",
-)  # of torch.compile, DataParallel, Lightning; Hugging Face
+# Of torch.compile, DataParallel, Lightning and Hugging Face.
+PREFIXES = ("_orig_mod.", "module.", "model.", "transformer.")
 HEADS = ("n_head", "n_heads", "num_heads", "num_attention_heads")
 HEADS_OF = {(12, 768): 12, (24, 1024): 16, (36, 1280): 20, (48, 1600): 25}  # GPT-2's own: (n_layer, n_embd) -> n_head
 LINEAR = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
@@ -45,9 +41,8 @@ def load_dictionary(path: Path) -> dict[str, Any]:
     return content
 
 
-def training_weights(path: Path) -> dict[str, Tensor]:
+def weights_of(content: dict[str, Any], path: Path) -> dict[str, Tensor]:
     """The tensors under Hugging Face's names and in its orientation. Raises ValueError if there are none."""
-    content = load_dictionary(path)
     inner = next((content[key] for key in WEIGHTS if isinstance(content.get(key), dict)), content)
     tensors = {bare(name): tensor for name, tensor in inner.items() if isinstance(tensor, Tensor)}
     if "wte.weight" not in tensors or "h.0.attn.c_attn.weight" not in tensors:
@@ -63,7 +58,7 @@ def training_weights(path: Path) -> dict[str, Tensor]:
 
 def training_tensors(path: Path) -> Iterable[tuple[str, Tensor]]:
     """Name and tensor of all weights. Raises ValueError if there are none."""
-    return training_weights(path).items()
+    return weights_of(load_dictionary(path), path).items()
 
 
 def bare(name: str) -> str:
@@ -75,7 +70,8 @@ def bare(name: str) -> str:
 
 def read_sizes(path: Path) -> dict[str, Any]:
     """A config.json's sizes, from the tensors. Raises ValueError if there is no telling how many heads there are."""
-    tensors, content = training_weights(path), load_dictionary(path)
+    content = load_dictionary(path)
+    tensors = weights_of(content, path)
     if "wpe.weight" not in tensors or "h.0.mlp.c_fc.weight" not in tensors:
         raise ValueError(f"{path} has no wpe.weight or no h.0.mlp.c_fc.weight: its weights are not a whole GPT-2's")
     vocab_size, n_embd = tensors["wte.weight"].shape

@@ -47,7 +47,7 @@ class Isolation:
         """If no request would be left, or none has ever got a token, it is the engine's error, and is raised."""
         failed = self.scorer.take_failed()
         failed |= {request: what for request, (token, what) in zip(batch.ready, tokens, strict=True) if token < 0}
-        self.worked |= not failed.keys() >= set(batch.ready)
+        self.worked = self.worked or any(token >= 0 for token, _ in tokens)
         if not failed:
             return commit(batch, tokens)
         scheduler = self.engine.scheduler
