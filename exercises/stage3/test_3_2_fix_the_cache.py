@@ -11,13 +11,13 @@ class Model:
     def __call__(self, token_ids, positions, visible, cache):
         self.calls.append((list(token_ids), list(positions), [list(row) for row in visible], len(cache)))
         cache += [(token + 1) * (position + 1) for token, position in zip(token_ids, positions, strict=True)]
-        return sum(entry for entry, seen in zip(cache, visible[-1], strict=True) if seen) % 97
+        return sum(entry for entry, seen in zip(cache, visible[-1], strict=True) if seen) % 1009
 
 
 def without_cache(prompt, max_tokens):
     sequence = list(prompt)
     for _ in range(max_tokens):
-        sequence.append(sum((token + 1) * (i + 1) for i, token in enumerate(sequence)) % 97)
+        sequence.append(sum((token + 1) * (i + 1) for i, token in enumerate(sequence)) % 1009)
     return sequence[len(prompt) :]
 
 
@@ -75,6 +75,15 @@ def test_called_again(work):
     expect("a longer prompt after that", two.generate(long, 4, chunk=8), alone, likely=still)
 
 
+def test_results_are_kept(work):
+    """What a call returned is the caller's: the next call must not change it."""
+    example = Example(work, __file__, "from exercises.stage3.test_3_2_fix_the_cache import Model")
+    example.do("decoder = work.Decoder(Model())")
+    example.do("first = decoder.generate([3, 1, 4], 4, 8)")
+    example.do("decoder.generate([2, 7], 3, 8)")
+    example.look("first", without_cache([3, 1, 4], 4), likely="the second call changed what the first one returned")
+
+
 def test_any_calls(work):
     """One decoder, one prompt after another, longer and shorter ones, in chunks of any size."""
 
@@ -96,9 +105,9 @@ def test_any_calls(work):
 
 
 def test_long_prompts(work):
-    """A thousand tokens, numbers beyond 65,535, a hundred steps, and chunks of any size."""
+    """A thousand tokens, numbers beyond 65,535, more steps than 255, and chunks of any size."""
     decoder = work.Decoder(Model())
     prompt = [i * i % 100_003 for i in range(1000)]
-    for start, max_tokens, chunk in ((0, 2, 300), (0, 2, 7), (930, 130, 70_000), (700, 1, 1)):
+    for start, max_tokens, chunk in ((0, 2, 950), (0, 2, 7), (930, 270, 70_000), (700, 1, 1)):
         expect(f"{1000 - start} tokens in chunks of {chunk}, and {max_tokens} new ones",
                decoder.generate(prompt[start:], max_tokens, chunk), without_cache(prompt[start:], max_tokens))  # fmt: skip
