@@ -269,6 +269,8 @@ def mutants(exercise: Exercise) -> list[Mutant]:
     def put(kind: str, node: Any, where: str, after: str) -> None:
         first, last = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
         text = (data[:first] + after.encode() + data[last:]).decode()
+        if text == source:
+            return
         try:
             compile(text, "mutant", "exec")
         except SyntaxError:

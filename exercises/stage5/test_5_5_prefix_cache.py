@@ -17,6 +17,9 @@ def test_hits(work):
     expect("the same ten tokens", cache.find(A + B + [9, 10]), [3, 7], said)
     expect("the same ten and another", cache.find([*A, *B, 9, 10, 11]), [3, 7], said)
     expect("the beginning, and another end", cache.find([*A, *B, 50, 51, 52, 53]), [3, 7])
+    half = work.PrefixCache(4)
+    half.enter([*A, *B, 9, 10, 11], [3, 7, 8])
+    expect("eleven tokens are there; the same and another one", half.find([*A, *B, 9, 10, 11, 12]), [3, 7], said)
     said = {"blocks are found from the beginning on, up to the first that differs": [3, 7]}
     expect("another second block", cache.find([*A, 5, 6, 7, 99, 1]), [3], said)
     expect("another first block", cache.find([99, 2, 3, 4, *B, 1]), [],
@@ -212,6 +215,19 @@ def test_long_prompts(work):
     cache = work.PrefixCache(300)
     cache.enter(prompt, [5, 6])
     expect("blocks of 300", cache.find(prompt[:650]), [5, 6])
+    expect("the same, but token 299 is another one", cache.find([*prompt[:299], 7, *prompt[300:650]]), [],
+           likely="all tokens of a block must be compared")  # fmt: skip
+
+
+def test_two_long_chains_of_one_hash(work):
+    """All entries in one list, each thousands of blocks from its beginning."""
+    cache, count = work.PrefixCache(1, hash_function=lambda key: 0), 1100
+    chains = [[first, *[5] * count] for first in (1, 2)]
+    for i, chain in enumerate(chains):
+        cache.enter(chain, [i * count + j for j in range(count)])
+    cache.evict(count)
+    expect("the second of two chains is evicted", cache.find(chains[1]), [])
+    expect("the first one is still there", cache.find(chains[0]), [*range(count)])
 
 
 def test_a_large_cache(work):
