@@ -215,7 +215,10 @@ def test_large_families(work):
             (needed, num_blocks - needed),
         )
         copy = blocks.append("b" * 1000)
-        expect("the fork writes", (copy[0], blocks.num_free), (blocks.block_table(name)[-1], num_blocks - needed - 1))
+        both = blocks.block_table(name)[-1], blocks.block_table("b" * 1000)[-1]
+        expect("the fork writes", (copy, blocks.num_free), (both, num_blocks - needed - 1))
+        blocks.free("b" * 1000)
+        expect("free, when the fork is gone", blocks.num_free, num_blocks - needed)
 
 
 def test_traffic(work):
