@@ -92,7 +92,7 @@ def work(trace: Trace, state: State) -> dict[str, str]:
     else:
         cells = {"tokens computed": str(num_tokens)}
     if "bytes_per_token" not in trace.header or "num_blocks" in trace.header:
-        cells["of them again"] = str(sum(state.completions[key].recomputed for key in state.rows))
+        cells["recomputed"] = str(sum(state.completions[key].recomputed for key in state.rows))
     if "max_num_seqs" in options and not most:
         cells["padding"] = str(sum(row["num_padding"] for row in state.rows.values()))
     return cells
