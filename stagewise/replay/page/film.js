@@ -13,7 +13,7 @@ const OVERVIEW = 12;
 const STEP_MIN = 2.5; // pixels: with less for a step a film shows only a part of the run
 
 /** The part of the run that the films show, as shares of the whole: from 0 to 1. */
-class Window {
+class Part {
   constructor() {
     Object.assign(this, { zoom: 1, from: 0, chosen: false });
   }
@@ -45,7 +45,7 @@ class Window {
 class Film {
   /** clock: says where a step begins and ends, from 0 to 1; onDrag is told where the mouse is, in the same measure; marks:
    * steps of this trace that have a label. */
-  constructor(replay, clock, number, words, onDrag, part = new Window(), marks = []) {
+  constructor(replay, clock, number, words, onDrag, part = new Part(), marks = []) {
     Object.assign(this, { replay, clock, number, onDrag, part, marks, drawn: "", label: "" });
     this.root = element("div", "film");
     this.canvas = element("canvas", "", "", { role: "img", "aria-label": words });
@@ -121,7 +121,7 @@ class Film {
     const all = replay.lanes.taken.length;
     const words = [this.label, lanes < all ? `${lanes} of ${all} lanes` : ""].filter(Boolean).join(", ");
     if (words) {
-      const middle = width - EDGE - 3 * words.length;
+      const middle = width - EDGE - 3.2 * words.length;
       ink.write(context, words, middle, height - QUEUE / 2, { size: 11, colour: ink.ink, plate: ink.card });
     }
   }

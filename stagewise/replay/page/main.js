@@ -122,7 +122,7 @@ class Page {
     document.getElementById("panels").append(...this.views.map(({ root }) => root));
     document.getElementById("panels").classList.toggle("two", this.views.length > 1);
     this.story = story && new Story(this, story);
-    this.part = new Window();
+    this.part = new Part();
     this.films = this.replays.map((replay, i) => {
       const marks = this.story?.marks(i) ?? [];
       return new Film(replay, this.clock, i, filmInWords(replay), (share) => this.dragTo(share), this.part, marks);
@@ -182,13 +182,14 @@ class Page {
   engines(different) {
     const panels = document.getElementById("panels");
     const isSame = this.replays.every(({ stage }) => stage === this.replays[0].stage);
-    this.films.forEach((film, i) => (film.label = isSame ? different[i] : `stage ${this.replays[i].stage}`));
+    const short = different.map((text) => text.split(", ")[0]);
+    this.films.forEach((film, i) => (film.label = isSame ? short[i] : `stage ${this.replays[i].stage}`));
     const show = (number) => {
       panels.dataset.shown = number;
       buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(i === number)));
     };
     const buttons = this.views.map(({ nodes }, i) => {
-      const text = (isSame && different[i]) || nodes.title.firstChild.textContent;
+      const text = (isSame && short[i]) || nodes.title.firstChild.textContent;
       const button = element("button", "", text, { type: "button" });
       button.addEventListener("click", () => show(i));
       return button;
@@ -203,6 +204,7 @@ class Page {
   append(number, step) {
     const atEnd = this.position >= this.clock.end && !this.playing;
     this.replays[number].append(step);
+    this.grows = true;
     this.showKinds();
     this.fit();
     if (atEnd) this.goTo(this.clock.end);
@@ -220,11 +222,10 @@ class Page {
     if (this.frame) cancelAnimationFrame(this.frame);
     this.frame = null;
     const { clock, position, slider } = this;
+    this.showEnd();
     this.views.forEach((view, i) => view.show(clock.step(i, position), this.ink, clock.since(i, position)));
     slider.max = clock.mode === "steps" ? clock.end : Math.ceil(1e6 * clock.seconds);
     slider.value = clock.mode === "steps" ? position : Math.round(1e6 * position);
-    const isEnd = this.views.every(({ step }) => !step.rows.length) && position === clock.end;
-    document.getElementById("panels").classList.toggle("end", isEnd);
     const where = this.whereInWords();
     setText(this.where, where);
     slider.setAttribute("aria-valuetext", where);
@@ -240,8 +241,19 @@ class Page {
     this.later = setTimeout(() => this.writeFragment(), 250); // browsers do not like it at every frame
   }
 
+  /** At the end of all that is known the cards have another order: nobody runs. An engine that goes on has no end. */
+  showEnd() {
+    const { clock, position, replays } = this;
+    const panels = document.getElementById("panels");
+    const isEnd = !this.grows && position === clock.end && replays.every(({ hasEnd }) => hasEnd);
+    if (panels.classList.contains("end") === isEnd) return;
+    panels.classList.toggle("end", isEnd);
+    for (const view of this.views) view.measurePool();
+  }
+
   whereInWords() {
     const { clock, position, replays } = this;
+    if (this.grows) return `Step ${position} of ${clock.end}`;
     if (clock.mode !== "steps") return `${position.toFixed(3)} s of ${clock.seconds.toFixed(3)} s`;
     const passes = Math.max(...replays.map((replay) => replay.passes));
     return position < passes ? `Step ${position} of ${passes - 1}` : `End: ${count(passes, "step")}`;

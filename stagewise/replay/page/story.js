@@ -9,7 +9,12 @@ class Story {
     const last = ends.indexOf(Math.max(...ends));
     this.stops = [...stops, { trace: last, step: ends[last] - 1, says: "What came of it", text: verdict }];
     const find = (id) => document.getElementById(id);
-    Object.assign(this, { root: find("story"), told: find("told"), back: find("story-back"), next: find("story-next") });
+    Object.assign(this, {
+      root: find("story"),
+      told: find("told"),
+      back: find("story-back"),
+      next: find("story-next"),
+    });
     this.buttons = this.stops.map(({ says }, i) => {
       const button = element("button", "stop", this.label(i), { type: "button", title: says });
       button.setAttribute("aria-label", `Stop ${i + 1}: ${says}`);

@@ -122,8 +122,13 @@ class View {
     const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
     const beside = innerWidth > 640 ? 13 * rem : 0;
     this.characters = Math.floor((this.nodes.rows.clientWidth - beside) / (CHARACTER * rem));
+    this.measurePool();
+    const { length } = this.replay.steps; // of one that has begun just now nothing is known yet
+    if (length > 1 && length <= MOST_MEASURED) this.measureWords();
+  }
+
+  measurePool() {
     this.pool.width = this.nodes.pool.clientWidth;
-    if (this.replay.steps.length <= MOST_MEASURED) this.measureWords();
   }
 
   /** Of a short run: as high as the most words of a step need, so that none are hidden and nothing below them jumps. */
@@ -168,7 +173,10 @@ class View {
     const { replay, nodes } = this;
     setText(nodes.summary, passInWords(replay, state));
     const lines = eventsInWords(replay, state, step);
-    const quiet = { text: step.rows.length ? "Nobody comes and nobody leaves." : this.memoryAtRest(state), kind: "quiet" };
+    const quiet = {
+      text: step.rows.length ? "Nobody comes and nobody leaves." : this.memoryAtRest(state),
+      kind: "quiet",
+    };
     fill(
       nodes.events,
       lines.length ? lines : [quiet],
@@ -183,8 +191,10 @@ class View {
 
   memoryAtRest(state) {
     if (this.kind === "nothing") return "Nothing is kept.";
-    if (this.kind === "slots") return this.replay.stage === 4 ? "All slots are free." : "The cache went with its batch.";
-    const free = state.free.length === state.numBlocks ? `All ${state.numBlocks} blocks are free` : "No request holds a block";
+    if (this.kind === "slots")
+      return this.replay.stage === 4 ? "All slots are free." : "The cache went with its batch.";
+    const free =
+      state.free.length === state.numBlocks ? `All ${state.numBlocks} blocks are free` : "No request holds a block";
     const findable = state.numFindable;
     return `${free}; the prefix cache can still find what is in ${findable} of them.`;
   }
@@ -361,7 +371,10 @@ class View {
     }
     if (this.kind === "slots") {
       setText(nodes["memory-note"], unused || (this.replay.stage === 4 ? "all slots are free" : "no batch, no cache"));
-      setText(nodes.picked, step.rows.length || this.replay.stage === 4 ? "" : "A cache is made for each batch, and goes with it.");
+      setText(
+        nodes.picked,
+        step.rows.length || this.replay.stage === 4 ? "" : "A cache is made for each batch, and goes with it.",
+      );
       this.showSlots();
       return;
     }

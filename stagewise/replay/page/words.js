@@ -13,7 +13,9 @@ const STAGE_IDEAS = [
 /** Of each of these engines, the options that both have and in which they differ: "max_num_batched_tokens 16". */
 function differences(headers) {
   const [a, b] = headers.map(({ options }) => options);
-  const names = b ? Object.keys(a).filter((name) => name in b && JSON.stringify(a[name]) !== JSON.stringify(b[name])) : [];
+  const names = b
+    ? Object.keys(a).filter((name) => name in b && JSON.stringify(a[name]) !== JSON.stringify(b[name]))
+    : [];
   return headers.map(({ options }) => names.map((name) => `${name} ${options[name] ?? "not set"}`).join(", "));
 }
 
