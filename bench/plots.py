@@ -72,8 +72,8 @@ def styled(draw):
 
 
 def read_steps(path: Path) -> list[SimpleNamespace]:
-    """The steps in a file of `--trace`. Raises ValueError, as `read_trace` does, if it is something else."""
-    steps = read_trace(path).steps
+    """The forward passes in a file of `--trace`. Raises ValueError, as `read_trace` does, if it is something else."""
+    steps = [step for step in read_trace(path).steps if step["rows"]]
     return [SimpleNamespace(**{**step, "rows": [SimpleNamespace(**row) for row in step["rows"]]}) for step in steps]
 
 

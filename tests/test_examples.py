@@ -1,12 +1,13 @@
-"""The committed pages of replay: made again they show the same steps, and they are what the page is today."""
+"""The committed pages of replay: made again they show the same steps, they are what the page is today, and what their
+stories say happens in them."""
 
 import json
 import re
 
 import pytest
 
-from stagewise.replay.examples import EXAMPLES, FOLDER, main
-from stagewise.replay.page import make_page
+from stagewise.replay.examples import EXAMPLES, FOLDER, main, make
+from stagewise.replay.story import read_stories
 from stagewise.replay.trace import Trace, check_header, check_step
 
 MOST_BYTES = 400_000
@@ -35,11 +36,14 @@ def test_made_anew_it_shows_the_same(name):
         assert again.header == header
         assert timeless(again.steps) == timeless(steps)
     pages = [Trace(run.stage, header, steps) for (header, *steps), run in zip(traces, EXAMPLES[name], strict=True)]
-    assert make_page(pages) == html, f"the page has changed: python -m stagewise.replay.examples {name}"
+    assert make(name, pages) == html, f"the page has changed: python -m stagewise.replay.examples {name}"
 
 
 def test_what_each_is_for():
     """What its name says happens in it."""
+
+    def passes(name):
+        return [[step for step in steps if step["rows"]] for _, *steps in embedded(name)[1]]
 
     def kinds(name):
         return [
@@ -52,7 +56,7 @@ def test_what_each_is_for():
 
     assert count("recomputation", "num_tokens") == [114, 15]
     assert count("padding", "num_padding") == [898, 1105]
-    assert [len(steps) for _, *steps in embedded("static_and_continuous")[1]] == [76, 37]
+    assert [len(steps) for steps in passes("static_and_continuous")] == [76, 37]
     assert max(row["num_tokens"] for step in embedded("chunked_prefill")[1][0][1:] for row in step["rows"]) > 60
     assert max(row["num_tokens"] for step in embedded("chunked_prefill")[1][1][1:] for row in step["rows"]) <= 16
     at_once = [max(len(step["rows"]) for step in steps) for _, *steps in embedded("slots_and_blocks")[1]]
@@ -73,3 +77,114 @@ def test_an_unknown_example(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["nothing"])
     assert "there is no example 'nothing'" in capsys.readouterr().err
+
+
+# --- Their stories ----------------------------------------------------------------------------------------------------
+
+
+def story_of(name):
+    html, traces = embedded(name)
+    (text,) = re.findall(r'<script type="application/json" class="story">(.*?)</script>', html, re.DOTALL)
+    return json.loads(text), [[step for step in steps if step["rows"]] for _, *steps in traces], html
+
+
+def letters(steps):
+    """The requests by the letters that they have on the page."""
+    events = [event for step in steps for event in step["before"] + step["after"]]
+    queued = dict.fromkeys(event["request_id"] for event in events if event["kind"] == "queued")
+    return {chr(ord("A") + i): request_id for i, request_id in enumerate(queued)}
+
+
+def happens(step, kind, request_id):
+    """Whether something happens to a request in a step, read off without the code that made the story."""
+    if kind == "carried":
+        return any(row["request_id"] == request_id and not row["num_tokens"] for row in step["rows"])
+    events = step["before"] + step["after"]
+    return any(event["kind"] == kind and event.get("request_id") == request_id for event in events)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_a_stop_names_happens_there(name):
+    (told, traces, html), story = story_of(name), read_stories()[name]
+    assert 4 <= len(told["stops"]) <= 6
+    for stop, source in zip(told["stops"], story["stops"], strict=True):
+        kind, who, *_ = source["at"]
+        steps = traces[stop["trace"]]
+        assert happens(steps[stop["step"]], kind, letters(steps)[who[0]]), f"{source['at']} at step {stop['step']}"
+        assert who[0] in stop["says"] + stop["text"] or kind in ("admitted", "finished", "token")
+    places = [stop["step"] for stop in told["stops"]]
+    assert places == sorted(set(places)), "the stops come in the order of the run, each at a step of its own"
+    assert f"<title>stagewise: {story['title']}</title>" in html
+    assert f'<h1 id="heading">{story["title"]}</h1>' in html
+    assert story["message"].replace("'", "&#x27;") in html
+
+
+# What else a stop says: (example, stop) -> (trace, event, requests), of its step; with "before", of an earlier one.
+ALSO = {
+    ("padding", 1): [(0, "admitted", "ECB"), (1, "admitted", "ABC")],
+    ("padding", 4): [(0, "admitted", "AFD"), (1, "admitted", "DEF")],
+    ("static_and_continuous", 1): [(0, "admitted", "EGC"), (1, "admitted", "ABC")],
+    ("static_and_continuous", 4): [(0, "before finished", "G")],
+    ("static_and_continuous", 5): [(0, "admitted", "BAF"), (1, "finished", "F")],
+    ("chunked_prefill", 2): [(0, "finished", "A"), (1, "finished", "A")],
+    ("chunked_prefill", 3): [(0, "admitted", "D"), (1, "admitted", "D")],
+    ("slots_and_blocks", 1): [(0, "admitted", "AB"), (1, "admitted", "ABCDEFGH")],
+    ("slots_and_blocks", 3): [(0, "before finished", "A")],
+    ("shared_prefix", 1): [(0, "admitted", "AB")],
+    ("preemption", 1): [(0, "admitted", "ABCDE")],
+    ("preemption", 5): [(0, "before finished", "AB"), (0, "admitted", "CDE")],
+}
+
+
+@pytest.mark.parametrize(("name", "number"), ALSO)
+def test_what_a_stop_says_of_others_is_so(name, number):
+    told, traces, _ = story_of(name)
+    for trace, what, who in ALSO[name, number]:
+        steps, at = traces[trace], told["stops"][number - 1]["step"]
+        some = steps[:at] if what.startswith("before ") else steps[at : at + 1]
+        for letter in who:
+            assert any(happens(step, what.split()[-1], letters(steps)[letter]) for step in some), f"{letter}: {what}"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_number_of_a_story_is_typed(name):
+    """In the source there are none, but the names of stages and of completions; in the page braces are all filled."""
+    story, (told, _, _) = read_stories()[name], story_of(name)
+    for text in [story["verdict"], *(stop["text"] for stop in story["stops"])]:
+        plain = re.sub(r"{[^}]*}|[Ss]tage \d|\b[A-H]\d\b", "", text)
+        assert not re.search(r"\d", plain), plain
+    assert not re.search(r"[{}]", told["verdict"] + "".join(stop["text"] for stop in told["stops"]))
+
+
+def test_verdicts_are_what_the_traces_say():
+    """Counted here from the rows and events, and not as story.py does."""
+
+    def words(name):
+        return re.findall(r"\d+", story_of(name)[0]["verdict"])
+
+    def rows(name):
+        return [[row for step in steps for row in step["rows"]] for steps in story_of(name)[1]]
+
+    def events(name, kind):
+        return [e for steps in story_of(name)[1] for s in steps for e in s["before"] + s["after"] if e["kind"] == kind]
+
+    output = [sum(run.lengths) for run in (EXAMPLES[name][0] for name in ("recomputation", "static_and_continuous"))]
+    computed = [sum(row["num_tokens"] for row in some) for some in rows("recomputation")]
+    assert words("recomputation") == [str(n) for n in (*computed, output[0])]
+    idle = [sum(row["num_padding"] for row in some) for some in rows("padding")]
+    assert words("padding")[:2] == [str(n) for n in idle]
+    carried = sum(not row["num_tokens"] for row in rows("static_and_continuous")[0])
+    steps = [len(steps) for steps in story_of("static_and_continuous")[1]]
+    assert words("static_and_continuous") == [str(n) for n in (*steps, output[1], 3, carried, 4, 0)]
+    hits = sum(event["num_cached_tokens"] for event in events("shared_prefix", "admitted"))
+    assert words("shared_prefix")[0] == str(hits)
+    assert words("completions")[-1] == str(len(events("completions", "copied")))
+    assert words("preemption")[:2] == [str(len(events("preemption", kind))) for kind in ("finished", "preempted")]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_ends_with_all_finished_and_the_engine_at_rest(name):
+    for _, *steps in embedded(name)[1]:
+        assert steps[-1]["rows"] == []
+        assert not steps[-1]["kv_tokens_reserved"]
+        assert all(step["rows"] for step in steps[:-1])

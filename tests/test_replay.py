@@ -1,9 +1,11 @@
 """The replay of a trace: what its reader takes and refuses, the states during the steps, the page's file, the file for
 Perfetto, the command line. What the page shows is tested in tests/browser (`make test-browser`)."""
 
+import itertools
 import json
 import re
 
+import numpy as np
 import pytest
 
 from stagewise.replay import chrome, page
@@ -181,7 +183,7 @@ def test_page_is_one_file_with_the_trace_in_it(tmp_path):
     assert all("<" not in text and text.isascii() for text in found)
     rest = re.sub(r'<script type="application/json".*?</script>', "", html)
     assert not re.search(r'(src|href)="(?!data:)|url\(|@import|https?://', rest)
-    assert len(rest) < 125_000
+    assert len(rest) < 150_000
 
 
 def test_chrome_trace_is_well_formed(trace):
@@ -210,6 +212,73 @@ def test_chrome_trace_is_well_formed(trace):
             ends.append(start - negative)
     named = {(e["pid"], e["tid"]) for e in made["traceEvents"] if e["ph"] == "M" and e["name"] == "thread_name"}
     assert set(threads) <= named
+
+
+# --- Colours ---------------------------------------------------------------------------------------------------------
+
+# How colour-blind eyes see linear RGB: Machado, Oliveira and Fernandes 2009, "A Physiologically-based Model for
+# Simulation of Color Vision Deficiency", severity 1.0 of protanomaly, deuteranomaly, tritanomaly.
+EYES = {
+    "all cones": np.eye(3),
+    "no red": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "no green": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "no blue": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])  # of linear sRGB
+
+
+def linear(colour):
+    """#rrggbb as linear RGB."""
+    parts = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb):
+    """CIELAB of linear RGB, white as in sRGB."""
+    f = np.cbrt(np.maximum(XYZ @ np.clip(rgb, 0, 1) / XYZ.sum(axis=1), 0.008856))
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def colours(pattern):
+    css = (page.PARTS / "page.css").read_text(encoding="utf-8")
+    return re.findall(rf"--{pattern}: (#[0-9a-f]{{6}});", css)
+
+
+@pytest.mark.parametrize("eyes", EYES)
+def test_requests_are_told_apart_by_colour_blind_eyes(eyes):
+    """Two colours of requests differ by at least 20 in CIELAB (about 2 can be seen), and from each grey of what is
+    counted; the letters on them can be read."""
+    own, greys = colours(r"c\d"), colours("(?:waste|waste-line|kept|again|again-line|work|card|paper)")
+    assert len(own) == 8
+    seen = [lab(np.array(EYES[eyes]) @ linear(colour)) for colour in own]
+    for (i, one), (j, other) in itertools.combinations(enumerate(seen), 2):
+        assert np.linalg.norm(one - other) > 20, f"{own[i]} and {own[j]}"
+    if eyes == "all cones":
+        for colour, grey in itertools.product(own, greys):
+            assert np.linalg.norm(lab(linear(colour)) - lab(linear(grey))) > 20, f"{colour} and {grey}"
+    (ink,) = colours("on-own")
+    for colour in own:
+        assert (XYZ[1] @ linear(colour) + 0.05) / (XYZ[1] @ linear(ink) + 0.05) > 4.5
+
+
+def test_colours_of_requests_mean_nothing_else():
+    """Not a part of a step's time, nor what was computed."""
+    css = (page.PARTS / "page.css").read_text(encoding="utf-8")
+    rules = re.findall(r"([^{}]+){([^{}]*var\(--c\d\)[^{}]*)}", css)
+    users = {selector.split("*/")[-1].strip() for selector, _ in rules}
+    assert {user for user in users if not re.fullmatch(r"\.c\d", user)} == {".swatch.computed", ".swatch.findable"}
 
 
 # --- The command line -----------------------------------------------------------------------------------------------

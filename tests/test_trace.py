@@ -314,7 +314,7 @@ def test_steps_are_counted_on_when_the_counters_are_not(stage, small_checkpoint)
 
 @pytest.mark.parametrize("stage", STAGES[3:], ids=str)
 def test_who_is_aborted_last_is_told_though_no_step_comes(stage, small_checkpoint):
-    """When the engine comes to rest there is a record without rows, and one only."""
+    """Whenever the engine comes to rest there is a record without rows, and one only."""
     params = stage.SamplingParams(max_tokens=100, ignore_eos=True)
 
     async def look(engine):
@@ -330,11 +330,11 @@ def test_who_is_aborted_last_is_told_though_no_step_comes(stage, small_checkpoin
         engine.complete([4, 5], stage.SamplingParams(max_tokens=2, ignore_eos=True))
         trace = engine.llm.trace
     rests = [step for step in trace if not step.rows]
-    assert len(rests) == 1
-    assert [event["reason"] for event in events(rests, "finished")] == ["abort"]
+    assert [event["reason"] for event in events(rests[:1], "finished")] == ["abort"]
     assert (rests[0].parts, rests[0].seconds) == ({}, 0.0)
     if stage.number >= 5:
-        assert events(rests, "released")  # its blocks are free
+        assert events(rests[:1], "released")  # its blocks are free
+    assert [events([step], "finished") for step in rests[1:]] == [[]] * (trace[-1].rows == [])  # after the second one
     for number, step in enumerate(trace):
         check_step(json.loads(json.dumps(whole_step(step.to_dict()))), number)
 
@@ -356,3 +356,40 @@ def test_an_interrupted_beam_search_is_gone(stage, small_checkpoint, monkeypatch
     llm.generate([[4, 5]], stage.SamplingParams(max_tokens=2, ignore_eos=True))
     *_, last = states(Trace("made", llm.trace_header, list(lines_of(llm))[1:]))
     assert [completion.status for completion in last.completions.values()] == ["gone", "gone", "finished"]
+
+
+# --- The end ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_trace_ends_with_the_engine_at_rest(stage, small_checkpoint):
+    """All are finished and no memory is held, in a record of its own; it is no forward pass, and is not counted."""
+    llm = run(stage, small_checkpoint, max_num_seqs=2)
+    header, *steps = json.loads(json.dumps(list(lines_of(llm))))
+    assert len(steps) == len(llm.trace) + 1 == llm.stats.num_forwards + 1
+    for number, step in enumerate(steps):
+        check_step(step, number)
+    assert steps[-1]["rows"] == steps[-1]["before"] == steps[-1]["after"] == []
+    assert not steps[-1]["kv_tokens_reserved"]
+    *_, last = states(Trace("made", header, steps))
+    assert {completion.status for completion in last.completions.values()} == {"finished"}
+    assert not any(completion.blocks or completion.slot for completion in last.completions.values())
+
+
+@pytest.mark.parametrize("stage", STAGES[3:], ids=str)
+def test_a_trace_of_an_engine_that_is_not_done_has_no_such_end(stage, small_checkpoint):
+    llm = stage.LLM(small_checkpoint, device="cpu", trace=True)
+    llm.add_request("a", [1, 2, 3], stage.SamplingParams(max_tokens=5, ignore_eos=True))
+    llm.step()
+    assert list(lines_of(llm))[-1]["rows"]
+    while llm.has_unfinished_requests():
+        llm.step()
+    assert not list(lines_of(llm))[-1]["rows"]
+
+
+@pytest.mark.parametrize("stage", STAGES[4:], ids=str)
+def test_several_completions_and_beams_end_too(stage, small_checkpoint):
+    llm = stage.LLM(small_checkpoint, device="cpu", trace=True)
+    llm.generate([[1, 2]], stage.SamplingParams(n=3, max_tokens=4, seed=1, ignore_eos=True))
+    assert not list(lines_of(llm))[-1]["rows"]
+    llm.beam_search([[3, 4]], beam_width=3, max_tokens=5)
+    assert not list(lines_of(llm))[-1]["rows"]

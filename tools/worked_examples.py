@@ -41,7 +41,7 @@ def run(stage: str, command: str) -> Trace:
 def table(trace: Trace) -> str:
     """A line per step: what goes through the model for whom, what comes of it, and what that takes."""
     state, texts, lines = State.before(trace.header), {}, []
-    for step in trace.steps:
+    for step in (step for step in trace.steps if step["rows"]):  # not the engine at rest
         texts |= step["texts"]
         state.begin(step)
         cells = {key: computed(state, key, texts) for key in state.completions}

@@ -141,7 +141,7 @@ class Observer:
     def look_away(self, listener: Callable[[StepRecord], object]) -> None:
         self.listeners.remove(listener)
         if not self.listeners:
-            self._events = []
+            self._events, self._rows = [], []
 
     # --- What is wrapped around the engine --------------------------------------------------------------------------
 
@@ -226,8 +226,9 @@ class Observer:
         self.queued(requests)
 
     def idle(self) -> None:
-        """No step comes soon: a record without rows, of what has happened since the last one, if anything has."""
-        if self._events:
+        """No step comes soon: a record without rows, once after a step and whenever something has happened since. It
+        shows that whoever is finished has left, and that its memory is free."""
+        if self._events or self._rows:
             self._rows, self._num_before = [], len(self._events)
             self._sharing = self.engine.block_manager.sharing()
             self._part, self._parts = None, {}

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..stages import stage_of
 from .page import make_page
+from .story import read_stories, tell
 from .trace import Trace, lines_of
 
 FOLDER = Path(__file__).parent / "examples"
@@ -87,9 +88,9 @@ EXAMPLES: dict[str, tuple[Run, ...]] = {
 }
 
 
-def make(name: str) -> str:
-    """The page of an example."""
-    return make_page([run.trace() for run in EXAMPLES[name]])
+def make(name: str, traces: list[Trace]) -> str:
+    """The page of an example, with its story."""
+    return make_page(traces, tell(read_stories()[name], traces))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -100,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"there is no example {min(unknown)!r}; there are {', '.join(EXAMPLES)}")
     for name in names:
         path = FOLDER / f"{name}.html"
-        path.write_text(make(name), encoding="utf-8")
+        path.write_text(make(name, [run.trace() for run in EXAMPLES[name]]), encoding="utf-8")
         print(f"{path}: {path.stat().st_size:,} bytes")
     return 0
 

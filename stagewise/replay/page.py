@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
 from .trace import Trace
@@ -11,15 +12,17 @@ PARTS = Path(__file__).parent / "page"
 BEGIN = b"<!doctype html>\n<!-- stagewise replay:"  # of every page
 
 
-def make_page(traces: Sequence[Trace]) -> str:
+def make_page(traces: Sequence[Trace], story: dict | None = None) -> str:
+    """The page of one or two traces; `story` is what story.py tells of them."""
+    heading = story["title"] if story else heading_of(traces)
     slots = {
-        "origin": "made by python -m replay; its parts are in replay/page",
-        "title": "a replay",
-        "heading": "A replay",
-        "caption": "",
+        "origin": "made by python -m stagewise replay; its parts are in stagewise/replay/page",
+        "title": escape(heading),
+        "heading": escape(heading),
+        "caption": escape(story["message"]) if story else "",
         "style": "",
         "above": "",
-        "traces": "\n".join(map(embedded, traces)) + "\n",
+        "traces": "\n".join([*map(embedded, traces), *([embedded_story(story)] if story else [])]) + "\n",
         "start": "start.js",
     }
     return render(slots, PARTS)
@@ -42,7 +45,22 @@ def render(slots: dict[str, str], *folders: Path) -> str:
     return re.sub(r'<script src="([\w.]+)">', lambda m: f"<script>\n{read(m[1])}", html)
 
 
+def heading_of(traces: Sequence[Trace]) -> str:
+    numbers = [str(int(trace.header["stage"][5:7])) for trace in traces]
+    if len(set(numbers)) < len(numbers):
+        return f"{len(numbers)} replays of stage {numbers[0]}"
+    return f"A replay of stage{'s' if len(numbers) > 1 else ''} {' and '.join(numbers)}"
+
+
 def embedded(trace: Trace) -> str:
-    """A trace as JSON that no reader of HTML takes for anything else: ASCII, and without a "<"."""
-    text = json.dumps([trace.header, *trace.steps], separators=(",", ":")).replace("<", "\\u003c")
-    return f'<script type="application/json" class="trace">{text}</script>'
+    return as_json("trace", [trace.header, *trace.steps])
+
+
+def embedded_story(story: dict) -> str:
+    return as_json("story", {name: story[name] for name in ("look", "stops", "verdict")})
+
+
+def as_json(kind: str, value: object) -> str:
+    """As JSON that no reader of HTML takes for anything else: ASCII, and without a "<"."""
+    text = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" class="{kind}">{text}</script>'

@@ -60,6 +60,7 @@ class State:
         contents: block -> the tokens whose keys and values are in it, and which request computed them.
         free: the free blocks in the order in which they are taken.
         num_findable: so many of them, the last ones, can be found by the prefix cache.
+        longest_first: stages 2 and 3 take the longest prompts first (sort_by_length).
         counts: what has been computed from the first step up to and with this one, and the tokens that came of it.
     """
 
@@ -71,6 +72,7 @@ class State:
     contents: dict[int, tuple[list[int], Key]] = field(default_factory=dict)
     rows: dict[Key, dict] = field(default_factory=dict)
     num_seats: int = 0
+    longest_first: bool = False
     counts: dict[str, int] = field(
         default_factory=lambda: dict(output=0, useful=0, recomputed=0, padding=0, carried=0, preemptions=0)
     )
@@ -79,7 +81,9 @@ class State:
     def before(cls, header: dict) -> "State":
         """Before the first step of a trace with this header."""
         num_blocks, block_size = header.get("num_blocks") or 0, header["options"].get("block_size") or 16
-        return cls(block_size, num_blocks, list(header.get("free", range(num_blocks))), header.get("num_findable", 0))
+        free, findable = list(header.get("free", range(num_blocks))), header.get("num_findable", 0)
+        longest_first = bool(header["options"].get("sort_by_length"))
+        return cls(block_size, num_blocks, free, findable, longest_first=longest_first)
 
     def begin(self, step: dict) -> None:
         """Up to the forward pass, and with it."""
@@ -188,8 +192,12 @@ class State:
     @property
     def waiting(self) -> list[Key]:
         """Who waits, in the order of the queue."""
-        keys = [key for key, c in self.completions.items() if c.status == "waiting"]
-        return sorted(keys, key=lambda k: (*(self.completions[k].place or (0, self.completions[k].arrival)), k[1]))
+
+        def place(key: Key) -> tuple:
+            c = self.completions[key]
+            return *(c.place or (-len(c.prompt) if self.longest_first else 0, c.arrival)), key[1]
+
+        return sorted((key for key, c in self.completions.items() if c.status == "waiting"), key=place)
 
     @property
     def shown(self) -> list[Key]:

@@ -18,8 +18,9 @@ Header: {"trace": 3, …}
                     the last ones, the prefix cache can find (a live page; else all blocks are free, in rising order)
     bytes_per_token of the KV cache (from stage 3)
 
-Step: a forward pass; or, without rows, what happened since the last one when the engine came to rest (from stage 4:
-the last requests were aborted, say).
+Step: a forward pass; or, without rows, the engine at rest: nothing is left to do, and no request holds memory. Such a
+record has the events since the last forward pass, if there were any (the last requests were aborted, say). A trace that
+does not end with one was cut short, or is an old one.
     step            counts from 0 (on a live page: from the engine's first step)
     start, seconds  when its forward pass began, and how long it took from there to the end of the commit
     parts           seconds of "schedule", "build", "forward", "sample", "commit" (stages 1 to 3 schedule nothing).
@@ -88,6 +89,7 @@ from ..stages import PACKAGES
 VERSION = 3
 PHASES = ("prefill", "decode")
 PARTS = ("schedule", "build", "forward", "sample", "commit")
+MEMORY = ("kv_tokens_reserved", "kv_tokens_used", "num_blocks_shared", "num_blocks_saved")
 REASONS = ("running", "budget", "whole", "scores", "blocks", "preempted")  # of "refused"
 
 # The fields by name, and what each may be.
@@ -143,10 +145,35 @@ EVENTS_OF_SOME: dict[Any, dict] = dict(
 
 
 def lines_of(llm: Any) -> Iterator[dict]:
-    """The trace that an LLM has kept, the header first."""
+    """The trace that an LLM has kept, the header first; at its end, if nothing is left to do, the engine at rest."""
     yield llm.trace_header
+    step, unfinished = None, set()
     for record in llm.trace:
-        yield whole_step(record.to_dict())
+        step = whole_step(record.to_dict())
+        follow(step, unfinished)
+        yield step
+    if step and step["rows"] and not unfinished:
+        yield at_rest(step)
+
+
+def follow(step: dict, unfinished: set[tuple[str, int]]) -> None:
+    """Keep a set of the completions that wait or run: (request_id, index)."""
+    for event in step["before"] + step["after"]:
+        key = event.get("request_id"), event.get("index")
+        if event["kind"] in ("queued", "forked", "token"):
+            unfinished.add(key)
+        elif event["kind"] == "finished":
+            ends_all = event["reason"] == "beams"
+            unfinished -= {other for other in unfinished if other == key or (ends_all and other[0] == key[0])}
+        elif event["kind"] == "restarted":
+            unfinished.clear()
+
+
+def at_rest(last: dict) -> dict:
+    """The record behind the last step, when all are finished."""
+    rest = dict(step=last["step"] + 1, start=last["start"] + last["seconds"], seconds=0.0, parts={}, texts={})
+    memory = {name: None if last[name] is None else 0 for name in MEMORY}
+    return {**rest, "before": [], "rows": [], "after": [], **memory}
 
 
 def whole_step(step: dict) -> dict:

@@ -57,8 +57,8 @@ def ask(page, prompt, max_tokens):
 
 
 DONE = "document.getElementById('ask-button').textContent === 'Write'"
-# An answer and the steps come by two streams: the last step may come after the last piece of text.
-LAST_STEP = "shown && shown.replays[0].steps.at(-1).after.some((event) => event.kind === 'finished')"
+# An answer and the steps come by two streams: that the engine is at rest may come after the last piece of text.
+LAST_STEP = "shown && shown.replays[0].steps.length && !shown.replays[0].steps.at(-1).rows.length"
 
 
 def test_it_says_what_to_do_and_answers(page, url):
@@ -82,6 +82,8 @@ def test_what_is_shown_is_what_happened(page):
     ask(page, "Once upon a time", 40)
     until(page, LAST_STEP)
     until(page, DONE)
+    assert "at rest" in page("return document.querySelector('.summary').textContent")
+    assert re.match(r"0 of \d+ blocks held", page("return document.querySelector('.memory-note').textContent"))
     header, steps = page("return [shown.replays[0].header, shown.replays[0].steps]")
     check_header(header)
     for step in steps:

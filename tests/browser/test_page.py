@@ -124,8 +124,7 @@ def position(browser):
 
 def test_keyboard(browser, paged):
     page, trace = paged
-    browser.open(page)
-    browser("page.predict.click()")  # no questions
+    browser.open(page)  # no questions: they are offered, not forced
     browser("document.activeElement.blur()")
     browser.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     assert position(browser) == 2
@@ -213,6 +212,7 @@ def test_links(browser, paged):
 def test_predict(browser, paged):
     page, _ = paged
     browser.open(page)
+    browser("page.predict.click()")
     asked = browser("return [...page.questions].map(([step, question]) => [step, question.kind, question.right])")
     assert {"admitted", "refused", "preempted", "finished"} <= {kind for _, kind, _ in asked}
     for i, (step, _, right) in enumerate(sorted(asked)):
@@ -234,8 +234,7 @@ def test_predict(browser, paged):
         assert browser("return document.querySelectorAll('.choice.right').length") == 1
         browser("document.getElementById('go-on').click()")
         assert browser("return document.getElementById('question').hidden")
-    browser.open(page)
-    browser("page.predict.click()")  # switched off
+    browser.open(page)  # switched off
     step = min(step for step, *_ in asked)
     browser.go_to(step - 1)
     browser("document.activeElement.blur()")
@@ -281,7 +280,7 @@ def test_two_traces_on_one_clock(browser, make_page):
     for number, own in enumerate(starts):
         under_way = sum(start <= now + 1e-9 for start in own) - 1
         assert browser("return page.views[arguments[0]].number", number) == under_way
-    browser("page.predict.checked = false; document.activeElement.blur()")
+    browser("document.activeElement.blur()")
     moments = sorted({round(start, 6) for own in starts for start in own})
     browser.go_to(0)
     for moment in moments[1:10]:
@@ -394,7 +393,10 @@ def test_accessibility(browser, make_page, name, dark):
     browser.size(1280, 800, dark=dark)
     browser.open(page, "#step=7&request=r1")
     browser("document.getElementById('help-button').click()")
-    browser("const [step] = page.questions.keys(); if (step) { page.turnTo(step - 1); page.forward(); }")
+    browser(
+        "page.predict.checked = true; const [step] = page.questions.keys();"
+        "if (step) { page.turnTo(step - 1); page.forward(); }"
+    )
     browser(AXE.read_text(encoding="utf-8"))
     result = browser.driver.execute_async_script("axe.run().then((found) => arguments[0](found.violations))")
     serious = [

@@ -224,7 +224,6 @@ def test_an_embedded_replay_runs(browser, site, width):
     browser("arguments[0].scrollIntoView()", frame)
     browser.driver.switch_to.frame(frame)
     WebDriverWait(browser.driver, 30).until(lambda _: browser("return typeof page !== 'undefined'"))
-    browser("page.predict.checked = false")
     assert browser("return page.position") == 0
     browser("page.forward(); page.renderNow()")
     assert browser("return page.position") > 0

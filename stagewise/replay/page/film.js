@@ -1,19 +1,56 @@
 "use strict";
-// The picture of the whole run, above the slider: a lane for each place in the batch, and below how many wait.
+// The picture of the run, above the slider: a lane for each place in the batch, and below how many wait. Of a long run it
+// shows a part, and an overview below it shows the whole.
 
 const EDGE = 8; // half of a slider's thumb: the picture begins and ends where its middle can be
 const LANE_MIN = 2.4;
 const LANE_MAX = 13;
-const QUEUE = 16;
+const LANES = [96, 70]; // so high are all lanes of a film, if there is one and if there are two, in pixels
+const QUEUE = 14;
+const MARKS = 15; // above the lanes
 const MOST_LANES = 40;
+const OVERVIEW = 12;
+const STEP_MIN = 2.5; // pixels: with less for a step a film shows only a part of the run
+
+/** The part of the run that the films show, as shares of the whole: from 0 to 1. */
+class Part {
+  constructor() {
+    Object.assign(this, { zoom: 1, from: 0, chosen: false });
+  }
+
+  get width() {
+    return 1 / this.zoom;
+  }
+
+  /** As wide as it has to be for steps to be seen, unless somebody has chosen. */
+  fit(numSteps, pixels) {
+    if (this.chosen || !pixels) return;
+    this.zoom = 2 ** Math.max(0, Math.ceil(Math.log2((STEP_MIN * numSteps) / pixels)));
+  }
+
+  choose(zoom, most) {
+    this.zoom = Math.max(1, Math.min(most, zoom));
+    this.chosen = true;
+  }
+
+  /** Move it, if what is looked at would be outside or near its edge. */
+  follow(share) {
+    const { width, from } = this;
+    const isInside = share >= from + 0.05 * width && share <= from + 0.9 * width;
+    if (!isInside) this.from = share - 0.3 * width;
+    this.from = Math.max(0, Math.min(1 - width, this.from));
+  }
+}
 
 class Film {
-  /** clock: says where a step begins and ends, from 0 to 1; onDrag is told where the mouse is, in the same measure. */
-  constructor(replay, clock, number, words, onDrag) {
-    Object.assign(this, { replay, clock, number, onDrag, drawn: "" });
+  /** clock: says where a step begins and ends, from 0 to 1; onDrag is told where the mouse is, in the same measure; marks:
+   * steps of this trace that have a label. */
+  constructor(replay, clock, number, words, onDrag, part = new Part(), marks = []) {
+    Object.assign(this, { replay, clock, number, onDrag, part, marks, drawn: "", label: "" });
     this.root = element("div", "film");
     this.canvas = element("canvas", "", "", { role: "img", "aria-label": words });
     this.cursor = element("div", "cursor");
+    if (marks.length) this.cursor.style.top = `${MARKS - 2}px`;
     this.root.append(this.canvas, this.cursor);
     this.root.addEventListener("pointerdown", (event) => this.drag(event));
   }
@@ -23,21 +60,28 @@ class Film {
     this.width = this.root.clientWidth;
   }
 
+  /** Of each of so many lanes. */
+  laneHeight(lanes) {
+    return Math.max(LANE_MIN, Math.min(LANE_MAX, LANES[this.clock.replays.length - 1] / lanes));
+  }
+
   draw(ink, share) {
-    const lanes = Math.min(MOST_LANES, this.replay.lanes.taken.length);
-    const lane = Math.max(LANE_MIN, Math.min(LANE_MAX, 96 / lanes));
-    const what = [this.width, devicePixelRatio, this.replay.steps.length, this.clock.mode, ink.paper, ink.font].join();
+    const lanes = Math.max(1, Math.min(MOST_LANES, this.replay.lanes.taken.length));
+    const { part, clock } = this;
+    const look = [this.width, devicePixelRatio, ink.paper, ink.font, part.zoom, part.from];
+    const what = [...look, this.replay.steps.length, clock.end, clock.mode].join();
     if (what !== this.drawn) {
-      this.drawRun(ink, this.width, lanes * lane + QUEUE + 4, lane, lanes);
+      this.drawRun(ink, this.width, this.laneHeight(lanes), lanes);
       this.drawn = what;
     }
-    this.cursor.style.transform = `translateX(${this.x(share, this.width) - 1}px)`;
+    this.cursor.style.transform = `translateX(${this.x(share) - 1}px)`;
   }
 
   drag(event) {
     const move = ({ clientX }) => {
       const { left } = this.root.getBoundingClientRect();
-      this.onDrag(Math.max(0, Math.min(1, (clientX - left - EDGE) / (this.width - 2 * EDGE))));
+      const share = Math.max(0, Math.min(1, (clientX - left - EDGE) / (this.width - 2 * EDGE)));
+      this.onDrag(this.part.from + share * this.part.width);
     };
     this.root.setPointerCapture(event.pointerId);
     this.root.addEventListener("pointermove", move);
@@ -45,70 +89,159 @@ class Film {
     move(event);
   }
 
-  x(share, width) {
-    return EDGE + share * (width - 2 * EDGE);
+  /** Where a share of the run is, in pixels. */
+  x(share) {
+    return EDGE + ((share - this.part.from) / this.part.width) * (this.width - 2 * EDGE);
   }
 
-  drawRun(ink, width, height, lane, lanes) {
+  drawRun(ink, width, lane, lanes) {
+    const { replay, clock, number, part } = this;
+    const top = this.marks.length ? MARKS : 0;
+    const height = top + lanes * lane + QUEUE + 3;
     const context = prepare(this.canvas, width, height);
-    const { replay, clock, number } = this;
     context.textAlign = "center";
     context.textBaseline = "middle";
-    const left = (step) => this.x(clock.share(number, step), width);
-    const right = (step) => this.x(clock.share(number, step, true), width);
+    const left = (step) => this.x(clock.share(number, step));
+    const right = (step) => this.x(clock.share(number, step, true));
+    const first = clock.step(number, clock.at(part.from)); // that can be seen
+    const last = clock.step(number, clock.at(part.from + part.width));
+    context.save();
+    context.beginPath();
+    context.rect(EDGE, 0, width - 2 * EDGE, height);
+    context.clip();
     for (const span of replay.lanes.spans) {
-      if (span.lane >= lanes) continue;
-      const slash = span.key.lastIndexOf("/");
-      const id = span.key.slice(0, slash);
-      const index = Number(span.key.slice(slash + 1));
-      const x = left(span.from);
-      const y = span.lane * lane;
-      const own = replay.names.get(id) ?? 0;
-      const end = right(span.to);
-      const w = Math.max(1, end - x - 1);
-      const h = lane - Math.min(1.5, lane / 3);
-      if (w < 3) {
-        context.fillStyle = ink.own[own % NUM_COLOURS];
-        context.fillRect(x, y, w, h);
-        continue;
-      }
-      ink.fill(context, own, x, y, w, h);
-      if (span.prefilled >= span.from) {
-        context.fillStyle = ink["on-own"];
-        context.globalAlpha = 0.4;
-        context.fillRect(x, y, Math.min(w, right(span.prefilled) - x), h);
-        context.globalAlpha = 1;
-      }
-      if (span.carried !== null) {
-        const from = left(span.carried);
-        context.clearRect(from, y, end - from, h);
-        ink.fillWaste(context, from, y, end - from - 1, h);
-      }
-      if (w > 22 && lane >= 9) {
-        const text = replay.name(id, index);
-        const size = Math.round(lane - 2.5);
-        const plate = ink.own[own % NUM_COLOURS];
-        const middle = x + 6 + text.length * size * 0.35;
-        ink.write(context, text, middle, y + h / 2 + 0.5, { size, weight: 700, colour: ink["on-own"], plate });
-      }
+      if (span.lane >= lanes || span.to < first || span.from > last) continue;
+      const y = top + span.lane * lane;
+      this.drawSpan(ink, context, span, y, lane, left, right);
     }
-    if (lanes < replay.lanes.taken.length) {
-      const words = `${lanes} of ${replay.lanes.taken.length} lanes`;
-      ink.write(context, words, width - 60, height - QUEUE / 2, { size: 12, colour: ink.soft });
+    this.drawQueue(ink, context, height, first, last, left, right);
+    this.drawEnd(ink, context, top, height, left, right);
+    context.restore();
+    for (const { step, label } of this.marks) this.drawMark(ink, context, label, (left(step) + right(step)) / 2);
+    const all = replay.lanes.taken.length;
+    const words = [this.label, lanes < all ? `${lanes} of ${all} lanes` : ""].filter(Boolean).join(", ");
+    if (words) {
+      const middle = width - EDGE - 3.2 * words.length;
+      ink.write(context, words, middle, height - QUEUE / 2, { size: 11, colour: ink.ink, plate: ink.card });
     }
-    const most = replay.lanes.queued.reduce((a, b) => Math.max(a, b), 1);
-    const bottom = height;
+  }
+
+  drawSpan(ink, context, span, y, lane, left, right) {
+    const { replay } = this;
+    const [x, end] = [left(span.from), right(span.to)];
+    const slash = span.key.lastIndexOf("/");
+    const id = span.key.slice(0, slash);
+    const index = Number(span.key.slice(slash + 1));
+    const own = replay.names.get(id) ?? 0;
+    const w = Math.max(1, end - x - 1);
+    const h = lane - Math.min(1.5, lane / 3);
+    if (w < 3) {
+      context.fillStyle = ink.own[own % NUM_COLOURS];
+      context.fillRect(x, y, w, h);
+      return;
+    }
+    ink.fill(context, own, x, y, w, h);
+    if (span.prefilled >= span.from) {
+      context.fillStyle = ink["on-own"];
+      context.globalAlpha = 0.45;
+      context.fillRect(x, y, Math.min(w, right(span.prefilled) - x), h);
+      context.globalAlpha = 1;
+    }
+    if (span.carried !== null) {
+      const from = left(span.carried);
+      context.clearRect(from, y, end - from, h);
+      ink.fillWaste(context, from, y, end - from - 1, h);
+    }
+    if (w > 22 && lane >= 7) {
+      const text = replay.name(id, index);
+      const size = Math.min(11, Math.round(lane - 1.5));
+      const plate = ink.own[own % NUM_COLOURS];
+      const middle = Math.max(x, EDGE) + 6 + text.length * size * 0.35;
+      ink.write(context, text, middle, y + h / 2 + 0.5, { size, weight: 700, colour: ink["on-own"], plate });
+    }
+    if (span.preempted && lane >= 7) {
+      context.fillStyle = ink.ink;
+      context.fillRect(x + w - 2.5, y - 0.5, 3.5, h + 1);
+      const next = replay.lanes.spans.find((other) => other.lane === span.lane && other.from > span.to);
+      const words = "↩ preempted";
+      const size = Math.min(11, Math.round(lane - 1.5));
+      const room = (next ? left(next.from) : this.width) - end;
+      if (room > 6.2 * size) ink.write(context, words, end + 3.3 * size, y + h / 2 + 0.5, { size, colour: ink.ink });
+    }
+  }
+
+  drawQueue(ink, context, height, first, last, left, right) {
+    const { queued } = this.replay.lanes;
+    const most = queued.reduce((a, b) => Math.max(a, b), 1);
     context.fillStyle = ink.soft;
     context.globalAlpha = 0.45;
     context.beginPath();
-    context.moveTo(this.x(0, width), bottom);
-    for (let step = 0; step < replay.steps.length; step++) {
-      const y = bottom - (replay.lanes.queued[step] / most) * QUEUE;
+    context.moveTo(left(first), height);
+    for (let step = first; step <= last; step++) {
+      const y = height - (queued[step] / most) * QUEUE;
       context.lineTo(left(step), y);
       context.lineTo(right(step), y);
     }
-    context.lineTo(right(replay.steps.length - 1), bottom);
+    context.lineTo(right(last), height);
     context.fill();
     context.globalAlpha = 1;
+  }
+
+  /** Where it ended, if the engine came to rest. */
+  drawEnd(ink, context, top, height, left, right) {
+    const { replay } = this;
+    if (!replay.hasEnd || replay.steps.length < 2) return;
+    const end = left(replay.steps.length - 1);
+    context.fillStyle = ink.ink;
+    context.fillRect(end, top, 1.5, height - top);
+    const words = `end: ${count(replay.passes, "step")}`;
+    const room = this.x(1) - end;
+    if (room > 80) ink.write(context, words, end + 42, top + 8, { size: 11, colour: ink.ink });
+  }
+
+  drawMark(ink, context, label, x) {
+    if (x < EDGE || x > this.width - EDGE) return;
+    context.fillStyle = ink.ink;
+    context.beginPath();
+    context.arc(x, 6.5, 6.5, 0, 7);
+    context.fill();
+    ink.write(context, label, x, 7, { size: 10, weight: 700, colour: ink.card });
+  }
+}
+
+/** The whole of a long run, under the films that show a part of it: how many run, and which part that is. */
+class Overview {
+  constructor(clock, part) {
+    Object.assign(this, { clock, part, drawn: "" });
+    this.root = element("div", "overview", "", { "aria-hidden": "true" });
+    this.canvas = element("canvas");
+    this.shown = element("div", "part");
+    this.root.append(this.canvas, this.shown);
+  }
+
+  draw(ink, width) {
+    const { clock, part } = this;
+    this.root.hidden = part.zoom <= 1;
+    if (this.root.hidden) return;
+    const inner = width - 2 * EDGE;
+    this.shown.style.transform = `translateX(${EDGE + part.from * inner}px)`;
+    this.shown.style.width = `${Math.max(6, part.width * inner)}px`;
+    const grain = Math.max(1, Math.floor(clock.end / 500)); // as steps are appended it need not be drawn at each
+    const what = [width, devicePixelRatio, ink.paper, clock.mode, Math.floor(clock.end / grain)].join();
+    if (what === this.drawn) return;
+    this.drawn = what;
+    const height = clock.replays.length * (OVERVIEW + 1);
+    const context = prepare(this.canvas, width, height);
+    context.fillStyle = ink.soft;
+    clock.replays.forEach((replay, number) => {
+      const most = Math.max(1, replay.lanes.taken.length);
+      const bottom = number * (OVERVIEW + 1) + OVERVIEW;
+      const columns = new Array(Math.max(1, Math.ceil(inner))).fill(0);
+      replay.steps.forEach(({ rows }, step) => {
+        const column = Math.min(columns.length - 1, Math.floor(clock.share(number, step) * inner));
+        columns[column] = Math.max(columns[column], rows.length);
+      });
+      columns.forEach((rows, i) => context.fillRect(EDGE + i, bottom, 1, (-rows / most) * OVERVIEW));
+    });
   }
 }

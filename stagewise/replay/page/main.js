@@ -20,6 +20,22 @@ class Clock {
     return Math.max(...this.replays.map((replay) => replay.ends(replay.steps.length - 1)));
   }
 
+  /** The position at a share of the run. */
+  at(share) {
+    if (this.mode === "steps") return Math.max(0, Math.min(this.end, Math.floor(share * (this.end + 1))));
+    return share * this.seconds;
+  }
+
+  /** When a trace ended, if that was before this position, in words. */
+  since(number, position) {
+    const replay = this.replays[number];
+    if (this.replays.length < 2 || !replay.hasEnd) return "";
+    const ago = position - this.position(number, replay.steps.length - 1);
+    if (ago <= 1e-9) return "";
+    const passed = this.mode === "steps" ? count(ago, "step") : `${ago.toFixed(3)} s`;
+    return `ended after ${count(replay.passes, "step")}, ${passed} ago`;
+  }
+
   /** The step of a trace at a position. */
   step(number, position) {
     const replay = this.replays[number];
@@ -84,8 +100,12 @@ class Clock {
   }
 }
 
+const UNANSWERED = 20000; // milliseconds that play waits for an answer
+const ANSWERED = 4000; // and with it, before it goes on
+
 class Page {
-  constructor(traces) {
+  /** traces: [header, …steps] of each; story: see story.js. */
+  constructor(traces, story = null) {
     this.replays = traces.map(([header, ...steps]) => {
       const replay = new Replay(header);
       for (const step of steps) replay.append(step);
@@ -95,16 +115,22 @@ class Page {
     this.position = 0;
     this.chosen = { id: null, index: 0 };
     this.views = this.replays.map((replay) => new View(replay, this.chosen, () => this.render()));
-    differences(this.replays.map(({ header }) => header)).forEach((text, i) => {
-      if (text) this.views[i].nodes.title.lastChild.append(`, ${text}`);
+    const different = differences(this.replays.map(({ header }) => header));
+    different.forEach((text, i) => {
+      if (text) this.views[i].nodes.title.querySelector("small").append(`, ${text}`);
     });
     document.getElementById("panels").append(...this.views.map(({ root }) => root));
     document.getElementById("panels").classList.toggle("two", this.views.length > 1);
-    this.films = this.replays.map(
-      (replay, i) => new Film(replay, this.clock, i, filmInWords(replay), (share) => this.dragTo(share)),
-    );
-    document.getElementById("films").append(...this.films.map(({ root }) => root));
-    if (this.views.length === 1) {
+    this.story = story && new Story(this, story);
+    this.part = new Part();
+    this.films = this.replays.map((replay, i) => {
+      const marks = this.story?.marks(i) ?? [];
+      return new Film(replay, this.clock, i, filmInWords(replay), (share) => this.dragTo(share), this.part, marks);
+    });
+    if (this.views.length > 1) this.engines(different);
+    this.overview = new Overview(this.clock, this.part);
+    document.getElementById("films").append(...this.films.map(({ root }) => root), this.overview.root);
+    if (this.views.length === 1 && !story) {
       const { title } = this.views[0].nodes;
       document.getElementById("heading").replaceChildren(...title.childNodes);
       title.hidden = true;
@@ -117,20 +143,70 @@ class Page {
     this.measure();
     this.readFragment();
     this.renderNow();
-    new ResizeObserver(() => this.measure()).observe(document.body);
+    new ResizeObserver(() => this.resized()).observe(document.body);
+  }
+
+  resized() {
+    if (document.body.clientWidth !== this.measured) this.measure();
   }
 
   /** To look up how wide things are makes the browser lay out anew: not at every step, but when it may have changed. */
   measure() {
+    this.measured = document.body.clientWidth;
     for (const part of [...this.films, ...this.views]) part.measure();
+    this.story?.measure();
+    this.fit();
     this.render();
+  }
+
+  /** Show as much of the run as can be told apart, and let the slider's thumb be where the playhead is. */
+  fit() {
+    const { clock, slider, films, part } = this;
+    const width = films[0].width;
+    part.fit(clock.end + 1, width - 2 * EDGE);
+    const half = clock.mode === "steps" ? (0.5 / (clock.end + 1)) * (width - 2 * EDGE) : 0;
+    slider.style.setProperty("--inset", `${half}px`);
+    document.getElementById("zoom").hidden = clock.end < 100;
+    setText(document.getElementById("zoomed"), part.zoom > 1 ? `${part.zoom} ×` : "all");
+  }
+
+  /** Show more or less of the run. */
+  zoom(factor) {
+    this.part.choose(this.part.zoom * factor, 2 ** Math.ceil(Math.log2((this.clock.end + 1) / 16)));
+    this.fit();
+    this.part.from = this.clock.cursor(this.position) - this.part.width / 2;
+    this.render();
+  }
+
+  /** Say which engine is which: on the films, and, where there is room for one engine only, on buttons that choose it. */
+  engines(different) {
+    const panels = document.getElementById("panels");
+    const isSame = this.replays.every(({ stage }) => stage === this.replays[0].stage);
+    const short = different.map((text) => text.split(", ")[0]);
+    this.films.forEach((film, i) => (film.label = isSame ? short[i] : `stage ${this.replays[i].stage}`));
+    const show = (number) => {
+      panels.dataset.shown = number;
+      buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(i === number)));
+    };
+    const buttons = this.views.map(({ nodes }, i) => {
+      const text = (isSame && short[i]) || nodes.title.firstChild.textContent;
+      const button = element("button", "", text, { type: "button" });
+      button.addEventListener("click", () => show(i));
+      return button;
+    });
+    const row = element("nav", "engines", "", { "aria-label": "Engine that is shown" });
+    row.append(...buttons);
+    panels.before(row);
+    show(0);
   }
 
   /** A step more of a trace, as it happens; whoever looks at the last one stays there. */
   append(number, step) {
     const atEnd = this.position >= this.clock.end && !this.playing;
     this.replays[number].append(step);
+    this.grows = true;
     this.showKinds();
+    this.fit();
     if (atEnd) this.goTo(this.clock.end);
     else this.render();
   }
@@ -146,22 +222,41 @@ class Page {
     if (this.frame) cancelAnimationFrame(this.frame);
     this.frame = null;
     const { clock, position, slider } = this;
-    this.views.forEach((view, i) => view.show(clock.step(i, position), this.ink));
+    this.showEnd();
+    this.views.forEach((view, i) => view.show(clock.step(i, position), this.ink, clock.since(i, position)));
     slider.max = clock.mode === "steps" ? clock.end : Math.ceil(1e6 * clock.seconds);
     slider.value = clock.mode === "steps" ? position : Math.round(1e6 * position);
-    const where =
-      clock.mode === "steps"
-        ? `Step ${position} of ${clock.end}`
-        : `${position.toFixed(3)} s of ${clock.seconds.toFixed(3)} s`;
+    const where = this.whereInWords();
     setText(this.where, where);
     slider.setAttribute("aria-valuetext", where);
+    this.part.follow(clock.cursor(position));
     for (const film of this.films) film.draw(this.ink, clock.cursor(position));
+    this.overview.draw(this.ink, this.films[0].width);
+    this.story?.show();
     for (const { nodes } of this.views) {
       const live = this.playing ? "off" : "polite";
       if (nodes.spoken.getAttribute("aria-live") !== live) nodes.spoken.setAttribute("aria-live", live);
     }
     clearTimeout(this.later);
     this.later = setTimeout(() => this.writeFragment(), 250); // browsers do not like it at every frame
+  }
+
+  /** At the end of all that is known the cards have another order: nobody runs. An engine that goes on has no end. */
+  showEnd() {
+    const { clock, position, replays } = this;
+    const panels = document.getElementById("panels");
+    const isEnd = !this.grows && position === clock.end && replays.every(({ hasEnd }) => hasEnd);
+    if (panels.classList.contains("end") === isEnd) return;
+    panels.classList.toggle("end", isEnd);
+    for (const view of this.views) view.measurePool();
+  }
+
+  whereInWords() {
+    const { clock, position, replays } = this;
+    if (this.grows) return `Step ${position} of ${clock.end}`;
+    if (clock.mode !== "steps") return `${position.toFixed(3)} s of ${clock.seconds.toFixed(3)} s`;
+    const passes = Math.max(...replays.map((replay) => replay.passes));
+    return position < passes ? `Step ${position} of ${passes - 1}` : `End: ${count(passes, "step")}`;
   }
 
   // --- Moving ------------------------------------------------------------------------------------------------------
@@ -186,11 +281,13 @@ class Page {
   /** The same by hand: what plays stops. */
   stepOn() {
     this.pause();
+    this.resumes = false;
     this.forward();
   }
 
   turnTo(position) {
     this.pause();
+    this.resumes = false;
     this.goTo(position);
   }
 
@@ -209,6 +306,8 @@ class Page {
 
   play() {
     if (this.playing) return this.pause();
+    this.resumes = false;
+    clearTimeout(this.timer);
     if (this.position >= this.clock.end) this.goTo(0);
     this.playing = { since: performance.now(), from: this.position };
     const tick = (now) => {
@@ -220,7 +319,10 @@ class Page {
         const next = this.clock.move(this.position, 1);
         if (next > due) break;
         this.forward();
-        if (this.asked !== null) this.pause();
+        const dwell = this.story?.dwell;
+        if (!this.playing || !dwell) continue;
+        this.playing = { since: now + dwell, from: this.position };
+        break;
       }
       if (this.position >= this.clock.end) this.pause();
       if (this.playing) requestAnimationFrame(tick);
@@ -249,8 +351,10 @@ class Page {
 
   ask(step, next) {
     const { text, choices } = this.questions.get(step);
+    this.resumes = Boolean(this.playing);
     this.pause();
     this.asked = { step, next };
+    if (this.resumes) this.wait(UNANSWERED, () => this.judge(null));
     const letters = "abcdefgh";
     setText(document.getElementById("question-text"), text);
     setText(document.getElementById("verdict"), "");
@@ -270,20 +374,26 @@ class Page {
   /** Show what happens; `choice` is what was expected, or null. */
   answer(choice) {
     const { step, next } = this.asked;
+    if (choice !== null) return this.judge(choice);
+    this.questions.delete(step);
+    this.goTo(next);
+    return this.goOn();
+  }
+
+  /** Say what was right, and show the step; what was played goes on by itself. */
+  judge(choice) {
+    const { step, next } = this.asked;
     const { right } = this.questions.get(step);
     this.questions.delete(step);
-    if (choice === null) {
-      this.withdraw();
-      this.goTo(next);
-      return;
-    }
-    setText(document.getElementById("verdict"), choice === right ? "Right." : `Not so. ${right}.`);
+    const verdict = choice === right ? "Right." : choice === null ? `${right}.` : `Not so. ${right}.`;
+    setText(document.getElementById("verdict"), verdict);
     for (const button of document.getElementById("choices").children) {
       button.disabled = true;
       const own = button.textContent.slice(3);
       button.classList.toggle("right", own === right);
       button.classList.toggle("wrong", own === choice && choice !== right);
     }
+    if (this.resumes) this.wait(ANSWERED, () => this.goOn());
     setText(document.getElementById("go-on"), "Go on");
     this.asked = null;
     this.position = next;
@@ -291,7 +401,20 @@ class Page {
     document.getElementById("go-on").focus({ preventScroll: true });
   }
 
+  /** Behind a question. */
+  goOn() {
+    const resumes = this.resumes;
+    this.withdraw();
+    if (resumes && this.position < this.clock.end) this.play();
+  }
+
+  wait(milliseconds, act) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(act, milliseconds);
+  }
+
   withdraw() {
+    clearTimeout(this.timer);
     this.asked = null;
     document.getElementById("question").hidden = true;
   }
@@ -307,6 +430,7 @@ class Page {
       fields.set("trace", trace + 1);
     }
     fields.set("step", step);
+    if (this.story?.here) fields.set("stop", this.story.here);
     if (this.chosen.id !== null) {
       fields.set("request", this.chosen.id);
       if (this.chosen.index) fields.set("index", this.chosen.index);
@@ -327,7 +451,8 @@ class Page {
     const step = Math.min(this.replays[trace].steps.length - 1, whole("step"));
     this.chosen.id = fields.get("request");
     this.chosen.index = whole("index");
-    this.goTo(this.clock.position(trace, step));
+    if (this.story && fields.has("stop") && !fields.has("step")) this.story.go(whole("stop") - 1);
+    else this.goTo(this.clock.position(trace, step));
   }
 
   // --- Controls ----------------------------------------------------------------------------------------------------
@@ -350,6 +475,7 @@ class Page {
       ...speeds.map(([value, text]) => element("option", "", text.replace("1 steps", "1 step"), { value })),
     );
     this.speed.value = mode === "steps" ? 2 : 0.1;
+    if (this.films) this.fit();
     this.goTo(this.clock.position(trace, step));
   }
 
@@ -381,7 +507,9 @@ class Page {
     on("previous-event", () => this.jump(-1));
     on("next-event", () => this.jump(1));
     on("print", () => window.print());
-    on("go-on", () => (this.asked ? this.answer(null) : this.withdraw()));
+    on("go-on", () => (this.asked ? this.answer(null) : this.goOn()));
+    on("closer", () => this.zoom(2));
+    on("farther", () => this.zoom(1 / 2));
     on("help-button", () => {
       find("help").hidden = !find("help").hidden;
       find("help-button").setAttribute("aria-expanded", String(!find("help").hidden));
@@ -440,6 +568,10 @@ class Page {
       End: () => this.turnTo(this.clock.end),
       n: () => this.jump(1),
       p: () => this.jump(-1),
+      "+": () => document.getElementById("closer").click(),
+      "-": () => document.getElementById("farther").click(),
+      ".": () => this.story?.next.click(),
+      ",": () => this.story?.back.click(),
       "?": () => document.getElementById("help-button").click(),
       Escape: () => this.views[0].choose(null),
     };

@@ -42,11 +42,12 @@ class Pool {
     const { width } = this;
     const room = Math.max(200, Math.min(420, width * 0.8));
     this.number = blocks.length;
-    this.cell = Math.max(CELL_MIN, Math.min(CELL_MAX, Math.floor(Math.sqrt((width * room) / blocks.length))));
+    const most = Math.max(36, Math.min(CELL_MAX, Math.floor(width / 8)));
+    this.cell = Math.max(CELL_MIN, Math.min(most, Math.floor(Math.sqrt((width * room) / blocks.length))));
     this.columns = Math.max(1, Math.floor(width / this.cell));
     if (this.columns >= 8 && this.cell > 16) this.columns -= this.columns % 4; // blocks are easier to find
     this.columns = Math.min(this.columns, blocks.length);
-    this.cell = Math.min(CELL_MAX, Math.floor(width / this.columns));
+    this.cell = Math.min(most, Math.floor(width / this.columns));
     const rows = Math.ceil(blocks.length / this.columns);
     const context = prepare(this.canvas, width, rows * this.cell + 2);
     context.textAlign = "center";

@@ -1,10 +1,11 @@
 "use strict";
-// Begin, with the traces that the page holds.
+// Begin, with the traces and the story that the page holds.
 
-const page = new Page(
-  [...document.querySelectorAll("script.trace")].map((script) => {
-    const lines = JSON.parse(script.textContent);
+function taken(kind) {
+  return [...document.querySelectorAll(`script.${kind}`)].map((script) => {
     script.remove();
-    return lines;
-  }),
-);
+    return JSON.parse(script.textContent);
+  });
+}
+
+const page = new Page(taken("trace"), taken("story")[0]);

@@ -37,6 +37,7 @@ function lengthOf(completion) {
 class State {
   constructor(header) {
     this.blockSize = header.options.block_size ?? 16;
+    this.longestFirst = Boolean(header.options.sort_by_length); // stages 2 and 3 take the longest prompts first
     this.completions = new Map(); // key -> completion
     this.running = new Set(); // the keys of those that run
     this.numWaiting = 0;
@@ -258,7 +259,7 @@ class State {
 
   /** The keys of those that wait, in the order of the queue. */
   waiting() {
-    const place = (completion) => completion.place ?? [0, completion.arrival];
+    const place = (c) => c.place ?? [this.longestFirst ? -c.prompt.length : 0, c.arrival];
     return [...this.completions]
       .filter(([, { status }]) => status === "waiting")
       .sort(([, a], [, b]) => place(a)[0] - place(b)[0] || place(a)[1] - place(b)[1] || a.index - b.index)
@@ -329,6 +330,15 @@ class Replay {
     return state;
   }
 
+  /** How many forward passes there were, and whether the engine came to rest behind them: a last record without rows. */
+  get passes() {
+    return this.steps.length - Number(this.hasEnd);
+  }
+
+  get hasEnd() {
+    return this.steps.at(-1).rows.length === 0;
+  }
+
   /** When a step begins and ends, in seconds from the beginning of the first. */
   begins(number) {
     return this.beginning(this.steps[number]) - this.beginning(this.steps[0]);
@@ -356,7 +366,7 @@ class Replay {
 class Lanes {
   constructor(cached) {
     this.cached = cached; // with a KV cache whoever computes several tokens prefills
-    this.spans = []; // {key, lane, from, to, prefilled, carried}: steps, the last one included
+    this.spans = []; // {key, lane, from, to, prefilled, carried, preempted}: steps, the last one included
     this.open = new Map(); // key -> its span, as long as it goes on
     this.taken = []; // lane -> whether somebody is in it
     this.queued = []; // of each step: how many wait
@@ -368,6 +378,7 @@ class Lanes {
       if (there.has(key)) continue;
       this.taken[span.lane] = false;
       this.open.delete(key);
+      span.preempted = state.completions.get(key)?.status === "waiting";
     }
     for (const key of there) {
       if (!this.open.has(key)) {

@@ -1,11 +1,14 @@
 "use strict";
 // Colours and patterns of requests, in the document and on canvases: neighbours differ in both, and each has a letter.
 
-const NUM_COLOURS = 7;
+const NUM_COLOURS = 8;
 const NUM_PATTERNS = 4;
 
+/** Neighbours differ in colour and in pattern; the first that looks like another one is the 33rd. */
+const patternOf = (number) => (number + Math.floor(number / NUM_COLOURS)) % NUM_PATTERNS;
+
 /** Classes for whatever belongs to the request of this number. */
-const look = (number) => `own c${number % NUM_COLOURS} p${number % NUM_PATTERNS}`;
+const look = (number) => `own c${number % NUM_COLOURS} p${patternOf(number)}`;
 
 /** The colours of the page as they are now, for canvases; read anew when it turns dark or light. */
 class Ink {
@@ -40,7 +43,7 @@ class Ink {
   fill(context, number, x, y, width, height) {
     context.fillStyle = this.own[number % NUM_COLOURS];
     context.fillRect(x, y, width, height);
-    this.overlay(context, this.patterns[number % NUM_PATTERNS], x, y, width, height);
+    this.overlay(context, this.patterns[patternOf(number)], x, y, width, height);
   }
 
   /** Fill a rectangle with the look of what is wasted. */

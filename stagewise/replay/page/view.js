@@ -5,6 +5,7 @@ const MOST_ROWS = 24;
 const MOST_WAITING = 16;
 const MOST_CHIPS = 40;
 const MOST_DONE = 12;
+const MOST_MEASURED = 120; // steps of a run that is short enough to try each
 const CHARACTER = 0.57; // is about so many rem wide
 const PART_NAMES = ["schedule", "build", "forward", "sample", "commit"];
 
@@ -17,7 +18,8 @@ class View {
     this.nodes = Object.fromEntries(named); // of the template, each by its first class
     const { nodes } = this;
     nodes.title.append(`Stage ${replay.stage}: ${STAGE_IDEAS[replay.stage - 1]}`, " ");
-    nodes.title.append(element("small", "", replay.header.model));
+    this.ended = element("span", "ended");
+    nodes.title.append(element("small", "", replay.header.model), " ", this.ended);
     this.kind = replay.stage >= 5 ? "blocks" : replay.cached ? "slots" : "nothing";
     this.root.classList.toggle("cacheless", this.kind === "nothing");
     nodes.pool.hidden = nodes.tables.hidden = this.kind !== "blocks";
@@ -38,6 +40,7 @@ class View {
     const atOnce = replay.lanes.taken.length; // the more run, the fewer lines of tokens has each
     this.lines = atOnce <= 4 ? 3 : atOnce <= 12 ? 2 : 1;
     this.root.style.setProperty("--lines", this.lines);
+    this.root.style.setProperty("--rows", Math.min(5, atOnce)); // so that what is below does not jump
     this.legends();
   }
 
@@ -52,16 +55,15 @@ class View {
       entry("again", "computed again"),
       ...(this.replay.cached ? [entry("kept", "in the KV cache")] : []),
       entry("fresh", "the token that came of it"),
-      entry("idle", "for nothing"),
+      ...(this.replay.stage < 4 ? [entry("idle", "computed for nothing")] : []),
     );
     if (this.kind === "blocks") {
       this.nodes["memory-legend"].append(
         entry("own c0 p0", "filled by A"),
         entry("idle", "reserved, not filled"),
         entry("written", "written now"),
-        entry("findable", "free, can be found"),
+        entry("findable", "free, but still in the prefix cache"),
         entry("empty", "free"),
-        "=5: a copy of block 5",
       );
     } else if (this.kind === "slots") {
       this.nodes["memory-legend"].append(
@@ -120,13 +122,33 @@ class View {
     const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
     const beside = innerWidth > 640 ? 13 * rem : 0;
     this.characters = Math.floor((this.nodes.rows.clientWidth - beside) / (CHARACTER * rem));
+    this.measurePool();
+    const { length } = this.replay.steps; // of one that has begun just now nothing is known yet
+    if (length > 1 && length <= MOST_MEASURED) this.measureWords();
+  }
+
+  measurePool() {
     this.pool.width = this.nodes.pool.clientWidth;
+  }
+
+  /** Of a short run: as high as the most words of a step need, so that none are hidden and nothing below them jumps. */
+  measureWords() {
+    const { replay, nodes } = this;
+    let most = 0;
+    Object.assign(nodes.words.style, { height: "auto", minHeight: "" });
+    replay.steps.forEach((step, number) => {
+      this.writeWords(step, replay.at(number));
+      most = Math.max(most, nodes.words.offsetHeight);
+    });
+    nodes.words.style.minHeight = `min(${most}px, 13em)`;
   }
 
   // --- A step ------------------------------------------------------------------------------------------------------
 
-  show(number, ink = this.ink) {
+  /** since: in words, when this trace ended, if that was before the moment that is shown. */
+  show(number, ink = this.ink, since = "") {
     Object.assign(this, { number, ink });
+    setText(this.ended, since);
     this.step = this.replay.steps[number];
     this.state = this.replay.at(number);
     this.fresh = new Map(
@@ -142,10 +164,19 @@ class View {
   }
 
   showWords() {
-    const { step, state, replay, nodes } = this;
+    const { step, state, nodes } = this;
+    const lines = this.writeWords(step, state);
+    setText(nodes.spoken, `Step ${step.step}. ${nodes.summary.textContent} ${lines.map(({ text }) => text).join(" ")}`);
+  }
+
+  writeWords(step, state) {
+    const { replay, nodes } = this;
     setText(nodes.summary, passInWords(replay, state));
     const lines = eventsInWords(replay, state, step);
-    const quiet = { text: "Nobody comes and nobody leaves.", kind: "quiet" };
+    const quiet = {
+      text: step.rows.length ? "Nobody comes and nobody leaves." : this.memoryAtRest(state),
+      kind: "quiet",
+    };
     fill(
       nodes.events,
       lines.length ? lines : [quiet],
@@ -155,10 +186,20 @@ class View {
         setClass(item, after ? `${kind} after` : kind);
       },
     );
-    setText(nodes.spoken, `Step ${step.step}. ${nodes.summary.textContent} ${lines.map(({ text }) => text).join(" ")}`);
+    return lines;
   }
 
-  /** What went through the model, as a bar: of the step's budget where there is one, else of the rectangle. */
+  memoryAtRest(state) {
+    if (this.kind === "nothing") return "Nothing is kept.";
+    if (this.kind === "slots")
+      return this.replay.stage === 4 ? "All slots are free." : "The cache went with its batch.";
+    const free =
+      state.free.length === state.numBlocks ? `All ${state.numBlocks} blocks are free` : "No request holds a block";
+    const findable = state.numFindable;
+    return `${free}; the prefix cache can still find what is in ${findable} of them.`;
+  }
+
+  /** What went through the model, as a bar to scale: of the step's budget where there is one, else of the rectangle. */
   showBudget() {
     const { step, state, replay, nodes } = this;
     const budget = replay.stage >= 4 ? replay.header.options.max_num_batched_tokens : null;
@@ -184,15 +225,14 @@ class View {
       () => element("span"),
       (segment, [className, row, size]) => {
         setClass(segment, className);
-        segment.style.flexGrow = size;
+        segment.style.width = `${(100 * size) / all}%`;
         setText(segment, row && size / all > 0.035 ? replay.name(row.request_id, row.index) : "");
       },
     );
-    nodes.budget.style.setProperty("--used", `${(100 * (used + idle)) / all}%`);
     const words = budget
-      ? `${used} of ${budget} tokens that a step may compute`
+      ? `${used} of the ${budget.toLocaleString("en")} tokens that a step may compute (max_num_batched_tokens)`
       : idle
-        ? `${used} of the ${used + idle} positions are tokens, ${idle} are for nothing`
+        ? `a rectangle of ${used + idle} places: ${count(used, "token")}, ${idle} for nothing`
         : `${count(used, "token")}`;
     setText(nodes["rows-note"], words);
     nodes.budget.setAttribute("aria-label", words);
@@ -330,7 +370,11 @@ class View {
       return;
     }
     if (this.kind === "slots") {
-      setText(nodes["memory-note"], unused);
+      setText(nodes["memory-note"], unused || (this.replay.stage === 4 ? "all slots are free" : "no batch, no cache"));
+      setText(
+        nodes.picked,
+        step.rows.length || this.replay.stage === 4 ? "" : "A cache is made for each batch, and goes with it.",
+      );
       this.showSlots();
       return;
     }
@@ -360,7 +404,10 @@ class View {
     );
     const picked = this.pool.picked;
     const canShow = picked !== null && picked < blocks.length;
-    setText(nodes.picked, canShow ? blockInWords(this.replay, state, blocks, picked) : `${this.unused}.`);
+    const copies = this.step.before.filter(({ kind }) => kind === "copied");
+    const copied = copies.map(({ source, target }) => ` Block ${target} (=${source}) is a copy of block ${source}.`);
+    const unused = this.unused ? `${this.unused}.${copied.join("")}` : "";
+    setText(nodes.picked, canShow ? blockInWords(this.replay, state, blocks, picked) : unused);
     for (const chip of nodes.tables.querySelectorAll("[data-block]"))
       chip.classList.toggle("same", canShow && Number(chip.dataset.block) === picked);
   }
@@ -429,7 +476,9 @@ class View {
     const { state, step, nodes } = this;
     const keys = state.waiting();
     const refused = new Set(step.before.filter(({ kind }) => kind === "refused").map(keyOf));
-    setText(nodes["queue-note"], keys.length ? `${keys.length.toLocaleString("en")} wait` : "nobody waits");
+    const waiting = `${keys.length.toLocaleString("en")} wait${keys.length === 1 ? "s" : ""}`;
+    const order = keys.length > 1 ? `, ${orderInWords(this.replay.header)}` : "";
+    setText(nodes["queue-note"], keys.length ? waiting + order : "nobody waits");
     const rest = keys.length - MOST_WAITING;
     nodes["queue-rest"].hidden = rest <= 0;
     setText(nodes["queue-rest"], `and ${rest.toLocaleString("en")} more`);
@@ -444,7 +493,9 @@ class View {
       setClass(item, refused.has(key) ? "refused" : "");
     });
     const done = [...state.completions].filter(([, { status }]) => status === "finished").map(([key]) => key);
-    setText(nodes["done-note"], done.length ? done.length.toLocaleString("en") : "none yet");
+    const all = state.completions.size;
+    const some = `${done.length.toLocaleString("en")} of ${all.toLocaleString("en")}`;
+    setText(nodes["done-note"], done.length ? some : "none yet");
     fillByKey(nodes.done, done.slice(-MOST_DONE), makeDone, (item, key) =>
       this.updateChip(item.firstElementChild, key),
     );
@@ -486,7 +537,7 @@ class View {
     const { step, nodes } = this;
     const parts = PART_NAMES.filter((name) => name in step.parts).map((name) => [name, step.parts[name]]);
     const total = parts.reduce((sum, [, time]) => sum + time, 0);
-    const milliseconds = (time) => `${(1e3 * time).toFixed(2)} ms`;
+    const milliseconds = (time) => (total ? `${(1e3 * time).toFixed(2)} ms` : "none");
     setText(nodes["time-note"], milliseconds(total));
     fillBar(nodes.parts, parts, total);
     nodes.parts.setAttribute("aria-label", parts.map(([name, time]) => `${name} ${milliseconds(time)}`).join(", "));

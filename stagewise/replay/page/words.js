@@ -13,7 +13,9 @@ const STAGE_IDEAS = [
 /** Of each of these engines, the options that both have and in which they differ: "max_num_batched_tokens 16". */
 function differences(headers) {
   const [a, b] = headers.map(({ options }) => options);
-  const names = b ? Object.keys(a).filter((name) => name in b && JSON.stringify(a[name]) !== JSON.stringify(b[name])) : [];
+  const names = b
+    ? Object.keys(a).filter((name) => name in b && JSON.stringify(a[name]) !== JSON.stringify(b[name]))
+    : [];
   return headers.map(({ options }) => names.map((name) => `${name} ${options[name] ?? "not set"}`).join(", "));
 }
 
@@ -26,11 +28,12 @@ function list(names) {
 /** A token's text, so that all of it can be seen and none of it does anything: control characters, marks that turn the
  * direction of writing, halves of surrogate pairs. */
 function visible(text) {
-  return text
-    .replace(/\n/g, "↵")
-    .replace(/\t/g, "⇥")
-    .replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]|\p{Surrogate}/gu, codePoint);
+  return text.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(UNSEEN, codePoint);
 }
+
+// What can't be seen, but for the joiner (U+200D) between two pictures, which makes one of them.
+const UNSEEN =
+  /(?!(?<=[\p{Extended_Pictographic}\p{Emoji_Modifier}\uFE0F])\u200D\p{Extended_Pictographic})(?:[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]|\p{Surrogate})/gu;
 
 function codePoint(c) {
   return `‹${c.codePointAt(0).toString(16).toUpperCase()}›`;
@@ -94,7 +97,8 @@ const SENTENCES = {
     const found = cached
       ? `: ${cached} of its ${completion ? lengthOf(completion) : ""} tokens are in the prefix cache and not computed`
       : "";
-    return `${names} ${are(group.length)} admitted${slots}${found}.`;
+    const order = replay.head.longestFirst && group.length > 1 ? ", the longest prompts first (sort_by_length)" : "";
+    return `${names} ${are(group.length)} admitted${slots}${found}${order}.`;
   },
   refused(replay, state, [event]) {
     return `${nameOf(replay, event)} waits: ${REFUSED[event.reason](event, replay.header.options)}.`;
@@ -162,10 +166,26 @@ function isPrefill(replay, row) {
   return row.phase === "prefill" || (replay.cached && row.num_tokens > 1);
 }
 
+/** The engine at rest. */
+function restInWords(state) {
+  const there = [...state.completions.values()].filter(({ status }) => status !== "gone");
+  if (there.some(({ status }) => status !== "finished")) return "Nothing is computed: the engine is at rest.";
+  const number = new Set(there.map(({ id }) => id)).size;
+  const who = number === 1 ? "The request" : `All ${number.toLocaleString("en")} requests`;
+  return `${who} ${are(number)} finished, and the engine is at rest.`;
+}
+
+/** The order in which those that wait are admitted. */
+function orderInWords({ options }) {
+  if (options.sort_by_length) return "the longest prompt first (sort_by_length)";
+  const orders = { fair: "callers in turns", priority: "by priority", shortest: "the shortest prompt first" };
+  return options.policy in orders ? `${orders[options.policy]} (policy ${options.policy})` : "first come, first served";
+}
+
 /** What the forward pass of a step computes, in a sentence. */
 function passInWords(replay, state) {
   const rows = [...state.rows.values()];
-  if (!rows.length) return "Nothing is computed: the engine is at rest.";
+  if (!rows.length) return restInWords(state);
   const name = (row) => replay.name(row.request_id, row.index);
   const parts = [];
   const live = rows.filter((row) => row.num_tokens);

@@ -1,0 +1,162 @@
+"""Stories: what an example shows, as stops in its run. stories.toml has them, this puts in what the traces say.
+
+    title, message   what the example says
+    look             "rows" or "memory": what of a step is to be seen first
+    stops            each {at, says, text}. `at` is the event by which a stop is found, [kind, who, which, trace]: of
+                     this kind and completion the first one (or the second, …), in the first trace (or the second).
+                     Beside the events of trace.py there is "carried": a finished row goes through the model
+    verdict          what came of it
+
+In `text` and `verdict` braces hold what is read off the traces: {a.steps} and {b.steps} are of a whole run, see `Run`;
+of a stop's step there is what `moment` gives, and under `other` the same of the other trace.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from .state import Key, State, states
+from .trace import Trace
+
+if sys.version_info >= (3, 11):
+    import tomllib  # pyright: ignore[reportMissingImports]
+else:
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
+
+
+def read_stories() -> dict[str, dict]:
+    return tomllib.loads(Path(__file__).with_name("stories.toml").read_text(encoding="utf-8"))
+
+
+def tell(story: dict, traces: Sequence[Trace]) -> dict:
+    """A story as its page needs it, with steps and numbers in place of what they are found by.
+
+    Returns:
+        {title, message, look, verdict, stops}, each stop {trace, step, says, text}; traces count from 0.
+
+    Raises:
+        ValueError: an event is not in its trace, or there is no number of a name.
+    """
+    runs = [Run(trace) for trace in traces]
+    facts = dict(zip("ab", runs, strict=False))
+    stops = [stop_of(stop, runs, facts) for stop in story["stops"]]
+    return {**story, "stops": stops, "verdict": filled(story["verdict"], facts)}
+
+
+def stop_of(stop: dict, runs: list["Run"], facts: dict) -> dict:
+    kind, who, which, trace = [*stop["at"], 1, 1][:4] if len(stop["at"]) < 4 else stop["at"]
+    run = runs[trace - 1]
+    step, event = run.find(kind, who, which)
+    numbers = {**run.moment(step, who), **event}
+    if len(runs) > 1:
+        other = runs[2 - trace]
+        numbers["other"] = SimpleNamespace(**other.moment(min(step, other.steps), who))
+    text = filled(stop["text"], {**facts, **numbers, "prompt": run.prompt})
+    return {"trace": trace - 1, "step": step, "says": stop["says"], "text": text}
+
+
+def filled(text: str, numbers: dict[str, Any]) -> str:
+    try:
+        return text.format(**numbers)
+    except (KeyError, AttributeError) as error:
+        raise ValueError(f"nothing is called {error} for {text!r}") from None
+
+
+class Run:
+    """What can be said of a whole trace.
+
+    Attributes:
+        steps: forward passes.
+        at_once: the most rows of a step.
+        computed, recomputed: tokens that went through the model, and those of them that had before.
+        idle: places that did without a token; carried_rows: rows of finished completions.
+        largest: the most tokens in a step after the first.
+        output, prompts, cached: tokens made, in all prompts, found in the prefix cache.
+        finished, completions: how many there are.
+        preemptions, copied: how often it happened.
+        blocks, block_size, most_held, slots, longest, budget: of the KV cache and of a step, as far as there are any.
+        prompt: of each request, the tokens of its prompt.
+    """
+
+    def __init__(self, trace: Trace):
+        self.trace, header, self.moments = trace, trace.header, []
+        self.blocks, self.slots = header.get("num_blocks"), header.get("num_slots")
+        self.longest, self.budget = header["max_model_len"], header["options"].get("max_num_batched_tokens")
+        self.block_size = header["options"].get("block_size")
+        self.names, self.prompt, self.several = {}, {}, set()
+        for state, step in zip(states(trace), trace.steps, strict=True):
+            for event in step["before"] + step["after"]:
+                if event["kind"] == "queued":
+                    letter = self.names.setdefault(event["request_id"], chr(ord("A") + len(self.names)))
+                    self.prompt[letter] = len(event["prompt_token_ids"])
+                if event["kind"] == "beams" or event.get("n", 1) > 1:
+                    self.several.add(event["request_id"])
+            self.moments.append(self._look(state, step))
+        steps = [step for step in trace.steps if step["rows"]]
+        events = Counter(event["kind"] for step in steps for event in step["before"] + step["after"])
+        self.steps, self.at_once = len(steps), max(len(step["rows"]) for step in steps)
+        self.computed, self.recomputed = state.counts["useful"] + state.counts["recomputed"], state.counts["recomputed"]
+        self.idle, self.output = state.counts["padding"] + state.counts["carried"], state.counts["output"]
+        self.carried_rows = sum(row["num_tokens"] == 0 for step in steps for row in step["rows"])
+        self.largest = max(sum(row["num_tokens"] for row in step["rows"]) for step in steps[1:])
+        self.prompts, self.completions = sum(self.prompt.values()), len(state.completions)
+        self.finished = sum(completion.status == "finished" for completion in state.completions.values())
+        self.preemptions, self.copied = state.counts["preemptions"], events["copied"]
+        admitted = [event for step in steps for event in step["before"] if event["kind"] == "admitted"]
+        self.cached = sum(event.get("num_cached_tokens") or 0 for event in admitted)
+        self.most_held = max(moment["step"]["held"] for moment in self.moments)
+
+    def _look(self, state: State, step: dict) -> dict[str, Any]:
+        """Of a step: what holds for all, and under each completion's key what holds for it."""
+        held = {block for completion in state.completions.values() for block in completion.blocks}
+        of_step = dict(
+            waiting=len(state.waiting),
+            held=len(held),
+            shared=step["num_blocks_shared"],
+            reserved=step["kv_tokens_reserved"],
+            used=step["kv_tokens_used"],
+            step_padding=sum(row["num_padding"] for row in step["rows"]),
+        )
+        moment: dict[Any, dict] = {"step": of_step}
+        new = Counter((e["request_id"], e["index"]) for e in step["after"] if e["kind"] == "token")
+        for key, completion in state.completions.items():
+            row = state.rows.get(key, {})
+            moment[key] = dict(
+                tokens=row.get("num_tokens", 0),
+                padding=row.get("num_padding", 0),
+                again=completion.recomputed if row else 0,
+                length=len(completion.tokens),
+                output=len(completion.output) + new[key],
+            )
+        return moment
+
+    def moment(self, step: int, who: str) -> dict[str, int]:
+        """What can be said of a step, and of a completion in it.
+
+        waiting, held, shared (blocks), reserved, used (places of the KV cache), step_padding; of the completion: tokens
+        and padding in its row, those of the tokens that are computed again, its length before the step, and its output
+        after it.
+        """
+        return self.moments[step]["step"] | self.moments[step].get(self.key(who), {})
+
+    def find(self, kind: str, who: str, which: int) -> tuple[int, dict]:
+        """The step in which something happens to a completion for the first (second, …) time, and the event."""
+        key, found = self.key(who), []
+        for number, step in enumerate(self.trace.steps):
+            carried = [{**row, "kind": "carried"} for row in step["rows"] if row["num_tokens"] == 0]
+            for event in [*step["before"], *carried, *step["after"]]:
+                if (event["kind"], event.get("request_id"), event.get("index")) == (kind, *key):
+                    found.append((number, event))
+        if len(found) < which:
+            raise ValueError(f"{self.trace.name}: {who} is {kind} {len(found)} times, not {which}")
+        return found[which - 1]
+
+    def key(self, who: str) -> Key:
+        """Of a completion as the page names it: A; A1 and A2 if there are several."""
+        ids = {letter: request_id for request_id, letter in self.names.items()}
+        if who[0] not in ids or (who[1:] != "") != (ids[who[0]] in self.several):
+            raise ValueError(f"{self.trace.name}: nobody is called {who}")
+        return ids[who[0]], int(who[1:] or 1) - 1

@@ -1,0 +1,388 @@
+"""Replays as stories: the stops of an example, its links, its end, and what is in sight; and that the widgets are to
+scale. The page is made here, of the traces of the committed one."""
+
+import json
+import re
+import time
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from stagewise.replay.examples import EXAMPLES, make
+from stagewise.replay.page import make_page
+from stagewise.replay.trace import Trace
+from tests import made_traces
+from tests.browser.test_page import AXE, position
+from tests.test_examples import embedded
+
+TWO = [name for name, runs in EXAMPLES.items() if len(runs) == 2]
+SIZES = {"laptop": (1440, 900), "small": (1024, 768), "frame": (736, 736)}  # frame: as a chapter shows it
+
+
+@pytest.fixture(scope="module")
+def page_of(tmp_path_factory):
+    """A name -> the page of that example."""
+    folder, made = tmp_path_factory.mktemp("stories"), {}
+
+    def page(name):
+        if name not in made:
+            runs = zip(EXAMPLES[name], embedded(name)[1], strict=True)
+            made[name] = folder / f"{name}.html"
+            made[name].write_text(make(name, [Trace(run.stage, header, steps) for run, (header, *steps) in runs]))
+        return made[name]
+
+    return page
+
+
+def told(browser):
+    return browser("page.renderNow(); return document.getElementById('told').textContent")
+
+
+def stops(browser):
+    return browser("return page.story.stops.map(({ says, text, step, trace }) => [says, text, step, trace])")
+
+
+def click(browser, selector):
+    browser("document.querySelector(arguments[0]).click(); page.renderNow()", selector)
+
+
+def box(browser, selector, number=0):
+    return browser(
+        "const b = document.querySelectorAll(arguments[0])[arguments[1]].getBoundingClientRect();"
+        "return { top: b.top, bottom: b.bottom, left: b.left, right: b.right, middle: (b.left + b.right) / 2 }",
+        selector,
+        number,
+    )
+
+
+# --- Stops ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_story_from_stop_to_stop_and_back(browser, page_of, name):
+    browser.open(page_of(name))
+    there = stops(browser)
+    for says, text, step, trace in there:
+        assert f"{says}. {text}" in told(browser)
+        assert browser("return page.views[arguments[0]].number", trace) == step
+        if (says, text) != tuple(there[-1][:2]):
+            click(browser, "#story-next")
+    assert browser("return document.getElementById('story-next').disabled")
+    assert browser("return document.querySelector('.stop[aria-current]').textContent") == "✓"
+    for says, text, *_ in reversed(there[:-1]):
+        click(browser, "#story-back")
+        assert f"{says}. {text}" in told(browser)
+    assert browser("return document.getElementById('story-back').disabled")
+    assert browser("return document.title").endswith(browser("return document.querySelector('h1').textContent"))
+
+
+def test_between_two_stops_the_last_one_stays_and_back_returns_to_it(browser, page_of):
+    browser.open(page_of("preemption"))
+    there = stops(browser)
+    browser.go_to(there[1][2] + 3)
+    assert there[1][1] in told(browser)
+    assert not browser("return document.querySelector('.stop[aria-current]')")
+    click(browser, "#story-back")
+    assert position(browser) == there[1][2]
+    browser.press(".")
+    assert position(browser) == there[2][2]
+    browser.press(",")
+    assert position(browser) == there[1][2]
+
+
+@pytest.mark.parametrize("name", ["preemption", "static_and_continuous"])
+def test_links_keep_the_stop(browser, page_of, name):
+    browser.open(page_of(name), "#stop=3")
+    there = stops(browser)
+    assert there[2][1] in told(browser)
+    time.sleep(0.5)
+    link = browser("return location.hash")
+    assert "stop=3" in link
+    browser.press(Keys.ARROW_RIGHT)
+    time.sleep(0.5)
+    assert "stop" not in browser("return location.hash")
+    browser.open(page_of(name), link)
+    assert there[2][1] in told(browser)
+    for strange in ("#stop=99", "#stop=x", "#stop=0"):
+        browser.open(page_of(name), strange)
+        assert told(browser)
+
+
+def test_play_stays_at_a_stop_and_goes_on(browser, page_of):
+    browser.open(page_of("recomputation"))
+    browser(
+        "Object.defineProperty(page.story, 'dwell', { get: () => (page.story.here ? 2000 : 0) }); page.speed.value = 10"
+    )
+    second = stops(browser)[1][2]
+    browser("document.activeElement.blur()")
+    browser.press(Keys.SPACE)
+    deadline = time.monotonic() + 90
+    while position(browser) < second:
+        assert time.monotonic() < deadline
+    time.sleep(0.3)
+    assert position(browser) == second
+    while not browser("return page.position >= page.clock.end"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not browser("return Boolean(page.playing)")
+    assert browser("page.renderNow(); return page.story.at") == len(stops(browser)) - 1
+
+
+def test_questions_are_offered_and_play_goes_on_behind_them(browser, page_of):
+    browser.open(page_of("preemption"))
+    assert not browser("return page.predict.checked")
+    browser("page.predict.click(); page.speed.value = 100; document.activeElement.blur()")
+    browser("Object.defineProperty(page.story, 'dwell', { get: () => 0 })")
+    browser(
+        "page.wait = (milliseconds, act) => { clearTimeout(page.timer);"
+        "page.timer = setTimeout(act, milliseconds / 20); }"
+    )  # less patient
+    browser("page.play()")
+    deadline, answered = time.monotonic() + 60, 0
+    while not browser("return page.position >= page.clock.end"):
+        assert time.monotonic() < deadline
+        if not answered and browser("return page.asked !== null"):
+            click(browser, ".choice")  # the others are left to themselves
+            answered = 1
+        time.sleep(0.05)
+    assert answered
+    assert browser("return page.questions.size") == 0
+
+
+# --- The end ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_end_is_an_end(browser, page_of, name):
+    browser.open(page_of(name))
+    browser.press(Keys.END)
+    panels = browser.shown()
+    for number, (_, *steps) in enumerate(embedded(name)[1]):
+        ids = {e["request_id"] for step in steps for e in step["before"] if e["kind"] == "queued"}
+        shown = panels[number]
+        assert re.match(
+            f"(All {len(ids)} requests are|The request is) finished, and the engine is at rest", shown["summary"]
+        )
+        assert shown["rows"] == shown["waiting"] == []
+        assert shown["tables"] == {}
+        assert not shown["memory"] or re.match(r"0 of \d+ blocks held|all slots are free|no batch", shown["memory"])
+    done, all_of_them = map(int, re.findall(r"\d+", browser("return document.querySelector('.done-note').textContent")))
+    assert done == all_of_them
+    assert browser("return document.getElementById('where').textContent").startswith("End: ")
+    assert stops(browser)[-1][1] in told(browser)
+
+
+def test_which_has_ended_says_so_and_when(browser, page_of):
+    browser.open(page_of("static_and_continuous"))
+    lengths = [sum(bool(step["rows"]) for step in steps) for _, *steps in embedded("static_and_continuous")[1]]
+    chips = "page.renderNow(); return [...document.querySelectorAll('.ended')].map((node) => node.textContent)"
+    browser.go_to(lengths[1])
+    assert browser(chips) == ["", ""]
+    browser.go_to(lengths[1] + 5)
+    assert browser(chips) == ["", f"ended after {lengths[1]} steps, 5 steps ago"]
+    browser("page.setClock('time'); page.turnTo(page.clock.end)")
+    assert browser(chips)[1].startswith(f"ended after {lengths[1]} steps, ")
+
+
+def test_an_old_trace_still_loads_and_ends_at_its_last_step(browser, make_page):
+    header, steps = made_traces.paged()  # without a record of the engine at rest
+    page, _ = make_page("old", (header, steps))
+    browser.open(page)
+    browser.press(Keys.END)
+    assert position(browser) == len(steps) - 1
+    assert (
+        browser("return document.getElementById('where').textContent") == f"Step {len(steps) - 1} of {len(steps) - 1}"
+    )
+
+
+# --- In sight ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_play_and_what_it_is_about_are_in_sight(browser, page_of, name, size):
+    """Without scrolling, at each stop: the bar with Play, and the top of the card (of both engines) that the story is
+    about; and the bar stays when one scrolls."""
+    width, height = SIZES[size]
+    browser.size(width, height)
+    browser.open(page_of(name))
+    look = browser("return page.story.look")
+    for number in range(len(stops(browser)) - 1):
+        browser("page.story.go(arguments[0]); page.renderNow()", number)
+        assert box(browser, "#play")["bottom"] < height
+        for panel in range(len(EXAMPLES[name])):
+            about = ".pool, .slots > :first-child" if look == "memory" else ".rows > :first-child"
+            top = browser(
+                "const nodes = document.querySelectorAll('.panel')[arguments[0]].querySelectorAll(arguments[1]);"
+                "return [...nodes].filter((node) => node.getClientRects().length)[0]?.getBoundingClientRect().top ?? 0",
+                panel,
+                about,
+            )
+            assert top < height - 24, f"stop {number + 1}, panel {panel + 1}"
+    browser("scrollTo(0, 400)")
+    assert 0 <= box(browser, "#play")["top"] < height / 2
+    assert box(browser, "#told")["bottom"] < height * 0.6
+    assert browser("return document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_engines_side_by_side_are_aligned(browser, page_of, name):
+    for width, height in [*SIZES.values(), (1920, 1080)]:
+        browser.size(width, height)
+        browser.open(page_of(name), "#stop=2")
+        for card in (".title", ".words", ".rows-card", ".memory-card", ".queue-card", ".numbers-card"):
+            one, other = box(browser, card, 0), box(browser, card, 1)
+            assert one["top"] == pytest.approx(other["top"], abs=1), f"{card} at {width}"
+            assert one["right"] < other["left"]
+
+
+def test_one_engine_at_a_time_on_a_phone(browser, page_of):
+    browser.size(390, 844, mobile=True)
+    browser.open(page_of("slots_and_blocks"))
+    shown = "return [...document.querySelectorAll('.panel')].map((panel) => panel.offsetHeight > 0)"
+    assert browser(shown) == [True, False]
+    click(browser, ".engines button:nth-child(2)")
+    assert browser(shown) == [False, True]
+    assert browser("return document.querySelector('.engines [aria-pressed=true]').textContent").startswith("Stage 5")
+    assert browser("return document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_nothing_jumps_from_step_to_step(browser, page_of, name):
+    """What the story is about stays at its place while the run goes on."""
+    browser.open(page_of(name))
+    first = ".memory-card" if browser("return page.story.look") == "memory" else ".rows-card"
+    tops = set()
+    for step in range(browser("return page.clock.end")):
+        browser.go_to(step)
+        tops.add(box(browser, first)["top"])
+    assert max(tops) - min(tops) < 1
+
+
+# --- Honest widgets ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clock", ["steps", "time"])
+def test_thumb_and_playhead_are_at_one_place(browser, page_of, clock):
+    """The slider's thumb is where its value is in its range; both are in the middle of the step by steps."""
+    for width in (390, 1440):
+        browser.size(width, 900)
+        browser.open(page_of("recomputation"))
+        browser("page.setClock(arguments[0]); page.renderNow()", clock)
+        for share in (0, 0.4, 1):
+            browser("page.turnTo(page.clock.mode === 'steps' ? Math.round(arguments[0] * page.clock.end) :"
+                    "arguments[0] * page.clock.end); page.renderNow()", share)  # fmt: skip
+            slider = box(browser, "#slider")
+            part = browser("return page.slider.value / page.slider.max")
+            thumb = slider["left"] + 8 + part * (slider["right"] - slider["left"] - 16)
+            assert thumb == pytest.approx(box(browser, ".cursor")["middle"], abs=1)
+
+
+def test_the_budget_is_to_scale(browser, page_of):
+    """A part of the bar is as wide as its share of what a step may compute."""
+    header, steps = made_traces.slots(budget=8192)
+    for name, number in (("preemption", 40), ("chunked_prefill", 8)):
+        browser.open(page_of(name), f"#step={number}")
+        header, *steps = embedded(name)[1][0]
+        used = sum(row["num_tokens"] for row in steps[number]["rows"])
+        bar, budget = box(browser, ".budget"), header["options"]["max_num_batched_tokens"]
+        parts = browser("return [...document.querySelectorAll('.panel')][0].querySelectorAll('.budget span').length")
+        last = box(browser, ".panel .budget span", parts - 1)
+        assert (last["right"] - bar["left"] - 1) / (bar["right"] - bar["left"] - 2) == pytest.approx(
+            used / budget, abs=0.003
+        )
+
+
+def test_a_long_run_shows_a_part_and_an_overview(browser, tmp_path):
+    header, steps = made_traces.paged(240, 60, max_num_seqs=8, budget=256, num_blocks=96)
+    path = tmp_path / "long.html"
+    path.write_text(make_page([Trace("long", header, steps)]))
+    browser.size(1280, 800)
+    browser.open(path)
+    assert len(steps) > 600
+    assert browser("return page.part.zoom") > 1
+    assert not browser("return document.querySelector('.overview').hidden")
+    for step in (0, 317, len(steps) - 1):
+        browser.go_to(step)
+        film, cursor = box(browser, ".film"), box(browser, ".cursor")
+        assert film["left"] <= cursor["middle"] <= film["right"]
+        part = box(browser, ".part")
+        overall = film["left"] + 8 + (step + 0.5) / len(steps) * (film["right"] - film["left"] - 16)
+        assert part["left"] - 2 <= overall <= part["right"] + 2
+    zoom = browser("return page.part.zoom")
+    browser.press("-")
+    assert browser("return page.part.zoom") == zoom / 2
+    while browser("return page.part.zoom") > 1:
+        browser.press("-")
+    assert browser("page.renderNow(); return document.querySelector('.overview').hidden")
+    browser.press("+")
+    assert browser("return page.part.zoom") == 2
+
+
+def test_the_order_of_admission_is_explained(browser, page_of):
+    browser.open(page_of("static_and_continuous"))
+    notes = browser("return [...document.querySelectorAll('.queue-note')].map((node) => node.textContent)")
+    assert "the longest prompt first (sort_by_length)" in notes[0]
+    assert "first come, first served" in notes[1]
+    (_, *steps), _ = embedded("static_and_continuous")[1]
+    lengths = {e["request_id"]: len(e["prompt_token_ids"]) for e in steps[0]["before"] if e["kind"] == "queued"}
+    waiting = [lengths[key.split("/")[0]] for key in browser.shown()[0]["waiting"]]
+    assert len(waiting) > 3
+    assert waiting == sorted(waiting, reverse=True)
+    assert "the longest prompts first" in " ".join(browser.shown()[0]["events"])
+
+
+def test_joined_emoji_stay_whole(browser, page_of):
+    browser.open(page_of("preemption"))
+    for text, shown in [
+        ("\U0001f469\u200d\U0001f680", "\U0001f469\u200d\U0001f680"),
+        ("\U0001f44d\U0001f3fd\u200d\u2642\ufe0f", "\U0001f44d\U0001f3fd\u200d\u2642\ufe0f"),
+        ("a\u200db", "a‹200D›b"),
+        ("\U0001f469\u200d", "\U0001f469‹200D›"),
+        ("\u202e\U0001f469", "‹202E›\U0001f469"),
+    ]:
+        assert browser("return visible(arguments[0])", text) == shown
+
+
+# --- For all ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("name", ["preemption", "static_and_continuous"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_accessibility(browser, page_of, name, width, dark):
+    if not AXE.exists():
+        pytest.fail("no axe-core: make test-browser fetches it")
+    browser.size(width, 800, dark=dark, mobile=width < 500)
+    for stop in (2, 6):
+        browser.open(page_of(name), f"#stop={stop}")
+        browser(AXE.read_text(encoding="utf-8"))
+        found = browser.driver.execute_async_script("axe.run().then((found) => arguments[0](found.violations))")
+        assert [(v["id"], [node["html"] for node in v["nodes"]]) for v in found] == []
+
+
+def test_a_story_prints(browser, page_of):
+    browser.open(page_of("static_and_continuous"), "#stop=3")
+    browser.size(1280, 800, media="print")
+    shown = "return arguments[0].map((s) => document.querySelector(s).offsetHeight > 0)"
+    assert browser(shown, ["h1", ".caption", "#told", ".rows", "#where"]) == [True] * 5
+    assert browser(shown, [".stops", ".buttons", "#slider", ".switches"]) == [False] * 4
+    pdf = browser.driver.execute_cdp_cmd("Page.printToPDF", dict(printBackground=True, landscape=True))["data"]
+    assert len(pdf) > 10_000
+
+
+def test_a_story_is_text(browser, tmp_path):
+    """No script of a story runs, wherever it is."""
+    (header, *steps), evil = embedded("preemption")[1][0], "</script><img src=x onerror=window.hit=1>"
+    stop = {"trace": 0, "step": 3, "says": evil, "text": evil}
+    story = {"title": evil, "message": evil, "look": "rows", "stops": [stop], "verdict": evil}
+    path = tmp_path / "evil.html"
+    path.write_text(make_page([Trace("x", header, steps)], story))
+    browser.open(path, "#stop=1")
+    assert evil in told(browser)
+    assert browser("return [document.querySelector('h1').textContent, document.querySelectorAll('img').length]") == [
+        evil,
+        0,
+    ]
+    assert not browser("return Boolean(window.hit)")
+    assert json.loads(re.search(r'class="story">(.*?)</script>', path.read_text())[1])["verdict"] == evil
