@@ -93,6 +93,30 @@ def functions_of(header: str, number: str) -> dict[str, Function]:
     return declared(re.split(r"^/\* \d+\.\d+ \*/$", section, flags=re.MULTILINE)[0])
 
 
+@functools.cache
+def kept_folder() -> tempfile.TemporaryDirectory:
+    """For what is compiled once for all answers; it is removed at the end."""
+    return tempfile.TemporaryDirectory(prefix="judge-")
+
+
+@functools.cache
+def harness(header: Path, more: Path | None, number: str) -> tuple[Path, Path]:
+    """The object files that run an answer to this exercise: the traps, and what calls its functions."""
+    calls, driver = (Path(kept_folder().name) / f"{name}_{number.replace('.', '_')}.o" for name in ("calls", "judge"))
+    functions = functions_of(header.read_text(encoding="utf-8"), number)
+    text = [header.read_text(encoding="utf-8"), "#include <string.h>"]
+    if more:
+        text.append(more.read_text(encoding="utf-8"))
+        functions |= declared(text[-1])
+    text += ["int64_t call(const char *name, void **arrays, const int64_t *numbers) {"]
+    text += [*(function.call for function in functions.values()), "    return 0;", "}", ""]
+    source = calls.with_suffix(".c")
+    source.write_text("\n".join(text), encoding="utf-8")
+    for path, made in ((source, calls), (DRIVER, driver)):
+        run_compiler(["-pthread", f"-I{header.parent}", "-c", path, "-o", made], path)
+    return calls, driver
+
+
 class AnswerInC:
     """The functions of an answer's file. It is compiled when one of them is first called."""
 
@@ -111,8 +135,7 @@ class AnswerInC:
         own = FOLDER / f"stage{self.number.split('.')[0]}"
         self._header, more = own / "linear.h", own / f"test_{self._path.stem}.c"
         self._more = more if more.exists() else None
-        text = self._header.read_text(encoding="utf-8")
-        self._functions = functions_of(text, self.number)
+        self._functions = functions_of(self._header.read_text(encoding="utf-8"), self.number)
         if self._more:
             self._functions |= declared(self._more.read_text(encoding="utf-8"))
 
@@ -126,16 +149,12 @@ class AnswerInC:
     @functools.cached_property
     def _program(self) -> Path:
         """The answer, compiled. Raises Stopped, with the compiler's words, if it can't be."""
-        folder = Path(self._folder.name)
-        calls = [self._header.read_text(encoding="utf-8"), "#include <string.h>"]
-        calls += [self._more.read_text(encoding="utf-8")] if self._more else []
-        calls += ["int64_t call(const char *name, void **arrays, const int64_t *numbers) {"]
-        calls += [*(function.call for function in self._functions.values()), "    return 0;", "}", ""]
-        (folder / "call.c").write_text("\n".join(calls), encoding="utf-8")
-        compile_answer(self._path, folder / "answer.o", *[f"-D{name}=counted_{name}" for name in COUNTED])
-        made = [folder / "answer.o", folder / "call.c", DRIVER]
-        run_compiler(["-pthread", f"-I{self._header.parent}", *made, "-lm", "-o", folder / "answer"], self._path)
-        return folder / "answer"
+        answer, program = (Path(self._folder.name) / name for name in ("answer.o", "answer"))
+        compile_answer(self._path, answer, *[f"-D{name}=counted_{name}" for name in COUNTED])
+        run_compiler(
+            ["-pthread", answer, *harness(self._header, self._more, self.number), "-lm", "-o", program], self._path
+        )
+        return program
 
     def load(self) -> None:
         """Compile it. Raises Stopped where that goes wrong, and RuntimeError without a compiler."""
@@ -244,7 +263,7 @@ class AnswerInC:
         return unpack(form, self._bytes(8 * form.count("q")))
 
     def _bytes(self, size: int) -> bytes:
-        """So many bytes of the reply. Raises Endless if the answer computes or waits for too long; Ended if it is gone."""
+        """So many bytes of the reply. Raises Endless if the answer takes too long, and Ended if it is gone."""
         data, started = bytearray(), time.monotonic()
         while len(data) < size:
             if select.select([self._process.fds[0]], [], [], 0.5)[0]:

@@ -12,7 +12,9 @@ PANEL = 32
 
 def counters(taken):
     """A line of the cache, 8 whole numbers, for each thread."""
-    return torch.tensor([[number] + [0] * 7 for number in taken], dtype=torch.int64)
+    made = torch.zeros(len(taken), 8, dtype=torch.int64)
+    made[:, 0] = torch.tensor(taken, dtype=torch.int64)
+    return made
 
 
 class Shares:
