@@ -1,7 +1,10 @@
 """The judge of answers in C: what its traps tell, what it counts, and what no answer gets by a trick."""
 
 import os
+import subprocess
+import sys
 
+import psutil
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from exercises import catalogue, timing
 from exercises.catalogue import exercises, grade
 from exercises.in_c import AnswerInC, Stopped, declared
 from exercises.judge import Ended, Endless
+from tests.adapter import ROOT
 
 EXERCISE = exercises()["6.3"]
 HEAD = '#include "linear.h"\n'
@@ -162,6 +166,25 @@ def test_it_has_no_end(answer):
         call(answer("pause();", "#include <unistd.h>\n", patience=1))
     with pytest.raises(Ended, match="ended with status 3"):
         call(answer("_exit(3);", "#include <unistd.h>\n"))
+
+
+def test_it_ends_with_the_judge(tmp_path):
+    """Though the judge is killed while the answer loops."""
+    path = tmp_path / EXERCISE.work.name
+    path.write_text(
+        f"#include <stdio.h>\n#include <unistd.h>\n{HEAD}{GROUPED}\n"
+        'dprintf(1, "%d\\n", getpid()); for (;;) y[0] = 1; }\n'
+    )
+    code = (
+        f"from pathlib import Path; from exercises.catalogue import *; grade(exercises()['6.3'], Path({str(path)!r}))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE)
+    try:
+        answer = psutil.Process(int(process.stderr.readline()))
+    finally:
+        process.kill()
+        process.wait()
+    assert answer.wait(timeout=60) in (None, 1)
 
 
 def test_without_a_compiler(tmp_path, monkeypatch):

@@ -111,9 +111,7 @@ def test_a_group_shares_a_reading(work):
             work.grouped(x, panels, y, n, in_, out)
         counts[n] = len(fetched["panels"])
         readings = -(-n // size)
-        # A page in which a panel ends and the next begins is fetched for the one and for the other.
-        extra = 2 * readings
-        require(counts[n] <= counts[1] * readings + extra,
+        require(counts[n] <= counts[1] * readings,
                 f"{n} rows in groups of {size}: pages of the panels that are fetched, if two can be kept",
                 f"{readings} times the {counts[1]} of one row", f"{counts[n]}",
                 "rows that are left over share a reading, too" if n % size else "the weights of an input meet all rows of a group")  # fmt: skip
