@@ -44,7 +44,7 @@ COUNTED = ("malloc", "calloc", "realloc", "aligned_alloc", "posix_memalign")
 DECLARATION = re.compile(r"^(void|int64_t) (\w+)\(([^)]*)\)(?: \{|;)", re.MULTILINE)
 ASSEMBLER = re.compile(rb"\b(asm|__asm|__asm__)\b")  # it could include a file without the compiler's knowledge
 DONE, OUTSIDE, NOT_WRITTEN = 0, 1, 2
-NOTES = 1 << 16
+NOTES, MOST_KEPT = 1 << 16, 64  # of judge.c
 SIGNALS = {4: "an instruction that this CPU does not have", 6: "abort()", 8: "a division by zero"}
 
 
@@ -165,7 +165,7 @@ class AnswerInC:
         return self._spent + (self._process.cpu_seconds if self._process else 0.0)
 
     def settle(self) -> None:
-        """After a test: nothing of an answer in C can have changed but what it was given to write to."""
+        """After a test: nothing can have changed but what the answer was given to write to."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._functions:
@@ -191,7 +191,8 @@ class AnswerInC:
             self.at_end = True
 
     def _call(self, function: Function, *arguments: Any) -> int:
-        assert len(arguments) == len(function.names), f"{function.name} takes {function.names}"
+        if len(arguments) != len(function.names) or max(self._keep.values(), default=0) > MOST_KEPT:
+            raise TypeError(f"{function.name} takes {', '.join(function.names)}; up to {MOST_KEPT} pages are kept")
         given = dict(zip(function.names, arguments, strict=True))
         tensors = [given[name] for name, _ in function.arrays]
         numbers = [value for name, value in given.items() if name not in dict(function.arrays)]
@@ -288,7 +289,8 @@ def compile_answer(path: Path, to: Path, *flags: str) -> None:
         raise Stopped("refused", "an answer has no assembler", path.read_bytes()[: found.end()].count(b"\n") + 1)
     read = to.with_suffix(".d")
     run_compiler(["-fPIC", "-pthread", *flags, f"-I{header.parent}", "-MD", "-MF", read, "-c", path, "-o", to], path)
-    files = {Path(name).resolve() for name in read.read_text(errors="replace").replace("\\\n", "").split()[1:]}
+    names = re.split(r"(?<!\\)\s+", read.read_text(errors="replace").replace("\\\n", "").strip())[1:]
+    files = {Path(name.replace("\\ ", " ")).resolve() for name in names}
     if others := [file for file in files - {path.resolve(), header.resolve()} if FOLDER.parent in file.parents]:
         raise Stopped("refused", f"an answer includes linear.h and the system's headers, not {others[0].name}")
 

@@ -21,6 +21,7 @@
 #define ARRAYS 12
 #define NUMBERS 12
 #define STACK (64 << 10) /* bytes that a function may use */
+#define MOST_KEPT 64     /* pages of an array that can be open while they are counted */
 #define NOTES (1 << 16)  /* of pages that were touched */
 #define CLOSED (64 << 20) /* bytes on each side of an array that nobody may touch: they take no memory */
 
@@ -29,7 +30,7 @@ enum { DONE, OUTSIDE, NOT_WRITTEN_YET, SIGNAL }; /* kinds of a reply */
 typedef struct {
     char *pages, *data; /* its own pages, and the array in them */
     int64_t size, num_pages, writable, keep;
-    int64_t open[64], num_fetched; /* the pages that are open, the oldest is open[num_fetched % keep] */
+    int64_t open[MOST_KEPT], num_fetched; /* the pages that are open, the oldest is open[num_fetched % keep] */
     int32_t *fetched;
 } Array;
 

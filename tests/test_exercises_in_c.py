@@ -159,6 +159,13 @@ def test_a_cheat_does_not_pass(tmp_path, name):
     assert before == {path: path.read_bytes() for path in before}
 
 
+def test_a_folder_with_a_space(tmp_path):
+    (tmp_path / "my course").mkdir()
+    path = tmp_path / "my course" / EXERCISE.work.name
+    path.write_text(EXERCISE.solution_text)
+    assert grade(EXERCISE, path, whole=False).state == "passed"
+
+
 def test_it_has_no_end(answer):
     with pytest.raises(Endless, match="a loop that does not end"):
         call(answer("while (n) ((volatile float *)y)[0] = 1;", seconds=1))

@@ -71,6 +71,8 @@ def pack_mistakes(weight, width, inner):
 
 def check_pack(work, case, weight, width, inner):
     right = packed_slowly(weight, width, inner).flatten()
+    size = work.packed_size(weight.shape[1], len(weight), width, inner)
+    expect(f"{case}: packed_size", size, len(right), tolerance=0)
     for start in (False, True):
         panels = torch.full_like(right, NAN)
         call = lambda: work.pack(weight, panels, weight.shape[1], len(weight), width, inner)  # noqa: B023, E731
