@@ -349,11 +349,6 @@ class Process:
         os.write(self.fds[2], b"?")
         return True
 
-    def one(self, a: Any, b: Any) -> bool:
-        """Whether two results are one object in the answer's process."""
-        numbers = [self._results[id(result)][1] for result in (a, b)]
-        return self._request({"ask": "one", "number": numbers[0]}, numbers[1])
-
     def write(self, data: bytes) -> None:
         if not self.fds:
             raise Ended("its process has ended")
