@@ -4,6 +4,7 @@ python -m exercises                 # all of them, with their state
 python -m exercises check 2.3       # grade one; or several, or `all`
 python -m exercises hint 2.3        # the next hint
 python -m exercises reveal 2.3      # a solution, after at least one attempt
+python -m exercises time 6.2        # how fast an answer in C is, beside torch
 python -m exercises predict 2       # stage 2's experiment: you predict, it runs, and both are compared
 python -m exercises start 1         # a skeleton of an engine of your own, in mine/
 python -m exercises engine          # how far that engine is
@@ -113,6 +114,13 @@ def engine(argv: list[str]) -> int:
     return run.main(argv)
 
 
+def time_it(argv: list[str]) -> int:
+    """How fast an answer in C is."""
+    from . import timing
+
+    return timing.main(argv)
+
+
 def grade_class(argv: list[str]) -> int:
     """Grade the answers of a class and write a table."""
     from . import marks
@@ -127,6 +135,7 @@ def main(argv: list[str] | None = None) -> int:
         "start": start,
         "engine": engine,
         "grade": grade_class,
+        "time": time_it,
     }  # these have flags of their own
     if argv[:1] and argv[0] in own:
         return guarded(lambda: own[argv[0]](argv[1:]))

@@ -37,7 +37,8 @@ MUTANTS = "# --- Wrong answers"  # in a solution: from here on it is not the lea
 @dataclass(frozen=True)
 class Exercise:
     """One exercise: `exercises/stage2/2_3_waste.md` is its text, `2_3_waste.py` beside it is what the learner writes,
-    `test_2_3_waste.py` grades it, and `exercises/solutions/2_3_waste.py` solves it."""
+    `test_2_3_waste.py` grades it, and `exercises/solutions/2_3_waste.py` solves it. In some of stage 6 the learner
+    writes C: `6_2_panels_in_c.c`."""
 
     text: Path
     number: str
@@ -46,15 +47,21 @@ class Exercise:
 
     @property
     def work(self) -> Path:
-        return self.text.with_suffix(".py")
+        in_c = self.text.with_suffix(".c")
+        return in_c if in_c.exists() else self.text.with_suffix(".py")
 
     @property
     def test(self) -> Path:
-        return self.text.with_name(f"test_{self.work.name}")
+        return self.text.with_name(f"test_{self.text.stem}.py")
 
     @property
     def solution(self) -> Path:
         return FOLDER / "solutions" / self.work.name
+
+    @property
+    def answers(self) -> ModuleType:
+        """What has the lists of wrong answers and of other right ones: beside a solution in C, or in the solution."""
+        return load(self.solution.with_suffix(".py"))
 
     @property
     def hints(self) -> list[tuple[str, str]]:
@@ -78,6 +85,15 @@ def exercises() -> dict[str, Exercise]:
         found.append(Exercise(text, match[1], match[2], int(match[3])))
     found.sort(key=lambda exercise: tuple(map(int, exercise.number.split("."))))
     return {exercise.number: exercise for exercise in found}
+
+
+def answer_of(path: Path, **options: Any) -> Any:
+    """The answer in this file, in a process of its own: an `Answer`, or an `AnswerInC`, which are used alike."""
+    if path.suffix != ".c":
+        return Answer(path, **options)
+    from .in_c import AnswerInC  # not before it is needed: it imports torch
+
+    return AnswerInC(path, **options)
 
 
 def load(path: Path) -> ModuleType:
@@ -115,7 +131,7 @@ def grade(exercise: Exercise, work: Path | None = None, *, whole: bool = True, *
     # The first failure is told; the others show how far one is.
     started, failure, unseen, passed = time.process_time(), None, None, 0
     linecache.checkcache(str(work))
-    with Answer(work, **options) as answer:
+    with answer_of(work, **options) as answer:
         try:
             answer.load()
         except Exception as error:
@@ -127,7 +143,8 @@ def grade(exercise: Exercise, work: Path | None = None, *, whole: bool = True, *
                 passed += 1
             except NotImplementedError as error:
                 where = getattr(error, "told", {}).get("function", "")
-                unwritten = f"{exercise.work.name} still raises NotImplementedError, in {where}"
+                still = "has NOT_WRITTEN" if work.suffix == ".c" else "raises NotImplementedError"
+                unwritten = f"{exercise.work.name} still {still}, in {where}"
                 if not passed and not failure:
                     return Grade("not started", unwritten, name)
                 failure = failure or (unwritten, name)

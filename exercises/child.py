@@ -92,31 +92,19 @@ class Coder:
         own = [i for i, other in enumerate(self.met) if type(other) is tensors and other is not value]
         shared = next((i for i in own if self.met[i].untyped_storage().data_ptr() == place[0]), None)
         numbers = base64.b64encode(raw(value)).decode()
-        return {
-            "t": str(value.dtype).removeprefix("torch."),
-            "n": list(value.shape),
-            "b": numbers,
-            "p": place,
-            "v": shared,
-        }
+        kind = str(value.dtype).removeprefix("torch.")
+        return {"t": kind, "n": list(value.shape), "b": numbers, "p": place, "v": shared}
 
     def decode(self, data: Any) -> Any:
         if type(data) in PLAIN:
             return data
         if "r" in data:
             return self.met[data["r"]]
-        if "l" in data:
-            made = self.meet([])
-            made += [self.decode(item) for item in data["l"]]
-            return made
-        if "d" in data:
-            made = self.meet({})
-            made.update([(self.decode(key), self.decode(item)) for key, item in data["d"]])
-            return made
-        if "s" in data:
-            made = self.meet(set())
-            made.update([self.decode(item) for item in data["s"]])
-            return made
+        for kind, name in MUTABLE.items():
+            if name in data:
+                made = self.meet(kind())
+                self.fill(made, data)
+                return made
         if "u" in data:
             return tuple([self.decode(item) for item in data["u"]])
         if "z" in data:
@@ -146,21 +134,20 @@ class Coder:
     def replace(self, number: int, data: dict) -> None:
         """Put new contents into an object that both ends have."""
         value = self.met[number]
-        if type(value) is list:
-            value[:] = [self.decode(item) for item in data["l"]]
-        elif type(value) is dict:
-            items = [(self.decode(key), self.decode(item)) for key, item in data["d"]]
-            value.clear()
-            value.update(items)
-        elif type(value) is set:
-            items = [self.decode(item) for item in data["s"]]
-            value.clear()
-            value.update(items)
-        else:
-            new = self.tensor(data)
-            if new.shape == value.shape and new.dtype == value.dtype:
-                value.detach().copy_(new)
-            value.place = new.place
+        if type(value) in MUTABLE:
+            self.fill(value, data)
+            return
+        new = self.tensor(data)
+        if new.shape == value.shape and new.dtype == value.dtype:
+            value.detach().copy_(new)
+        value.place = new.place
+
+    def fill(self, value: Any, data: dict) -> None:
+        """Put contents into a list, dictionary or set, instead of what is there."""
+        items: list[Any] = [self.decode(item) for item in data.get("l", data.get("s", ()))]
+        items = items or [(self.decode(key), self.decode(item)) for key, item in data.get("d", ())]
+        value.clear()
+        (value.extend if type(value) is list else value.update)(items)
 
 
 class Line:
@@ -198,10 +185,8 @@ class Line:
         values = [coder.decode(data) for data in message["values"]]
         before = coder.now() if message.get("ask") != "each" else []  # of many calls it would take long
         value = function(*values)
-        given = len(before)
-        changed = []
-        if given:
-            changed = [[i, new] for i, (old, new) in enumerate(zip(before, coder.now(), strict=False)) if old != new]
+        after = coder.now() if before else []
+        changed = [[i, new] for i, (old, new) in enumerate(zip(before, after, strict=False)) if old != new]
         return {"changed": changed, "value": coder.encode(value)}
 
 
@@ -415,15 +400,9 @@ class Child(Line):
         own = [line for code, line in spots if code.co_filename == self.path]
         line = own[-1] if own else getattr(error, "lineno", None)
         kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
-        names = [type(error).__name__, spots[-1][0].co_name if spots else ""]
-        return {
-            "kinds": kinds,
-            "name": names[0],
-            "text": str(error),
-            "line": line,
-            "function": names[1],
-            "own": bool(own),
-        }
+        function = spots[-1][0].co_name if spots else ""
+        about = {"name": type(error).__name__, "text": str(error), "line": line, "function": function}
+        return {**about, "kinds": kinds, "own": bool(own)}
 
     def done(self, message: dict) -> dict:
         """Do what the judge asks for."""
@@ -460,25 +439,20 @@ class Child(Line):
         }[ask]
         said: dict[str, Any] = {}
 
-        def act(*values: Any) -> Any:
-            if not message.get("measure"):
-                return doing(*values)
-            value, more = measured(lambda: doing(*values), self.path)
-            said.update(measured=more)
-            return value
-
-        def each(calls: list) -> list:
-            made = [measured(lambda args=args: getattr(target, message["name"])(*args), self.path) for args in calls]
-            said.update(measured={name: sum(more[name] for _, more in made) for name in (made[0][1] if made else ())})
-            return [value for value, _ in made]
-
-        if ask == "each" and message.get("measure"):
-            act = each
-
         last: list[Any] = []
 
         def kept(*values: Any) -> Any:
-            last.append(act(*values))
+            if not message.get("measure"):
+                last.append(doing(*values))
+            elif ask == "each":  # measured one by one
+                made = [
+                    measured(lambda args=args: getattr(target, message["name"])(*args), self.path) for args in values[0]
+                ]
+                said["measured"] = {name: sum(more[name] for _, more in made) for name in (made[0][1] if made else ())}
+                last.append([value for value, _ in made])
+            else:
+                value, said["measured"] = measured(lambda: doing(*values), self.path)
+                last.append(value)
             return None if ask == "keep" else last[0]
 
         reply = {**self.call(kept, message), **said}

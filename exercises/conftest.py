@@ -2,13 +2,12 @@
 
 import pytest
 
-from exercises.catalogue import exercises
-from exercises.judge import Answer
+from exercises.catalogue import answer_of, exercises
 
 
 @pytest.fixture
 def work(request):
     exercise = next(exercise for exercise in exercises().values() if exercise.test == request.path)
-    with Answer(exercise.work) as answer:
+    with answer_of(exercise.work) as answer:
         yield answer
         answer.settle()

@@ -263,9 +263,7 @@ class Answer(Line):
 
     def _endless(self, line: int | None) -> Endless:
         self._process.kill()
-        said = f"not done after {self._limit:g} seconds of computing; is there a loop that does not end?"
-        if self._process.cpu_seconds_at_end < self._limit:
-            said = f"not done after {self._patience:g} seconds; does it wait for something, or never end?"
+        said = too_long(self._process.cpu_seconds_at_end >= self._limit, self._limit, self._patience)
         return Endless(said + (f"\nit was at: {spot(self._path, line)}" if type(line) is int else ""))
 
     def answer(self, message: dict) -> dict:
@@ -295,6 +293,13 @@ class Answer(Line):
 
     def _of_number(self, data: dict) -> Remote:
         return self._remotes.setdefault(data["o"], Remote(self, data))
+
+
+def too_long(computed: bool, limit: float, patience: float) -> str:
+    """What is told of an answer that does not come back."""
+    if computed:
+        return f"not done after {limit:g} seconds of computing; is there a loop that does not end?"
+    return f"not done after {patience:g} seconds; does it wait for something, or never end?"
 
 
 def spot(path: Path, line: int) -> str:
@@ -343,11 +348,6 @@ class Process:
             return False
         os.write(self.fds[2], b"?")
         return True
-
-    def one(self, a: Any, b: Any) -> bool:
-        """Whether two results are one object in the answer's process."""
-        numbers = [self._results[id(result)][1] for result in (a, b)]
-        return self._request({"ask": "one", "number": numbers[0]}, numbers[1])
 
     def write(self, data: bytes) -> None:
         if not self.fds:

@@ -199,7 +199,13 @@ def anchors(page):
 
 
 def test_documents_link_to_what_is_there():
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("models/*/*.md"), *ROOT.glob("stagewise/*/*.md")]:
+    for path in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("*/*.md"),
+        *ROOT.glob("models/*/*.md"),
+        *ROOT.glob("stagewise/*/*.md"),
+        *ROOT.glob("exercises/*/*.md"),
+    ]:
         text = path.read_text(encoding="utf-8")
         for target, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", text):
             page = path.parent / target if target else path

@@ -12,7 +12,7 @@ Beside the usual operators (comparisons, arithmetic, constants, conditions, stat
 mistakes of this field: ends of slices, copies left out, hashes for values, integers of a few bits, and changes at the
 border of a function. These wrap what the public functions take and return (see `BORDER`): other types, one list for all
 results, arguments that are changed, and wrong results or errors from some size on, like a branch that small cases never
-take.
+take. A solution in C has fewer of them: its text is changed token by token (see `in_c`).
 """
 
 import argparse
@@ -259,7 +259,77 @@ def changes_of_call(node: ast.Call, of) -> Iterator[tuple[str, str]]:
 
 def mutants(exercise: Exercise) -> list[Mutant]:
     """All of an exercise. Two of one name get numbers."""
-    source = exercise.solution_text
+    made = list((in_c if exercise.work.suffix == ".c" else in_python)(exercise.solution_text))
+    counts: Counter[str] = Counter()
+    for i, mutant in enumerate(made):
+        counts[mutant.name] += 1
+        if counts[mutant.name] > 1:
+            made[i] = mutant._replace(where=f"{mutant.where} ({counts[mutant.name]})")
+    return made
+
+
+C_BINARY = {
+    "<": ["<="], "<=": ["<"], ">": [">="], ">=": [">"], "==": ["!="], "&&": ["||"], "||": ["&&"],
+    "+": ["-"], "-": ["+"], "*": ["+"], "/": ["*"], "%": ["/"], "+=": ["=", "-="], "=": ["+="],
+}  # fmt: skip
+C_TOKEN = re.compile(
+    r"/\*.*?\*/|^#[^\n]*|_Pragma\([^)]*\)|\"[^\"]*\"|(?<= )[<>=&|+\-*/%]+(?= )|\b\d[\w.]*|\n +[^\n]*;(?=\n)",
+    re.MULTILINE | re.DOTALL,
+)
+C_FUNCTION = re.compile(r"^(?!static|INLINE|typedef|enum)(\w+) (\w+)\(([^)]*)\) \{\n", re.MULTILINE)
+C_BOUNDS = (8, 255, 65_535)
+
+
+def in_c(source: str) -> Iterator[Mutant]:
+    """Operators, constants, and statements left out; and functions that return at once when a number is large, or
+    when they were called often."""
+    where, position = "the file", 0
+    heads = {
+        match.start(): match
+        for match in re.finditer(r"^[\w ]+ \**(\w+)\([^;]*?\) \{$", source, re.MULTILINE | re.DOTALL)
+    }
+
+    def changed(kind: str, first: int, last: int, after: str) -> Mutant:
+        name = [head[1] for start, head in heads.items() if start < first]
+        line = source[source.rfind("\n", 0, first) + 1 : source.find("\n", last)]
+        before = f"{line.strip()}: {source[first:last].strip()}"
+        return Mutant(kind, name[-1] if name else where, before, after, source[:first] + after + source[last:])
+
+    while match := C_TOKEN.search(source, position):
+        token, position = match[0], match.end()
+        in_head = any(head.start() <= match.start() < head.end() for head in heads.values())
+        if token.startswith(("/*", "#", "_Pragma", '"')) or in_head:
+            continue
+        if token.startswith("\n"):
+            position = match.start() + 1  # what is in the line comes next
+            statement = token.strip()
+            if not re.match(r"(const|float|int64_t|vec|static|return|case|for|break)\b", statement):
+                yield changed("statement", match.start() + len(token) - len(token.lstrip()), match.end(), ";")
+        elif token in C_BINARY:
+            kind = "comparison" if token in ("<", "<=", ">", ">=", "==") else "arithmetic"
+            declares = token == "=" and not re.search(r"(\]|^ +\*\w+) $", source[: match.start()], re.MULTILINE)
+            declares = declares or source[match.end() :].startswith(" {")
+            for after in [] if declares else C_BINARY[token]:
+                yield changed(kind, match.start(), match.end(), after)
+        elif re.fullmatch(r"\d+", token) and not source[match.end() :].startswith(":"):  # of a `case`
+            for after in (f"({token} + 1)", *([f"({token} - 1)"] if int(token) else [])):
+                yield changed("constant", match.start(), match.end(), after)
+        elif re.fullmatch(r"\d*\.\d+f", token):
+            yield changed("constant", match.start(), match.end(), f"({token} * 1.001f)")
+    for match in C_FUNCTION.finditer(source):
+        back = "return 0;" if match[1] != "void" else "return;"
+        numbers = [part.split()[-1] for part in match[3].split(",") if "*" not in part]
+        for name in numbers:
+            for bound in C_BOUNDS:
+                line = f"    if ({name} > {bound}) {back}\n"
+                yield Mutant(
+                    "border", match[2], f"{name} > {bound}", back, source[: match.end()] + line + source[match.end() :]
+                )
+        line = f"    static int calls;\n    if (++calls > 100) {back}\n"
+        yield Mutant("border", match[2], "often", back, source[: match.end()] + line + source[match.end() :])
+
+
+def in_python(source: str) -> list[Mutant]:
     tree, made = ast.parse(source), []
     starts = [0]
     for line in source.encode().splitlines(keepends=True):
@@ -286,13 +356,7 @@ def mutants(exercise: Exercise) -> list[Mutant]:
         if id(node) not in annotations:
             for kind, after in changes(node, source):
                 put(kind, node, where, after)
-    made += at_the_border(source, tree)
-    counts: Counter[str] = Counter()
-    for i, mutant in enumerate(made):
-        counts[mutant.name] += 1
-        if counts[mutant.name] > 1:
-            made[i] = mutant._replace(where=f"{mutant.where} ({counts[mutant.name]})")
-    return made
+    return [*made, *at_the_border(source, tree)]
 
 
 def without_effect(node: ast.AST) -> list[ast.expr]:
@@ -362,7 +426,12 @@ def can_show(change: str, amount: object, function: ast.FunctionDef) -> bool:
 def has_function(exercise: Exercise, name: str) -> bool:
     """Whether the learner's file has it: what only the solution has is not called by the tests."""
     skeleton = exercise.work.read_text(encoding="utf-8")
-    return f"def {name.split('.')[-1]}(" in skeleton
+    return f"{'' if exercise.work.suffix == '.c' else 'def '}{name.split('.')[-1]}(" in skeleton
+
+
+def is_undefined(exercise: Exercise) -> bool:
+    """Whether mutants may do what C does not define: one compiler's program shows it and another's does not."""
+    return exercise.work.suffix == ".c"
 
 
 def listed() -> dict[tuple[str, str], str]:
@@ -386,6 +455,8 @@ def killed(exercise: Exercise, mutant: Mutant, seconds: float = 20) -> tuple[boo
         path = Path(folder) / exercise.work.name
         path.write_text(mutant.text, encoding="utf-8")
         result = grade(exercise, path, whole=False, seconds=seconds, patience=60)
+    if is_undefined(exercise) and result.message.startswith("the file can't be read"):
+        raise ValueError(f"{mutant.name} can't be compiled: {result.message}")
     return result.state != "passed", result.message
 
 
@@ -420,7 +491,7 @@ def main() -> int:
         count["killed" if dead else "equivalent" if known else "survived"] += 1
         if not dead and not known:
             print(f"SURVIVES {exercise.number} | {mutant.name}", flush=True)
-        elif dead and (exercise.number, mutant.name) in listed():
+        elif dead and (exercise.number, mutant.name) in listed() and not is_undefined(exercise):
             print(f"LISTED BUT KILLED {exercise.number} | {mutant.name}", flush=True)
         if args.words:
             print(f"{exercise.number} | {mutant.name}\n{message}\n", flush=True)

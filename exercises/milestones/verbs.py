@@ -25,6 +25,10 @@ def part(lab: Lab, module: str, name: str) -> Any:
         raise Missing(f"it has no `{name}` in {module}.py, so this verb is not checked by itself") from None
 
 
+def batch_of(lab: Lab) -> Any:
+    return part(lab, "batch", "Batch").of
+
+
 def request(lab: Lab, prompt: Sequence[int], output: Sequence[int] = (), **settings: Any) -> Any:
     """A request of the engine's own, with this output so far."""
     kind, params = part(lab, "request", "Request"), lab.params({"temperature": 0, "max_tokens": 9, **settings})
@@ -66,7 +70,7 @@ def of_logits(vocab_size: int, *best: int) -> Tensor:
 
 def check_one_batch(lab: Lab) -> None:
     """batch: the whole sequence of a request, prompt and output"""
-    of, case = part(lab, "batch", "Batch").of, "Batch.of, a prompt of 7 4 1 9 and an output of 5 2 so far: token_ids"
+    of, case = batch_of(lab), "Batch.of, a prompt of 7 4 1 9 and an output of 5 2 so far: token_ids"
     with lab.case(case):
         got = numbers(of(request(lab, PROMPTS[0], [5, 2]), CPU).token_ids)
     said = {
@@ -78,17 +82,12 @@ def check_one_batch(lab: Lab) -> None:
 
 def check_one_forward(lab: Lab) -> None:
     """forward: the logits behind the last token"""
-    of, runner, prompt = part(lab, "batch", "Batch").of, engine_of(lab).runner, prompts_of(9)[0]
+    of, runner, prompt = batch_of(lab), engine_of(lab).runner, prompts_of(9)[0]
     case, network = "Runner.forward, a prompt of 9 tokens", lab.network(lab.model())
     with lab.case(case), torch.inference_mode():
         got = runner.forward(of(request(lab, prompt), CPU))
-    shape = list(got.shape)
-    expect(
-        f"{case}: shape of the logits",
-        shape,
-        [SIZES["vocab_size"]],
-        {"the logits behind the last token alone are asked for": [9, SIZES["vocab_size"]]},
-    )
+    said = {"the logits behind the last token alone are asked for": [9, SIZES["vocab_size"]]}
+    expect(f"{case}: shape of the logits", list(got.shape), [SIZES["vocab_size"]], said)
     known = {said: logits.tolist() for said, logits in network.mistakes(prompt).items()}
     expect(f"{case}: the logits", got.tolist(), network.logits(prompt).tolist(), known, tolerance=1e-3)
 
@@ -98,9 +97,8 @@ def check_one_sample(lab: Lab) -> None:
     sample, logits = part(lab, "sampler", "sample"), of_logits(SIZES["vocab_size"], 42)[0]
     with lab.case("sample, temperature 0, token 42 is the best"):
         got = sample(logits, request(lab, PROMPTS[0]))
-    require(
-        isinstance(got, tuple) and len(got) == 2, "sample: what comes back", "(token, log-probabilities or None)", got
-    )
+    pair = isinstance(got, tuple) and len(got) == 2
+    require(pair, "sample: what comes back", "(token, log-probabilities or None)", got)
     expect("sample, temperature 0, token 42 is the best: the token", int(got[0]), 42)
     settings = {"temperature": 1.0, "top_k": 5}
     for made in ([], [3], [3, 3]):
@@ -108,12 +106,8 @@ def check_one_sample(lab: Lab) -> None:
         with lab.case(case):
             got = sample(logits / 9, request(lab, PROMPTS[0], made, **settings))[0]
         theirs = FIRST.make_request(FIRST.SamplingParams(**settings), PROMPTS[0], made, seed=5)
-        expect(
-            case,
-            int(got),
-            int(FIRST.sample(logits[None] / 9, [theirs])[0][0]),
-            likely="the number of a draw is uniform([request.seed], [how many output tokens there are])",
-        )
+        likely = "the number of a draw is uniform([request.seed], [how many output tokens there are])"
+        expect(case, int(got), int(FIRST.sample(logits[None] / 9, [theirs])[0][0]), likely=likely)
 
 
 def check_one_commit(lab: Lab) -> None:
@@ -134,7 +128,7 @@ def check_one_commit(lab: Lab) -> None:
 
 def check_rows_batch(lab: Lab) -> None:
     """batch: a rectangle, padded on the left, and which rows are live"""
-    of, case = part(lab, "batch", "Batch").of, "Batch.of, prompts of 4 and 2 tokens, and one of 2 that has ended"
+    of, case = batch_of(lab), "Batch.of, prompts of 4 and 2 tokens, and one of 2 that has ended"
     with lab.case(case):
         ended = request(lab, PROMPTS[1], [5])
         ended.finish("length")
@@ -142,26 +136,17 @@ def check_rows_batch(lab: Lab) -> None:
         batch = of(rows, CPU)
         got = numbers(batch.token_ids), numbers(batch.num_padding)
         counts = batch.num_tokens, batch.num_padding_tokens
-    right = any(row[2:] != list(PROMPTS[1]) for row in got[0][1:2])
-    expect(
-        f"{case}: own tokens of the second row",
-        got[0][1][2:],
-        list(PROMPTS[1]),
-        likely="rows are padded on the right: then the last column is padding in a short row" if right else "",
-    )
+    likely = "rows are padded on the right: then the last column is padding in a short row"
+    expect(f"{case}: own tokens of the second row", got[0][1][2:], list(PROMPTS[1]), likely=likely)
     expect(f"{case}: num_padding", got[1], [0, 2, 1])
     expect(f"{case}: live_rows", list(batch.live_rows), [0, 1], {"a row that has ended is not live": [0, 1, 2]})
-    expect(
-        f"{case}: num_tokens, num_padding_tokens",
-        counts,
-        (6, 6),
-        {"padding is what goes through the model for nothing: a row that has ended, too": (6, 3)},
-    )
+    said = {"padding is what goes through the model for nothing: a row that has ended, too": (6, 3)}
+    expect(f"{case}: num_tokens, num_padding_tokens", counts, (6, 6), said)
 
 
 def check_rows_forward(lab: Lab) -> None:
     """forward: a row of logits for each that is live"""
-    of, runner, prompts = part(lab, "batch", "Batch").of, engine_of(lab).runner, prompts_of(9, 3)
+    of, runner, prompts = batch_of(lab), engine_of(lab).runner, prompts_of(9, 3)
     case, network = "Runner.forward, prompts of 9 and 3 tokens in one batch", lab.network(lab.model())
     with lab.case(case), torch.inference_mode():
         got = runner.forward(of([request(lab, prompt) for prompt in prompts], CPU))
@@ -180,12 +165,9 @@ def check_rows_sample(lab: Lab) -> None:
     with lab.case(case):
         got = choose(logits, [request(lab, PROMPTS[0], **one) for one in settings])
     theirs = [FIRST.make_request(FIRST.SamplingParams(**one), PROMPTS[0], seed=5) for one in settings]
-    expect(
-        case,
-        numbers(got),
-        [int(token) for token, _ in FIRST.sample(logits, theirs)],
-        likely="is each row's temperature its own? Or do the rows share one random generator?",
-    )
+    right = [int(token) for token, _ in FIRST.sample(logits, theirs)]
+    likely = "is each row's temperature its own? Or do the rows share one random generator?"
+    expect(case, numbers(got), right, likely=likely)
 
 
 # --- 3. A cache -------------------------------------------------------------------------------------------------------
@@ -212,17 +194,17 @@ def check_cache(lab: Lab) -> None:
 
 def check_cache_batch(lab: Lab) -> None:
     """batch: the prompts in the prefill, then one token of each row"""
-    of, kind = part(lab, "batch", "Batch").of, part(lab, "kv_cache", "KVCache")
-    for filled, output, expected in ((0, [], [[7, 4, 1, 9], [0, 0, 3, 8]]), (4, [5], [[5], [5]])):
+    of, kind = batch_of(lab), part(lab, "kv_cache", "KVCache")
+    for filled, output, own, expected in (
+        (0, [], PROMPTS, [[7, 4, 1, 9], [0, 0, 3, 8]]),
+        (4, [5], ([5], [5]), [[5], [5]]),
+    ):
         case = f"Batch.of, prompts of 4 and 2 tokens, {filled} columns in the cache: token_ids"
         with lab.case(case):
             cache = kind(2, 2, 3, 9, 16, torch.float32, CPU)
             cache.length = filled
             got = numbers(of([request(lab, prompt, output) for prompt in PROMPTS], cache, CPU).token_ids)
-        got = [
-            [0] * (len(row) - len(own)) + row[-len(own) :]
-            for row, own in zip(got, [PROMPTS, [[1]] * 2][filled > 0], strict=True)
-        ]
+        got = [[0] * (len(row) - len(new)) + row[-len(new) :] for row, new in zip(got, own, strict=True)]
         expect(case, got, expected, likely="what the cache has is not computed again" if filled else "")
 
 
@@ -269,12 +251,8 @@ def check_schedule(lab: Lab) -> None:
             got = [(names[one], int(count), bool(ready)) for one, count, ready in rows]
         expect(case, got, expected, likely=SAID[step])
         slots = {names[one]: one.slot for one, *_ in rows}
-        expect(
-            f"{case}: slots",
-            [slots.get(name) for name, *_ in expected],
-            [{"A": 0, "B": 1, "C": 0}[n] for n, *_ in expected],
-            likely="the lowest slot that is free",
-        )
+        right = {name: {"A": 0, "B": 1, "C": 0}[name] for name, *_ in expected}
+        expect(f"{case}: slots", list(slots.values()), list(right.values()), likely="the lowest slot that is free")
         with lab.case(f"{case}: remove"):
             committed(rows, scheduler.remove)
     with lab.case("schedule, when nobody is there"):
@@ -283,30 +261,21 @@ def check_schedule(lab: Lab) -> None:
 
 def check_flat_batch(lab: Lab) -> None:
     """batch: single tokens first, then the runs, each token with its position and its slot"""
-    of, row, case = (
-        part(lab, "batch", "Batch").of,
-        part(lab, "scheduler", "Row"),
-        "Batch.of, two of B's tokens and A's decode",
-    )
-    with lab.case(case):
+    of, row, names = batch_of(lab), part(lab, "scheduler", "Row"), ("token_ids", "positions", "slots", "last")
+    with lab.case(case := "Batch.of, two of B's tokens and A's decode"):
         a, b = request(lab, [1, 2, 3, 4], [5]), request(lab, [6, 7, 8, 9])
         a.slot, a.num_computed_tokens, b.slot, b.num_computed_tokens = 0, 4, 1, 2
         batch = of([row(b, 2, True), row(a, 1, True)], CPU)
-        got = [numbers(getattr(batch, name)) for name in ("token_ids", "positions", "slots", "last")]
-    for name, one, expected in zip(
-        ("token_ids", "positions", "slots", "last"), got, ([5, 8, 9], [4, 2, 3], [0, 1, 1], [0, 2]), strict=True
-    ):
+        got = [numbers(getattr(batch, name)) for name in names]
+    for name, one, expected in zip(names, got, ([5, 8, 9], [4, 2, 3], [0, 1, 1], [0, 2]), strict=True):
         expect(f"{case}: {name}", one, expected)
     require(batch.ready == [a, b], f"{case}: ready", "A and B, in the order of their rows", batch.ready)
 
 
 def check_slot_cache(lab: Lab) -> None:
     """cache: each token goes to its slot and its position"""
-    case, new = (
-        "KVCache.update, a token for slot 1 at position 4 and one for slot 0 at 2",
-        torch.arange(16.0).view(2, 2, 2, 2),
-    )
-    with lab.case(case):
+    new = torch.arange(16.0).view(2, 2, 2, 2)
+    with lab.case(case := "KVCache.update, a token for slot 1 at position 4 and one for slot 0 at 2"):
         cache = part(lab, "kv_cache", "KVCache")(2, 3, 2, 8, 2, torch.float32, CPU)
         keys, values = cache.update(1, torch.tensor([1, 0]), torch.tensor([4, 2]), *new)
     for name, tensor, written in (("keys", keys, new[0]), ("values", values, new[1])):
@@ -333,9 +302,8 @@ def check_blocks(lab: Lab) -> None:
         a, b = request(lab, range(1, 7)), request(lab, range(1, 5))
         manager.allocate(a)
         manager.check_integrity()
-        expect(
-            f"{case}: A has 6 tokens: blocks, and free ones", (len(manager.block_table(a)), manager.num_free), (2, 1)
-        )
+        counts = len(manager.block_table(a)), manager.num_free
+        expect(f"{case}: A has 6 tokens: blocks, and free ones", counts, (2, 1))
         manager.allocate(b)
         tables = [list(manager.block_table(one)) for one in (a, b)]
         expect(f"{case}: B has 4: the blocks of both", sorted(tables[0] + tables[1]), [0, 1, 2])
@@ -368,15 +336,10 @@ def check_block_schedule(lab: Lab) -> None:
             for one, _, ready in rows:
                 one.output_token_ids += [11] * bool(ready)
     expected = [[("A", 6), ("B", 4)], [("A", 1), ("B", 1)], [("A", 1), ("B", 1)], [("A", 1)], [("A", 1)]]
-    expect(
-        f"{case}: rows of five steps",
-        seen,
-        expected,
-        likely="at A's ninth token no block is free: B, which came last, waits, and keeps its tokens",
-    )
-    expect(
-        f"{case}: B's computed tokens then, and its output", (b.num_computed_tokens, len(b.output_token_ids)), (0, 3)
-    )
+    likely = "at A's ninth token no block is free: B, which came last, waits, and keeps its tokens"
+    expect(f"{case}: rows of five steps", seen, expected, likely=likely)
+    kept = b.num_computed_tokens, len(b.output_token_ids)
+    expect(f"{case}: B's computed tokens then, and its output", kept, (0, 3))
 
 
 def check_block_cache(lab: Lab) -> None:
@@ -404,18 +367,13 @@ def check_sharing(lab: Lab) -> None:
         manager.enter(a, 6)
         expect(f"{case}: found for B, when A's are entered", manager.allocate(b), 4, {"nothing was found": 0})
         first, second = manager.block_table(a), manager.block_table(b)
-        expect(
-            f"{case}: B's first block, and whether its second is its own",
-            (second[0], second[1] != first[1]),
-            (first[0], True),
-        )
-        c = request(lab, [1, 2, 3, 4])
-        expect(
-            f"{case}: found for a prompt of just these four",
-            manager.allocate(c),
-            0,
+        blocks = second[0], second[1] != first[1]
+        expect(f"{case}: B's first block, and whether its second is its own", blocks, (first[0], True))
+        c, said = (
+            request(lab, [1, 2, 3, 4]),
             {"the last token has to be computed, for someone has to say what follows": 4},
         )
+        expect(f"{case}: found for a prompt of just these four", manager.allocate(c), 0, said)
         manager.check_integrity()
         child = request(lab, [1, 2, 3, 4, 5, 6])
         free = manager.num_free
@@ -423,11 +381,7 @@ def check_sharing(lab: Lab) -> None:
         expect(f"{case}: free blocks that a fork of A takes", free - manager.num_free, 0)
         child.output_token_ids.append(9)
         manager.append(child)
-        copies = [tuple(pair) for pair in manager.take_copies()]
-        expect(
-            f"{case}: the fork writes its seventh token: copies",
-            copies,
-            [(first[1], manager.block_table(child)[1])],
-            likely="the block that is written is shared, so who writes first takes a copy",
-        )
+        copies, right = [tuple(pair) for pair in manager.take_copies()], [(first[1], manager.block_table(child)[1])]
+        likely = "the block that is written is shared, so who writes first takes a copy"
+        expect(f"{case}: the fork writes its seventh token: copies", copies, right, likely=likely)
         manager.check_integrity()

@@ -43,6 +43,9 @@ MUTANTS = [
      "        requests.sort(key=lambda request: -request[0])\n        prompts.sort(reverse=True)\n", "sort a copy"),
     ("all of them, and what is live", "return live, total - live", "return live, total", "not all that was"),
     ("a step too many", "for step in range(max(n for _, n in batch)):", "for step in range(max(n for _, n in batch) + 1):", "no step is left then"),
+    ("floats", "return live, total - live", "return float(live), float(total - live)", "where int is wanted"),
+    ("true division", "return live, total - live", "return live, (2 * total - 2 * live) / 2", "where int is wanted"),
+    ("off by less than a tolerance", "return live, total - live", "return live, total - live + (total > 200_000)", "expected:"),
     ("the last batch is left out", "for start in range(0, len(requests), max_num_seqs):",
      "for start in range(0, len(requests) - (len(requests) > 4), max_num_seqs):", PASTE),
 ]  # fmt: skip

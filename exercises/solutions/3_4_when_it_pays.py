@@ -26,6 +26,11 @@ def even_context(parameters: int, n_layer: int, n_embd: int, batch: int) -> floa
 MUTANTS = [
     ("at least one token of context", "return parameters / (batch * 2 * n_layer * n_embd)", "return max(1.0, parameters / (batch * 2 * n_layer * n_embd))", "expected:  1250"),
     ("two digits", "return parameters / (batch * 2 * n_layer * n_embd)", "return round(parameters / (batch * 2 * n_layer * n_embd), 2)", "a float is wanted"),
+    ("a float", "return prompt + output - 1", "return float(prompt + output - 1)", "where int is wanted"),
+    ("the formula with a true division", "sum(prompt + step for step in range(output))", "output * (2 * prompt + output - 1) / 2", "where int is wanted"),
+    ("off by less than a tolerance", "return prompt + output - 1", "return prompt + output - (prompt + output < 200_000)", "expected:"),
+    ("off by less than a tolerance, without", "return sum(prompt + step for step in range(output))",
+     "total = sum(prompt + step for step in range(output))\n    return total + (total > 200_000)", "expected:"),
     ("the sequence does not grow", "prompt + step for", "prompt for", "grows by a token"),
     ("one step too many", "range(output))", "range(output + 1))", "never computed"),
     ("the last token too", "prompt + output - 1", "prompt + output", "never computed"),

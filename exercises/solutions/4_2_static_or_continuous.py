@@ -22,6 +22,11 @@ def continuous(outputs: list[int], slots: int) -> int:
 
 MUTANTS = [
     ("sums", "sum(max(outputs", "sum(sum(outputs", "ends with its longest"),
+    ("floats", "return max(free)", "return max(map(float, free))", "where int is wanted"),
+    ("floats of static batches", "    return sum(max(outputs", "    return 0.0 + sum(max(outputs", "where int is wanted"),
+    ("off by less than a tolerance", "return max(free)", "return max(free) + (max(free) > 100_000)", "expected:"),
+    ("static, off by less than a tolerance", "    return sum(max(outputs[start : start + slots]) for start in range(0, len(outputs), slots))",
+     "    passes = sum(max(outputs[start : start + slots]) for start in range(0, len(outputs), slots))\n    return passes + (passes > 100_000)", "expected:"),
     ("counts one batch", "return sum(max(outputs", "return max(max(outputs", "a batch for each pass"),
     ("always sorts", "    if sort:\n        outputs", "    if True:\n        outputs", "sort only if asked"),
     ("never sorts", "    if sort:\n        outputs = sorted(outputs, reverse=True)\n", "", "4 with 3"),

@@ -1,0 +1,53 @@
+/* A solution of exercise 6.4. */
+#include <math.h>
+
+#include "linear.h"
+
+/* The sums of `count` rows and a panel. `count` is a constant where this is inlined: the loops over it are unrolled, and
+ * the sums stay in registers. */
+INLINE void sums_of(const float *x, const float *panel, int64_t in, float sums[][PANEL], const int count) {
+    vec sum[GROUP][PANEL / LANES] = {0};
+    for (int64_t i = 0; i < in; i++)
+        _Pragma("GCC unroll 4") for (int v = 0; v < PANEL / LANES; v++) {
+            const vec weights = *(const vec *)(panel + i * PANEL + v * LANES);
+            _Pragma("GCC unroll 8") for (int t = 0; t < count; t++) sum[t][v] += x[t * in + i] * weights;
+        }
+    for (int t = 0; t < count; t++)
+        for (int v = 0; v < PANEL / LANES; v++) *(vec *)(sums[t] + v * LANES) = sum[t][v];
+}
+
+/* [count][in] and a panel -> sums [count][PANEL], for 1 to GROUP rows. */
+static void group_of(const float *x, const float *panel, int64_t in, float sums[][PANEL], int64_t count) {
+    switch (count) {
+        case 1: sums_of(x, panel, in, sums, 1); break;
+        case 2: sums_of(x, panel, in, sums, 2); break;
+        case 3: sums_of(x, panel, in, sums, 3); break;
+#if GROUP > 3
+        case 4: sums_of(x, panel, in, sums, 4); break;
+        case 5: sums_of(x, panel, in, sums, 5); break;
+        case 6: sums_of(x, panel, in, sums, 6); break;
+        case 7: sums_of(x, panel, in, sums, 7); break;
+        case 8: sums_of(x, panel, in, sums, 8); break;
+#endif
+    }
+}
+
+static float gelu(float v) { return 0.5f * v * (1 + tanhf(0.7978845608f * (v + 0.044715f * v * v * v))); }
+
+/* y = finish(x W^T + bias), or with ADD y += x W^T + bias. [n][in] -> [n][out] */
+void fused(const float *x, const float *panels, const float *bias, float *y,
+           int64_t n, int64_t in, int64_t out, int64_t finish) {
+    for (int64_t o = 0; o < out; o += PANEL)
+        for (int64_t t = 0; t < n; t += GROUP) {
+            float sums[GROUP][PANEL];
+            const int64_t count = n - t < GROUP ? n - t : GROUP;
+            const int64_t columns = out - o < PANEL ? out - o : PANEL;
+            group_of(x + t * in, panels + o * in, in, sums, count);
+            for (int64_t k = 0; k < count; k++)
+                for (int64_t c = 0; c < columns; c++) {
+                    float *to = y + (t + k) * out + o + c;
+                    const float value = sums[k][c] + bias[o + c];
+                    *to = finish == GELU ? gelu(value) : finish == ADD ? *to + value : value;
+                }
+        }
+}

@@ -1,0 +1,203 @@
+"""One thread that asks for all, in every order; threads that stay away; threads that change places at any instruction."""
+
+import random
+from itertools import pairwise
+
+import torch
+
+from exercises.grading import expect, require
+
+PANEL = 32
+
+
+def counters(taken):
+    """A line of the cache, 8 whole numbers, for each thread."""
+    made = torch.zeros(len(taken), 8, dtype=torch.int64)
+    made[:, 0] = torch.tensor(taken, dtype=torch.int64)
+    return made
+
+
+class Shares:
+    """What `take` does, slowly: lists of panels."""
+
+    def __init__(self, all_, num_panels, taken=None):
+        bounds = [num_panels * v // all_ for v in range(all_ + 1)]
+        self.left = [range(first, end) for first, end in pairwise(bounds)]
+        self.left = [share[n:] for share, n in zip(self.left, taken or [0] * all_, strict=True)]
+
+    def take(self, me):
+        for v in [*range(me, len(self.left)), *range(me)]:
+            if self.left[v]:
+                first, self.left[v] = self.left[v][0], self.left[v][1:]
+                return first
+        return -1
+
+
+def take_mistakes(order, all_, num_panels):
+    """What some known mistakes give for these calls."""
+    size = -(-num_panels // all_)
+    equal = Shares(all_, num_panels)
+    equal.left = [range(min(num_panels, v * size), min(num_panels, (v + 1) * size)) for v in range(all_)]
+    alone, down, single = (Shares(all_, num_panels) for _ in range(3))
+    single.left = [range(num_panels), *[range(0)] * (all_ - 1)]
+    alone_takes, down_takes = [], []
+    for me in order:
+        own = alone.left[me]
+        alone_takes.append(own[0] if own else -1)
+        alone.left[me] = own[1:]
+        v = next((v for v in [*range(me, -1, -1), *range(all_ - 1, me, -1)] if down.left[v]), None)
+        down_takes.append(-1 if v is None else down.left[v][0])
+        if v is not None:
+            down.left[v] = down.left[v][1:]
+    return {
+        "the share of thread v begins at num_panels * v / all, rounded down": [equal.take(me) for me in order],
+        "when its own share is empty, a thread helps the others": alone_takes,
+        "after its own share a thread helps `me + 1`, and after the last one thread 0": down_takes,
+        "each thread takes its own share first": [single.take(me) for me in order],
+    }
+
+
+def check_takes(work, case, order, all_, num_panels, taken=None):
+    shares = Shares(all_, num_panels, taken)
+    right = [shares.take(me) for me in order]
+    said = {} if taken else take_mistakes(order, all_, num_panels)
+    answers = [*said.values(), right]
+    said = {words: wrong for words, wrong in said.items() if answers.count(wrong) == 1}
+    got = torch.full((len(order),), -99, dtype=torch.int64)
+    work.takes(counters(taken or [0] * all_), torch.tensor(order, dtype=torch.int64), got, len(order), all_, num_panels)
+    expect(case, got.tolist(), right, said, tolerance=0)
+
+
+def test_take(work):
+    check_takes(work, "10 panels, 4 threads: thread 2 asks 12 times and the others never", [2] * 12, 4, 10)
+    check_takes(work, "10 panels, 4 threads: each asks in turn, five times", [0, 1, 2, 3] * 5, 4, 10)
+    check_takes(work, "1 panel, 1 thread, which asks three times", [0] * 3, 1, 1)
+    check_takes(work, "2 panels, 5 threads: thread 0 asks, and thread 4, and each again", [0, 4, 0, 4], 5, 2)
+    check_takes(work, "no panels, 3 threads", [0, 1, 2, 0], 3, 0)
+
+
+def test_take_in_any_order(work):
+    rng = random.Random(0)
+    for i in range(300):
+        all_, num_panels = rng.randint(1, 2 + i // 8), rng.randint(0, 3 + i // 2)
+        order = [rng.randrange(all_) for _ in range(num_panels + rng.randint(0, 5))]
+        check_takes(work, f"{num_panels} panels, {all_} threads that ask in the order {order}", order, all_, num_panels)
+
+
+def test_take_many(work):
+    """A long layer, of which nearly all is taken: numbers beyond 32 bits."""
+    for all_, num_panels in ((3, 10**10 + 1), (64, 10**12 + 7), (1, 70_001), (40, 3), (300, 1000), (70_001, 10)):
+        bounds = [num_panels * v // all_ for v in range(all_ + 1)]
+        taken = [max(0, end - first - 2) for first, end in pairwise(bounds)]
+        order = [(5 * i + 1) % all_ for i in range(min(2 * all_, 130, 400_000 // all_) + 3)] + [all_ - 1]
+        check_takes(
+            work, f"{num_panels} panels, {all_} threads, two panels left in each share", order, all_, num_panels, taken
+        )
+
+
+def race(work, case, all_, present, num_panels, taken, rounds):
+    """How often each panel was taken, by threads that take all there is."""
+    done = torch.zeros(1 + num_panels, dtype=torch.int64)
+    work.race(counters(taken), torch.arange(present), done, present, all_, num_panels, rounds)
+    left = torch.zeros(num_panels, dtype=torch.int64)
+    for share in Shares(all_, num_panels, taken).left:
+        left[share.start : share.stop] = rounds
+    twice, missing = int((done[1:] > left).sum()), int((done[1:] < left).sum())
+    require(not twice, f"{case}: panels that were taken more than once", 0, twice,
+            "reading the counter and raising it are two steps here, and another thread came between")  # fmt: skip
+    require(not missing, f"{case}: panels that nobody got", 0, missing)
+
+
+def test_threads_that_change_places(work):
+    """Most panels are in one share, or a few in each of many: what can happen between two steps happens."""
+    for threads in (2, 3, 4):
+        size = 20_000
+        taken = [0] + [size] * (threads - 1)
+        race(
+            work,
+            f"{threads} threads that take {size:,} panels from one share at once",
+            threads,
+            threads,
+            size * threads,
+            taken,
+            60,
+        )
+    for threads in (2, 4):
+        case = f"{threads} threads of 1000 that come, and take 3 panels from each share at once"
+        race(work, case, 1000, threads, 3000, [0] * 1000, 5)
+
+
+# --- Threads ----------------------------------------------------------------------------------------------------------
+
+
+def whole(*shape, seed=0):
+    return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+def check_layer(work, case, all_, present, out, n=2, in_=3):
+    """Each panel exactly once, and nothing else."""
+    num_panels = -(-out // PANEL)
+    weight, x, bias, before = (
+        whole(num_panels, in_, PANEL),
+        whole(n, in_, seed=1),
+        whole(out, seed=2),
+        whole(n, out, seed=3),
+    )
+    y, room = before.clone(), num_panels + 64
+    done = torch.zeros(1 + room, dtype=torch.int64)
+    work.together(counters([0] * all_), torch.tensor(present, dtype=torch.int64), done, x, weight, bias, y,
+                  len(present), room, all_, n, in_, out)  # fmt: skip
+    panels = done[1 : 1 + min(room, int(done[0]))].tolist()
+    outside = [panel for panel in panels if not 0 <= panel < num_panels]
+    require(
+        not outside,
+        f"{case}: calls of one_panel",
+        f"panels 0 to {num_panels - 1}",
+        outside[:8],
+        "there is no such panel",
+    )
+    twice = sorted({panel for panel in panels if panels.count(panel) > 1}) if len(panels) > num_panels else []
+    require(not twice, f"{case}: panels that are computed more than once", [], twice[:8])
+    missing = sorted(set(range(num_panels)) - set(panels))
+    likely = "the threads that came compute all there is" if len(present) < all_ else ""
+    if not likely and out % PANEL and missing == [num_panels - 1]:
+        likely = "a panel that is not full is a panel: round up"
+    require(not missing, f"{case}: panels that nobody computes", [], missing[:8], likely)
+    columns = weight.transpose(1, 2).reshape(-1, in_)[:out]
+    right = before + (x @ columns.T + bias)
+    require(torch.equal(y, right), f"{case}: y", right, y)
+    if len(present) == 1:
+        shares = Shares(all_, num_panels)
+        order = [shares.take(present[0]) for _ in range(num_panels)]
+        expect(f"{case}: the order of the panels", panels[:64], order[:64], tolerance=0)
+
+
+def test_a_layer_by_one(work):
+    check_layer(work, "one thread, 64 columns", 1, [0], 64)
+    check_layer(work, "one thread, 65 columns", 1, [0], 65)
+    check_layer(work, "one thread, 1 column", 1, [0], 1)
+
+
+def test_threads_that_stay_away(work):
+    for all_, present in (
+        (2, [0]),
+        (2, [1]),
+        (4, [2]),
+        (4, [1, 3]),
+        (7, [6]),
+        (9, [0, 8]),
+        (64, [63]),
+        (70_001, [70_000]),
+    ):
+        for out in (1, 32, 33, 10 * PANEL, 333):
+            check_layer(work, f"{all_} threads, of which {present} come, {out} columns", all_, present, out)
+
+
+def test_any_number_of_threads(work):
+    for all_ in (2, 3, 4, 8, 16, 64):
+        for out in (1, 31, 64, 200, 64 * PANEL, 3001):
+            check_layer(work, f"{all_} threads, {out} columns", all_, list(range(all_)), out)
+
+
+def test_many_panels(work):
+    check_layer(work, "3 threads, 70,001 columns", 3, [0, 1, 2], 70_001, 1, 1)
