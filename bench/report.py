@@ -41,6 +41,7 @@ MAKERS = {
     "layer": "bench.layer",
     "serving": "bench.serving",
     "rude": "bench.rude",
+    "structured": "bench.structured",
 }
 
 

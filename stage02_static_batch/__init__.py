@@ -4,5 +4,15 @@ from .config import EngineConfig
 from .llm import LLM
 from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
 from .support.sampling_params import SamplingParams
+from .support.structured import StructuredOutputsParams
 
-__all__ = ["LLM", "CompletionOutput", "EngineConfig", "Logprob", "RequestOutput", "SamplingParams", "StreamEvent"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "StreamEvent",
+    "StructuredOutputsParams",
+]

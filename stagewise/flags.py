@@ -1,6 +1,7 @@
 """The flags of the command line: which a stage has, and what they ask for."""
 
 import argparse
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,14 @@ def pair(text: str) -> tuple[int, float]:
     """The value of --logit-bias: 50256=-100."""
     token_id, _, bias = text.partition("=")
     return int(token_id), float(bias)
+
+
+def form(text: str) -> dict:
+    """The value of --structured-outputs, as JSON."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
 
 
 class Pairs(argparse.Action):
@@ -46,6 +55,11 @@ SAMPLING = {
     "bad_words": dict(nargs="+", action="extend", default=[], metavar="TEXT", help="texts that no output may contain"),
     "allowed_token_ids": dict(
         nargs="+", type=int, action="extend", metavar="ID", help="choose from these tokens alone"
+    ),
+    "structured_outputs": dict(
+        type=form,
+        metavar="JSON",
+        help='form of the output: {"json": SCHEMA}, or regex, choice, grammar, json_object',
     ),
     "include_stop_str_in_output": dict(action="store_true", help="end behind the stop text"),
     "skip_special_tokens": dict(action=argparse.BooleanOptionalAction, default=True, help="no text for the end token"),

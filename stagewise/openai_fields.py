@@ -11,8 +11,8 @@ from typing import Any
 # Field -> what it may be, a type or some values, and why it can't be anything else.
 Others = Mapping[str, tuple[type | tuple, str]]
 
-NO_TOOLS = "this model calls no tools"
-NO_GRAMMAR = "an output can't be held to a form"
+NO_TOOLS = "only chats call tools"
+OLD_TOOLS = "`tools` and `tool_choice` have taken its place"
 ONLY_TEXT = "this model reads and writes text alone"
 IDLE: Others = {
     # Notes of the caller, and hints for machines that are not there: nothing follows from them.
@@ -38,14 +38,8 @@ IDLE: Others = {
     "tools": (([],), NO_TOOLS),
     "tool_choice": (("none", "auto"), NO_TOOLS),
     "parallel_tool_calls": (bool, "it must be true or false"),
-    "functions": (([],), NO_TOOLS),
-    "function_call": (("none", "auto"), NO_TOOLS),
-    "response_format": (({"type": "text"},), NO_GRAMMAR),
-    "structured_outputs": (({},), NO_GRAMMAR),
-    "guided_json": ((), NO_GRAMMAR),
-    "guided_regex": ((), NO_GRAMMAR),
-    "guided_choice": ((), NO_GRAMMAR),
-    "guided_grammar": ((), NO_GRAMMAR),
+    "functions": (([],), OLD_TOOLS),
+    "function_call": (("none", "auto"), OLD_TOOLS),
     "logits_processors": (([],), "no code of a request runs here"),
     "documents": (([],), "put them into the messages"),
     "chat_template": ((), "who starts the server names it, with --chat-template"),

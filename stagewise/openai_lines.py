@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .forms import FORM_FIELDS, form_of
 from .openai_fields import IDLE, Others, asks_for_nothing
 
 URL = "/v1/completions"
@@ -65,7 +66,11 @@ def to_line(request: dict, model: str, names: set[str]) -> dict:
     line = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "sampling": {}}
     others = {**IDLE, **NOT_IN_LINES, "best_of": ((body.get("n", 1),), "no more are made than given")}
     others |= {} if "n" in names else {"n": ((1,), "this stage makes one completion")}
+    if (form := form_of(body)) is not None:
+        line["sampling"]["structured_outputs"] = form[1]
     for name, value in body.items():
+        if name in FORM_FIELDS:
+            continue
         if name in names - IN_OTHER_FORM:
             line["sampling"][name] = value
         elif name == "priority":

@@ -774,7 +774,7 @@ def test_openai_lines(tmp_path):
             "other": "body.model must be 'tinytales'",
             "chat": "url '/v1/completions'",
             "zero": "body.logprobs 0 is not supported: not in the lines of --input",
-            "tools": "body.tools [1] is not supported: this model calls no tools",
+            "tools": "body.tools [1] is not supported: only chats call tools",
             "foo": "body.foo is not known here",
             "none": "body must be a JSON object",
         }

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from .structured import StructuredOutputsParams
+
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e5  # within these, logits / temperature stays finite in float32
 MAX_BIAS = 100.0  # OpenAI's limit
 MAX_PROMPT_LOGPROBS = 20  # vLLM's limit; with 50,000 for each token of a prompt, one request would stop all others
@@ -16,8 +18,8 @@ MAX_PROMPT_LOGPROBS = 20  # vLLM's limit; with 50,000 for each token of a prompt
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling and stopping of one request. The order: logits_processors, logit_bias, tokens that are not allowed,
-    penalties, temperature, top-k, top-p, min-p, draw.
+    """Sampling and stopping of one request. The order: logits_processors, logit_bias, tokens that are not allowed
+    (by structured_outputs too), penalties, temperature, top-k, top-p, min-p, draw.
 
     Attributes:
         temperature: divides the logits; 0 is greedy (the best token, nothing is drawn), below 1 is sharper. Between 0
@@ -44,6 +46,8 @@ class SamplingParams:
         allowed_token_ids: the only tokens that may be chosen; None allows all.
         logits_processors: functions (output token ids, logits) -> logits, or (prompt token ids, output token ids,
             logits) -> logits. Logits are [vocab_size] float32, as the model gave them.
+        structured_outputs: the form of the whole output: one of some choices, a regular expression, a JSON schema or a
+            grammar. It ends with the end token when the form is complete; before that only with `max_tokens`.
         include_stop_str_in_output: the text ends behind the stop text, or the stop token's text, that ended it.
         skip_special_tokens: the end token has no text.
         detokenize: make a text of the tokens; without it the text stays empty, and stop texts are refused.
@@ -73,6 +77,7 @@ class SamplingParams:
     bad_words: Sequence[str] = ()
     allowed_token_ids: Sequence[int] | None = None
     logits_processors: Sequence[Callable[..., Tensor]] = ()
+    structured_outputs: StructuredOutputsParams | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True
@@ -117,6 +122,8 @@ class SamplingParams:
         self._set("logits_processors", self._check_sequence("logits_processors"))
         if not all(map(callable, self.logits_processors)):
             raise ValueError(f"logits_processors must be functions, got {self.logits_processors!r:.80}")
+        if self.structured_outputs is not None:
+            self._set("structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
         if self.truncate_prompt_tokens is not None:
             self._check_integer("truncate_prompt_tokens", -1)
             if not self.truncate_prompt_tokens:

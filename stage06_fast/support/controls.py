@@ -1,19 +1,23 @@
 """What a request asks of the logits themselves, before penalties: biases, tokens that are forbidden or alone allowed,
-the caller's own functions. Names and meanings are those of vLLM's `SamplingParams`.
+a form of the whole output (structured.py), the caller's own functions. Names and meanings are those of vLLM's
+`SamplingParams`.
 
 All of it follows from the parameters and the tokens so far. So nothing here changes while a request runs, and it is the
 same after a preemption, in any company.
 """
 
+import copy
 import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .sampling_params import SamplingParams
+from .structured import FormError, Guide
 from .tokenizer import Tokenizer
 
 
@@ -42,8 +46,22 @@ class Controls:
     def __init__(self, params: SamplingParams, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]):
         self.params, self.bad = params, bad_token_ids(params.bad_words, tokenizer)
         self.ending = (*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids))
-        self._lasting = bool(params.logit_bias or params.allowed_token_ids or params.logits_processors or self.bad)
+        form = params.structured_outputs
+        self._guide = None if form is None else Guide(form, tokenizer, eos_token_ids)
+        others = params.logit_bias or params.allowed_token_ids or params.logits_processors or self.bad
+        self._lasting = bool(others or self._guide)
         self._tensors: dict[tuple[str, torch.device], Tensor] = {}
+
+    def fork(self, index: int) -> "Controls":
+        """Those of another completion of the request: what follows from an output is its own."""
+        other = copy.copy(self)
+        other._guide = self._guide and self._guide.fork(index)
+        return other
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether a step may fail for this request alone."""
+        return bool(self.params.logits_processors or self._guide)
 
     def asks(self, num_output: int) -> bool:
         """Whether it asks for anything behind so many tokens of output."""
@@ -63,8 +81,11 @@ class Controls:
             logits = torch.full_like(logits, -math.inf).index_copy(0, ids, logits[ids])
         if forbidden := [word[-1] for word in self.bad if ends_with(output_token_ids, word[:-1])]:
             logits = logits.index_fill(0, torch.tensor(forbidden, dtype=torch.int64, device=device), -math.inf)
+        if self._guide is not None:
+            logits = held_to(logits, self._guide.allowed(output_token_ids))
         if len(output_token_ids) < params.min_tokens and self.ending:
-            logits = logits.index_fill(0, self._tensor("ending", self.ending, device), -math.inf)
+            longer = logits.index_fill(0, self._tensor("ending", self.ending, device), -math.inf)
+            logits = longer if self._guide is None or longer.max().isfinite() else logits  # for its form is complete
         return logits
 
     def _tensor(self, name: str, token_ids: Sequence[int], device: torch.device) -> Tensor:
@@ -85,8 +106,24 @@ class Controls:
             raise ValueError("min_tokens leaves nothing to choose: every token of the vocabulary is a stop token")
         forbidden = {word[0] for word in self.bad if len(word) == 1} | {*(self.ending if params.min_tokens else ())}
         allowed = range(vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
+        if self._guide is not None and params.ignore_eos:
+            raise ValueError("ignore_eos can't go with structured_outputs: the end token is how the form ends")
         if forbidden.issuperset(allowed):
             raise ValueError("allowed_token_ids leaves nothing to choose: bad_words or min_tokens forbid all of them")
+
+
+def held_to(logits: Tensor, allowed: np.ndarray) -> Tensor:
+    """The logits, at -inf but for what is allowed. [vocab_size], [n] bool -> [vocab_size]
+
+    Raises FormError if that leaves nothing.
+    """
+    vocab_size = len(logits)
+    forbidden = np.ones(vocab_size, bool)  # a model's vocabulary may be larger than its tokenizer's
+    np.logical_not(allowed[:vocab_size], out=forbidden[: len(allowed)])
+    held = logits.masked_fill(torch.from_numpy(forbidden).to(logits.device), -math.inf)
+    if not held.max().isfinite() and logits.max().isfinite():
+        raise FormError("structured_outputs leaves nothing to choose beside what else is asked for")
+    return held
 
 
 def steer(scores: Tensor, requests: Sequence[Any]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from .around import around
 from .logprobs import NOT_FINITE
 from .scoring import Scorer
+from .structured import FormError
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,8 @@ class Isolation:
         around(engine, "commit", self.commit)
 
     def commit(self, commit: Callable, batch: Any, tokens: list[tuple]) -> list[Any]:
-        """If no request would be left, or none has ever got a token, it is the engine's error, and is raised."""
+        """If no request would be left, or none has ever got a token, it is the engine's error, and is raised. A form
+        that can't be followed is its request's own error."""
         failed = self.scorer.take_failed()
         failed |= {request: what for request, (token, what) in zip(batch.ready, tokens, strict=True) if token < 0}
         self.worked = self.worked or any(token >= 0 for token, _ in tokens)
@@ -59,7 +61,8 @@ class Isolation:
             return commit(batch, tokens)
         scheduler = self.engine.scheduler
         left = {r for r in (*scheduler.running, *(entry[-1] for entry in scheduler.waiting)) if not r.finished}
-        if not self.worked or failed.keys() >= left:
+        own = {request for request, what in failed.items() if isinstance(what, FormError)}
+        if failed.keys() - own and (not self.worked or failed.keys() >= left):
             raise next(filter(None, failed.values()), ValueError(NOT_FINITE))
         tokens = [(-1, None) if r in failed else token for r, token in zip(batch.ready, tokens, strict=True)]
         news = commit(batch, tokens)

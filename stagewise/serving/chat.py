@@ -1,12 +1,14 @@
 """Chats: a template, which the operator gives, makes one prompt of the messages; GPT-2 itself has none."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..openai_fields import IDLE, NO_TOOLS, ONLY_TEXT, Others
+from ..openai_fields import IDLE, OLD_TOOLS, ONLY_TEXT, Others
 from .errors import bad_request
 from .protocol import (
     CHAT,
@@ -21,6 +23,7 @@ from .protocol import (
     prompt_logprobs,
     sampling_params,
 )
+from .tools import CallReader, Tools, tools_of
 
 # What an answer of ours or of others has beside its role and its content, so that a client can send it back.
 IDLE_IN_MESSAGES: Others = {
@@ -29,16 +32,19 @@ IDLE_IN_MESSAGES: Others = {
     "reasoning_content": (("",), "the template does not see it"),
     "annotations": (([],), "the template does not see them"),
     "audio": ((), ONLY_TEXT),
-    "tool_calls": (([],), NO_TOOLS),
-    "function_call": ((), NO_TOOLS),
-    "tool_call_id": (("",), NO_TOOLS),
+    "tool_calls": (([],), "the template does not see them"),
+    "function_call": ((), OLD_TOOLS),
+    "tool_call_id": (("",), "the template does not see it"),
 }
 
 
 class ChatTemplate:
-    """A Jinja template as those of Hugging Face's models: it sees `messages` and `add_generation_prompt`.
+    """A Jinja template as those of Hugging Face's models: it sees `messages`, `tools` and `add_generation_prompt`.
 
     The sandbox keeps a template from another source from reaching into this program.
+
+    Attributes:
+        shows_tools, shows_calls: whether it makes use of `tools`, and of the calls in messages.
 
     Raises:
         ValueError, OSError: the file is no template, or can't be read.
@@ -47,23 +53,29 @@ class ChatTemplate:
     def __init__(self, path: Path):
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = raise_exception
+        environment.filters["tojson"] = to_json  # Jinja's own is for HTML
         try:
             self.text = path.read_text(encoding="utf-8")
             self._template = environment.from_string(self.text)
+            self.shows_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(self.text))
         except UnicodeDecodeError as error:
             raise ValueError(f"--chat-template {path} is not UTF-8: {error.reason} at byte {error.start}") from None
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"--chat-template {path}, line {error.lineno}: {error.message}") from None
+        self.shows_calls = "tool_calls" in self.text
 
-    def prompt(self, messages: list[dict], *, begins: bool = True, goes_on: bool = False) -> str:
+    def prompt(
+        self, messages: list[dict], *, begins: bool = True, goes_on: bool = False, tools: list[dict] | None = None
+    ) -> str:
         """The prompt that messages make. Raises APIError if the template refuses them.
 
         Args:
             begins: it ends with the beginning of an answer.
             goes_on: it ends with the last message, which is to be gone on with.
+            tools: as the request has them.
         """
         try:
-            prompt = self._template.render(messages=messages, add_generation_prompt=begins)
+            prompt = self._template.render(messages=messages, add_generation_prompt=begins, tools=tools)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise bad_request(f"the chat template can't take these messages: {error}", param="messages") from None
         if not goes_on:
@@ -77,12 +89,16 @@ class ChatTemplate:
         return prompt[:last]  # what the template puts behind a message would end it
 
 
+def to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
 def raise_exception(message: str) -> None:
     """What templates call to refuse messages."""
     raise jinja2.TemplateError(message)
 
 
-def chat_prompt(fields: Fields, template: ChatTemplate | None) -> str:
+def chat_prompt(fields: Fields, template: ChatTemplate | None, tools: Tools | None = None) -> str:
     """The prompt that the messages of a request make. Raises APIError."""
     if template is None:
         raise bad_request("GPT-2 has no chat template: ask /v1/completions, or start with --chat-template FILE")
@@ -91,14 +107,19 @@ def chat_prompt(fields: Fields, template: ChatTemplate | None) -> str:
     if begins and goes_on:
         message = "continue_final_message goes on with the last message, add_generation_prompt begins another: set one"
         raise bad_request(message, param="continue_final_message")
-    return template.prompt(read_messages(fields), begins=begins, goes_on=goes_on)
+    messages = read_messages(fields, template.shows_calls)
+    if tools is not None and tools.choice == "auto" and not template.shows_tools:
+        message = "the chat template does not show the tools to the model, so it can't choose one"
+        raise bad_request(f'{message}; set tool_choice to "required", or to a function', param="tools")
+    return template.prompt(messages, begins=begins, goes_on=goes_on, tools=tools and tools.given)
 
 
 def chat_job(served: Served, body: dict, template: ChatTemplate | None) -> Job:
     """The job of a body of /v1/chat/completions. Raises APIError."""
     fields = Fields(body, CHAT, others={**IDLE, "echo": ((False,), "an answer is the new message alone")})
     check_model(fields, served.name)
-    prompt = chat_prompt(fields, template)
+    tools = tools_of(fields)
+    prompt = chat_prompt(fields, template, tools)
     common = job_fields(fields, 1, served.limits)
     num_logprobs = number_of_logprobs(served, fields, "top_logprobs") or 0
     if not fields.flag("logprobs"):
@@ -110,31 +131,51 @@ def chat_job(served: Served, body: dict, template: ChatTemplate | None) -> Job:
         raise bad_request("max_tokens and max_completion_tokens are one limit: give one", param="max_tokens")
     most = served.defaults.get("max_tokens", MAX_TOKENS)
     more = {"logprobs": num_logprobs, "max_tokens": next((limit for limit in given if limit is not None), most)}
+    if tools is not None and tools.form is not None:
+        more["structured_outputs"], common["form_field"] = tools.form, "tools"
     params = sampling_params(served, fields, common["beams"], **more, **prompt_logprobs(served, fields))
-    return make_job(served, [prompt], params=params, num_logprobs=num_logprobs, chat=True, **common)
+    return make_job(served, [prompt], params=params, num_logprobs=num_logprobs, chat=True, tools=tools, **common)
 
 
-def read_messages(fields: Fields) -> list[dict]:
+def read_messages(fields: Fields, with_calls: bool) -> list[dict]:
     """The messages, each with its role and its content as one text. Raises APIError."""
     messages = fields.get("messages", list, "a list of messages")
     if not messages:
         raise bad_request("messages must be a list of at least one message", param="messages")
-    return [read_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [read_message(message, f"messages[{i}]", with_calls) for i, message in enumerate(messages)]
 
 
-def read_message(message: Any, where: str) -> dict:
+def read_message(message: Any, where: str, with_calls: bool) -> dict:
     if not isinstance(message, dict):
         raise bad_request(f"{where} must be an object, got {message!r:.80}", param=where)
-    fields = Fields(message, {"role", "content", "name"}, f"{where}.", IDLE_IN_MESSAGES)
-    read = {name: fields.get(name, str, "a text") for name in ("role", "name") if name in fields.values}
+    known = {"role", "content", "name"} | ({"tool_calls", "tool_call_id"} if with_calls else set())
+    fields = Fields(message, known, f"{where}.", IDLE_IN_MESSAGES)
+    texts = ("role", "name", "tool_call_id")
+    read: dict[str, Any] = {name: fields.get(name, str, "a text") for name in texts if name in fields.values}
+    if calls := fields.get("tool_calls", list, "a list of calls"):
+        read["tool_calls"] = [read_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
     if "role" not in read:
         raise bad_request(f"{where}.role is missing", param=f"{where}.role")
     content = fields.get("content", (str, list), "a text, or a list of parts of type text")
     if isinstance(content, list):
         content = "".join(read_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
-    if content is None:
+    if content is None and "tool_calls" not in read:
         raise bad_request(f"{where}.content is missing", param=f"{where}.content")
+    content = content or ""
     return {**read, "content": content}
+
+
+def read_call(call: Any, where: str) -> dict:
+    """A call of an earlier answer, with its arguments as an object, as templates expect them."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not all(isinstance(function.get(key), str) for key in ("name", "arguments")):
+        message = f'{where} must have a function with "name" and "arguments" as texts, got {call!r:.80}'
+        raise bad_request(message, param=where)
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        raise bad_request(f"{where}.function.arguments is not JSON", param=where) from None
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def read_part(part: Any, where: str) -> str:
@@ -153,14 +194,22 @@ def greeting(index: int) -> dict:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def chat_choice(job: Job, piece: Any, chunk: bool) -> dict:
-    """A choice of a chat, or of a chunk of one."""
-    said = {"delta": {"content": piece.text}} if chunk else {"message": {"role": "assistant", "content": piece.text}}
+def chat_choice(job: Job, piece: Any, chunk: bool, reader: CallReader | None = None) -> dict:
+    """A choice of a chat, or of a chunk of one. reader: of the calls in this choice."""
+    said: dict[str, Any] = {"content": piece.text}
+    ends = {"finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason}
+    if reader is not None:
+        text, calls = reader.read(piece.text, piece.finish_reason is not None)
+        said = {"content": text or None} if calls or not chunk else {"content": text}
+        if calls:
+            said["tool_calls"] = calls if chunk else [{k: v for k, v in c.items() if k != "index"} for c in calls]
+        if reader.num_calls and piece.finish_reason == "stop":
+            ends["finish_reason"] = "tool_calls"
+    said = {"delta": said} if chunk else {"message": {"role": "assistant", **said}}
     logprobs = None
     if job.num_logprobs is not None:
         content = [{**in_words(token), "top_logprobs": likely(token, job.num_logprobs)} for token in piece.tokens]
         logprobs = {"content": content}
-    ends = {"finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason}
     ids = {"token_ids": piece.token_ids} if job.token_ids_told else {}
     return {"index": piece.index, **said, "logprobs": logprobs, **ends, **ids}
 

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from .lanes import SMALL, Lanes
 from .limits import Limits
 from .metrics import Meter, Metrics
 from .protocol import SAMPLING, Job, Served, completion_job, too_long
+from .tools import CallReader
 
 AT_ONCE = 16  # prompts of a request that are submitted, or given up, together; more of them one by one
 PROMPT_TOKEN_BYTES = 96  # and so many has one of a prompt's
@@ -369,15 +371,18 @@ class Service:
             if len(token_ids) + bool(job.params.max_tokens) > self.max_model_len:
                 raise too_long(self.max_model_len, f"{where}{error}", prompt) from None
             is_field = name == "priority" or name in SAMPLING
-            raise bad_request(f"{where}{error}", param=name if is_field else prompt) from None
+            param = job.form_field if name.startswith("structured_outputs") else name if is_field else prompt
+            raise bad_request(f"{where}{error}", param=param) from None
 
     def answer(self, run: Run, choices: list[dict], *, chunk: bool = False) -> dict:
         """OpenAI's object around choices."""
         kind = ("chat.completion.chunk" if chunk else "chat.completion") if run.job.chat else "text_completion"
         return {"id": run.id, "object": kind, "created": run.created, "model": self.model_name, "choices": choices}
 
-    def choice(self, job: Job, piece: Piece, *, chunk: bool = False) -> dict:
-        return chat_choice(job, piece, chunk) if job.chat else completion_choice(job, piece)
+    def choice(self, job: Job, piece: Piece, *, chunk: bool = False, reader: CallReader | None = None) -> dict:
+        if not job.chat:
+            return completion_choice(job, piece)
+        return chat_choice(job, piece, chunk, reader or (job.tools and CallReader(job.tools)))
 
     async def whole(self, run: Run, form: Callable[[dict], Any] = lambda choice: choice) -> dict:
         """The answer to a job that does not stream, its choices in this form. They are made one by one, so that nobody
@@ -405,7 +410,7 @@ class Service:
 
     async def chunks(self, run: Run) -> AsyncGenerator[dict, None]:
         """The answer to a job that streams: a chunk for each step of each choice, also if it has no text yet."""
-        job, begun = run.job, set()
+        job, begun, readers = run.job, set(), defaultdict(lambda: run.job.tools and CallReader(run.job.tools))
         more: dict[str, Any] = {"usage": run.usage.to_dict() if job.usage_in_chunks else None} if job.usage else {}
         async with contextlib.aclosing(run.pieces()) as pieces:
             async for piece in pieces:
@@ -416,7 +421,8 @@ class Service:
                     yield {**self.answer(run, [greeting(piece.index)], chunk=True), **prompt, **more}
                 if job.usage_in_chunks:
                     more["usage"] = run.usage.to_dict()
-                choice = {**self.choice(job, piece, chunk=True), **(prompt if is_first and not job.chat else {})}
+                said = self.choice(job, piece, chunk=True, reader=readers[piece.index])
+                choice = {**said, **(prompt if is_first and not job.chat else {})}
                 yield {**self.answer(run, [choice], chunk=True), **more}
         if job.usage:
             yield {**self.answer(run, [], chunk=True), "usage": run.usage.to_dict()}

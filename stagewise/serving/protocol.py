@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..beams import Beams, drawing
+from ..forms import FORM_FIELDS, form_of
 from ..openai_fields import IDLE, FieldError, Others, asks_for_nothing
 from ..stages import Stage
 from .errors import APIError, bad_request
@@ -19,13 +20,15 @@ SAMPLING = (
     *("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "max_tokens"),
     *("logit_bias", "top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids"),
     *("bad_words", "allowed_token_ids", "include_stop_str_in_output", "skip_special_tokens", "truncate_prompt_tokens"),
+    "structured_outputs",
 )  # each is a field of SamplingParams, which checks it
 ANSWER = {"stream", "stream_options", "logprobs", "prompt_logprobs", "return_token_ids", "request_id"}
 BEAMS = {"use_beam_search", "length_penalty", "early_stopping"}
-COMMON = {"model", "priority", *ANSWER, *SAMPLING, *BEAMS}
+COMMON = {"model", "priority", *ANSWER, *SAMPLING, *BEAMS, *FORM_FIELDS}
 COMPLETION = COMMON | {"prompt", "best_of", "echo"}
 TURNS = {"messages", "add_generation_prompt", "continue_final_message"}
-CHAT = COMMON | TURNS | {"max_completion_tokens", "top_logprobs"}
+TOOL_FIELDS = {"tools", "tool_choice", "parallel_tool_calls"}
+CHAT = COMMON | TURNS | TOOL_FIELDS | {"max_completion_tokens", "top_logprobs"}
 
 DEFAULT_PROMPT = "<|endoftext|>"  # OpenAI's: as if a new document began
 MAX_TOKENS = 2**31 - 1  # the context ends an output long before
@@ -63,6 +66,8 @@ class Job:
         token_ids_told: tell the token ids.
         beams: search for the n best completions.
         echo: put the prompt before each completion.
+        tools: what the answer may call; None: nothing.
+        form_field: the field that asks for a form of the output; None: there is none.
         usage, usage_in_chunks: a stream ends with the counts of tokens; each chunk has those so far.
     """
 
@@ -82,6 +87,8 @@ class Job:
     beams: Beams | None = None
     echo: bool = False
     chat: bool = False
+    tools: Any = None
+    form_field: str | None = None
 
     @property
     def num_choices(self) -> int:
@@ -235,7 +242,9 @@ def sampling_params(served: Served, fields: Fields, beams: Beams | None, **more:
     if beams is not None and not served.stage.has_beams:
         raise bad_request(f"use_beam_search: stage {served.stage.number} has no beams", param="use_beam_search")
     stage, given = served.stage, {name: fields.values[name] for name in SAMPLING if name in fields.values}
-    values = served.defaults | given | more
+    form_field, form = asked_form(fields) or (None, None)
+    given.pop("structured_outputs", None)  # `form` has it
+    values = served.defaults | given | ({} if form is None else {"structured_outputs": form}) | more
     if values.get("top_k") == -1:
         values["top_k"] = 0  # vLLM's -1 keeps all tokens, as 0 does
     try:
@@ -247,7 +256,17 @@ def sampling_params(served: Served, fields: Fields, beams: Beams | None, **more:
         return params
     except ValueError as error:
         name = str(error).split()[0]
+        if name.startswith("structured_outputs"):
+            name = form_field or ("tools" if "tools" in fields.values else name)
         raise bad_request(str(error), param=name if name in fields.values else None) from None
+
+
+def asked_form(fields: Fields) -> tuple[str, Any] | None:
+    """As `form_of`. Raises APIError."""
+    try:
+        return form_of(fields.values)
+    except FieldError as error:
+        raise bad_request(str(error), param=error.name) from None
 
 
 def number_of_logprobs(served: Served, fields: Fields, name: str) -> int | None:
@@ -283,7 +302,8 @@ def job_fields(fields: Fields, num_prompts: int, limits: Limits) -> dict:
     told = "prompt_logprobs" in fields.values
     if told and common["stream"]:
         raise bad_request("prompt_logprobs are not in streams: ask for a whole answer", param="prompt_logprobs")
-    beams = beam_fields(fields, n)
+    beams, form = beam_fields(fields, n), asked_form(fields)
+    common["form_field"] = form and form[0]
     return {**common, "prompt_logprobs": told, "token_ids_told": fields.flag("return_token_ids"), "beams": beams}
 
 

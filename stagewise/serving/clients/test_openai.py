@@ -79,8 +79,10 @@ def test_errors_are_its_exceptions(client, url):
         complete(client, prompt=[1] * 5000)
     with pytest.raises(openai.BadRequestError, match="temperature"):
         complete(client, temperature=-1)
-    with pytest.raises(openai.BadRequestError, match="guided_json"):
-        complete(client, extra_body={"guided_json": {}})
+    with pytest.raises(openai.BadRequestError, match="prompt_embeds"):
+        complete(client, extra_body={"prompt_embeds": "AAAA"})
+    with pytest.raises(openai.BadRequestError, match=r"structured_outputs\.regex.*unclosed group"):
+        complete(client, extra_body={"structured_outputs": {"regex": "(a"}})
     with pytest.raises(openai.BadRequestError, match="chat template"):
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hello"}])
     with pytest.raises(openai.AuthenticationError):

@@ -1,0 +1,47 @@
+"""The form that a request wants its output to have, in OpenAI's words (`response_format`) and in vLLM's
+(`structured_outputs`, and before it `guided_json` and its like), as SamplingParams has it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .openai_fields import FieldError
+
+GUIDED = {f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")}
+FORM_FIELDS = ("response_format", "structured_outputs", *GUIDED)
+
+
+def form_of(values: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """The field among these that asks for a form, and SamplingParams' structured_outputs for it; None if there is none.
+
+    Raises FieldError.
+    """
+    asked = {name: as_structured(name, values[name]) for name in FORM_FIELDS if values.get(name) is not None}
+    asked = {name: form for name, form in asked.items() if form is not None}
+    if len(asked) > 1:
+        name = [*asked][-1]
+        raise FieldError(name, f"{' and '.join(asked)} can't go together: an output has one form")
+    return next(iter(asked.items()), None)
+
+
+def as_structured(name: str, value: Any) -> Any:
+    """A field's value as structured_outputs; None if it asks for nothing."""
+    if name == "response_format":
+        return of_response_format(value)
+    return {GUIDED[name]: value} if name in GUIDED else value or None
+
+
+def of_response_format(value: Any) -> dict | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in ("text", "json_object", "json_schema"):
+        kinds = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": …}}'
+        raise FieldError("response_format", f"response_format must be {kinds}, got {value!r:.80}")
+    if unknown := sorted(value.keys() - {"type", *(["json_schema"] if kind == "json_schema" else [])}):
+        raise FieldError("response_format", f"response_format has no field {unknown[0]!r:.80}")
+    if kind != "json_schema":
+        return {"json_object": True} if kind == "json_object" else None
+    inner = value.get("json_schema")
+    if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
+        raise FieldError("response_format", f"response_format.json_schema must have a schema, got {inner!r:.80}")
+    if unknown := sorted(inner.keys() - {"name", "description", "schema", "strict"}):
+        raise FieldError("response_format", f"response_format.json_schema has no field {unknown[0]!r:.80}")
+    return {"json": inner["schema"]}  # an output that is held to it at all is held to it strictly

@@ -1,0 +1,395 @@
+"""Structured outputs: each form holds, alone and in any company, in every stage; what can't be is refused in time."""
+
+import copy
+import json
+import pickle
+import re
+import sys
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.adapter import EOS, STAGES, TINYTALES
+
+FILES = ("support/structured.py", "support/controls.py", "sampler.py")  # see conftest.py
+PROMPT = "Once upon a time"
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "friends": {"type": "array", "items": {"enum": ["fox", "bear", 'a "shy" mouse']}, "maxItems": 3},
+        "mood": {"anyOf": [{"type": "null"}, {"type": "boolean"}, {"const": "wild"}]},
+    },
+    "required": ["name", "age", "friends"],
+    "additionalProperties": False,
+}
+SUMS = 'root ::= number ("+" number){1,3}\nnumber ::= [1-9] [0-9]{0,2}'
+LARK = 'start: "the " ANIMAL (" and the " ANIMAL)?\nANIMAL: "fox" | "bear" | /[mh]ouse/'
+FORMS = {
+    "choice": (dict(choice=["yes", "no", "maybe so"]), r"yes|no|maybe so"),
+    "one choice": (dict(choice=['🙂 "\\\n']), '🙂 "\\\\\n'),
+    "regex": (dict(regex=r"(19|20)\d{2}-[01]\d, [a-zé]{3,9}"), r"(19|20)\d{2}-[01]\d, [a-zé]{3,9}"),
+    "gbnf": (dict(grammar=SUMS), r"[1-9]\d{0,2}(\+[1-9]\d{0,2}){1,3}"),
+    "lark": (dict(grammar=LARK), r"the (fox|bear|[mh]ouse)( and the (fox|bear|[mh]ouse))?"),
+    "json": (dict(json=PERSON), PERSON),
+    "json as text, no spaces": (dict(json=json.dumps(PERSON), disable_any_whitespace=True), PERSON),
+}
+
+
+def has_form(text, form):
+    if isinstance(form, dict):
+        jsonschema.validate(json.loads(text), form)
+        return True
+    return re.fullmatch(form, text) is not None
+
+
+def params_of(stage, form, **more):
+    more = {"max_tokens": 200, "seed": 1, **more}
+    return stage.SamplingParams(structured_outputs=stage.part("structured").StructuredOutputsParams(**form), **more)
+
+
+def tokens(outputs):
+    return [[completion.token_ids for completion in output.outputs] for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def engines():
+    """An engine of each stage, with the bundled model."""
+    made = {}
+    return lambda stage: made.setdefault(stage.number, stage.engine(TINYTALES, max_num_seqs=5))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_holds(stage, engines, name):
+    form, expected = FORMS[name]
+    settings = [dict(temperature=0), dict(seed=2), dict(seed=3, temperature=2.5), dict(seed=4, top_p=0.5, top_k=40)]
+    settings += [dict(seed=5, repetition_penalty=3, frequency_penalty=9), dict(seed=6, logit_bias={EOS: 100})]
+    outputs = engines(stage).generate([PROMPT] * 6, [params_of(stage, form, **more) for more in settings])
+    for output in outputs:
+        (completion,) = output.outputs
+        assert completion.finish_reason == "stop"
+        assert completion.stop_reason is None
+        assert completion.token_ids[-1] == EOS
+        assert has_form(completion.text, expected), completion.text
+
+
+def test_any_object(stage, engines):
+    """A model of tales may never close its brackets. What has ended is an object, all others begin one."""
+    params = [params_of(stage, dict(json_object=True), seed=seed, max_tokens=60) for seed in range(8)]
+    completions = [output.outputs[0] for output in engines(stage).generate([PROMPT] * 8, params)]
+    for completion in completions:
+        assert completion.text.startswith("{")
+        if completion.finish_reason == "stop":
+            assert isinstance(json.loads(completion.text), dict)
+        else:
+            assert (completion.finish_reason, len(completion.token_ids)) == ("length", 60)
+
+
+def test_max_tokens_ends_it_as_length(stage, engines):
+    (output,) = engines(stage).generate([PROMPT], params_of(stage, dict(regex="[a-z]{50,}"), max_tokens=3))
+    assert output.outputs[0].finish_reason == "length"
+    assert re.fullmatch("[a-z]+", output.outputs[0].text)
+
+
+def test_min_tokens_lengthens_what_can_be_longer(stage, engines):
+    wide = params_of(stage, dict(regex="[a-z ]*"), min_tokens=8, temperature=0, logit_bias={EOS: 100})
+    narrow = params_of(stage, dict(choice=["yes", "no"]), min_tokens=8)
+    first, second = engines(stage).generate([PROMPT] * 2, [wide, narrow])
+    assert (len(first.outputs[0].token_ids), first.outputs[0].finish_reason) == (9, "stop")
+    assert second.outputs[0].text in ("yes", "no")
+
+
+def test_stop_texts_and_other_controls(stage, engines):
+    params = [
+        params_of(stage, dict(regex="[a-z ]{30,60}"), stop=[" "]),
+        params_of(stage, dict(choice=["fox", "bear"]), bad_words=["fox"], temperature=0),
+    ]
+    first, second = engines(stage).generate([PROMPT] * 2, params)
+    assert re.fullmatch("[a-z]*", first.outputs[0].text)
+    assert first.outputs[0].stop_reason == " "
+    assert second.outputs[0].text == "bear"
+
+
+def test_logprobs_are_the_models_own(stage, engines):
+    """As without a form: of the raw logits, in which another token may be likelier than the one that was allowed."""
+    form = params_of(stage, dict(regex="[0-9]{2}"), temperature=0, logprobs=1)
+    plain, held = engines(stage).generate(
+        [PROMPT] * 2, [stage.SamplingParams(temperature=0, max_tokens=1, logprobs=1), form]
+    )
+    best = plain.outputs[0].token_ids[0]
+    assert best in held.outputs[0].logprobs[0]
+    assert held.outputs[0].logprobs[0][best].rank == 1
+    assert held.outputs[0].logprobs[0][held.outputs[0].token_ids[0]].rank > 1
+
+
+# --- In any company -------------------------------------------------------------------------------------------------
+
+
+def mixed(stage, count, **more):
+    """Requests of all forms, and such as have none."""
+    forms = [form for form, _ in FORMS.values()] + [None, dict(json_object=True)]
+    made = []
+    for i in range(count):
+        how = dict(seed=i, temperature=[0, 1, 1.5][i % 3], max_tokens=40, **more)
+        form = forms[i % len(forms)]
+        made.append(stage.SamplingParams(**how) if form is None else params_of(stage, form, **how))
+    return made
+
+
+def test_alone_and_beside_others(stage, engines):
+    prompts, params = [[7454, 2402, 257, 640][: 1 + i % 4] for i in range(9)], mixed(stage, 9)
+    llm = engines(stage)
+    alone = [tokens(llm.generate([prompt], one))[0] for prompt, one in zip(prompts, params, strict=True)]
+    assert tokens(llm.generate(prompts, params)) == alone
+    assert tokens(llm.generate(prompts[::-1], params[::-1])) == alone[::-1]
+
+
+def test_every_stage_gives_the_same(engines):
+    prompts = [PROMPT, "There was once a shy bear"] * 5
+    results = [tokens(engines(stage).generate(prompts, mixed(stage, 10))) for stage in STAGES]
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("number", [5, 6])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(num_blocks=9, watermark=0.0),  # preempts
+        dict(max_num_batched_tokens=16, enable_chunked_prefill=True),
+        dict(enable_prefix_caching=True),
+        dict(enable_prefix_caching=False, max_num_seqs=1),
+    ],
+    ids=str,
+)
+def test_preempted_chunked_and_cached(number, options, engines):
+    """Nothing is lost where a request waits again, and what the cache brings has no form."""
+    stage = STAGES[number - 1]
+    prompts = [[7454, 2402, 257, 640] * 10 + [i % 3 + 11] * (i % 5 + 1) for i in range(12)]
+    expected = tokens(engines(stage).generate(prompts, mixed(stage, 12)))
+    llm = stage.engine(TINYTALES, **{"max_num_seqs": 6, **options})
+    assert tokens(llm.generate(prompts, mixed(stage, 12))) == expected
+    assert tokens(llm.generate(prompts, mixed(stage, 12))) == expected
+    if "num_blocks" in options:
+        assert llm.stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("number", [5, 6])
+def test_each_completion_has_its_own(number, engines):
+    stage = STAGES[number - 1]
+    form = dict(json=PERSON)
+    (output,) = engines(stage).generate([PROMPT], params_of(stage, form, n=6, temperature=1.5))
+    assert all(has_form(completion.text, PERSON) for completion in output.outputs)
+    assert len({tuple(completion.token_ids) for completion in output.outputs}) == 6
+    (alone,) = engines(stage).generate([PROMPT], params_of(stage, form, temperature=1.5))
+    assert alone.outputs[0].token_ids == output.outputs[0].token_ids
+
+
+def test_beside_a_form_that_goes_beyond_the_limits(engines):
+    """It ends alone, and its neighbor gets all of its tokens; so does who comes later, if it was the only one."""
+    for stage in STAGES[3:]:
+        # Where an `a` has been among the last 200 characters is one of 2**200 states, more than may be kept.
+        wide = params_of(stage, dict(regex="(.*a.{200}b){50}"), max_tokens=60)
+        plain = stage.SamplingParams(temperature=0, max_tokens=30)
+        llm = engines(stage)
+        expected = tokens(llm.generate([PROMPT], plain))[0]
+        first, second = llm.generate([PROMPT] * 2, [wide, plain])
+        assert first.outputs[0].finish_reason == "abort"
+        assert tokens([second])[0] == expected
+        assert llm.generate([PROMPT], wide)[0].outputs[0].token_ids == first.outputs[0].token_ids
+        assert tokens(llm.generate([PROMPT], plain))[0] == expected
+
+
+# --- The guide ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def structured():
+    return STAGES[0].part("structured")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return STAGES[0].tokenizer()
+
+
+def obvious(tokenizer, texts, output):
+    """The tokens that begin what is left of one of these texts; the end token behind a whole one."""
+    said = b"".join(map(tokenizer.token_bytes, output))
+    rests = [text.encode()[len(said) :] for text in texts if text.encode().startswith(said)]
+    found = {i for i in range(EOS) for rest in rests if rest and rest.startswith(tokenizer.token_bytes(i))}
+    return found | ({EOS} if b"" in rests else set())
+
+
+def test_against_the_obvious_way(structured, tokenizer):
+    """Token by token, over the whole vocabulary."""
+    texts = ["a fox", "a fox and a bear", "another one", "42", "4 é🙂"]
+    asked = structured.StructuredOutputsParams(choice=texts)
+    for text in texts:
+        guide, output = structured.Guide(asked, tokenizer, (EOS,)), []
+        for token in [*tokenizer.encode(text), EOS]:
+            allowed, expected = set(np.flatnonzero(guide.allowed(output)).tolist()), obvious(tokenizer, texts, output)
+            left = [one for one in texts if one.startswith(tokenizer.decode(output))]
+            # Where there is one text left, it may be cut in one way only.
+            assert allowed == expected if len(left) > 1 else token in allowed <= expected
+            output.append(token)
+
+
+def test_it_follows_whatever_output_it_is_shown(structured, tokenizer):
+    """Earlier ones, others, and after it was cut short: always what a new one says."""
+    asked = structured.StructuredOutputsParams(json=PERSON)
+    text = '{"name": "Otto", "age": 7, "friends": ["fox", "bear"]}'
+    ids = tokenizer.encode(text)
+    guide = structured.Guide(asked, tokenizer, (EOS,))
+    for length in (0, 1, 2, 5, 3, 4, 9, 9, 0, len(ids), 7):
+        new = structured.Guide(asked, tokenizer, (EOS,))
+        assert np.array_equal(guide.allowed(ids[:length]), new.allowed(ids[:length])), length
+    with pytest.raises(ValueError, match="behind 4 tokens"):
+        guide.allowed([*ids[:3], tokenizer.encode("!")[0]])
+    assert np.array_equal(guide.allowed(ids[:3]), structured.Guide(asked, tokenizer, (EOS,)).allowed(ids[:3]))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_what_it_lets_through_is_valid(structured, tokenizer, data):
+    """Drawn at random from what is allowed, over schemas that are drawn too."""
+    leaf = st.sampled_from(
+        [
+            {"type": "integer", "minimum": -20, "maximum": 300},
+            {"type": "string", "maxLength": 8},
+            {"type": "string", "pattern": "^[a-f]{2,4}$"},
+            {"type": "boolean"},
+            {"enum": ["é", 'a"b', 3, None]},
+            {"type": "string", "format": "date"},
+        ]
+    )
+    inner = st.recursive(
+        leaf,
+        lambda one: st.one_of(
+            st.builds(lambda x: {"type": "array", "items": x, "minItems": 1, "maxItems": 2}, one),
+            st.builds(lambda x, y: {"anyOf": [x, y]}, one, one),
+            st.dictionaries(st.sampled_from(["a", "b", "ü"]), one, min_size=1).map(
+                lambda x: {"type": "object", "properties": x, "required": sorted(x), "additionalProperties": False}
+            ),
+        ),
+        max_leaves=5,
+    )
+    schema, seed = data.draw(inner), data.draw(st.integers(0, 2**32 - 1))
+    guide = structured.Guide(structured.StructuredOutputsParams(json=schema), tokenizer, (EOS,))
+    random, output = np.random.default_rng(seed), []
+    while len(output) < 300:
+        token = int(random.choice(np.flatnonzero(guide.allowed(output))))
+        if token == EOS:
+            break
+        output.append(token)
+    assert token == EOS  # all of these are finite
+    jsonschema.validate(json.loads(b"".join(map(tokenizer.token_bytes, output)).decode()), schema)
+
+
+def test_copies_and_pickles(structured, tokenizer):
+    """What was made of it does not travel: it can't."""
+    asked = structured.StructuredOutputsParams(json=PERSON)
+    structured.Guide(asked, tokenizer, (EOS,))
+    other = pickle.loads(pickle.dumps(asked))
+    assert other == asked == structured.StructuredOutputsParams(json=json.dumps(PERSON))
+    assert hash(other) == hash(asked)
+    structured.Guide(copy.deepcopy(asked), tokenizer, (EOS,)).allowed([])
+
+
+# --- What is refused ------------------------------------------------------------------------------------------------
+
+DEEP = {"$ref": "#/$defs/0", "$defs": {**{str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(900)}, "900": {}}}
+WRONG = [
+    (dict(), "exactly one of"),
+    (dict(regex="a", choice=["b"]), "regex, choice"),
+    (dict(json_object=False), "exactly one of"),
+    (dict(choice=[]), "at least one text"),
+    (dict(choice="yes"), "at least one text"),
+    (dict(choice=["yes", ""]), "not empty"),
+    (dict(choice=["yes", 3]), "3"),
+    (dict(regex=""), "not empty"),
+    (dict(regex=3), "got 3"),
+    (dict(regex="\ud800"), "Unicode"),
+    (dict(json="{"), "JSON schema"),
+    (dict(json=[1]), "object"),
+    (dict(json={"minimum": float("nan")}), "JSON"),
+    (dict(json={"type": object()}), "JSON schema"),
+    (dict(json=PERSON, disable_any_whitespace="yes"), "disable_any_whitespace"),
+    (dict(regex="a" * 70_000), "70,000 characters; the limit is 65,536"),
+    (dict(json={"enum": ["x" * 40_000, "y" * 40_000]}), "the limit is 65,536"),
+    (dict(json=DEEP), "901 rules or references; the limit is 250"),
+    (dict(grammar="\n".join(f"r{i}: r{i + 1}" for i in range(3000)) + '\nstart: r0\nr3000: "a"'), "the limit is 250"),
+]
+# Found out by llguidance, from the first to the last step of making a matcher.
+IMPOSSIBLE = [
+    (dict(regex="(a"), "unclosed group"),
+    (dict(regex=r"(?=a)b"), "look-ahead"),
+    (dict(regex=r"(a)\1"), "backreferences"),
+    (dict(regex=r"[^\s\S]"), "no text has this form"),
+    (dict(regex=r"(a{1000}){1000}"), "too large"),
+    (dict(regex=r"(\w{1,100}){1,100}"), "too large"),
+    (dict(json={"type": "foo"}), "foo"),
+    (dict(json={"type": "array", "uniqueItems": True}), "uniqueItems"),
+    (dict(json={"not": {"type": "null"}}), "not"),
+    (dict(json={"if": {}, "then": {}}), "if"),
+    (dict(json={"$ref": "#"}), "no text has this form"),
+    (dict(json={"$ref": "https://example.org/schema"}), "example.org"),
+    (dict(json={"allOf": [{"type": "string"}, {"type": "null"}]}), "nsatisfiable"),
+    (dict(json={"enum": [f"choice {i}" for i in range(4000)]}), "too large"),
+    (dict(json={"properties": {f"p{i}": {"type": "integer"} for i in range(1500)}}), "too large"),
+    (dict(grammar="blah ("), "grammar"),
+    (dict(grammar="root ::= " + "(" * 9000), "grammar"),
+    (dict(grammar="start: " + "(" * 9000), "nested"),
+    (dict(grammar='root ::= root "a"'), "no text has this form"),
+]
+
+
+@pytest.mark.parametrize(("form", "why"), WRONG, ids=lambda x: str(x)[:40])
+def test_wrong_ones(structured, form, why):
+    with pytest.raises(ValueError, match=re.escape(why)) as error:
+        structured.StructuredOutputsParams(**form)
+    assert str(error.value).startswith("structured_outputs")
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(("form", "why"), IMPOSSIBLE, ids=lambda x: str(x)[:40])
+def test_impossible_ones(structured, tokenizer, form, why):
+    with pytest.raises(ValueError, match=re.escape(why)) as error:
+        structured.Guide(structured.StructuredOutputsParams(**form), tokenizer, (EOS,))
+    assert str(error.value).startswith("structured_outputs")
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
+
+
+def test_endless_ones_end_with_max_tokens(stage, engines):
+    """A schema that leads into itself, and one without an end, are forms like others."""
+    chain = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}}}
+    params = [params_of(stage, form, max_tokens=20) for form in (dict(json=chain), dict(regex="(very )+long"))]
+    for output in engines(stage).generate([PROMPT] * 2, params):
+        assert output.outputs[0].finish_reason in ("length", "stop")
+        assert output.outputs[0].text.startswith(("[", "very "))
+
+
+def test_refused_before_anything_is_computed(stage, engines):
+    llm = engines(stage)
+    before = llm.stats.num_forwards
+    right = params_of(stage, dict(choice=["yes"]))
+    for wrong, why in [
+        (params_of(stage, dict(regex="(a")), "prompt 1: structured_outputs.regex: .*unclosed group"),
+        (params_of(stage, dict(choice=["a"]), ignore_eos=True), "prompt 1: ignore_eos"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            llm.generate([PROMPT] * 2, [right, wrong])
+    for wrong in ("yes", ["yes"], dict(choices=["yes"])):
+        with pytest.raises(ValueError, match="structured_outputs"):
+            stage.SamplingParams(structured_outputs=wrong)
+    assert llm.stats.num_forwards == before
+
+
+def test_without_the_package(structured, tokenizer, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ValueError, match=r"llguidance, which is not installed: pip install 'stagewise\[structured\]'"):
+        structured.Guide(structured.StructuredOutputsParams(choice=["yes"]), tokenizer, (EOS,))

@@ -1,0 +1,293 @@
+"""The server's forms and tools: `response_format`, vLLM's fields, calls of functions, whole and as they come."""
+
+import json
+import re
+
+import jsonschema
+import pytest
+
+from stagewise.serving.chat import ChatTemplate
+from stagewise.serving.protocol import Fields
+from stagewise.serving.tools import CallReader, tools_of
+from tests.adapter import STAGES
+from tests.test_serving import HELLO, TEMPLATE, ask, error_of, read_events, serving
+from tests.test_structured import PERSON
+
+ADD = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"$ref": "#/$defs/b"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+    "$defs": {"b": {"enum": ["one", "two", 'a "third"']}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": ADD}},
+    {"type": "function", "function": {"name": "say/~it", "parameters": PERSON}},
+    {"type": "function", "function": {"name": "now"}},
+]
+NAMED = {"type": "function", "function": {"name": "add"}}
+SHOWS = (
+    "{% for t in tools or [] %}{{ t.function | tojson }}\n{% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments.a }}){% endfor %}"
+    "{% if m.tool_call_id %} for {{ m.tool_call_id }}{% endif %}\n{% endfor %}bot:"
+)
+
+
+def template(directory, text):
+    path = directory / "template.jinja"
+    path.write_text(text)
+    return ChatTemplate(path)
+
+
+@pytest.fixture(scope="module")
+def tales(tmp_path_factory):
+    with serving(6, "tinytales", chat=template(tmp_path_factory.mktemp("plain"), TEMPLATE)) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """With a template that shows the tools, and the calls."""
+    with serving(6, "tinytales", chat=template(tmp_path_factory.mktemp("tools"), SHOWS)) as app:
+        yield app
+
+
+def answer(app, path="/v1/chat/completions", **fields):
+    prompt = {"messages": HELLO} if "chat" in path else {"prompt": "Once upon a time"}
+    response = ask(app, path, {"model": "tales", "max_tokens": 150, "seed": 1, **prompt, **fields})
+    assert response.status_code == 200, response.text
+    return read_events(response.content) if fields.get("stream") else response.json()
+
+
+def refusal(app, **fields):
+    return error_of(ask(app, "/v1/chat/completions", {"model": "tales", "messages": HELLO, **fields}), 400)
+
+
+def put_together(events):
+    """Of a stream with one choice: content, calls, and why it ended."""
+    content, calls, reason = "", {}, None
+    for event in events:
+        (choice,) = event["choices"]
+        content += choice["delta"].get("content") or ""
+        reason = choice["finish_reason"] or reason
+        for part in choice["delta"].get("tool_calls", []):
+            call = calls.setdefault(part["index"], {"arguments": ""})
+            call |= {"name": part["function"].get("name", call.get("name")), "id": part.get("id", call.get("id"))}
+            call["arguments"] += part["function"]["arguments"]
+    return content, list(calls.values()), reason
+
+
+# --- Forms ----------------------------------------------------------------------------------------------------------
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+ASKED = [
+    ({"response_format": SCHEMA}, PERSON),
+    ({"guided_json": PERSON}, PERSON),
+    ({"guided_json": json.dumps(PERSON)}, PERSON),
+    ({"structured_outputs": {"json": PERSON, "disable_any_whitespace": True}}, PERSON),
+    ({"guided_regex": r"\d{4}-\d\d"}, r"\d{4}-\d\d"),
+    ({"structured_outputs": {"regex": r"\d{4}-\d\d"}}, r"\d{4}-\d\d"),
+    ({"guided_choice": ["fox", "bear"]}, "fox|bear"),
+    ({"guided_grammar": 'root ::= "a" | "b" root'}, "b*a"),
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(("fields", "form"), ASKED, ids=lambda x: str(x)[:40])
+def test_an_answer_has_its_form(tales, path, fields, form):
+    for seed in range(3):
+        (choice,) = answer(tales, path, **fields, seed=seed)["choices"]
+        text = choice["message"]["content"] if "chat" in path else choice["text"]
+        if isinstance(form, dict):
+            jsonschema.validate(json.loads(text), form)
+        else:
+            assert re.fullmatch(form, text)
+        assert choice["finish_reason"] == "stop"
+        events = answer(tales, path, **fields, seed=seed, stream=True)
+        parts = [c["delta"].get("content", "") if "chat" in path else c["text"] for e in events for c in e["choices"]]
+        assert "".join(parts) == text
+
+
+def test_any_object_and_no_form(tales):
+    (choice,) = answer(tales, response_format={"type": "json_object"})["choices"]
+    assert choice["message"]["content"].startswith("{")
+    for nothing in ({"response_format": {"type": "text"}}, {"structured_outputs": {}}, {"guided_json": None}):
+        plain = answer(tales, max_tokens=9)["choices"]
+        assert answer(tales, max_tokens=9, **nothing)["choices"] == plain
+
+
+def test_a_form_that_fails_on_the_way_ends_its_request_alone(tales):
+    """The only one there is: the engine goes on."""
+    fields = {"guided_regex": "(.*a.{200}b){50}", "max_tokens": 60}
+    (choice,) = answer(tales, **fields)["choices"]
+    assert choice["finish_reason"] == "abort"
+    assert answer(tales, guided_choice=["fox"])["choices"][0]["message"]["content"] == "fox"
+
+
+# --- Tools ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_call_is_required(tales, parallel):
+    fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": parallel}
+    schemas, ended = {"add": ADD, "say/~it": PERSON, "now": {"maxProperties": 0}}, 0
+    for seed in range(3):
+        (choice,) = answer(tales, **fields, seed=seed)["choices"]
+        calls = choice["message"].get("tool_calls", [])
+        for call in calls:
+            assert call["type"] == "function"
+            jsonschema.validate(json.loads(call["function"]["arguments"]), schemas[call["function"]["name"]])
+        content, streamed, reason = put_together(answer(tales, **fields, seed=seed, stream=True))
+        assert [(c["name"], c["arguments"]) for c in streamed] == [
+            (call["function"]["name"], call["function"]["arguments"]) for call in calls
+        ]
+        assert reason == choice["finish_reason"]
+        assert content == (choice["message"]["content"] or "")
+        if reason == "tool_calls":
+            ended += 1
+            assert choice["message"]["content"] is None
+            assert len({call["id"] for call in calls}) == len(calls) >= 1
+        assert parallel or len(calls) <= 1
+    assert ended or parallel  # a model that has not learned when to stop calls again and again
+
+
+def test_a_function_is_named(tales):
+    (choice,) = answer(tales, tools=TOOLS, tool_choice=NAMED)["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "add"
+    jsonschema.validate(json.loads(call["function"]["arguments"]), ADD)
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    content, (streamed,), reason = put_together(answer(tales, tools=TOOLS, tool_choice=NAMED, stream=True))
+    assert (content, streamed["arguments"], reason) == ("", call["function"]["arguments"], "tool_calls")
+    assert (streamed["name"], streamed["id"][:5]) == ("add", "call_")
+    (choice,) = answer(tales, tools=TOOLS, tool_choice=NAMED, max_tokens=3)["choices"]
+    assert choice["finish_reason"] == "length"  # and what there is of the arguments
+    assert call["function"]["arguments"].startswith(choice["message"]["tool_calls"][0]["function"]["arguments"])
+
+
+def test_several_choices_have_calls_of_their_own(tales):
+    choices = answer(tales, tools=TOOLS, tool_choice=NAMED, n=3)["choices"]
+    calls = [choice["message"]["tool_calls"][0] for choice in choices]
+    assert len({call["id"] for call in calls}) == 3
+    (alone,) = answer(tales, tools=TOOLS, tool_choice=NAMED)["choices"]
+    assert calls[0]["function"] == alone["message"]["tool_calls"][0]["function"]
+
+
+def test_none_is_as_without_tools(tales):
+    plain = answer(tales, max_tokens=9)["choices"]
+    assert answer(tales, max_tokens=9, tools=TOOLS, tool_choice="none")["choices"] == plain
+
+
+def test_the_template_decides_about_auto(tales, shown):
+    assert refusal(tales, tools=TOOLS)["param"] == "tools"
+    assert "does not show the tools" in refusal(tales, tools=TOOLS, tool_choice="auto")["message"]
+    (choice,) = answer(shown, tools=TOOLS, max_tokens=9)["choices"]
+    job = shown.service.job({"model": "tales", "messages": HELLO, "tools": TOOLS}, chat=True)
+    assert '{"name": "add", "description": "Adds."' in job.prompts[0]
+    assert choice["message"]["content"]
+    assert "tool_calls" not in choice["message"]
+
+
+def test_a_chat_goes_on_behind_a_call(shown, tales):
+    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 7, "b": "one"}'}}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages += [{"role": "tool", "tool_call_id": "call_1", "content": "8"}]
+    job = shown.service.job({"model": "tales", "messages": messages}, chat=True)
+    assert job.prompts[0].endswith("assistant: add(7)tool: 8 for call_1bot:")
+    assert "does not see" in refusal(tales, messages=messages)["message"]
+    for arguments in ("{", 3, None):
+        broken = {**call, "function": {"name": "add", "arguments": arguments}}
+        error = refusal(shown, messages=[{"role": "assistant", "tool_calls": [broken]}])
+        assert error["param"] == "messages[0].tool_calls[0]"
+
+
+READ = [
+    ("It is late.", [], "It is late."),
+    ('<tool_call>{"name": "now", "arguments": {}}</tool_call>', [("now", "{}")], ""),
+    (
+        'Let me see. <tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "é"}}\n</tool_call>\n'
+        '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+        [("add", '{"a": 1, "b": "é"}'), ("now", "{}")],
+        "Let me see.",
+    ),
+    ('<tool_call>{"name": "unknown", "arguments": {}}</tool_call>', [], None),
+    ('<tool_call>{"name": "now"}</tool_call> and <tool', [], None),
+    ('<tool_call>{"name": "now", "argu', [], None),
+    ("a < b <tool_ca", [], None),
+]
+
+
+@pytest.mark.parametrize(("text", "calls", "said"), READ, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_calls_are_found_however_the_text_comes(text, calls, said, size):
+    """What is no call stays text: nothing of an answer gets lost."""
+    reader = CallReader(tools_of(Fields({"tools": TOOLS}, {"tools", "tool_choice"})))
+    parts = [text[i : i + size] for i in range(0, len(text), size)]
+    content, found = "", []
+    for part in [*parts, ""]:
+        new, more = reader.read(part, ended=part == "")
+        content, found = content + new, found + more
+    assert [(call["function"]["name"], call["function"]["arguments"]) for call in found] == calls
+    assert [call["index"] for call in found] == list(range(len(calls)))
+    assert content.strip() == (text if said is None else said).strip()
+
+
+IMPOSSIBLE = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
+WRONG = [
+    ({"tools": [1]}, "tools", "tools[0] must be"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools", "tools[0].function.name is missing"),
+    ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "'add' is there twice"),
+    ({"tools": TOOLS[2:] * 200}, "tools", "200 functions; the limit is 128"),
+    ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice", "tool_choice must be"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "no function"),
+    ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+    ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "tool_choice", "no other form"),
+    (
+        {
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
+            "tool_choice": "required",
+        },
+        "tools",
+        "Unimplemented",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), WRONG, ids=lambda x: str(x)[:40])
+def test_tools_that_are_refused(tales, fields, param, message):
+    error = refusal(tales, **fields)
+    assert message in error["message"]
+    assert error["param"] == param
+
+
+# --- The command line and batch lines -------------------------------------------------------------------------------
+
+
+def test_a_flag_and_lines(tmp_path):
+    stage, source, result = STAGES[5], tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    flag = ["--structured-outputs", '{"regex": "[a-z]{4}"}', "--seed", 1]
+    status, said, _ = stage.main("--prompts", "Once", *flag, "--json")
+    assert status == 0
+    assert re.fullmatch("[a-z]{4}", json.loads(said)["outputs"][0]["text"])
+    body = {"model": "tinytales", "prompt": "Once", "max_tokens": 99}
+    lines = [
+        {"prompt": "Once"},
+        {"prompt": "Once", "sampling": {"structured_outputs": {"choice": ["fox", "bear"]}}},
+        {"prompt": "Once", "sampling": {"structured_outputs": {"regex": "(a"}}},
+        {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {**body, "response_format": SCHEMA}},
+        {"custom_id": "b", "method": "POST", "url": "/v1/completions", "body": {**body, "guided_choice": []}},
+    ]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    stage.main("--input", source, "--output", result, *flag)
+    found = [json.loads(line) for line in result.read_text().splitlines()]
+    by_id = {line.get("custom_id") or line["id"]: line for line in found}
+    assert re.fullmatch("[a-z]{4}", by_id["line-1"]["text"])
+    assert by_id["line-2"]["text"] in ("fox", "bear")
+    assert "unclosed group" in by_id["line-3"]["error"]
+    jsonschema.validate(json.loads(by_id["a"]["response"]["body"]["choices"][0]["text"]), PERSON)
+    assert "at least one text" in by_id["b"]["error"]["message"]
+    status, _, errors = stage.main("--prompts", "Once", "--structured-outputs", "[1]")
+    assert (status, "--structured-outputs" in errors) == (2, True)
+    status, _, errors = stage.main("--prompts", "Once", "--structured-outputs", '{"regex": "(a"}')
+    assert (status, "unclosed group" in errors) == (2, True)
