@@ -53,7 +53,8 @@ class Run:
             llm.beam_search(list(self.prompts), self.beam_width, self.lengths[0])
         else:
             params = [stage.SamplingParams(max_tokens=n, ignore_eos=True, **self.params) for n in self.lengths]
-            llm.generate(list(self.prompts), params)
+            for _ in llm.stream(list(self.prompts), params):  # in this order; `generate` may take another
+                pass
         lines = json.loads(json.dumps(list(lines_of(llm))))
         return Trace(self.stage, lines[0], lines[1:])
 
