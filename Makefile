@@ -75,7 +75,7 @@ $(VENV)/installed-browser: $(BIN)/python pyproject.toml
 	touch $@
 
 $(VENV)/installed-scaleout: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".[test,scaleout]"
+	$(BIN)/python -m pip install --quiet --editable ".[test,scaleout,readers]"
 	touch $@
 
 $(VENV)/installed-site: $(BIN)/python pyproject.toml

@@ -1,4 +1,4 @@
-"""How many forward passes the order costs in which known lines are submitted: python -m bench.plan [--json FILE]
+"""How many forward passes the order costs in which known requests are submitted: python -m bench.plan [--json FILE]
 
 The requests are the workload `tail`, eight at once, on stage 4 with random weights of the bundled model's sizes. Passes
 are counted, so the figures are the same on every machine. No order can take fewer than `least`: a pass makes eight
@@ -16,11 +16,16 @@ from stage04_continuous import LLM, SamplingParams
 AT_ONCE = 8
 
 
-def passes(workload: Workload, policy: str = "fcfs") -> int:
-    """The forward passes of a run that submits the requests in this order."""
+def passes(workload: Workload, policy: str = "fcfs", *, planned: bool = False) -> int:
+    """The forward passes of a run: with the requests in this order, or as `generate` plans them."""
     llm = LLM(load_format="dummy", device="cpu", max_num_seqs=AT_ONCE, policy=policy)
+    prompts = [prompt for prompt, _ in workload]
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in workload]
-    llm.generate([prompt for prompt, _ in workload], params)
+    if planned:
+        llm.generate(prompts, params)
+    else:
+        for _ in llm.stream(prompts, params):
+            pass
     return llm.stats.num_forwards
 
 
@@ -30,7 +35,7 @@ def measure() -> dict[str, int]:
     return {
         "fcfs": passes(workload),
         "shortest": passes(workload, "shortest"),
-        "longest output first": passes(sorted(workload, key=lambda request: -request[1])),
+        "longest output first": passes(workload, planned=True),
         "least": max(max(outputs), -(-sum(outputs) // AT_ONCE)),
     }
 

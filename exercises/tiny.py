@@ -46,7 +46,10 @@ def counted(stage: Stage, prompts: tuple[int, ...], outputs: tuple[int, ...], **
     llm = _kept_engine(stage, **arguments)
     before = _counts(llm)
     parameters = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in outputs]
-    llm.generate([[1] * n for n in prompts], parameters)
+    for _ in llm.stream(
+        [[1] * n for n in prompts], parameters
+    ):  # in this order; stages 4 to 6 plan another in `generate`
+        pass
     return Counted(*(new - old for new, old in zip(_counts(llm), before, strict=True)))
 
 

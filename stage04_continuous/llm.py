@@ -46,7 +46,8 @@ class LLM(Surroundings):
         use_tqdm: bool = False,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete every prompt. Blocks until all are done; results come in the order of the prompts.
+        """Complete every prompt. Blocks until all are done; results come in the order of the prompts, whose longest
+        outputs are begun first.
 
         Args:
             prompts: texts or lists of token ids; a single text is one prompt.
@@ -59,7 +60,9 @@ class LLM(Surroundings):
         """
         requests = self._intake.requests(prompts, sampling_params, priority)
         with tqdm(total=len(requests), unit="request", disable=not use_tqdm) as bar:
-            for _ in self._router.run(requests, lambda news: [request for request in news if request.finished]):
+            for _ in self._router.run(
+                longest_first(requests, priority), lambda news: [request for request in news if request.finished]
+            ):
                 bar.update()
         return [RequestOutput.of(request) for request in requests]
 
@@ -73,7 +76,7 @@ class LLM(Surroundings):
         def results(news: list[Request]) -> list[tuple[int, RequestOutput]]:
             return [(index.pop(request), RequestOutput.of(request)) for request in news if request.finished]
 
-        return Events(self._turn, self._router.run(requests, results))
+        return Events(self._turn, self._router.run(longest_first(requests, priority), results))
 
     def stream(
         self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
@@ -109,6 +112,12 @@ class LLM(Surroundings):
             raise ValueError(f"got {len(prompts)} prompts but {len(continuations)} continuations; give one per prompt")
         pairs = [Pair(*pair) for pair in zip(prompts, continuations, strict=True)]
         return [score_of(output) for output in self.generate(pairs, SCORING, use_tqdm=use_tqdm)]
+
+
+def longest_first(requests: list[Request], priority: Sequence[int] | None) -> list[Request]:
+    """The order in which requests that are all known are submitted: those first that may get the most tokens, since one
+    that begins last would run alone at the end. Equal ones keep their order, and all do if there are priorities."""
+    return requests if priority is not None else sorted(requests, key=lambda request: -request.max_tokens)
 
 
 class AsyncLLM(BackgroundLLM):

@@ -10,8 +10,8 @@ in the same tokens are not confused. The dictionary hashes such a key and then c
 of hashes costs time and nothing else.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -133,6 +133,14 @@ class BlockManager:
     def can_allocate(self, num_blocks: int, reserve: int = 0) -> bool:
         """Whether so many blocks are free, beside a reserve that is left untouched."""
         return num_blocks + reserve <= self.num_free
+
+    def could_allocate(self, sequence: Sequence, without: Iterable[Sequence], reserve: int = 0) -> bool:
+        """Whether a sequence would get its blocks, beside a reserve, if others were without theirs."""
+        lost = Counter(block for other in without for block in self._tables[other].blocks)
+        freed = {block for block, count in lost.items() if count == self.ref_counts[block]}
+        num_held = sum(self.ref_counts[block] > 0 and block not in freed for block, _ in self._find(sequence))
+        needed = self.num_needed(len(sequence.token_ids)) - num_held
+        return needed + reserve <= self.num_free + len(freed)
 
     def allocate(self, sequence: Sequence) -> int:
         """Give a sequence blocks for all of its tokens.

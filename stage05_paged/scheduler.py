@@ -7,6 +7,9 @@ Memory is over-committed: a request is admitted when there are blocks for the to
 may get. If the blocks run out, the last in the order of the queue (of the lowest priority, the latest) is preempted: it
 loses its blocks, keeps its rank in the queue, and its tokens are computed again when it is back. The first of all
 running requests can never be preempted, so it always finishes, then the next one does: progress is guaranteed.
+
+While the first in the queue waits for memory, later requests that fit go ahead of it: only the AHEAD that came right
+after it, so it never starves, and only if a block stays free for each that runs, so those can still grow.
 """
 
 import heapq
@@ -21,6 +24,8 @@ from .request import Request, RequestState
 POLICIES = ("fcfs", "fair", "priority", "shortest")
 # "shortest": how many prompt tokens a step of waiting is worth. See `Scheduler._key` for the bound that follows.
 AGING = 16
+# How many of the requests that came right after one may go ahead of it while it waits for memory.
+AHEAD = 16
 
 
 class Row(NamedTuple):
@@ -112,9 +117,9 @@ class Scheduler:
         """The rows of the next step.
 
         Running requests go first, decodes before prefills, so that a long prompt never holds up the tokens of others;
-        then waiting ones are admitted while there are blocks and tokens left, unless one was preempted just now. A
-        request is admitted only after every running one has its token, so there are never more running than
-        `max_num_batched_tokens`, and each decodes in every step.
+        then waiting ones are admitted while there are blocks and tokens left, unless one was preempted just now; those
+        that fit go ahead of one that waits for memory. A request is admitted only after every running one has its
+        token, so there are never more running than `max_num_batched_tokens`, and each decodes in every step.
         """
         self.num_steps += 1
         short_of_memory = self._make_room()
@@ -125,25 +130,42 @@ class Scheduler:
             if budget:
                 rows.append(self._row(request, budget))
                 budget -= rows[-1].num_tokens
-        while self._has_waiting():
-            request = self.waiting[0][-1]
-            refusal = {"reason": "preempted"} if short_of_memory else self._refusal(request, budget)
+        passed = []  # entries of the queue: they wait for memory, and others may go ahead
+        while self._has_waiting() and self._may_pass(request := self.waiting[0][-1], passed):
+            refusal = {"reason": "preempted"} if short_of_memory else self._refusal(request, budget, bool(passed))
             if refusal:
-                self.tell("refused", request, **refusal)
-                break
+                if not passed:
+                    self.tell("refused", request, **refusal)
+                if refusal["reason"] != "blocks":
+                    break
+                passed.append(heapq.heappop(self.waiting))
+                continue
             heapq.heappop(self.waiting)
             self._admit(request)
             rows.append(self._row(request, budget))
             budget -= rows[-1].num_tokens
+        for entry in passed:
+            heapq.heappush(self.waiting, entry)
         return rows
+
+    @staticmethod
+    def _may_pass(request: Request, passed: list[tuple]) -> bool:
+        """Whether a request may go ahead of those in these entries of the queue, if it fits: it came soon after the
+        first of them, and is as urgent."""
+        if not passed:
+            return True
+        first = passed[0][-1]
+        is_near = request.place[1] <= first.place[1] + AHEAD and len(passed) <= AHEAD
+        return is_near and request.priority == first.priority
 
     def _row(self, request: Request, budget: int) -> Row:
         num_tokens = min(request.num_new_tokens, budget)
         self.block_manager.enter(request, request.num_computed_tokens + num_tokens)
         return Row(request, num_tokens, ready=num_tokens == request.num_new_tokens)
 
-    def _refusal(self, request: Request, budget: int) -> dict | None:
-        """Why a request can't be admitted to a step that has room for so many tokens; None if it can."""
+    def _refusal(self, request: Request, budget: int, goes_ahead: bool = False) -> dict | None:
+        """Why a request can't be admitted to a step that has room for so many tokens; None if it can. One that goes
+        ahead of others leaves a free block to each that runs."""
         if len(self.running) >= self.max_num_seqs:
             return {"reason": "running", "most": self.max_num_seqs}
         if not budget:
@@ -152,6 +174,8 @@ class Scheduler:
             return {"reason": "whole", "needed": request.num_new_tokens, "left": budget}
         manager, needed = self.block_manager, self.block_manager.num_to_take(request)
         reserve = manager.num_reserve if self.running else 0
+        if goes_ahead:
+            reserve += len(self.running)
         if not manager.can_allocate(needed, reserve):
             return {"reason": "blocks", "needed": needed, "free": manager.num_free, "reserve": reserve}
         return None
@@ -179,12 +203,18 @@ class Scheduler:
         return preempted
 
     def _give_way(self) -> None:
-        """If the first in the queue can't be admitted, preempt the last of the running requests for it, unless that one
-        comes first."""
-        while self.running and self._has_waiting():
-            first, last = self.waiting[0][-1], max(self.running, key=self._order)
+        """If the first in the queue can't be admitted, preempt those that run and come behind it, the last one first,
+        until it can; or nobody, if all their blocks are too few."""
+        if not self._has_waiting():
+            return
+        first = self.waiting[0][-1]
+        behind = [request for request in self.running if self._order(request) > self._order(first)]
+        reserve = self.block_manager.num_reserve if len(behind) < len(self.running) else 0
+        if not self.block_manager.could_allocate(first, behind, reserve):
+            return
+        for last in sorted(behind, key=self._order, reverse=True):
             refusal = self._refusal(first, self.max_num_batched_tokens)
-            if not refusal or refusal["reason"] not in ("running", "blocks") or self._order(last) < self._order(first):
+            if not refusal or refusal["reason"] not in ("running", "blocks"):
                 break
             self.preempt(last)
 

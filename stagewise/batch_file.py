@@ -5,9 +5,12 @@ maybe `sampling` (fields of SamplingParams, over those of the command line), may
 any other fields, a reference answer say, which are carried through. Where a field has the name of one of the result's,
 `text` say, it is carried as `input_text`; a field that is null is left out where it says what to do. With
 `--prompt-column` and `--id-column` other fields have the prompt and the id. A result line is the input's fields,
-`text`, `token_ids`, `finish_reason`, `stop_reason`, for "length" also which limit it was (`length_limit`: max_tokens,
-or max_model_len, the context), with `cumulative_logprob`, `logprobs` and `prompt_logprobs` if asked for; with n > 1 a
-list of n such objects in `outputs`; or, for a line that is wrong, `error`.
+`text`, `token_ids`, `finish_reason`, `stop_reason`, `length_limit` (of "length" which limit it was, max_tokens or
+max_model_len, the context; else null), with `cumulative_logprob`, `logprobs` and `prompt_logprobs` if asked for; with
+n > 1 a list of n such objects in `outputs`; or, for a line that is wrong, `error`.
+
+From stage 5 on a line with `"sampling": {"use_beam_search": true, "n": 4}` gets the 4 best completions that beam search
+finds; `length_penalty` and `early_stopping` say how, as the flags do that search for every line.
 
 From stage 4 on a line with `"score": true` is scored instead: how likely is its `continuation`, or each of its
 `choices`, behind the prompt? Without either, how likely is the prompt as a text? Its result has `scores`, a list of
@@ -46,12 +49,12 @@ except ModuleNotFoundError:  # Windows
 
 from tqdm import tqdm
 
-from .beams import Beams, completed_by_beams, validate_beams
+from .beams import BEAM_FIELDS, Beams, completed_by_beams, drawing, read_beams
 from .console import naming, tell
 from .dataset import HUB, Columns, Dataset, check_dataset, read_dataset
 from .manifest import begin, describe_run, resume
 from .openai_lines import answer, answer_id, is_request, refusal, to_line
-from .stages import Stage, setup_of
+from .stages import Setup, Stage, check_beams, setup_of
 from .strict_json import to_json
 
 SYNC_SECONDS = 5  # how much work a machine that fails may lose; a process that is killed loses none
@@ -81,6 +84,7 @@ class Line:
         prompts: of a line that is scored the pairs, else one prompt.
         params: SamplingParams of the stage.
         is_openai: it is a request of OpenAI's batch interface.
+        beams: how to search for its completions; None draws them.
     """
 
     id: str | int | None
@@ -91,6 +95,7 @@ class Line:
     error: str | None = None
     is_scored: bool = False
     is_openai: bool = False
+    beams: Beams | None = None
 
     def refusal(self) -> dict:
         """What is written of a line that is wrong."""
@@ -170,8 +175,9 @@ class LineReader:
     Args:
         config: the engine's EngineConfig.
         defaults: the SamplingParams of the command line.
-        validate: that of LLM; None where there is no engine, and somebody else checks.
+        llm: checks what depends on the model; None where there is no engine, and somebody else checks.
         columns: which fields have the prompt and the id.
+        beams: how to search for the completions of every line, if not None.
 
     Attributes:
         renamed: the fields that are carried under another name.
@@ -182,10 +188,11 @@ class LineReader:
         stage: Stage,
         config: Any,
         defaults: Any,
-        validate: Callable | None = None,
+        llm: Any = None,
         columns: Columns = Columns(),  # noqa: B008 (it is frozen)
+        beams: Beams | None = None,
     ):
-        self.stage, self.config, self.defaults, self.validate = stage, config, defaults, validate
+        self.stage, self.config, self.defaults, self.llm, self.beams = stage, config, defaults, llm, beams
         self.columns, self.renamed = columns, set[str]()
         self._names = {field.name for field in fields(defaults)}
 
@@ -230,9 +237,11 @@ class LineReader:
                 line.params = replace(line.params, seed=self.stage.derive_seed(self.config.seed, number))
             if getattr(self.config, "policy", None) == "priority":
                 line.priority = values.get("priority", 0)
-            if self.validate is not None:
+            if self.llm is not None:
                 for prompt in line.prompts:
-                    self.validate(prompt, line.params, *([line.priority] if self.stage.has_priority else []))
+                    self.llm.validate(prompt, line.params, *([line.priority] if self.stage.has_priority else []))
+                    if line.beams is not None:
+                        check_beams(self.stage, self.llm, prompt, line.params.max_tokens, line.beams)
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
             line.error = f"line {number}: {error}"
         return line
@@ -272,7 +281,7 @@ class LineReader:
             return
         if {"choices", "continuation"} & values.keys() and not isinstance(values.get("score", False), bool):
             raise ValueError(f"score must be true or false, got {values['score']!r:.80}")
-        line.prompts, line.params = [prompt], self._params(values.get("sampling", {}))
+        line.prompts, (line.params, line.beams) = [prompt], self._sampling(values.get("sampling", {}))
 
     def _pairs(self, prompt: str | list[int], values: dict) -> list:
         """What is to be scored of a line: continuations, each behind its prompt."""
@@ -291,14 +300,24 @@ class LineReader:
             return [pair(prompt, values["continuation"])]
         return [pair("", prompt) if isinstance(prompt, str) else pair(prompt[:1], prompt[1:])]
 
-    def _params(self, sampling: dict) -> Any:
-        """The parameters of a line. Raises ValueError for a field that SamplingParams does not have."""
+    def _sampling(self, sampling: dict) -> tuple[Any, Beams | None]:
+        """The parameters of a line, and how to search, if it does. Raises ValueError, also for a field that
+        SamplingParams does not have."""
         if not isinstance(sampling, dict):
             raise ValueError(f"sampling must be a JSON object, got {sampling!r:.80}")
         sampling = {name: value for name, value in sampling.items() if value is not None}
+        how = {name: sampling.pop(name) for name in BEAM_FIELDS if name in sampling}
         if unknown := sorted(sampling.keys() - self._names):
             raise ValueError(f"sampling has no field {unknown[0]!r:.80}")
-        return replace(self.defaults, **sampling)
+        params, beams = replace(self.defaults, **sampling), self.beams
+        if own := read_beams(how, getattr(params, "n", 1)):
+            if not self.stage.has_beams:
+                raise ValueError(f"{self.stage.command} searches for no beams: take a later stage")
+            beams, params = own, replace(params, n=1)
+        idle = [*drawing(self.stage, params), *(["n"] if params.n > 1 else [])] if beams else []
+        if idle:
+            raise ValueError(f"{idle[0]} can't go with beams, which draw nothing")
+        return params, beams if params.max_tokens else None
 
 
 class BatchJob:
@@ -367,17 +386,22 @@ def run_batch_file(
         OSError: a file can't be read or written; what was written before is there.
     """
     dataset, setup = read_dataset(source), setup_of(llm)
-    validate = llm.validate if beams is None else validate_beams(stage, llm, beams)
-    reader = LineReader(stage, setup.config, defaults, validate, columns)
+    reader = LineReader(stage, setup.config, defaults, llm, columns, beams)
     lines = reader.read_lines(dataset)
     if reader.renamed and not quiet:
         names = ", ".join(f"{name} -> {OWN}{name}" for name in sorted(reader.renamed))
         tell(f"{source}: fields with names of the result's are carried under others: {names}")
-    run = describe_run(stage, setup, dataset, defaults) | {"beam_search": beams and asdict(beams)}
-    run |= {"columns": None if columns == Columns() else asdict(columns)}
-    as_completed = llm.as_completed if beams is None else completed_by_beams(llm, beams)
+    run = describe_batch(stage, setup, dataset, defaults, beams, columns)
     job = BatchJob(lines, run, [file])
-    return job.run(lambda jobs: completed(stage, jobs, as_completed), longest_first=stage.can_serve, quiet=quiet)
+    return job.run(lambda jobs: completed(stage, jobs, llm), longest_first=stage.can_serve, quiet=quiet)
+
+
+def describe_batch(
+    stage: Stage, setup: Setup, dataset: Dataset, defaults: Any, beams: Beams | None, columns: Columns
+) -> dict:
+    """All that the answers depend on, see manifest.py."""
+    run = describe_run(stage, setup, dataset, defaults) | {"beam_search": beams and asdict(beams)}
+    return run | {"columns": None if columns == Columns() else asdict(columns)}
 
 
 def refused(jobs: list[Job]) -> Iterator[Answer]:
@@ -385,11 +409,20 @@ def refused(jobs: list[Job]) -> Iterator[Answer]:
     return ((place, to_json(line.refusal()).encode(), True) for place, line in jobs if line.error)
 
 
-def completed(stage: Stage, jobs: list[Job], as_completed: Callable) -> Iterator[Answer]:
-    """The answers to lines that are not wrong, each as soon as the results of all its prompts are there.
+def completed(stage: Stage, jobs: list[Job], llm: Any, as_completed: Callable | None = None) -> Iterator[Answer]:
+    """The answers to lines that are not wrong, each as soon as the results of all its prompts are there; those that
+    search come last, for a search has the engine to itself.
 
-    as_completed: as that of LLM.
+    as_completed: does for those that do not search what `llm.as_completed` does.
     """
+    for beams in dict.fromkeys([None, *(line.beams for _, line in jobs)]):
+        some = [job for job in jobs if job[1].beams == beams]
+        how = completed_by_beams(llm, beams) if beams else as_completed or llm.as_completed
+        yield from completed_alike(stage, some, how) if some else ()
+
+
+def completed_alike(stage: Stage, jobs: list[Job], as_completed: Callable) -> Iterator[Answer]:
+    """The same of lines that are completed in the same way. as_completed: as that of LLM."""
     owners = [(number, i) for number, (_, line) in enumerate(jobs) for i in range(len(line.prompts))]
     columns = [[line.prompts[i] for _, line in jobs for i in range(len(line.prompts))]]
     columns.append([jobs[number][1].params for number, _ in owners])
@@ -439,7 +472,8 @@ def texts_of(outputs: list) -> dict:
 
 def select(completion: dict) -> dict:
     """What a result line has of a completion."""
-    asked = [name for name in RESULT_FIELDS if completion.get(name) is not None or name == "stop_reason"]
+    always = ("stop_reason", "length_limit")  # of all lines, so that several files have the same columns
+    asked = [name for name in RESULT_FIELDS if completion.get(name) is not None or name in always]
     return {name: completion[name] for name in asked}
 
 

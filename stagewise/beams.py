@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .stages import Stage, check_beams, end_tokens
+from .stages import Stage, end_tokens
 
+BEAM_FIELDS = ("use_beam_search", "length_penalty", "early_stopping")  # of a line of a file, as of the server
 AT_ONCE = 16  # prompts of a file that are searched, and written, together
 
 
@@ -23,6 +24,23 @@ class Beams:
     beam_width: int
     length_penalty: float = 1.0
     early_stopping: bool | str = False
+
+
+def read_beams(fields: dict, n: Any) -> Beams | None:
+    """The search for the n best that these fields, some of BEAM_FIELDS, ask for, if they do. Raises ValueError."""
+    if not isinstance(fields.get("use_beam_search", False), bool):
+        raise ValueError(f"use_beam_search must be true or false, got {fields['use_beam_search']!r:.80}")
+    penalty, stopping = fields.get("length_penalty", 1), fields.get("early_stopping", False)
+    if not fields.get("use_beam_search"):
+        for name, value, off in (("length_penalty", penalty, 1), ("early_stopping", stopping, False)):
+            if isinstance(value, bool) != isinstance(off, bool) or value != off:
+                raise ValueError(f"{name} needs use_beam_search")
+        return None
+    if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not -100 <= penalty <= 100:
+        raise ValueError(f"length_penalty must be a number from -100 to 100, got {penalty!r:.80}")
+    if not isinstance(stopping, bool) and stopping != "never":
+        raise ValueError(f'early_stopping must be true, false or "never", got {stopping!r:.80}')
+    return Beams(n, float(penalty), stopping)
 
 
 @dataclass(frozen=True)
@@ -120,14 +138,3 @@ def completed_by_beams(llm: Any, beams: Beams) -> Callable[..., Iterator[tuple[i
                 yield from zip(part, llm.beam_search([prompts[i] for i in part], *how), strict=True)
 
     return as_completed
-
-
-def validate_beams(stage: Stage, llm: Any, beams: Beams) -> Callable[..., None]:
-    """What does for beams what `llm.validate` does."""
-
-    def validate(prompt: Any, params: Any, *priority: int) -> None:
-        llm.validate(prompt, params, *priority)
-        if params.max_tokens:
-            check_beams(stage, llm, prompt, params.max_tokens, beams)
-
-    return validate

@@ -8,6 +8,7 @@ batch_file.py). These need pyarrow: `pip install pyarrow`, or the extra `parquet
 
 import base64
 import codecs
+import contextlib
 import datetime
 import decimal
 import hashlib
@@ -135,15 +136,35 @@ def read_array(name: str, content: bytes) -> list[bytes]:
         raise ValueError(f"--input {name} is no array of JSON: {error}") from None
 
 
-def fetch(name: str) -> bytes:
-    """A file of the Hub, by huggingface_hub's file system."""
+def fetch(name: str, flag: str = "--input ") -> bytes:
+    """A file of the Hub, by huggingface_hub's file system. flag: names it in an error. Raises OSError."""
     from huggingface_hub import HfFileSystem
 
-    try:
+    with telling(f"{flag}{name}"):
         return HfFileSystem().cat_file(name)  # pyright: ignore[reportReturnType]
-    except Exception as error:  # the client's many network errors, told as one
+
+
+def find_results(name: str) -> str:
+    """The result file of a dataset of the Hub, as `stagewise push` makes them: the only one of JSON lines. Raises
+    ValueError, OSError."""
+    from huggingface_hub import HfFileSystem
+
+    with telling(name):
+        files = sorted(map(str, HfFileSystem().glob(f"{name}/*.jsonl")))
+    if len(files) != 1:
+        there = f"one of {', '.join(Path(file).name for file in files)}" if files else "it has none of JSON lines"
+        raise ValueError(f"{name}: name the result file, {name}/FILE ({there})")
+    return f"{HUB}{files[0]}"
+
+
+@contextlib.contextmanager
+def telling(what: str) -> Iterator[None]:
+    """The many network errors of the Hub's client, told as one OSError."""
+    try:
+        yield
+    except Exception as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise OSError(f"--input {name} can't be fetched: {reason}") from error
+        raise OSError(f"{what} can't be fetched: {reason}") from error
 
 
 def import_parquet(name: str):

@@ -1,9 +1,9 @@
 """Lines of OpenAI's batch files, which `--input` takes beside its own: requests to /v1/completions, and their answers.
 
 A request is {"custom_id": …, "method": "POST", "url": "/v1/completions", "body": {"model": …, "prompt": …}}. The body
-may have the fields of SamplingParams and `priority`; what it leaves out is as on the command line. Its answer is
-{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}. Of a request that is wrong `response`
-is null, and `error` says what is wrong.
+may have the fields of SamplingParams, `use_beam_search` with what belongs to it, and `priority`; what it leaves out is
+as on the command line. Its answer is {"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}.
+Of a request that is wrong `response` is null, and `error` says what is wrong.
 
 What only a server does (chats, `echo`, log-probabilities in OpenAI's form) is refused by name.
 `python -m stagewise.serving.batch` does that too, but can't go on after a kill.
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .beams import BEAM_FIELDS
 from .forms import FORM_FIELDS, form_of
 from .openai_fields import IDLE, Others, asks_for_nothing
 
@@ -31,9 +32,6 @@ NOT_IN_LINES: Others = {
     "logprobs": ((), ELSEWHERE),
     "prompt_logprobs": ((), ELSEWHERE),
     "return_token_ids": ((False,), ELSEWHERE),
-    "use_beam_search": ((False,), "--beam-width searches for every line"),
-    "length_penalty": ((1, 1.0), "--length-penalty is for every line"),
-    "early_stopping": ((False,), "--early-stopping is for every line"),
     "stream": ((False,), "a line has one answer"),
     "stream_options": (({},), "a line has one answer"),
 }
@@ -71,7 +69,7 @@ def to_line(request: dict, model: str, names: set[str]) -> dict:
     for name, value in body.items():
         if name in FORM_FIELDS:
             continue
-        if name in names - IN_OTHER_FORM:
+        if name in (names - IN_OTHER_FORM) | {*BEAM_FIELDS}:
             line["sampling"][name] = value
         elif name == "priority":
             line["priority"] = value
@@ -89,7 +87,9 @@ def answer(request: dict, output: Any) -> dict:
     """What OpenAI's batch interface answers."""
     name = answer_id(request).removeprefix("batch_req_")
     choices = [
-        {"index": c.index, "text": c.text, "logprobs": None, "finish_reason": c.finish_reason} for c in output.outputs
+        {"index": c.index, "text": c.text, "logprobs": None, "finish_reason": c.finish_reason}
+        | ({"length_limit": c.length_limit} if c.length_limit else {})
+        for c in output.outputs
     ]
     num_prompt, num_output = len(output.prompt_token_ids), sum(len(c.token_ids) for c in output.outputs)
     usage = {"prompt_tokens": num_prompt, "completion_tokens": num_output, "total_tokens": num_prompt + num_output}

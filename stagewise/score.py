@@ -2,6 +2,7 @@
 
     python -m stagewise score results.jsonl --reference answer                 # a summary as JSON
     python -m stagewise score results.jsonl --reference answer --per-line scores.jsonl
+    python -m stagewise score hf://datasets/USER/NAME --reference answer       # what `stagewise push` has put there
 
 A line's `text` is compared with its reference field, a text or a list of texts of which the best counts:
 
@@ -40,6 +41,7 @@ from pathlib import Path
 from statistics import mean
 
 from .console import naming
+from .dataset import HUB, fetch, find_results
 
 
 def normalize(text: str) -> str:
@@ -165,23 +167,35 @@ def summarize(scores: list[dict]) -> dict:
     return {**summary, **perplexities(scores)}
 
 
-def read_scores(path: Path, reference_field: str | None) -> list[dict]:
+def read_results(source: Path | str) -> bytes:
+    """A result file of the disk or of the Hub: hf://datasets/USER/NAME, maybe /FILE. Raises ValueError, OSError."""
+    name = str(source)
+    if not name.startswith(HUB):
+        return Path(source).read_bytes()
+    kind, *rest = name.removeprefix(HUB).rstrip("/").split("/")
+    if kind != "datasets" or len(rest) < 2:
+        raise ValueError(f"{name}: results on the Hub are hf://datasets/USER/NAME or hf://datasets/USER/NAME/FILE")
+    return fetch(find_results(name.rstrip("/")) if len(rest) == 2 else name, "")
+
+
+def read_scores(source: Path | str, reference_field: str | None) -> list[dict]:
     """The scores of every line of a result file. Raises ValueError if it is none."""
     scores = []
-    for number, line in enumerate(path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
+    for number, line in enumerate(read_results(source).removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if line.strip():
             try:
                 scores.append(score_line(json.loads(line.decode("utf-8")), reference_field))
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
+                raise ValueError(f"{source}, line {number}: {error}") from None
     if not scores:
-        raise ValueError(f"{path} holds no results")
+        raise ValueError(f"{source} holds no results")
     return scores
 
 
 def main(argv: list[str] | None = None, prog: str = "stagewise score") -> int:
     parser = argparse.ArgumentParser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="the --output of a batch run")
+    help = "the --output of a batch run; of the Hub hf://datasets/USER/NAME, with /FILE if it has several"
+    parser.add_argument("results", help=help)
     parser.add_argument("--reference", metavar="FIELD", help="the field with the reference answer")
     parser.add_argument("--per-line", type=Path, metavar="FILE", help="write the scores of each line to this new file")
     args = parser.parse_args(argv)

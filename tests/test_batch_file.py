@@ -760,9 +760,9 @@ def test_openai_lines(tmp_path):
         )
         for name, one in zip(("text", "ids"), expected, strict=True):
             completion = one.outputs[0]
-            assert good.pop(name)["choices"] == [
-                {"index": 0, "text": completion.text, "logprobs": None, "finish_reason": completion.finish_reason}
-            ]
+            limit = {"length_limit": completion.length_limit} if completion.length_limit else {}
+            ends = {"finish_reason": completion.finish_reason, **limit}
+            assert good.pop(name)["choices"] == [{"index": 0, "text": completion.text, "logprobs": None, **ends}]
         assert not good
         own = [r for r in results if r["id"] == "own"]
         assert [(r["body"], r["custom_id"], r["response"]) for r in own] == [("of mine", "text", 1)]
@@ -832,6 +832,64 @@ def test_beams_for_every_line(stage, tmp_path):
     status, _, stderr = stage.main(*command[:-2], "--resume")
     assert status == 2
     assert "beam_search is None now" in stderr
+
+
+@pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)
+def test_beams_for_some_lines(stage, tmp_path):
+    """A line says itself that it searches, in our own words or in OpenAI's; the others draw. A run goes on after a
+    kill, and what can't be is named."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    search = {"use_beam_search": True, "n": 3, "max_tokens": 6}
+    lines = [
+        {"id": "draws", "prompt": "A fox", "sampling": {"max_tokens": 6, "temperature": 0.8, "n": 2}},
+        {"id": "searches", "prompt": "A fox", "sampling": search},
+        {"id": "how", "prompt": "Once", "sampling": search | {"length_penalty": 0.2, "early_stopping": "never"}},
+        openai_request("openai", **search),
+        {
+            "id": "off",
+            "prompt": "Once",
+            "sampling": {"use_beam_search": False, "length_penalty": None, "max_tokens": 2},
+        },
+        {"id": "scored", "prompt": "A fox", "score": True, "continuation": " ran"},
+    ]
+    wrong = {
+        "length_penalty needs use_beam_search": {"length_penalty": 2},
+        "use_beam_search must be true or false, got 'yes'": {"use_beam_search": "yes"},
+        "early_stopping must be true, false": {"use_beam_search": True, "early_stopping": 1},
+        "top_k can't go with beams": {"use_beam_search": True, "top_k": 5},
+        "leave no room": {"use_beam_search": True, "n": 2},
+    }
+    for i, sampling in enumerate(wrong.values()):
+        prompt = "word " * 1100 if i == len(wrong) - 1 else "A fox"
+        lines.append({"id": f"wrong {i}", "prompt": prompt, "sampling": sampling})
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["--input", source, "--output", output, "--quiet", "--temperature", "0"]
+    assert stage.main(*command)[0] == 1
+    results = {result.get("custom_id", result["id"]): result for result in read_results(output)}
+    engine, opening = stage.engine(), lines[3]["body"]["prompt"]
+    for name, prompt, how in (("searches", "A fox", ()), ("how", "Once", (0.2, "never")), ("openai", opening, ())):
+        (expected,) = engine.beam_search([prompt], 3, 6, *how)
+        answer = results[name]
+        texts = answer["outputs"] if name != "openai" else answer["response"]["body"]["choices"]
+        assert [one["text"] for one in texts] == [one.text for one in expected.outputs]
+    assert len(results["draws"]["outputs"]) == 2
+    assert len(results["off"]["token_ids"]) == 2
+    assert results["scored"]["scores"][0]["num_tokens"] == 1
+    for i, message in enumerate(wrong):
+        assert message in results[f"wrong {i}"]["error"]
+    whole = output.read_bytes()
+    output.write_bytes(whole[: len(whole) // 2])
+    assert stage.main(*command, "--resume")[0] == 1
+    again = {result.get("custom_id", result["id"]): result for result in read_results(output)}
+    assert again.keys() == results.keys()
+    assert again["how"] == results["how"]
+
+
+def test_a_stage_without_beams_says_so(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "A fox", "sampling": {"use_beam_search": true}}\n')
+    assert STAGES[3].main("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--quiet")[0] == 1
+    (result,) = read_results(tmp_path / "out.jsonl")
+    assert "searches for no beams: take a later stage" in result["error"]
 
 
 @pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)

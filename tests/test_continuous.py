@@ -449,3 +449,46 @@ def test_slots_by_memory(stage, small_checkpoint):
     assert stage.LLM(small_checkpoint, device="cpu", kv_cache_bytes=3 * slot + 5).engine.runner.num_slots == 3
     with pytest.raises(ValueError, match=f"needs {slot:,} bytes of KV cache, kv_cache_bytes is {slot - 1:,}"):
         stage.LLM(small_checkpoint, device="cpu", kv_cache_bytes=slot - 1)
+
+
+@pytest.mark.parametrize("stage", STAGES[3:], ids=str)
+def test_the_longest_outputs_begin_first(stage, small_checkpoint):
+    """All requests are known, so the longest begin first: fewer steps, the same tokens, in the caller's order. A stream
+    keeps the order, and so does whoever gives priorities."""
+    prompts, lengths = random_prompts(211, [5] * 7), [3, 9, 3, 9, 3, 12, 30]
+    params = [
+        stage.SamplingParams(temperature=i % 2, max_tokens=n, ignore_eos=True) for i, n in enumerate(lengths)
+    ]  # those that draw have no seed: they take one from their number
+
+    def run(how):
+        llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2, policy="priority", trace=True)
+        result = how(llm)
+        began = {}
+        for step in llm.trace:
+            for row in step.rows:
+                began.setdefault(int(row.request_id), step.step)
+        return result, list(began), llm.stats.num_forwards
+
+    def streamed(llm):
+        tokens = {i: [] for i in range(len(prompts))}
+        for event in llm.stream(prompts, params):
+            tokens[event.index] += event.token_ids
+        return [tokens[i] for i in range(len(prompts))]
+
+    def tokens(outputs):
+        return [output.outputs[0].token_ids for output in outputs]
+
+    planned = [6, 5, 1, 3, 0, 2, 4]
+    expected, order, most = run(streamed)
+    assert order == list(range(7))
+    got, order, least = run(lambda llm: tokens(llm.generate(prompts, params)))
+    assert (got, order) == (expected, planned)
+    assert least < most
+    got, order, steps = run(
+        lambda llm: tokens(dict(sorted(llm.as_completed(prompts, params), key=lambda pair: pair[0])).values())
+    )
+    assert (got, order, steps) == (expected, planned, least)
+    got, order, steps = run(lambda llm: tokens(llm.generate(prompts, params, priority=[0] * 7)))
+    assert (got, order, steps) == (expected, list(range(7)), most)
+    got, order, _ = run(lambda llm: tokens(llm.generate(prompts, params, priority=[1, 0] * 3 + [1])))
+    assert (got, order) == (expected, [1, 3, 5, 0, 2, 4, 6])

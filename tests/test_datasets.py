@@ -463,6 +463,36 @@ def test_push(hub, tmp_path):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_scores_of_the_hub(hub, tmp_path):
+    """As of the same file on the disk; a dataset with one result file needs no name of it."""
+    results = [{"id": i, "text": text, "answer": "a fox"} for i, text in enumerate(["A fox", "a cat", "fox"])]
+    (tmp_path / "out.jsonl").write_text("".join(json.dumps(result) + "\n" for result in results))
+    hub.files |= {"README.md": b"", "out.jsonl": (tmp_path / "out.jsonl").read_bytes(), "out.jsonl.run.json": b"{}"}
+    environment = {**os.environ, **surroundings(hub, tmp_path)}
+
+    def scored(name):
+        command = [sys.executable, "-m", "stagewise", "score", str(name), "--reference", "answer"]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+    expected = scored(tmp_path / "out.jsonl")
+    assert expected[0] == 0
+    assert json.loads(expected[1])["exact_match"] == 2 / 3  # articles do not count
+    for name in ("hf://datasets/USER/tales/out.jsonl", "hf://datasets/USER/tales", "hf://datasets/USER/tales/"):
+        assert scored(name) == expected
+    hub.files["more.jsonl"] = b"{}"
+    for name, says in (
+        ("hf://datasets/USER/tales", "name the result file, hf://datasets/USER/tales/FILE (one of more.jsonl, out.js"),
+        ("hf://datasets/USER/tales/none.jsonl", "hf://datasets/USER/tales/none.jsonl can't be fetched"),
+        ("hf://USER/tales", "results on the Hub are hf://datasets/USER/NAME"),
+        ("hf://datasets/USER/tales/more.jsonl", "more.jsonl, line 1: it has no text"),
+    ):
+        status, _, stderr = scored(name)
+        assert status == 2
+        assert says in stderr
+
+
 def cells_of(card):
     """The rows of a card's tables, without their heads."""
     rows = [row.strip("| ").split(" | ") for row in card.splitlines() if row.startswith("| ")]

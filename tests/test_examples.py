@@ -70,6 +70,11 @@ def test_what_each_is_for():
     assert hits == [0, 64, 64, 64]
     assert kinds("completions")[0] >= {"forked", "copied"}
     assert kinds("preemption")[0] >= {"preempted", "refused", "evicted"}
+    (names,) = (
+        [[row["request_id"] for row in step["rows"]] for step in steps] for _, *steps in embedded("head_of_line")[1]
+    )
+    came = [next(i for i, running in enumerate(names) if name in running) for name in "01234"]
+    assert came == [0, 24, 0, 0, 8]
     assert kinds("beams")[0] >= {"beams", "copied"}
 
 

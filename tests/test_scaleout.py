@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from stagewise.beams import Beams
+from stagewise.dataset import Columns
 from stagewise.scaleout import driver, worker
 from tests.adapter import STAGES
 from tests.test_batch_file import by_id, read_results, write_input
@@ -15,9 +17,10 @@ from tests.test_batch_file import by_id, read_results, write_input
 SERVING = STAGES[3:]
 
 
-def actor(stage, **options):
+def actor(stage, beams=None, columns=Columns(), **options):  # noqa: B008 (it is frozen)
     options = {**vars(stage.part("config").EngineConfig()), "max_num_seqs": 8, **options}
-    return worker.Completer(stage.directory, options, stage.SamplingParams(max_tokens=8, temperature=0.8), 1, 1, 0)
+    params = stage.SamplingParams(max_tokens=8, temperature=0.8 if beams is None else 0)
+    return worker.Completer(stage.directory, options, worker.How(params, beams, columns), 1, 1, 0)
 
 
 def batches(path, size=8):
@@ -38,6 +41,27 @@ def test_an_actor_answers_as_a_batch_run_does(stage, tmp_path):
     made = [line for batch in batches(source) for line in own(batch)["result"]]
     assert by_id([json.loads(line) for line in made]) == by_id(read_results(output))
     own.engine.close()
+
+
+@pytest.mark.parametrize("stage", STAGES[4:], ids=str)
+def test_an_actor_with_columns_of_other_names_and_beams(stage, tmp_path):
+    """The same flags, the same answers; a line that is scored, and one without the column, among them."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"question": f"A fox named {name}", "key": f"k{name}"} for name in ("Tom", "Ann", "Otto")]
+    lines += [{"question": "A fox", "key": "scored", "score": True, "continuation": " runs"}, {"key": "none"}]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ["--prompt-column", "question", "--id-column", "key", "--beam-width", 2, "--max-tokens", 8, "--quiet"]
+    assert stage.main("--input", source, "--output", output, *flags)[0] == 1
+    own = actor(stage, Beams(2), Columns("question", "key"))
+    rows = [
+        {"place": i, "number": i + 1, "raw": json.dumps(line).encode(), "id": json.dumps(name)}
+        for i, (line, name) in enumerate(zip(lines, ["kTom", "kAnn", "kOtto", "scored", "line-5"], strict=True))
+    ]  # the driver names a line that is wrong by its number
+    made = own({column: [row[column] for row in rows] for column in rows[0]})["result"]
+    own.engine.close()
+    expected = by_id(read_results(output))
+    assert by_id([json.loads(line) for line in made]) == expected
+    assert [len(one.get("outputs", ())) for one in expected].count(2) == 3
 
 
 def test_batches_at_once_keep_the_engine_full(tmp_path):

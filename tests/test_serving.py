@@ -189,6 +189,20 @@ def test_a_stream_is_the_whole_and_what_the_engine_gives(babbling, fields):
     assert whole["usage"]["completion_tokens"] == events[-1]["usage"]["completion_tokens"] == len(expected.token_ids)
 
 
+def test_which_limit_ended_it(tales):
+    """In whole answers and in a stream's last chunk, as the engine says it; of another end there is nothing."""
+    for prompt, most, limit in (([5] * 1020, 4, "max_tokens"), ([5] * 1020, 5, "max_model_len")):
+        fields = {"prompt": prompt, "max_tokens": most, "ignore_eos": True}
+        (output,) = generate(tales, [prompt], max_tokens=most, ignore_eos=True)[0].outputs
+        assert complete(tales, **fields)["choices"][0]["length_limit"] == output.length_limit == limit
+        *earlier, last = (event["choices"][0] for event in stream(tales, **fields))
+        assert last["length_limit"] == limit
+        assert not any("length_limit" in chunk for chunk in earlier)
+    ended = complete(tales, prompt="Once upon a time", max_tokens=200, temperature=0, stop=".")["choices"][0]
+    assert ended["finish_reason"] == "stop"
+    assert "length_limit" not in ended
+
+
 def test_several_prompts_and_n(tales):
     prompts = ["Once upon a time", "A fox", "One day"]
     fields = {"max_tokens": 6, "n": 2, "seed": 5}
@@ -550,6 +564,7 @@ def test_what_is_too_long_for_the_context(tales):
     assert error["message"].startswith(message)  # litellm looks for these words
     whole = complete(tales, prompt=[1] * 1020, max_tokens=1000, ignore_eos=True)
     assert (whole["usage"]["completion_tokens"], whole["choices"][0]["finish_reason"]) == (4, "length")
+    assert whole["choices"][0]["length_limit"] == "max_model_len"
     assert complete(tales, prompt=[1] * 1024, max_tokens=0)["usage"]["prompt_tokens"] == 1024
 
 

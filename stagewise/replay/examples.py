@@ -54,7 +54,8 @@ class Run:
             llm.beam_search(list(self.prompts), self.beam_width, self.lengths[0])
         else:
             params = [stage.SamplingParams(max_tokens=n, ignore_eos=True, **self.params) for n in self.lengths]
-            llm.generate(list(self.prompts), params)
+            for _ in llm.stream(list(self.prompts), params):  # in this order; `generate` may take another
+                pass
         lines = json.loads(json.dumps(list(lines_of(llm))))
         return Trace(self.stage, lines[0], lines[1:])
 
@@ -67,6 +68,7 @@ LATE = ((TALES[0], TALES[1], TALES[3], LONG, TALES[5]), (8, 20, 20, 8, 8))  # th
 CHUNKS = {"max_num_seqs": 3, "max_model_len": 160, "max_num_batched_tokens": 16}
 WHOLE = {"max_num_seqs": 3, "max_model_len": 160, "max_num_batched_tokens": 160, "enable_chunked_prefill": False}
 SHARED = tuple(f"{LONG} {end}" for end in ("the sun", "a boat", "a bear", "his friends"))
+TOO_LONG, TOO_FEW = f"{LONG} {TALES[4]}", {"num_blocks": 6, "watermark": 0.0}  # it waits, others fit beside TALES[4]
 DRAWN = {"n": 4, "temperature": 0.8, "seed": 3}
 
 EXAMPLES: dict[str, tuple[Run, ...]] = {
@@ -84,6 +86,9 @@ EXAMPLES: dict[str, tuple[Run, ...]] = {
     "shared_prefix": (Run("stage05_paged", SHARED, (12, 8, 8, 8), {"max_num_seqs": 2, "num_blocks": 24}),),
     "completions": (Run("stage05_paged", TALES[6:7], (24,), {"max_num_seqs": 4, "num_blocks": 16}, DRAWN),),
     "preemption": (Run("stage05_paged", TALES[:5], (40,) * 5, {"num_blocks": 9, "watermark": 0.0}),),
+    "head_of_line": (
+        Run("stage05_paged", (TALES[4], TOO_LONG, TALES[3], TALES[5], TALES[7]), (24, 4, 12, 8, 8), TOO_FEW),
+    ),
     "beams": (Run("stage05_paged", TALES[1:2], (24,), {"num_blocks": 16}, beam_width=3),),
 }
 

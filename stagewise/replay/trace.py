@@ -56,7 +56,7 @@ Event: {"kind": …, "request_id": …, "index": …, …}
                       "whole"     its prompt does not fit into the step's rest whole (chunked prefill is off):
                                   needed, left
                       "scores"    the step made no more logits of prompts (before 0.2)
-                      "blocks"    needed, free, reserve: blocks
+                      "blocks"    needed, free, reserve: blocks. Who is admitted behind this event goes ahead of it
                       "preempted" a request was preempted just now: memory is short
     preempted       it waits again, without its memory
     copied          copy-on-write: source and target, blocks

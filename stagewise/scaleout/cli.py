@@ -10,9 +10,11 @@ import importlib.util
 import time
 
 from ..console import Outcome, flush_streams, one_interrupt, tell
-from ..flags import pairs_of, sampling_params
+from ..dataset import Columns
+from ..flags import beams_of, pairs_of, sampling_params
 from ..stages import Stage
 from .driver import Cluster, complete_file
+from .worker import How
 
 
 def run(stage: Stage, args: argparse.Namespace, prog: str) -> int:
@@ -21,17 +23,13 @@ def run(stage: Stage, args: argparse.Namespace, prog: str) -> int:
     with one_interrupt(), outcome:
         if not args.input or not args.output or args.prompts or args.prompts_file or args.interactive or args.trace:
             raise ValueError("--ray needs --input and --output, and takes no --prompts, --interactive or --trace")
-        others = {"beam_width": None, "prompt_column": "prompt", "id_column": "id"}
-        if idle := [name for name, usual in others.items() if getattr(args, name) != usual]:
-            raise ValueError(f"--{idle[0].replace('_', '-')} is for runs on one machine, without --ray")
         if importlib.util.find_spec("ray") is None:
             raise ValueError("--ray needs Ray: pip install 'ray[data]'")
         defaults, options = sampling_params(stage, args), stage.EngineConfig.of_flags(args)
+        how = How(defaults, beams_of(stage, args, defaults), Columns(args.prompt_column, args.id_column))
         cluster = Cluster(args.ray, args.actors, args.cpus_per_actor, args.gpus_per_actor)
         for source, output in pairs_of(args):
-            counts = complete_file(
-                stage, source, output, options, defaults, cluster, resume=args.resume, quiet=args.quiet
-            )
+            counts = complete_file(stage, source, output, options, how, cluster, resume=args.resume, quiet=args.quiet)
             if counts[1]:
                 tell(f"{prog}: {counts[1]} of {counts[0]} lines are errors, see {output}")
                 outcome.status = 1

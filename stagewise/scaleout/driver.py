@@ -16,13 +16,11 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ..batch_file import Answer, BatchJob, Counts, Job, LineReader, open_output
-from ..dataset import check_dataset, read_dataset
-from ..manifest import describe_run
+from ..batch_file import Answer, BatchJob, Counts, Job, LineReader, describe_batch, open_output
+from ..dataset import check_columns, check_dataset, read_dataset
 from ..stages import Stage
-from .worker import Completer, look_at_model
+from .worker import Completer, How, look_at_model
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run sends nothing anywhere
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
@@ -55,7 +53,7 @@ def complete_file(
     source: str,
     output: Path,
     options: dict,
-    defaults: Any,
+    how: How,
     cluster: Cluster,
     *,
     resume: bool,
@@ -68,24 +66,26 @@ def complete_file(
         OSError: a file can't be read or written, or Ray has failed; what was written before is there.
     """
     check_dataset(source)
+    check_columns(source, how.columns)
     dataset, setup = read_dataset(source), stage.setup(options, "cuda" if cluster.gpus else "cpu")
-    lines = LineReader(stage, setup.config, defaults).read_lines(dataset)
+    lines = LineReader(stage, setup.config, how.defaults, None, how.columns, how.beams).read_lines(dataset)
 
     def complete(jobs: list[Job]) -> Iterator[Answer]:
         rows = []
         for place, line in jobs:
             number, raw = dataset.rows[place]
             rows.append({"place": place, "number": number, "raw": raw, "id": json.dumps(line.id)})
-        return completed(stage.package, rows, options, defaults, cluster)
+        return completed(stage.package, rows, options, how, cluster)
 
     with contextlib.ExitStack() as stack:
         shards = shards_of(len(lines), output)
         files = [stack.enter_context(open_output(source, path, resume)) for path in shards]
-        job = BatchJob(lines, describe_run(stage, setup, dataset, defaults), files, LINES_PER_SHARD)
+        run = describe_batch(stage, setup, dataset, how.defaults, how.beams, how.columns)
+        job = BatchJob(lines, run, files, LINES_PER_SHARD)
         return job.run(complete, longest_first=True, quiet=quiet)
 
 
-def completed(package: str, rows: list[dict], options: dict, defaults: Any, cluster: Cluster) -> Iterator[Answer]:
+def completed(package: str, rows: list[dict], options: dict, how: How, cluster: Cluster) -> Iterator[Answer]:
     """The answer to each row, as soon as its batch is done."""
     import ray
     import ray.data
@@ -104,7 +104,7 @@ def completed(package: str, rows: list[dict], options: dict, defaults: Any, clus
         warnings.simplefilter("ignore", ray.util.annotations.RayDeprecationWarning)
         data = ray.data.from_items(rows, override_num_blocks=-(-len(rows) // size)).map_batches(
             Completer,
-            fn_constructor_args=(package, options, defaults, per_machine, cluster.cpus, cluster.gpus),
+            fn_constructor_args=(package, options, how, per_machine, cluster.cpus, cluster.gpus),
             batch_size=None,
             compute=ray.data.ActorPoolStrategy(
                 size=cluster.actors,

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from ..stages import STAGES
 from . import driver
+from .worker import How
 
 STAGE = STAGES[6]
 RESULT = ("text", "token_ids", "finish_reason", "stop_reason")
@@ -101,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
             str(source),
             Path(name) / "out.jsonl",
             options,
-            STAGE.SamplingParams(),
+            How(STAGE.SamplingParams()),
             cluster,
             resume=False,
             quiet=False,

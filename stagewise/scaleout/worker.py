@@ -4,15 +4,28 @@ import itertools
 import json
 import os
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
 from ..batch_file import LineReader, completed, refused
+from ..beams import Beams
+from ..dataset import Columns
 from ..manifest import hash_of_checkpoint
 from ..stages import stage_of
 
 SHARE_OF_FREE_MEMORY = 0.5  # for the KV caches of all actors of a machine together
+
+
+@dataclass(frozen=True)
+class How:
+    """How lines are completed: the sampling parameters of the command line, a search or none, and which fields have
+    the prompt and the id."""
+
+    defaults: Any
+    beams: Beams | None = None
+    columns: Columns = Columns()  # noqa: RUF009 (it is frozen)
 
 
 class Completer:
@@ -23,12 +36,12 @@ class Completer:
     Args:
         package: of the stage.
         options: of the engine.
-        defaults: the sampling parameters of the command line.
+        how: the lines are completed.
         per_machine: how many such actors share a machine's memory.
         num_cpus, num_gpus: that this one may use.
     """
 
-    def __init__(self, package: str, options: dict, defaults: Any, per_machine: int, num_cpus: int, num_gpus: float):
+    def __init__(self, package: str, options: dict, how: How, per_machine: int, num_cpus: int, num_gpus: float):
         import torch
 
         self.stage = stage_of(package)
@@ -36,10 +49,10 @@ class Completer:
         if not num_gpus and options.get("num_blocks") is None and options["kv_cache_bytes"] is None:
             options = {**options, "kv_cache_bytes": cache_bytes(package, options, per_machine)}
         self.engine = self.stage.AsyncLLM(**options, max_queue_size=2**31 - 1)
-        llm = self.engine.llm
-        self.reader = LineReader(self.stage, llm.config, defaults, llm.validate)
+        self.llm = self.engine.llm
+        self.reader = LineReader(self.stage, self.llm.config, how.defaults, self.llm, how.columns, how.beams)
 
-    def _as_completed(self, prompts: list, params: list, priority: list):
+    def _complete_all(self, prompts: list, params: list, priority: list):
         return enumerate(self.engine.complete_all(prompts, params, priority=priority))
 
     def __call__(self, batch: dict) -> dict:
@@ -65,7 +78,7 @@ class Completer:
             line.id = json.loads(name)  # the driver has seen all ids, and has named those that had none
             jobs.append((int(place), line))
         good = [(place, line) for place, line in jobs if not line.error]
-        answers = list(itertools.chain(refused(jobs), completed(self.stage, good, self._as_completed)))
+        answers = list(itertools.chain(refused(jobs), completed(self.stage, good, self.llm, self._complete_all)))
         return {name: [answer[i] for answer in answers] for i, name in enumerate(("place", "result", "is_error"))}
 
 

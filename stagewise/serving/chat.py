@@ -211,7 +211,7 @@ def chat_choice(job: Job, piece: Any, chunk: bool, reader: CallReader | None = N
         content = [{**in_words(token), "top_logprobs": likely(token, job.num_logprobs)} for token in piece.tokens]
         logprobs = {"content": content}
     ids = {"token_ids": piece.token_ids} if job.token_ids_told else {}
-    return {"index": piece.index, **said, "logprobs": logprobs, **ends, **ids}
+    return {"index": piece.index, **said, "logprobs": logprobs, **piece.ends, **ids}
 
 
 def likely(token: Any, number: int) -> list[dict]:

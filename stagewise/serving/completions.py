@@ -59,12 +59,20 @@ class Piece:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    length_limit: str | None = None
 
     def add(self, other: "Piece") -> None:
         self.text += other.text
         self.tokens += other.tokens
         self.token_ids += other.token_ids
         self.finish_reason, self.stop_reason = other.finish_reason, other.stop_reason
+        self.length_limit = other.length_limit
+
+    @property
+    def ends(self) -> dict:
+        """Why it ended, for answers: beside OpenAI's field vLLM's, and of "length" which limit it was."""
+        limit = {"length_limit": self.length_limit} if self.length_limit else {}
+        return {"finish_reason": self.finish_reason, "stop_reason": self.stop_reason, **limit}
 
 
 def full_text(tokenizer: Any, token_ids: list[int]) -> str:
@@ -81,10 +89,13 @@ class Wording:
         self.token_ids, self.prompt = job.token_ids[prompt], job.prompts[prompt]
         self._new_detokenizer = functools.partial(service.stage.Detokenizer, self.tokenizer)
         self._detokenizer, self._offset, self.begun = self._new_detokenizer(), 0, False
+        room = job.max_model_len - len(self.token_ids)
+        self._length_limit = "max_model_len" if job.params.max_tokens > room else "max_tokens"
 
     def piece(self, event: Any, prompt_logprobs: list[dict | None] | None) -> Piece:
         """What an event says. The first piece begins with the prompt if that is to be echoed."""
         piece = Piece(self.index, finish_reason=event.finish_reason, stop_reason=event.stop_reason)
+        piece.length_limit = self._length_limit if event.finish_reason == "length" else None
         if self.job.echo and not self.begun:
             piece.text = self.prompt if isinstance(self.prompt, str) else full_text(self.tokenizer, self.token_ids)
             piece.tokens = self._tokens(self.token_ids, prompt_logprobs)
@@ -120,9 +131,15 @@ def completion_choice(job: Job, piece: Piece) -> dict:
             "top_logprobs": [{one.name: one.logprob for one in t.top} if t.top else None for t in piece.tokens],
             "text_offset": [token.offset for token in piece.tokens],
         }
-    ends = {"finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason}
     ids = {"token_ids": piece.token_ids} if job.token_ids_told else {}
-    return {"index": piece.index, "text": piece.text, "logprobs": logprobs, **ends, **ids, "prompt_logprobs": None}
+    return {
+        "index": piece.index,
+        "text": piece.text,
+        "logprobs": logprobs,
+        **piece.ends,
+        **ids,
+        "prompt_logprobs": None,
+    }
 
 
 def of_prompt(run: "Run", prompt: int) -> dict:

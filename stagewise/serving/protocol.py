@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ..beams import Beams, drawing
+from ..beams import BEAM_FIELDS, Beams, drawing, read_beams
 from ..forms import FORM_FIELDS, form_of
 from ..openai_fields import IDLE, FieldError, Others, asks_for_nothing
 from ..stages import Stage
@@ -309,20 +309,10 @@ def job_fields(fields: Fields, num_prompts: int, limits: Limits) -> dict:
 
 def beam_fields(fields: Fields, n: int) -> Beams | None:
     """The beam search that is asked for."""
-    if not fields.flag("use_beam_search"):
-        for name, off in (("length_penalty", (1, 1.0)), ("early_stopping", (False,))):
-            if name in fields.values and fields.values[name] not in off:
-                raise bad_request(f"{name} needs use_beam_search", param=name)
-        return None
-    penalty = fields.get("length_penalty", (int, float), "a number from -100 to 100", 1.0)
-    stopping = fields.values.get("early_stopping", False)
-    if not -100 <= penalty <= 100:
-        message = f"length_penalty must be a number from -100 to 100, got {penalty!r:.80}"
-        raise bad_request(message, param="length_penalty")
-    if stopping is not True and stopping is not False and stopping != "never":
-        message = f'early_stopping must be true, false or "never", got {stopping!r:.80}'
-        raise bad_request(message, param="early_stopping")
-    return Beams(n, float(penalty), stopping)
+    try:
+        return read_beams({name: fields.values[name] for name in BEAM_FIELDS if name in fields.values}, n)
+    except ValueError as error:
+        raise bad_request(str(error), param=str(error).split()[0]) from None
 
 
 def completion_job(served: Served, body: dict) -> Job:

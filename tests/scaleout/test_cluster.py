@@ -104,6 +104,21 @@ def test_as_on_one_machine(tmp_path):
     assert alone == ray
 
 
+def test_columns_of_other_names_and_beams_as_on_one_machine(tmp_path):
+    lines = [{"question": f"A fox named {i}", "key": f"k{i}"} for i in range(40)]
+    lines += [
+        {"question": "A fox", "key": "scored", "score": True, "continuation": " runs"},
+        {"question": 5, "key": "no"},
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ["--prompt-column", "question", "--id-column", "key", "--beam-width", 2, "--max-tokens", 6]
+    run(command(tmp_path / "in.jsonl", tmp_path / "alone.jsonl", *flags))
+    run(on_ray(tmp_path / "in.jsonl", tmp_path / "out.jsonl", *flags))
+    assert by_id(tmp_path / "out.jsonl") == by_id(tmp_path / "alone.jsonl")
+    alone, ray = (json.loads((tmp_path / f"{name}.jsonl.run.json").read_text()) for name in ("alone", "out"))
+    assert alone == ray
+
+
 def test_a_run_goes_on_with_ray_or_without(tmp_path, whole):
     source, expected = whole
     run(on_ray(source, tmp_path / "out.jsonl"))

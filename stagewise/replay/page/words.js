@@ -57,7 +57,7 @@ function eventsInWords(replay, state, step) {
       else groups.push(event.kind === "evicted" ? evicted : [event]);
     }
     for (const group of groups) {
-      const text = SENTENCES[group[0].kind](replay, state, group);
+      const text = SENTENCES[group[0].kind](replay, state, group, events);
       if (text) lines.push({ text, kind: group[0].kind, after });
     }
   }
@@ -86,8 +86,10 @@ const SENTENCES = {
     const prompt = count(group[0].prompt_token_ids.length, "prompt token");
     return `${names} joins the queue: ${prompt}${has}, at most ${most} of output${several}.`;
   },
-  admitted(replay, state, group) {
+  admitted(replay, state, group, events) {
     const names = each(group, (event) => nameOf(replay, event));
+    const first = events.slice(0, events.indexOf(group[0])).find(({ reason }) => reason === "blocks");
+    const ahead = first ? ` ahead of ${nameOf(replay, first)}, which waits for memory` : "";
     const [{ slot, num_cached_tokens: cached }] = group;
     const slots =
       typeof slot === "number" && group.length <= 8
@@ -98,7 +100,7 @@ const SENTENCES = {
       ? `: ${cached} of its ${completion ? lengthOf(completion) : ""} tokens are in the prefix cache and not computed`
       : "";
     const order = replay.head.longestFirst && group.length > 1 ? ", the longest prompts first (sort_by_length)" : "";
-    return `${names} ${are(group.length)} admitted${slots}${found}${order}.`;
+    return `${names} ${are(group.length)} admitted${ahead}${slots}${found}${order}.`;
   },
   refused(replay, state, [event]) {
     return `${nameOf(replay, event)} waits: ${REFUSED[event.reason](event, replay.header.options)}.`;

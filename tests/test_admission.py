@@ -1,0 +1,267 @@
+"""Who is admitted while the first in the queue waits for memory: few, only if they leave room, and nobody starves.
+
+The policy is stage 5's scheduler, which is stage 6's too (a test of the staging holds that), without a model. That
+tokens are the same is tried with whole engines.
+"""
+
+import copy
+import json
+import random
+import statistics
+
+import pytest
+
+from bench.admission import SEEDS, count, make_request, policies
+from bench.workloads import make_workload
+from stage05_paged.block_manager import BlockManager
+from stage05_paged.scheduler import AHEAD, POLICIES, Scheduler
+from tests.adapter import ROOT, STAGES, random_prompts
+
+SIZE = 4  # tokens in a block
+
+
+class Run:
+    """A scheduler, and what it did: who was admitted in which step, who was preempted."""
+
+    def __init__(self, num_blocks, policy="fcfs", at_once=64, caching=False):
+        manager = BlockManager(num_blocks, SIZE, enable_prefix_caching=caching, watermark=0.0)
+        self.scheduler = Scheduler(manager, at_once, 10_000, policy)
+        self.scheduler.tell = self.tell
+        self.admitted, self.preempted, self.refused, self.step, self.number = {}, [], [], 0, 0
+        self.live = []
+
+    def tell(self, kind, request=None, **details):
+        if kind == "admitted":
+            self.admitted.setdefault(request, self.step)
+        elif kind == "preempted":
+            self.preempted.append((self.step, request))
+        elif kind == "refused":
+            self.refused.append((self.step, request, details["reason"]))
+
+    def add(self, blocks, max_tokens=8, priority=0, prompt=None):
+        """A request whose prompt fills so many blocks."""
+        self.number += 1
+        one = make_request(self.number, prompt or [self.number] * (blocks * SIZE), max_tokens)
+        one.priority = priority
+        self.scheduler.add(one)
+        self.live.append(one)
+        return one
+
+    def go(self, steps=1):
+        for _ in range(steps):
+            for request, num_tokens, ready in self.scheduler.schedule():
+                request.num_computed_tokens += num_tokens
+                if ready:
+                    request.add(7)
+                    if request.finished:
+                        self.scheduler.remove(request)
+            self.scheduler.check_integrity()
+            self.live = [one for one in self.live if not one.finished]
+            self.step += 1
+
+    def finish(self, most=10_000):
+        while self.live:
+            assert self.step < most
+            self.go()
+
+
+def test_the_next_go_ahead_of_the_head_of_the_line():
+    """30 of 60 blocks are free, the first needs 40 and the next need 2: they run at once, and it when there is room."""
+    run = Run(60)
+    run.add(30, max_tokens=4)
+    head, *later = run.add(40), run.add(2), run.add(2)
+    run.go()
+    assert [run.admitted.get(one) for one in (head, *later)] == [None, 0, 0]
+    assert run.refused == [(0, head, "blocks")]  # the trace names who waits, once
+    run.finish()
+    assert run.admitted[head] == 4  # the step after the one that ran has ended, as if nobody had gone ahead
+
+
+def test_only_those_that_came_right_after_it():
+    run = Run(200)
+    run.add(50, max_tokens=40)
+    head = run.add(180)
+    small = [run.add(1, max_tokens=2) for _ in range(2 * AHEAD)]
+    run.go(10)
+    assert [one in run.admitted for one in small] == [True] * AHEAD + [False] * AHEAD
+    assert head not in run.admitted
+    run.finish()
+    assert run.admitted[head] == 40
+    assert all(run.admitted[one] >= 40 for one in small[AHEAD:])
+
+
+def test_whoever_goes_ahead_leaves_a_block_to_each_that_runs():
+    run = Run(13)
+    first = run.add(8, max_tokens=8)
+    head = run.add(6)
+    small = [run.add(1) for _ in range(4)]
+    run.go()
+    # 5 are free: 1 and a block for one that runs, then 1 and two. The third would leave 2, and 3 run.
+    assert [one in run.admitted for one in (first, head, *small)] == [True, False, True, True, False, False]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nobody_starves(policy):
+    """Small ones come for ever, faster than they end, and there would always be room for one of them."""
+    run = Run(40, policy)
+    for _ in range(3):
+        run.add(8, max_tokens=20)
+    head = run.add(30, max_tokens=6)
+    overtook = []
+    while not head.finished:
+        for _ in range(3):
+            run.add(1, max_tokens=12)
+        before = set(run.admitted)
+        run.go()
+        if head not in run.admitted:
+            overtook += [one for one in run.admitted if one not in before and int(one.request_id) > 4]
+        assert run.step < 300
+    if policy != "shortest":  # which ranks the short ones before it, as long as they do not come much later
+        assert len(overtook) <= AHEAD
+        assert all(int(one.request_id) <= 4 + AHEAD for one in overtook)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(6))
+def test_random_runs(policy, seed):
+    """All end, each step holds what must always hold, and nobody is overtaken by one that came much later."""
+    rng = random.Random(seed)
+    run = Run(24, policy, at_once=rng.choice([3, 8, 64]), caching=rng.random() < 0.5)
+    places = {}
+    for _ in range(120):
+        if rng.random() < 0.6:
+            size = rng.choice([1, 1, 1, 2, 8, 16])
+            prompt = [rng.randrange(2)] * (size * SIZE - rng.randrange(SIZE))
+            priority = rng.randrange(3) if policy == "priority" else 0
+            one = run.add(size, max_tokens=rng.randrange(1, 24), priority=priority, prompt=prompt)
+            places[one] = one.place
+        waiting = {entry[-1] for entry in run.scheduler.waiting} - run.scheduler._gone
+        seen = len(run.admitted)
+        run.go()
+        new = [one for one in list(run.admitted)[seen:] if one in waiting]
+        left = {entry[-1] for entry in run.scheduler.waiting} & waiting
+        for one in new:
+            for passed in [other for other in left if places[other] < places[one]]:
+                assert one.priority == passed.priority
+                assert places[one][1] <= places[passed][1] + AHEAD or policy in ("fair", "shortest")
+        if run.live and rng.random() < 0.05:  # somebody leaves
+            gone = rng.choice(run.live)
+            gone.finish("abort")
+            run.scheduler.remove(gone)
+            run.live.remove(gone)
+    run.finish()
+
+
+def test_a_more_urgent_one_is_not_overtaken():
+    run = Run(60, "priority")
+    run.add(30, max_tokens=4, priority=1)
+    head, less, same = run.add(40, priority=1), run.add(2, priority=2), run.add(2, priority=1)
+    run.go()
+    assert same in run.admitted
+    assert less not in run.admitted
+    run.finish()
+    assert run.admitted[head] <= run.admitted[less]
+
+
+def test_the_head_leaves():
+    """It is aborted while it waits and others have gone ahead: the next is the head, and all end."""
+    run = Run(60)
+    run.add(30, max_tokens=20)
+    head, small = run.add(40), run.add(2)
+    next_head = run.add(45)
+    run.go(2)
+    assert small in run.admitted
+    head.finish("abort")
+    run.scheduler.remove(head)
+    run.live.remove(head)
+    run.go()
+    assert run.refused[-1][1] is next_head
+    run.finish()
+    assert head not in run.admitted
+    assert next_head in run.admitted
+
+
+def test_under_fair_nobody_is_preempted_in_vain():
+    """One that went ahead would be preempted for the first in every step, if that were no help; when it is, it is."""
+    run = Run(60, "fair")
+    first = run.add(30, max_tokens=8)
+    run.go()
+    head, small = run.add(31), run.add(2, max_tokens=40)
+    run.go(6)
+    assert run.admitted[small] == 1
+    assert run.preempted == []
+    run.finish()
+    assert first.finished
+    assert run.admitted[head] == 8  # the step after `first` had ended
+    assert run.preempted == []  # 60 - 31 leaves room for the small one
+
+    run = Run(60, "fair")
+    run.add(30, max_tokens=8)
+    run.go()
+    head, small = run.add(58), run.add(2, max_tokens=40)
+    run.finish()
+    assert run.admitted[head] == 8
+    assert run.preempted[0] == (8, small)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_could_be_allocated(seed):
+    """The answer is what comes out if the others do give their blocks back."""
+    rng = random.Random(seed)
+    manager = BlockManager(24, SIZE, watermark=0.0)
+    running = []
+    for number in range(12):
+        prompt = [rng.randrange(2) for _ in range(SIZE)] * rng.randrange(1, 6) + [9] * rng.randrange(3)
+        one = make_request(number, prompt, 8)
+        if running and rng.random() < 0.3:
+            parent = rng.choice(running)
+            one = make_request(number, parent.prompt_token_ids, 8)
+            manager.fork(parent, one)
+        elif manager.can_allocate(manager.num_to_take(one)):
+            manager.allocate(one)
+        else:
+            continue
+        manager.enter(one, one.num_tokens)
+        running.append(one)
+        wanted = make_request(99, [rng.randrange(2) for _ in range(SIZE)] * rng.randrange(1, 8), 8)
+        others, reserve = rng.sample(running, rng.randrange(len(running) + 1)), rng.randrange(3)
+        tried = copy.deepcopy((manager, others, wanted))
+        for other in tried[1]:
+            tried[0].free(other)
+        expected = tried[0].can_allocate(tried[0].num_to_take(tried[2]), reserve)
+        assert manager.could_allocate(wanted, others, reserve) == expected
+
+
+@pytest.mark.parametrize("stage", STAGES[4:], ids=str)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_tokens_are_the_same(stage, policy, small_checkpoint):
+    """Requests of all sizes, some with several completions, in a pool where the long ones wait and others go ahead."""
+    prompts = random_prompts(211, [40, 36, 5, 3, 44, 7, 2, 36, 4, 6])
+    params = [
+        stage.SamplingParams(n=1 + i % 3, max_tokens=6 + i, temperature=i % 2, seed=i, ignore_eos=True)
+        for i in range(len(prompts))
+    ]
+    roomy = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=32)
+    expected = [[c.token_ids for c in output.outputs] for output in roomy.generate(prompts, params)]
+    llm = stage.LLM(
+        small_checkpoint, device="cpu", block_size=4, num_blocks=16, max_num_seqs=16, policy=policy, trace=True
+    )
+    finished, waiting = {}, list(enumerate(prompts))
+    while waiting or llm.has_unfinished_requests():  # they come one by one, in every second step
+        if waiting and llm.stats.num_forwards >= 2 * waiting[0][0]:
+            i, prompt = waiting.pop(0)
+            llm.add_request(str(i), prompt, params[i])
+        finished |= {int(output.request_id): output for output in llm.step() if output.finished}
+        llm.engine.scheduler.check_integrity()
+    assert [[c.token_ids for c in finished[i].outputs] for i in range(len(prompts))] == expected
+    kinds = [[event["kind"] for event in step.before if event["kind"] in ("refused", "admitted")] for step in llm.trace]
+    assert any("admitted" in told[told.index("refused") :] for told in kinds if "refused" in told)
+
+
+def test_the_committed_counts():
+    """What chapter 5 says of two of the policies comes out again."""
+    committed = json.loads((ROOT / "bench/results/admission.json").read_text())["counts"]["at once"]
+    for name in ("strict", "16, room"):
+        policy = policies(Scheduler)[name]
+        counts = [count(policy, make_workload("mixed", seed=seed), 0) for seed in SEEDS]
+        assert {what: statistics.mean(one[what] for one in counts) for what in counts[0]} == committed[name]
