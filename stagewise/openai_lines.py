@@ -30,6 +30,8 @@ NOT_IN_LINES: Others = {
     "logprobs": ((), ELSEWHERE),
     "prompt_logprobs": ((), ELSEWHERE),
     "return_token_ids": ((False,), ELSEWHERE),
+    "return_tokens_as_token_ids": ((False,), ELSEWHERE),
+    "truncation_side": (("left",), ELSEWHERE),
     "use_beam_search": ((False,), "--beam-width searches for every line"),
     "length_penalty": ((1, 1.0), "--length-penalty is for every line"),
     "early_stopping": ((False,), "--early-stopping is for every line"),
