@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import types
+from collections import Counter
 from importlib import metadata
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -24,6 +25,7 @@ import pytest
 import transformers
 from safetensors.numpy import load_file, save_file
 
+from stagewise.serving.clients.conftest import CHAT_TEMPLATE
 from stagewise.serving.clients.server import ROOT, server
 
 try:
@@ -34,11 +36,6 @@ except ModuleNotFoundError:  # Python 3.10
 TINYTALES = ROOT / "models" / "tinytales"
 VOCAB_SIZE = 50257
 STANDS_IN_FOR = ("vllm", "fastapi", "pybase64", "schemathesis")
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
 # How vLLM's flags are called here: a name, and None for what is so anyway or concerns speed and memory alone.
 FLAGS = {
     "--max-num-seqs": "--max-num-seqs",
@@ -103,18 +100,16 @@ class RemoteOpenAIServer:
     """What vLLM's tests start, and ask by this interface."""
 
     DUMMY_API_KEY = "token-abc123"
-    folder: Path  # for models and the template
+    folder: Path  # for models
     show_hidden_metrics = False
 
     def __init__(self, model: str, arguments: list[str], *, env_dict: dict | None = None, **_: object):
         given, ours = translated([str(argument) for argument in arguments])
         length = int(given.get("--max-model-len") or 1024)
-        template = self.folder / "chat.jinja"
-        template.write_text(CHAT_TEMPLATE, encoding="utf-8")
         if key := (env_dict or {}).get("VLLM_API_KEY"):
             ours += ["--api-key", key]
-        names = ["--model", model_of(length, self.folder), "--served-model-name", model, "--chat-template", template]
-        self._server = server("--quiet", "--max-model-len", length, *names, *ours)
+        names = ["--model", model_of(length, self.folder), "--served-model-name", model]
+        self._server = server("--quiet", "--chat-template", CHAT_TEMPLATE, "--max-model-len", length, *names, *ours)
 
     def __enter__(self) -> "RemoteOpenAIServer":
         self.url_root, _ = self._server.__enter__()
@@ -139,7 +134,7 @@ class RemoteOpenAIServer:
 
 def get_tokenizer(*_: object, **__: object) -> transformers.PreTrainedTokenizerBase:
     tokenizer = transformers.GPT2TokenizerFast.from_pretrained(TINYTALES)
-    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.chat_template = CHAT_TEMPLATE.read_text(encoding="utf-8")
     return tokenizer
 
 
@@ -222,8 +217,9 @@ def name_of(path: Path | str) -> str:
 
 def pytest_configure(config):
     config.left_out = LeftOut(config.getoption("left_out"))
-    config.counts = {}
-    RemoteOpenAIServer.folder = Path(config.rootpath)
+    config.counts = Counter()
+    worker = getattr(config, "workerinput", {}).get("workerid", "alone")
+    RemoteOpenAIServer.folder = config.rootpath / "models" / worker
     install()
 
 
@@ -231,27 +227,34 @@ def pytest_ignore_collect(collection_path, config):
     """Files that are left out whole are not even imported."""
     if collection_path.suffix != ".py" or not (reason := config.left_out.reason(name_of(collection_path))):
         return None
-    config.counts[reason] = config.counts.get(reason, 0) + len(
-        re.findall(r"^\s*(?:async )?def test_", collection_path.read_text(encoding="utf-8"), re.MULTILINE)
-    )
+    source = collection_path.read_text(encoding="utf-8")
+    config.counts[reason] += len(re.findall(r"^\s*(?:async )?def test_", source, re.MULTILINE))
     return True
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    kept, left = [], []
-    for item in items:
-        reason = config.left_out.reason(name_of(item.nodeid))
-        if reason:
-            config.counts[reason] = config.counts.get(reason, 0) + 1
-        (left if reason and not config.getoption("with_left_out") else kept).append(item)
-    config.hook.pytest_deselected(items=left)
-    items[:] = kept
+    reasons = [config.left_out.reason(name_of(item.nodeid)) for item in items]
+    config.counts.update(filter(None, reasons))
+    if not config.getoption("with_left_out"):
+        config.hook.pytest_deselected(items=[item for item, reason in zip(items, reasons, strict=True) if reason])
+        items[:] = [item for item, reason in zip(items, reasons, strict=True) if not reason]
 
 
 def pytest_collection_finish(session):
     if stale := session.config.left_out.patterns.keys() - session.config.left_out.used:
         raise pytest.UsageError(f"left_out.toml names tests that are not there: {', '.join(sorted(stale))}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """Each of xdist's workers has collected all tests; the one that ends last tells how many are left out."""
+    node.config.counts = node.workeroutput.get("counts", {})
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["counts"] = dict(session.config.counts)
 
 
 def pytest_terminal_summary(terminalreporter, config):
