@@ -345,9 +345,7 @@ def check_length(prompt: str | list[int], max_model_len: int, param: str, name: 
         raise too_long(max_model_len, f"{name or param} has {length}, far more than that holds", param)
 
 
-def make_job(
-    served: Served, prompts: list[str | list[int]], params: Any, truncated_left: bool, **fields: Any
-) -> Job:
+def make_job(served: Served, prompts: list[str | list[int]], params: Any, truncated_left: bool, **fields: Any) -> Job:
     """A job with its prompts as token ids. What is too much of one goes at its beginning (left), or at its end."""
     turn = slice(None, None, 1 if truncated_left else -1)
     token_ids: list[list[int]] = []

@@ -1,7 +1,7 @@
 """Run the tests of clients, each in an environment of its own.
 
     python -m stagewise.serving.clients openai lm-eval       # these
-    python -m stagewise.serving.clients --all --keep-none    # all, one by one; an environment goes when its tests are done
+    python -m stagewise.serving.clients --all --keep-none    # all; an environment goes when its tests are done
 
 The environments are below .clients. Exit 1 if a client failed; the others run nevertheless.
 """
@@ -26,7 +26,6 @@ TESTS = {
     "lm-eval": "test_lm_eval.py",
     "guidellm": "test_guidellm.py",
     "vllm-bench": "test_vllm_bench.py",
-    "sglang-bench": "test_sglang_bench.py",
     "vllm-tests": None,  # vLLM's own
 }
 

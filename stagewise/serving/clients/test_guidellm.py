@@ -18,7 +18,7 @@ PROFILES = {
     "async": ",rate=4",
     "poisson": ",rate=4",
     "sweep": ",sweep_size=3",
-    "knee": ",min_streams=1,max_streams=4",
+    "knee": ",min_streams=1,max_streams=4,count=2",
     "goodput": ",max_streams=4,max_probes=2",
     "replay": "",
 }
@@ -33,7 +33,7 @@ def guidellm(url, folder, profile, more=(), **backend):
     told = "".join(f",{name}={value}" for name, value in backend.items())
     data = "kind=synthetic_text,prompt_tokens=16,output_tokens=8"
     if profile.startswith("kind=replay"):
-        data = f"kind=trace_synthetic,path={trace}"
+        data = json.dumps({"kind": "trace_synthetic", "source": {"kind": "json_file", "path": str(trace)}})
     command = [Path(sys.executable).parent / "guidellm", "run", "--disable-console", "--profile", profile, *more]
     command += ["--backend", f"kind=openai_http,target={url},model=tinytales{told}", "--data", data]
     command += ["--tokenizer", f"kind=huggingface_auto,model={ROOT / 'models' / 'tinytales'}"]

@@ -12,12 +12,16 @@ class Animal(pydantic.BaseModel):
 
 @pytest.mark.parametrize(
     ("mode", "param"),
-    [(instructor.Mode.TOOLS, "tool"), (instructor.Mode.JSON, "response_format"), (instructor.Mode.JSON_SCHEMA, "resp")],
+    [
+        (instructor.Mode.TOOLS, "tool_choice"),
+        (instructor.Mode.JSON, "response_format"),
+        (instructor.Mode.JSON_SCHEMA, "response_format"),
+    ],
 )
 def test_a_form_is_refused_by_name(url, mode, param):
     client = instructor.from_openai(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0), mode=mode)
     messages = [{"role": "user", "content": "Name an animal."}]
-    with pytest.raises(Exception, match=rf"400 - {param}"):
+    with pytest.raises(Exception, match=rf"{param} .* is not supported"):
         client.chat.completions.create(
             model="tinytales", messages=messages, response_model=Animal, max_tokens=12, max_retries=0
         )

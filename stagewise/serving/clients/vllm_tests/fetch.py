@@ -48,4 +48,5 @@ def main(name: str, version: str, sha256: str, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], Path(sys.argv[4]))
+    name, version, sha256, target = sys.argv[1:]
+    main(name, version, sha256, Path(target))
