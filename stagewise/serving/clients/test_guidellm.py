@@ -18,7 +18,7 @@ PROFILES = {
     "async": ",rate=4",
     "poisson": ",rate=4",
     "sweep": ",sweep_size=3",
-    "knee": ",min_streams=1,max_streams=4,count=2",
+    "knee": ",min_streams=1,max_streams=5,count=5",
     "goodput": ",max_streams=4,max_probes=2",
     "replay": "",
 }

@@ -1,4 +1,4 @@
-"""vLLM's load generator, `vllm bench serve`, with completions and with chats: no request fails, all tokens are counted."""
+"""`vllm bench serve`, vLLM's load generator, with completions and with chats: no request fails."""
 
 import json
 import subprocess
@@ -16,8 +16,17 @@ VLLM = "from bench.peers import name_vllm; name_vllm(); from vllm.entrypoints.cl
     ("backend", "path"), [("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")], ids=["text", "chat"]
 )
 def test_a_run(url, tmp_path, backend, path):
-    command = [sys.executable, "-c", VLLM, "bench", "serve", "--backend", backend, "--base-url", url, "--endpoint", path]
-    command += ["--model", "tinytales", "--tokenizer", ROOT / "models" / "tinytales", "--dataset-name", "random"]
+    command = [sys.executable, "-c", VLLM, "bench", "serve", "--backend", backend, "--base-url", url]
+    command += [
+        "--endpoint",
+        path,
+        "--model",
+        "tinytales",
+        "--tokenizer",
+        ROOT / "models" / "tinytales",
+        "--dataset-name",
+        "random",
+    ]
     command += ["--random-input-len", "16", "--random-output-len", "8", "--num-prompts", "6", "--ignore-eos"]
     command += ["--save-result", "--result-dir", tmp_path, "--result-filename", "result.json", "--disable-tqdm"]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
