@@ -1,8 +1,8 @@
-"""A plugin of pytest in whose presence vLLM's tests, unchanged, ask the server of this project.
+"""A plugin of pytest that points vLLM's tests, unchanged, at the server of this project.
 
 Their `RemoteOpenAIServer` starts `vllm serve`; the one here starts `stagewise serve` with the bundled model, under the
-name of the model that a test asks for. What they import of vLLM itself is an empty stand-in, but for the tokenizer, the
-size of the vocabulary and the version: a test that needs more of it tests vLLM's classes, and is left out.
+name of the model that a test asks for. What they import of vLLM itself is an empty stand-in, except for the tokenizer,
+the size of the vocabulary and the version. A test that needs more of vLLM tests its classes, and is left out.
 `left_out.toml` says which tests are left out and why; all others run.
 """
 
@@ -39,21 +39,23 @@ except ModuleNotFoundError:  # Python 3.10
 
 TINYTALES = ROOT / "models" / "tinytales"
 VOCAB_SIZE = 50257
-STANDS_IN_FOR = ("vllm", "fastapi", "pybase64", "schemathesis")
-# How vLLM's flags are called here: a name, and None for what is so anyway or concerns speed and memory alone.
+STANDS_IN_FOR = ("vllm", "fastapi", "pybase64")
+
+# vLLM's flags under the names that they have here. None: it is so anyway, it concerns only speed or memory, or what
+# needs it is left out.
 FLAGS = {
     "--max-num-seqs": "--max-num-seqs",
     "--max-num-batched-tokens": "--max-num-batched-tokens",
     "--max-logprobs": "--max-logprobs",
     "--no-enable-prefix-caching": "--no-prefix-caching",
-    "--root-path": None,  # what asks under this path is left out, as what needs an adapter, and --return-tokens-…
+    "--root-path": None,
     "--enable-lora": None,
     "--lora-modules": None,
     "--max-lora-rank": None,
     "--max-cpu-loras": None,
     "--return-tokens-as-token-ids": None,
     "--max-model-len": None,  # see `model_of`
-    "--dtype": None,  # 16 bits save memory there
+    "--dtype": None,
     "--port": None,
     "--gpu-memory-utilization": None,
     "--enforce-eager": None,
@@ -211,7 +213,6 @@ class LeftOut:
 
 
 def pytest_addoption(parser):
-    parser.addoption("--left-out", type=Path, default=Path(__file__).with_name("left_out.toml"))
     parser.addoption("--with-left-out", action="store_true", help="run those too")
 
 
@@ -220,7 +221,7 @@ def name_of(path: Path | str) -> str:
 
 
 def pytest_configure(config):
-    config.left_out = LeftOut(config.getoption("left_out"))
+    config.left_out = LeftOut(Path(__file__).with_name("left_out.toml"))
     config.counts = Counter()
     worker = getattr(config, "workerinput", {}).get("workerid", "alone")
     RemoteOpenAIServer.folder = config.rootpath / "models" / worker
