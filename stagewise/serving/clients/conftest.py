@@ -1,5 +1,7 @@
 """A server for each file of tests, as a user starts it, with a template for chats."""
 
+import json
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,6 @@ def url():
 @pytest.fixture(scope="module")
 def texts(url):
     """What a greedy completion and a greedy chat of 12 tokens say, by plain HTTP."""
-    import json
-    import urllib.request
-
     def ask(path, **fields):
         body = json.dumps({"model": "tinytales", "temperature": 0, "max_tokens": 12, **fields}).encode()
         request = urllib.request.Request(url + path, body, {"Content-Type": "application/json"})
