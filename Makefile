@@ -1,13 +1,14 @@
 # make demo: a story.  make test: the tests.  make soak: those that take long.  make clients: other people's programs
-# against the server.  make scaleout: batch runs on Ray.  make test-browser: the pages of replay and the site, in
-# Chromium.  make test-arm: stage 6's kernels by other compilers, for ARM in an emulator.  make notebooks: run them
-# anew.  make site: the chapters, notebooks, exercises and replays as web pages.  All make .venv first.
+# against the server; make clients-all: all of them, which takes long.  make scaleout: batch runs on Ray.
+# make test-browser: the pages of replay and the site, in Chromium.  make test-arm: stage 6's kernels by other
+# compilers, for ARM in an emulator.  make notebooks: run them anew.  make site: the chapters, notebooks, exercises and
+# replays as web pages.  All make .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARM_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang libomp-dev
 
-.PHONY: demo test soak clients scaleout test-browser test-arm lint notebooks site
+.PHONY: demo test soak clients clients-all scaleout test-browser test-arm lint notebooks site
 
 demo: $(VENV)/installed
 	$(BIN)/python -m stage05 --temperature 0.8 --max-tokens 1000 --prompts \
@@ -25,10 +26,11 @@ soak: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 -m soak
 
 clients: $(VENV)/installed-test
-	$(BIN)/python -m stagewise.serving.clients.environments openai lm-eval
-	.clients/openai/bin/python -m pytest stagewise/serving/clients/test_openai.py
-	.clients/lm-eval/bin/python -m pytest stagewise/serving/clients/test_lm_eval.py
+	$(BIN)/python -m stagewise.serving.clients openai lm-eval vllm-tests
 	$(BIN)/python -m stagewise.serving.clients.load --seconds 20
+
+clients-all: $(VENV)/installed-test
+	$(BIN)/python -m stagewise.serving.clients --all --keep-none
 
 scaleout: $(VENV)/installed-scaleout
 	$(BIN)/python -m pytest tests/scaleout

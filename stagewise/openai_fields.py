@@ -51,7 +51,6 @@ IDLE: Others = {
     "add_special_tokens": (bool, "it must be true or false"),  # GPT-2 adds none
     "spaces_between_special_tokens": (bool, "it must be true or false"),  # GPT-2's are written without
     "detokenize": ((True,), "an answer is text"),
-    "return_tokens_as_token_ids": ((False,), "tokens are told as text"),
 }
 
 

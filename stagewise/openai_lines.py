@@ -32,6 +32,8 @@ NOT_IN_LINES: Others = {
     "logprobs": ((), ELSEWHERE),
     "prompt_logprobs": ((), ELSEWHERE),
     "return_token_ids": ((False,), ELSEWHERE),
+    "return_tokens_as_token_ids": ((False,), ELSEWHERE),
+    "truncation_side": (("left",), ELSEWHERE),
     "stream": ((False,), "a line has one answer"),
     "stream_options": (({},), "a line has one answer"),
 }

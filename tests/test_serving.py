@@ -393,6 +393,11 @@ def test_controls_through_http(small, tales):
     )
     echoed = complete(tales, prompt="Once upon a time", truncate_prompt_tokens=2, echo=True, max_tokens=1)
     assert echoed["choices"][0]["text"].startswith(" a time")
+    fields = {"truncation_side": "right", "return_token_ids": True, "temperature": 0, "max_tokens": 6}
+    whole = complete(small, prompt=[1, 2, 3, 4], truncate_prompt_tokens=3, **fields)["choices"][0]
+    (expected,) = generate(small, [[1, 2, 3]], max_tokens=6, temperature=0)[0].outputs
+    assert (whole["prompt_token_ids"], whole["token_ids"]) == ([1, 2, 3], expected.token_ids)
+    assert complete(small, prompt=[1, 2, 3, 4], **fields)["choices"][0]["prompt_token_ids"] == [1, 2, 3, 4]
 
 
 def test_prompt_logprobs_and_token_ids(tales):
@@ -414,6 +419,27 @@ def test_prompt_logprobs_and_token_ids(tales):
     first, *others = stream(tales, "/v1/chat/completions", messages=HELLO, **fields)
     assert first["prompt_token_ids"] == asked["prompt_token_ids"]
     assert not any("prompt_token_ids" in event for event in others)
+
+
+IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+
+
+def test_tokens_by_their_ids(tales):
+    """Names that no text can be mistaken for; the bytes and the places in the text are those of the tokens."""
+    fields = {"prompt": "A 🎉", "max_tokens": 3, "temperature": 0.9, "seed": 3, "logprobs": 2, "echo": True}
+    named, plain = (complete(tales, **fields, **more)["choices"][0] for more in (IDS, {}))
+    ids = [*named["prompt_token_ids"], *named["token_ids"]]
+    logprobs = named["logprobs"]
+    assert logprobs["tokens"] == [f"token_id:{i}" for i in ids]
+    assert all(next(iter(top)) == f"token_id:{i}" for top, i in zip(logprobs["top_logprobs"][1:], ids[1:], strict=True))
+    assert logprobs["text_offset"] == plain["logprobs"]["text_offset"]
+    assert join(stream(tales, **fields, return_tokens_as_token_ids=True))[0]["logprobs"] == logprobs
+    asked = {"messages": HELLO, "logprobs": True, "top_logprobs": 1, "temperature": 0, "max_tokens": 2}
+    content, texts = (chat(tales, **asked, **more)["choices"][0]["logprobs"]["content"] for more in (IDS, {}))
+    ids = chat(tales, **asked, **IDS)["choices"][0]["token_ids"]
+    assert [one["token"] for one in content] == [f"token_id:{i}" for i in ids]
+    assert [one["top_logprobs"][0]["token"] for one in content] == [f"token_id:{i}" for i in ids]
+    assert [one["bytes"] for one in content] == [one["bytes"] for one in texts]
 
 
 @pytest.mark.parametrize("stage", [5, 6])
@@ -531,6 +557,7 @@ REFUSED = [
     ({"allowed_token_ids": [60000]}, "allowed_token_ids", "allowed_token_ids 60000 is outside"),
     ({"bad_words": [""]}, "bad_words", "bad_words must be texts that are not empty"),
     ({"bad_words": ["x"] * 65}, "bad_words", "bad_words has 65 texts; the limit is 64"),
+    ({"truncation_side": "middle"}, "truncation_side", 'truncation_side must be "left" or "right", got \'middle\''),
     ({"truncate_prompt_tokens": 2000}, "truncate_prompt_tokens", "truncate_prompt_tokens 2000 is over max_model_len"),
     ({"prompt_logprobs": 21}, "prompt_logprobs", "prompt_logprobs must be a whole number from 0 to 20"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "prompt_logprobs are not in streams"),

@@ -114,11 +114,17 @@ class Wording:
         text, offset = self.tokenizer.token_text(token_id), self._offset
         raw = self.tokenizer.token_bytes(token_id)
         self._offset += len(self._detokenizer.add(token_id)) if raw else len(text)
+        text = self._text(token_id, text)
         if likely is None:
             return Token(text, raw, offset=offset)
         best = sorted(likely.items(), key=lambda pair: pair[1].rank)
-        top = tuple(Token(one.decoded_token, self.tokenizer.token_bytes(t), one.logprob) for t, one in best)
+        top = tuple(
+            Token(self._text(t, one.decoded_token), self.tokenizer.token_bytes(t), one.logprob) for t, one in best
+        )
         return Token(text, raw, likely[token_id].logprob, offset, top)
+
+    def _text(self, token_id: int, text: str) -> str:
+        return f"token_id:{token_id}" if self.job.tokens_as_ids else text
 
 
 def completion_choice(job: Job, piece: Piece) -> dict:
@@ -128,18 +134,17 @@ def completion_choice(job: Job, piece: Piece) -> dict:
         logprobs = {
             "tokens": [token.name for token in piece.tokens],
             "token_logprobs": [token.logprob for token in piece.tokens],
-            "top_logprobs": [{one.name: one.logprob for one in t.top} if t.top else None for t in piece.tokens],
+            "top_logprobs": [likely(token) for token in piece.tokens],
             "text_offset": [token.offset for token in piece.tokens],
         }
     ids = {"token_ids": piece.token_ids} if job.token_ids_told else {}
-    return {
-        "index": piece.index,
-        "text": piece.text,
-        "logprobs": logprobs,
-        **piece.ends,
-        **ids,
-        "prompt_logprobs": None,
-    }
+    prompt = {"prompt_token_ids": None, "prompt_logprobs": None}
+    return {"index": piece.index, "text": piece.text, "logprobs": logprobs, **piece.ends, **ids, **prompt}
+
+
+def likely(token: Token) -> dict[str, float | None] | None:
+    """The token itself, and then the most likely ones in its place, as vLLM orders them."""
+    return {token.name: token.logprob, **{one.name: one.logprob for one in token.top}} if token.top else None
 
 
 def of_prompt(run: "Run", prompt: int) -> dict:

@@ -22,9 +22,10 @@ SAMPLING = (
     *("bad_words", "allowed_token_ids", "include_stop_str_in_output", "skip_special_tokens", "truncate_prompt_tokens"),
     "structured_outputs",
 )  # each is a field of SamplingParams, which checks it
-ANSWER = {"stream", "stream_options", "logprobs", "prompt_logprobs", "return_token_ids", "request_id"}
+ANSWER = {"stream", "stream_options", "logprobs", "prompt_logprobs", "request_id"}
+ANSWER |= {"return_token_ids", "return_tokens_as_token_ids"}
 BEAMS = {"use_beam_search", "length_penalty", "early_stopping"}
-COMMON = {"model", "priority", *ANSWER, *SAMPLING, *BEAMS, *FORM_FIELDS}
+COMMON = {"model", "priority", "truncation_side", *ANSWER, *SAMPLING, *BEAMS, *FORM_FIELDS}
 COMPLETION = COMMON | {"prompt", "best_of", "echo"}
 TURNS = {"messages", "add_generation_prompt", "continue_final_message"}
 TOOL_FIELDS = {"tools", "tool_choice", "parallel_tool_calls"}
@@ -64,6 +65,7 @@ class Job:
         request_id: the end of the answer's id; None: any.
         prompt_logprobs: tell those of the prompt's tokens.
         token_ids_told: tell the token ids.
+        tokens_as_ids: in log-probabilities tokens are called by their ids.
         beams: search for the n best completions.
         echo: put the prompt before each completion.
         tools: what the answer may call; None: nothing.
@@ -84,6 +86,7 @@ class Job:
     request_id: str | None = None
     prompt_logprobs: bool = False
     token_ids_told: bool = False
+    tokens_as_ids: bool = False
     beams: Beams | None = None
     echo: bool = False
     chat: bool = False
@@ -302,9 +305,16 @@ def job_fields(fields: Fields, num_prompts: int, limits: Limits) -> dict:
     told = "prompt_logprobs" in fields.values
     if told and common["stream"]:
         raise bad_request("prompt_logprobs are not in streams: ask for a whole answer", param="prompt_logprobs")
-    beams, form = beam_fields(fields, n), asked_form(fields)
-    common["form_field"] = form and form[0]
-    return {**common, "prompt_logprobs": told, "token_ids_told": fields.flag("return_token_ids"), "beams": beams}
+    ids = {
+        "token_ids_told": fields.flag("return_token_ids"),
+        "tokens_as_ids": fields.flag("return_tokens_as_token_ids"),
+    }
+    side = fields.get("truncation_side", str, '"left" or "right"', "left")
+    if side not in ("left", "right"):
+        raise bad_request(f'truncation_side must be "left" or "right", got {side!r:.80}', param="truncation_side")
+    form = asked_form(fields)
+    common |= {"prompt_logprobs": told, "beams": beam_fields(fields, n), "truncated_left": side == "left"}
+    return {**common, **ids, "form_field": form and form[0]}
 
 
 def beam_fields(fields: Fields, n: int) -> Beams | None:
@@ -345,14 +355,15 @@ def check_length(prompt: str | list[int], max_model_len: int, param: str, name: 
         raise too_long(max_model_len, f"{name or param} has {length}, far more than that holds", param)
 
 
-def make_job(served: Served, prompts: list[str | list[int]], params: Any, **fields: Any) -> Job:
-    """A job with its prompts as token ids."""
+def make_job(served: Served, prompts: list[str | list[int]], params: Any, truncated_left: bool, **fields: Any) -> Job:
+    """A job with its prompts as token ids. What is too much of one goes at its beginning (left), or at its end."""
+    turn = slice(None, None, 1 if truncated_left else -1)
     token_ids: list[list[int]] = []
     for i, prompt in enumerate(prompts):
         check_length(prompt, served.max_model_len, "messages" if fields.get("chat") else "prompt", f"prompt {i}")
         try:
             ids = served.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            token_ids.append(served.stage.truncated(ids, params, served.max_model_len))
+            token_ids.append(served.stage.truncated(ids[turn], params, served.max_model_len)[turn])
         except ValueError as error:
             name = "truncate_prompt_tokens" if str(error).startswith("truncate") else "prompt"
             raise bad_request(f"prompt {i}: {error}", param=name) from None

@@ -18,6 +18,7 @@ except ModuleNotFoundError:  # Python 3.10
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENTS = ROOT / ".clients"
+UNFIT = {"vllm-bench": ("torchvision", "torchaudio", "torchcodec")}  # they are built for another torch
 
 
 def python_of(name: str) -> Path:
@@ -37,6 +38,8 @@ def make(name: str) -> None:
     site_packages = subprocess.run(where, check=True, capture_output=True, text=True).stdout.strip()
     Path(site_packages, "shared.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     subprocess.run([python_of(name), "-m", "pip", "install", "--quiet", *requirements.split("\n")], check=True)
+    if name in UNFIT:
+        subprocess.run([python_of(name), "-m", "pip", "uninstall", "--quiet", "--yes", *UNFIT[name]], check=True)
     done.write_text(requirements, encoding="utf-8")
 
 

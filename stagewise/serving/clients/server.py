@@ -15,7 +15,7 @@ PYTHON = ROOT / ".venv" / ("Scripts/python.exe" if sys.platform == "win32" else 
 
 
 @contextlib.contextmanager
-def server(*arguments: str | int) -> Iterator[tuple[str, subprocess.Popen]]:
+def server(*arguments: str | int | Path) -> Iterator[tuple[str, subprocess.Popen]]:
     """A running server: its URL, and its process. It has to end with status 0 when it is asked to."""
     python = os.environ.get("STAGEWISE_PYTHON", PYTHON)
     command = [python, "-m", "stagewise.serving", "--port", "0", *map(str, arguments)]

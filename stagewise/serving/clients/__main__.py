@@ -1,0 +1,70 @@
+"""Run the tests of clients, each in an environment of its own.
+
+    python -m stagewise.serving.clients openai lm-eval       # these
+    python -m stagewise.serving.clients --all --keep-none    # all; an environment goes when its tests are done
+
+The environments are below .clients. Exit 1 if a client failed; the others run nevertheless.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from . import vllm_tests
+from .environments import ENVIRONMENTS, ROOT, make, python_of
+
+TESTS = {
+    "openai": "test_openai.py",
+    "openai-npm": "test_openai_npm.py",  # npm makes its environment
+    "litellm": "test_litellm.py",
+    "langchain": "test_langchain.py",
+    "llama-index": "test_llama_index.py",
+    "instructor": "test_instructor.py",
+    "llm": "test_llm.py",
+    "lm-eval": "test_lm_eval.py",
+    "guidellm": "test_guidellm.py",
+    "vllm-bench": "test_vllm_bench.py",
+    "vllm-tests": None,  # vLLM's own
+}
+
+
+def run(name: str) -> int:
+    """The exit status of a client's tests."""
+    path = TESTS[name]
+    if path is None:
+        return vllm_tests.run([])
+    if name == "openai-npm":
+        python = Path(sys.executable)
+    else:
+        make(name)
+        python = python_of(name)
+    return subprocess.run([python, "-m", "pytest", Path(__file__).with_name(path)], cwd=ROOT).returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(TESTS)}")
+    parser.add_argument("--all", action="store_true", help="all of them")
+    parser.add_argument("--keep-none", action="store_true", help="delete each environment after its tests")
+    args = parser.parse_args()
+    names = list(TESTS) if args.all else args.clients
+    if not names:
+        parser.error("name the clients, or --all")
+    if unknown := [name for name in names if name not in TESTS]:
+        parser.error(f"there is no client {unknown[0]!r}: there are {', '.join(TESTS)}")
+    failed = []
+    for name in names:
+        print(f"--- {name}", flush=True)
+        if run(name):
+            failed.append(name)
+        if args.keep_none:
+            shutil.rmtree(ENVIRONMENTS / name, ignore_errors=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

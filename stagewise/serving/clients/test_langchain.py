@@ -1,0 +1,22 @@
+"""langchain-openai: both of its models, a stream, a batch, and a chain."""
+
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_openai import ChatOpenAI, OpenAI
+
+
+def of(kind, url):
+    return kind(base_url=f"{url}/v1", api_key="none", model="tinytales", temperature=0, max_tokens=12, max_retries=0)
+
+
+def test_a_chat(url, texts):
+    model = of(ChatOpenAI, url)
+    chain = ChatPromptTemplate.from_messages([("user", "Tell me a {what}.")]) | model
+    answer = chain.invoke({"what": "tale"})
+    assert answer.content == texts[1]
+    assert answer.usage_metadata["output_tokens"] == 12
+    assert "".join(chunk.content for chunk in chain.stream({"what": "tale"})) == texts[1]
+    assert [one.content for one in chain.batch([{"what": "tale"}] * 3)] == [texts[1]] * 3
+
+
+def test_a_completion(url, texts):
+    assert of(OpenAI, url).invoke("Once upon a time") == texts[0]
