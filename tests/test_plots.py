@@ -98,15 +98,20 @@ def test_block_map_marks_what_is_shared(babble):
 
 
 def test_ladder_compares_neighbours():
-    result = json.loads((ROOT / "bench/results/ladder.json").read_text())
+    result = json.loads((ROOT / "bench/results/tail.json").read_text())
     speeds = [row["tokens_per_second"] for row in result["summary"]]
     told = texts(plots.ladder(result))
     for before, after in pairwise(speeds):
         assert f"({after / before:.2g} ×)" in told
+    assert f"Stage 6 against stage 1: {speeds[-1] / speeds[0]:.2g} × faster" in told
+    assert "A token needs 25 × fewer places" in told
     assert "3 KV cache" in told
     mixed = json.loads((ROOT / "bench/results/mixed.json").read_text())
     first, last = mixed["summary"]
-    assert f"p95 {last['itl_p95'] / first['itl_p95']:.2g} ×" in texts(plots.ladder(mixed))
+    told = texts(plots.ladder(mixed))
+    assert f"The next token comes {last['itl_p50'] / first['itl_p50']:.2g} × later (p50)" in told
+    assert f"The first token comes {first['ttft_p50'] / last['ttft_p50']:.2g} × sooner (p50)" in told
+    assert f"holds {last['rows_mean'] / first['rows_mean']:.2g} × more requests" in told
 
 
 def test_the_others_draw(traces, tmp_path):
@@ -119,7 +124,7 @@ def test_the_others_draw(traces, tmp_path):
     ]
     assert "stage 3, the machine's limit" in texts(pictures[0])
     assert "from 2.4 rows on" in texts(pictures[1])
-    assert "p95 of the wait: 4 ×" in texts(pictures[3])
+    assert "p95 of the wait is 4 ×" in texts(pictures[3])
     assert "Nothing at equal lengths (1.00 ×)" in texts(pictures[2])
     for i, picture in enumerate(pictures):
         picture.savefig(tmp_path / f"{i}.png")
