@@ -58,6 +58,9 @@ def measure(
     return {"batch": batch, "context": context, "bytes": 2 * keys[0].nbytes, "seconds": seconds}
 
 
+LABEL = dict(facecolor="white", edgecolor="none", pad=1)
+
+
 def table(result: dict) -> str:
     """The measurements in Markdown: times per layer, and the best kernel's bandwidth."""
     names = list(result["rows"][0]["seconds"])
@@ -84,12 +87,20 @@ def plot(result: dict, path: Path) -> None:
         1, len(contexts), figsize=(3.1 * len(contexts), 3.7), sharey=True, squeeze=False, layout="constrained"
     )
     panels = panels[0]
+    most = max(result["copy_bandwidth"], result["read_bandwidth"]) / 1e9
     styles = dict(zip(result["rows"][0]["seconds"], ["o:", "s--", "D-", "^-."], strict=False))
     for axes, context in zip(panels, contexts, strict=True):
         rows = [row for row in result["rows"] if row["context"] == context]
         for (name, style), color in zip(styles.items(), ["#D55E00", "#009E73", "#0072B2", "#CC79A7"], strict=False):
             rates = [row["bytes"] / row["seconds"][name] / 1e9 for row in rows]
             axes.plot([row["batch"] for row in rows], rates, style, color=color, label=name)
+            above = [i for i, rate in enumerate(rates) if rate > most]
+            if above:  # faster than memory can be read: the data come from somewhere nearer
+                i = max(above, key=lambda i: rates[i])
+                size = f"{N_LAYER * rows[i]['bytes'] / 1e6:.0f} MB in {N_LAYER} layers:\npartly from the CPU's caches"
+                side = dict(ha="left", xytext=(8, -4)) if i < len(rows) // 2 else dict(ha="right", xytext=(-8, -4))
+                place = (rows[i]["batch"], rates[i])
+                axes.annotate(size, place, textcoords="offset points", va="top", fontsize=7, bbox=LABEL, **side)
         for kind, dashes in (("copy", (4, 2)), ("read", (1, 1))):
             axes.axhline(result[f"{kind}_bandwidth"] / 1e9, color="black", lw=1, dashes=dashes, label=f"a plain {kind}")
         axes.set_xscale("log", base=2)

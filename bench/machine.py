@@ -26,6 +26,7 @@ def describe(device: torch.device) -> dict:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
     }
 
 

@@ -13,6 +13,7 @@ import argparse
 import io
 import statistics
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -96,10 +97,15 @@ def ladder(result: dict) -> Picture:
     y = np.arange(len(rows))[::-1]
     figure = Picture(figsize=(10, 1.6 + 0.62 * len(rows)))
     axes = figure.subplots(2, 2, sharey=True).flat
-    _speeds(axes[0], y, [row["tokens_per_second"] for row in rows])
+    _speeds(
+        axes[0],
+        y,
+        [row["tokens_per_second"] for row in rows],
+        f"{stage_name(engines[-1])} against {stage_name(engines[0])}",
+    )
     _work(axes[1], y, rows)
-    _waits(axes[2], y, rows, "ttft", "time to first token")
-    _waits(axes[3], y, rows, "itl", "time between two tokens")
+    _waits(axes[2], y, rows, "ttft", "The first token", "time to first token")
+    _waits(axes[3], y, rows, "itl", "The next token", "time between two tokens")
     for one in axes:
         one.margins(x=0.22, y=0.12)
         one.set_yticks(y, names)
@@ -110,7 +116,17 @@ def ladder(result: dict) -> Picture:
     return figure
 
 
-def _speeds(axes, y: np.ndarray, speeds: list[float]) -> None:
+def stage_name(engine: str) -> str:
+    """`stage 3` of stage03_kvcache; a peer's name as it is."""
+    return f"stage {int(engine[5:7])}" if engine in IDEAS else engine
+
+
+def times(ratio: float, more: str, less: str) -> str:
+    """A ratio as a number over 1, with the word for its direction: 0.04 is 26 × fewer."""
+    return f"{ratio:.2g} × {more}" if ratio >= 1 else f"{1 / ratio:.2g} × {less}"
+
+
+def _speeds(axes, y: np.ndarray, speeds: list[float], whose: str) -> None:
     """A dot for each engine, and a line that leads there from the one before."""
     ratios = [after / before for before, after in pairwise(speeds)]
     for place, before, after, ratio in zip(y[1:], speeds, speeds[1:], ratios, strict=False):
@@ -123,7 +139,7 @@ def _speeds(axes, y: np.ndarray, speeds: list[float]) -> None:
         axes.annotate(label, (speed, place), (0, 7), textcoords="offset points", ha="center", fontsize=8)
     axes.set_xscale("log")
     axes.set_xlabel("output tokens per second (and its ratio to the engine above)")
-    axes.set_title(f"From the first row to the last: {speeds[-1] / speeds[0]:.1f} × the speed" if ratios else "Speed")
+    axes.set_title(f"{whose.capitalize()}: {times(speeds[-1] / speeds[0], 'faster', 'slower')}" if ratios else "Speed")
 
 
 def _work(axes, y: np.ndarray, rows: list[dict]) -> None:
@@ -141,7 +157,7 @@ def _work(axes, y: np.ndarray, rows: list[dict]) -> None:
         bars = axes.barh(places, at_once, height=0.6, color=GREEN, edgecolor=INK)
         axes.bar_label(bars, [f"{v:.1f}" for v in at_once], padding=3)
         axes.set_xlabel("requests at once, mean")
-        axes.set_title("The same memory holds more of them")
+        axes.set_title(f"The same memory holds {times(at_once[-1] / at_once[0], 'more', 'fewer')} requests")
         return
     total = [v / (1 - row["padding_share"]) for v, (_, row) in zip(useful, stages, strict=True)]
     axes.hlines(places, useful, total, color=INK, linewidth=1, zorder=1)
@@ -151,13 +167,13 @@ def _work(axes, y: np.ndarray, rows: list[dict]) -> None:
         axes.annotate(f"{all_:.1f}", (all_, place), (6, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_xscale("log")
     axes.set_xlabel("places computed per output token")
-    axes.set_title(f"From the first row to the last: {total[-1] / total[0]:.2g} × the places" if stages[1:] else "Work")
+    axes.set_title(f"A token needs {times(total[-1] / total[0], 'more', 'fewer')} places" if stages[1:] else "Work")
     if max(total) > 1.001 * max(useful):
         axes.legend(loc="lower right", fontsize=8)
 
 
-def _waits(axes, y: np.ndarray, rows: list[dict], kind: str, what: str) -> None:
-    """The median and the 95th percentile of a wait, of the engines that tell it."""
+def _waits(axes, y: np.ndarray, rows: list[dict], kind: str, event: str, what: str) -> None:
+    """The median and the 95th percentile of a wait, of the engines that tell it. event: what they wait for."""
     p50, p95 = f"{kind}_p50", f"{kind}_p95"
     timed = [(place, row[p50], row[p95]) for place, row in zip(y, rows, strict=True) if row.get(p50)]
     if not timed:
@@ -173,8 +189,8 @@ def _waits(axes, y: np.ndarray, rows: list[dict], kind: str, what: str) -> None:
     axes.set_xscale("log")
     axes.set_xlabel(f"{what}, {unit}")
     first, last = timed[0], timed[-1]
-    ratios = [f"p50 {last[1] / first[1]:.2g} ×", f"p95 {last[2] / first[2]:.2g} ×"]
-    axes.set_title(f"From the first row to the last: {', '.join(ratios)}" if len(timed) > 1 else what.capitalize())
+    p50, p95 = (times(first[i] / last[i], "sooner", "later") for i in (1, 2))
+    axes.set_title(f"{event} comes {p50} (p50), {p95} (p95)" if len(timed) > 1 else what.capitalize())
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[:2], labels[:2], loc="best", fontsize=8)
 
@@ -193,9 +209,9 @@ def latency(results: dict[str, list[dict]]) -> Picture:
                 one.plot(rates, values, line, color=colour, marker=marker, markersize=4, label=f"{name}, p{p}")
     waits = [[row["ttft_p95"] for row in rows] for rows in results.values()]
     grown = max(max(own) / min(own) for own in waits)
-    axes[0].set_title(f"p95 of the wait: {grown:.0f} × from the lowest to the highest")
+    axes[0].set_title(f"At the highest rate p95 of the wait is {grown:.0f} × as long")
     slower = max(rows[-1]["itl_p50"] / rows[0]["itl_p50"] for rows in results.values())
-    axes[1].set_title(f"Between two tokens it is {slower:.1f} × as long (p50)")
+    axes[1].set_title(f"The time between two tokens is {slower:.1f} × as long (p50)")
     for one, label in zip(axes, ("time to first token, seconds", "between two tokens, milliseconds"), strict=True):
         one.set_xlabel("requests that arrive per second")
         one.set_ylabel(label)
@@ -411,8 +427,8 @@ def time_per_token(traces: dict[str, Sequence], least: dict[str, Sequence[float]
             )
         quarter = max(1, len(smooth) // 10)
         ends[name] = statistics.median(smooth[-quarter:]) / statistics.median(smooth[:quarter])
-    seen = ", ".join(f"{ratio:.1f} × as long in {name}" for name, ratio in ends.items())
-    axes.set_title(f"The last tokens against the first: {seen}")
+    seen = ", ".join(f"{ratio:.1f} × as long as the first in {name}" for name, ratio in ends.items())
+    axes.set_title(f"The last tokens take {seen}")
     axes.set_xlabel("output token")
     axes.set_ylabel("milliseconds for the token")
     # The first step computes the prompt, and warms the machine up: it may be far above the others.
@@ -501,16 +517,18 @@ def latency_against_throughput(runs: Sequence[dict]) -> Picture:
     figure = Picture(figsize=(8, 3.2))
     engines = list(dict.fromkeys(run["engine"] for run in runs))
     looks = dict(zip(engines, zip((SKY, GREEN, BLUE, ORANGE), "s^oD", strict=True), strict=False))
-    for ax, name, title in zip(
-        figure.subplots(1, 2), ("ttft", "itl"), ("Time to first token", "Between tokens"), strict=True
-    ):
+    for ax, name, what in zip(figure.subplots(1, 2), ("ttft", "itl"), ("First token", "Next token"), strict=True):
+        ends = {}  # server -> the median wait at the highest load
         for engine, (colour, marker) in looks.items():
             points = [run for run in runs if run["engine"] == engine]
             label = "vLLM" if engine == "vllm" else f"stage {engine}"
+            ends[label] = points[-1][f"p50_{name}_ms"]
             for p, look in (("p50", {}), ("p99", {"linestyle": ":", "fillstyle": "none"})):
                 x, y = [run["output_throughput"] for run in points], [run[f"{p}_{name}_ms"] for run in points]
                 ax.plot(x, y, color=colour, marker=marker, label=f"{label}, {p}", **look)
-        ax.set(title=title, xlabel="output tokens per second", ylabel="ms", yscale="log")
+        told = ", ".join(f"{label} {ends[label]:,.0f} ms" for label in sorted(ends, key=ends.__getitem__))
+        ax.set_title(textwrap.fill(f"{what} at the highest load (p50): {told}", 36), fontsize=8.5)
+        ax.set(xlabel="output tokens per second", ylabel="ms", yscale="log")
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.yaxis.set_major_formatter("{x:,.0f}")
         ax.yaxis.set_minor_locator(NullLocator())

@@ -134,6 +134,38 @@ TABLES = {
 }
 
 
+# Where a stage loses, or gains nothing against the one before, and the committed result that shows it.
+LOSES = {
+    "stage01_single": ("every token computes the whole sequence", None),
+    "stage02_static_batch": ("a few long outputs keep their batches full of padding", "tail"),
+    "stage03_kvcache": ("outputs of one token: there is nothing to reuse", None),
+    "stage04_continuous": ("all outputs are equally long", "equal"),
+    "stage05_paged": ("memory is plenty, and no prompts begin alike", "tail"),
+    "stage06_fast": ("many threads: they wait for each other", None),
+}
+
+
+def where_it_loses(row: dict) -> str | None:
+    """In words, with what the engine reached there against the stage before."""
+    words, name = LOSES.get(row["engine"], (None, None))
+    if name is None:
+        return words
+    result = json.loads((ROOT / "bench/results" / f"{name}.json").read_text(encoding="utf-8"))
+    there = next(other for other in result["summary"] if other["engine"] == row["engine"])
+    return f"{words}: {there['ratio']:.2f} × {short(there['ratio_to'])}"
+
+
+TABLES["ladder"] = {
+    title: column
+    for title, column in TABLES["speed"].items()
+    if title in ("engine", "tok/s", "against", "of the limit")
+} | {
+    "TTFT p50": seconds("ttft_p50"),
+    "ITL p50": milliseconds("itl_p50"),
+    "where it loses": where_it_loses,
+}
+
+
 def table(result: dict, name: str) -> str:
     """One of the tables in Markdown; columns that say nothing are left out."""
     cells = {
@@ -147,7 +179,8 @@ def table(result: dict, name: str) -> str:
             values.append(own.get(title))
     if all(value == "100%" for value in cells.get("requests with the same ids", ())):
         cells.pop("requests with the same ids", None)
-    lines = [" | ".join(cells), " | ".join(["---"] + ["---:"] * (len(cells) - 1))]
+    sides = ["---" if title in ("engine", "where it loses") else "---:" for title in cells]
+    lines = [" | ".join(cells), " | ".join(sides)]
     lines += [" | ".join(value or "" for value in values) for values in zip(*cells.values(), strict=True)]
     return "\n".join(f"| {line} |" for line in lines)
 
@@ -158,10 +191,12 @@ def caption(result: dict) -> str:
     sentences = [
         f"Workload {result['workload']}: {what}, at most {result['max_num_seqs']} at once",
         f", {result['rate']:g} arriving a second" if result["rate"] else "",
+        f", {result['kv_cache_bytes'] / 1e6:.0f} MB of KV cache" if result.get("kv_cache_bytes") else "",
         f", {beside(result['company'])}" if isinstance(result.get("company"), str) else "",
         f"; {result['model']}{' with random weights' if result['load_format'] == 'dummy' else ''}, {result['dtype']}; ",
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; ",
-        "one run each. " if result["repeat"] == 1 else f"medians of {result['repeat']} runs. ",
+        "one run each" if result["repeat"] == 1 else f"medians of {result['repeat']} runs in turn",
+        f", {machine['date']}. " if "date" in machine else ". ",
     ]
     if result["least_seconds"]:
         memory, products = result["bandwidth"] / 1e9, result["matmul_rate"] / 1e9
@@ -173,7 +208,7 @@ def caption(result: dict) -> str:
     return "".join(sentences) + f"`{result['command']}`"
 
 
-def tables(result: dict, names: tuple[str, ...] = tuple(TABLES)) -> str:
+def tables(result: dict, names: tuple[str, ...] = ("speed", "work")) -> str:
     """The tables, one behind the other, and what they are of."""
     if isinstance(result.get("company"), list):
         return company_table(result)

@@ -7,6 +7,7 @@
     prefix   32 requests: 512 tokens that all prompts begin with and 16 of their own, 32 out
     tail     64 requests: prompts of 8 to 32 tokens; outputs (4 to 96) log-normal around 12: most are short, a few long
     equal    64 requests: prompts of 8 to 32 tokens, 16 out each: nothing to gain from scheduling
+    answers  96 requests, as in a quiz ("The capital of France is"): 3 to 6 tokens in, 1 to 12 out, log-normal around 5
 
 or a file with a line of JSON per request: `prompt_token_ids` (or `prompt`, a text) and `max_tokens`.
 """
@@ -33,6 +34,7 @@ SIZES = {
     "prefix": (32, 32),
     "tail": (64, 8),
     "equal": (64, 8),
+    "answers": (96, 16),
 }
 
 
@@ -55,6 +57,8 @@ def make_workload(name: str, count: int | None = None, vocab_size: int = 50257, 
         lengths = [(log_normal(rng, 128, 0.8, 8, 512), log_normal(rng, 128, 0.8, 8, 448)) for _ in range(count)]
         return [(tokens(prompt), output) for prompt, output in lengths]
     requests = []
+    if name == "answers":
+        return [(tokens(rng.randrange(3, 7)), log_normal(rng, 5, 0.6, 1, 12)) for _ in range(count)]
     for _ in range(count):
         prompt, output = tokens(rng.randrange(8, 33)), log_normal(rng, 12, 1.0, 4, 96)
         requests.append((prompt, output if name == "tail" else 16))

@@ -15,6 +15,7 @@ ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(HERE)]
 
 from extensions.api import source_address as linkcode_resolve  # noqa: F401  Sphinx looks for it here
+from notebook_heads import repository
 
 project = "stagewise"
 html_title = "stagewise"
@@ -62,6 +63,8 @@ html_theme_options = {
     "light_css_variables": {"color-code-background": "#f6f8fa"},
     "dark_css_variables": {"color-code-background": "#22272e"},
 }
+if address := repository():  # a link to the repository above each page, and to the page's own source
+    html_theme_options |= {"source_repository": f"{address}/", "source_branch": "main", "source_directory": ""}
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_js_files = [("site.js", {"defer": "defer"})]

@@ -47,13 +47,12 @@ except ModuleNotFoundError:  # Windows
 
     fcntl = None
 
-from tqdm import tqdm
-
 from .beams import BEAM_FIELDS, Beams, completed_by_beams, drawing, read_beams
 from .console import naming, tell
 from .dataset import HUB, Columns, Dataset, check_dataset, read_dataset
 from .manifest import begin, describe_run, resume
 from .openai_lines import answer, answer_id, is_request, refusal, to_line
+from .progress import Progress
 from .stages import Setup, Stage, check_beams, setup_of
 from .strict_json import to_json
 
@@ -352,8 +351,8 @@ class BatchJob:
         if longest_first:  # all are known, so plan: a long output that begins last would run alone at the end
             good.sort(key=lambda job: -job[1].params.max_tokens)
         num_errors, synced = sum(self._answered.values()), time.monotonic()
-        bar = tqdm(total=len(self.lines), initial=len(self._answered), unit="line", disable=quiet)
-        with bar, contextlib.ExitStack() as ends:
+        progress = Progress(len(self.lines), "line", done=len(self._answered), quiet=quiet)
+        with progress, contextlib.ExitStack() as ends:
             for file in self.files:
                 ends.callback(sync, file)
             for place, result, is_error in itertools.chain(refused(todo), complete(good) if good else ()):
@@ -363,7 +362,7 @@ class BatchJob:
                     for file in self.files:
                         sync(file)
                     synced = time.monotonic()
-                bar.update()
+                progress.update()
         return len(self.lines), num_errors
 
 

@@ -5,14 +5,11 @@ Results go to stdout; progress, the closing line and errors to stderr. Exit stat
 """
 
 import argparse
-import asyncio
 import contextlib
 import sys
 import time
 from io import FileIO
 from typing import Any
-
-from tqdm import tqdm
 
 from .batch_file import open_output, run_batch_file
 from .beams import Beams, completed_by_beams
@@ -22,8 +19,10 @@ from .dataset import HUB, Columns, check_columns, check_dataset
 from .flags import beams_of, build_parser, pairs_of, sampling_params
 from .interactive import converse
 from .manifest import manifest_path
+from .progress import Progress
 from .stages import Stage
 from .strict_json import to_json
+from .terminal import Wrapper, wrapped
 from .trace_file import check_trace, write_trace
 
 
@@ -66,17 +65,17 @@ def complete(llm: Any, prompts: list[str], params: Any, as_json: bool, quiet: bo
         results = llm.as_completed(prompts, params)  # or an error, without a bar
     else:
         results = completed_by_beams(llm, beams)(prompts, [params] * len(prompts))
-    with tqdm(total=len(prompts), unit="request", disable=quiet or len(prompts) == 1) as bar:
+    with Progress(len(prompts), "request", quiet=quiet or len(prompts) == 1) as progress:
 
         def show(index: int) -> None:
+            text = format_result(index, waiting.pop(index), len(prompts), as_json)
             with naming("stdout"):
-                bar.write(format_result(index, waiting.pop(index), len(prompts), as_json), file=sys.stdout)
-                sys.stdout.flush()
+                progress.write(wrapped(text) if sys.stdout.isatty() and not as_json else text)
 
         try:
             for index, output in results:
                 waiting[index] = output
-                bar.update()
+                progress.update()
                 while printed in waiting:
                     show(printed)
                     printed += 1
@@ -87,11 +86,13 @@ def complete(llm: Any, prompts: list[str], params: Any, as_json: bool, quiet: bo
 
 def stream(llm: Any, prompt: str, params: Any) -> None:
     """Print a single completion as it is made."""
-    print(prompt, end="", flush=True)
+    text = Wrapper(lambda piece: print(piece, end="", flush=True))
+    text.feed(prompt)
     try:
         for event in llm.stream([prompt], params):
-            print(event.text, end="", flush=True)
+            text.feed(event.text)
     finally:
+        text.end()
         print(flush=True)
 
 
@@ -148,6 +149,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
     prepare_streams()
     parser = build_parser(stage, prog, picks_stage=picks_stage)
     args, llm, outcome, started = parser.parse_args(argv), None, Outcome(prog), time.perf_counter()
+    worked = None  # the seconds in which there was work, where that is not the whole run
     if args.generation_config:
         with outcome:
             parser.set_defaults(**stage.generation_defaults(args.model, args.load_format))
@@ -171,7 +173,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                 started = time.perf_counter()
                 if engine:
                     with engine:
-                        asyncio.run(converse(engine, params))
+                        worked = converse(engine, params)
                 elif outputs:
                     more = {"beams": beams, "columns": Columns(args.prompt_column, args.id_column)}
                     complete_files(stage, llm, outputs, params, outcome, args.quiet, **more)
@@ -184,6 +186,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                 with outcome:
                     write_trace(args.trace, llm)
     if llm is not None and not args.quiet and outcome.status != 2:
-        tell(closing_line(stage, llm.stats, time.perf_counter() - started, args.json))
+        seconds = time.perf_counter() - started if worked is None else worked
+        tell(closing_line(stage, llm.stats, seconds, args.json, args.stats))
     flush_streams()
     return outcome.status

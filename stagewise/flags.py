@@ -89,7 +89,7 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     add("--prompts", nargs="+", metavar="TEXT", help="complete these texts")
     add("--prompts-file", type=Path, metavar="FILE", help="complete the lines of this file; blank lines are skipped")
     if stage.can_serve:
-        add("--interactive", action="store_true", help="type prompts and watch them stream (see interactive.py)")
+        add("--interactive", action="store_true", help="type prompts and watch them stream")
     if stage.is_batched:
         help = "complete the lines of these files (see batch_file.py, dataset.py)"
         add("--input", nargs="+", metavar="FILE", help=help)
@@ -106,6 +106,7 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
         metavar="FILE",
         help="write a line of JSON per forward pass to this file; an earlier trace is replaced, any other file refused",
     )
+    add("--stats", action="store_true", help="below the closing line, what the run waited for and wasted")
     add("--quiet", action="store_true", help="no progress and no closing line")
     stage.EngineConfig.add_flags(parser.add_argument_group("engine").add_argument)
     add, defaults = parser.add_argument_group("sampling").add_argument, stage.SamplingParams()

@@ -1,68 +1,75 @@
-"""`--interactive`: type a prompt and watch it stream; prompts typed meanwhile join the running batch.
+"""`--interactive`: type a prompt and watch it stream.
 
-The oldest prompt that is not done is shown as it grows; the others grow unseen and are shown in the order in which they
-were typed. Ctrl-C aborts the one that is shown, Ctrl-D ends the input; what was typed before is still answered.
+On a terminal a line is typed behind a prompt sign, with readline's keys and history; then its completion streams. What
+is typed meanwhile is not echoed: a whole line joins the running batch at once and is shown in its turn, the rest waits
+at the next prompt sign. Ctrl-C stops the completion that is shown, Ctrl-D ends the program. From a pipe all lines are
+prompts at once; results are printed in their order, each with its prompt.
 """
 
 import asyncio
+import contextlib
+import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
+from .terminal import Wrapper, is_terminal, termios, without_echo
 
-async def converse(engine: Any, params: Any) -> None:
-    """Answer the lines of stdin on stdout until the input ends. Raises OSError if stdin can't be read.
+SIGN = "> "
 
-    engine: an AsyncLLM; params: SamplingParams of its stage.
+
+def converse(engine: Any, params: Any) -> float:
+    """Answer the lines of stdin on stdout until the input ends. Returns the seconds in which there was work.
+
+    Args:
+        engine: an AsyncLLM.
+        params: SamplingParams of its stage.
+
+    Raises OSError if stdin can't be read.
     """
-    conversation = Conversation(engine, params, asyncio.get_running_loop())
-    previous = signal.signal(signal.SIGINT, conversation.interrupt)
-    threading.Thread(target=conversation.read, name="stdin", daemon=True).start()
-    print("Type a prompt and press Enter. Ctrl-C aborts the one that is shown, Ctrl-D ends.", file=sys.stderr)
+    if sys.stdin.isatty():
+        print("Type a prompt and press Enter. Ctrl-C stops a completion, Ctrl-D ends.", file=sys.stderr)
+    previous = signal.getsignal(signal.SIGINT)
     try:
-        await conversation.show()
+        return (on_terminal if is_terminal() else from_pipe)(engine, params)
     finally:
         signal.signal(signal.SIGINT, previous)
 
 
-class Conversation:
-    """What was typed and is not shown yet.
+class Answers:
+    """Prompts that were typed and are not shown yet. All are completed at once, and shown one after the other.
 
     Attributes:
-        answers: for each prompt the task that answers it, and the pieces of its text so far; None at the end.
         shown: the task of the prompt that is shown now.
+        seconds: how long there was something to complete.
+        failure: why the input ended, if it was no ordinary end.
     """
 
-    def __init__(self, engine: Any, params: Any, loop: asyncio.AbstractEventLoop):
-        self.engine, self.params, self.loop = engine, params, loop
-        self.answers: asyncio.Queue[tuple[asyncio.Task, asyncio.Queue] | None] = asyncio.Queue()
+    def __init__(self, engine: Any, params: Any):
+        self.engine, self.params, self.loop = engine, params, asyncio.get_running_loop()
+        self.queue: asyncio.Queue[tuple[str, asyncio.Task, asyncio.Queue] | None] = asyncio.Queue()
         self.shown: asyncio.Task | None = None
-        self.failure: Exception | None = None
+        self.seconds, self.failure = 0.0, None
+        self._num_open, self._since = 0, 0.0
 
-    def read(self) -> None:
-        """Read stdin to its end; in a thread of its own, because waiting for a line can't be cancelled."""
-        error = None
-        try:
-            for line in sys.stdin.buffer:  # bytes: text that can't be decoded must not end the reading
-                self.loop.call_soon_threadsafe(self.typed, line.decode("utf-8", errors="replace").rstrip("\r\n"))
-        except Exception as problem:  # whatever it is, no caller may wait forever
-            error = problem
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.ended, error)
-
-    def typed(self, line: str) -> None:
+    def ask(self, line: str) -> None:
         if line.strip():
+            if not self._num_open:
+                self._since = time.perf_counter()
+            self._num_open += 1
             pieces: asyncio.Queue = asyncio.Queue()
-            self.answers.put_nowait((self.loop.create_task(self.answer(line, pieces)), pieces))
+            self.queue.put_nowait((line, self.loop.create_task(self._complete(line, pieces)), pieces))
 
-    def ended(self, error: Exception | None) -> None:
+    def end(self, error: Exception | None = None) -> None:
+        """There are no more lines."""
         self.failure = error
-        self.answers.put_nowait(None)
+        self.queue.put_nowait(None)
 
-    async def answer(self, prompt: str, pieces: asyncio.Queue) -> None:
+    async def _complete(self, prompt: str, pieces: asyncio.Queue) -> None:
         """Put the pieces of a completion into its queue, None behind the last."""
-        pieces.put_nowait(prompt)
         try:
             async for event in self.engine.generate(prompt, self.params):
                 pieces.put_nowait(event.text)
@@ -70,22 +77,131 @@ class Conversation:
             pieces.put_nowait(" [aborted]")
         except (ValueError, RuntimeError) as error:
             pieces.put_nowait(f" [error: {error}]")
+        self._num_open -= 1
+        if not self._num_open:
+            self.seconds += time.perf_counter() - self._since
         pieces.put_nowait(None)
 
-    async def show(self) -> None:
-        """Print the answers, one after the other, as they grow."""
-        while (next_answer := await self.answers.get()) is not None:
-            self.shown, pieces = next_answer
-            while (piece := await pieces.get()) is not None:
-                print(piece, end="", flush=True)
-            print("\n", flush=True)
-            self.shown = None
-        if self.failure is not None:
-            raise OSError(f"stdin can't be read: {self.failure}")
+    async def show(self, begin: Callable[[str], None], write: Callable[[str], None], end: Callable[[], None]) -> bool:
+        """Show the next completion as it grows: `begin` gets its prompt. Returns False at the end of the input."""
+        if (following := await self.queue.get()) is None:
+            return False
+        prompt, self.shown, pieces = following
+        begin(prompt)
+        while (piece := await pieces.get()) is not None:
+            write(piece)
+        self.shown = None
+        end()
+        return True
 
-    def interrupt(self, *_) -> None:
+    def interrupt(self, *_: Any) -> None:
         """Ctrl-C."""
         if self.shown is not None:
             self.loop.call_soon_threadsafe(self.shown.cancel)
         else:
             print("\n(Ctrl-D ends)", file=sys.stderr)
+
+
+def put(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+# --- From a pipe ----------------------------------------------------------------------------------------------------
+
+
+def from_pipe(engine: Any, params: Any) -> float:
+    async def run() -> float:
+        answers = Answers(engine, params)
+        signal.signal(signal.SIGINT, answers.interrupt)
+        threading.Thread(target=read_lines, args=(answers,), name="stdin", daemon=True).start()
+        while await answers.show(put, put, lambda: put("\n\n")):
+            pass
+        if answers.failure is not None:
+            raise OSError(f"stdin can't be read: {answers.failure}")
+        return answers.seconds
+
+    return asyncio.run(run())
+
+
+def read_lines(answers: Answers) -> None:
+    """Read stdin to its end; in a thread of its own, because waiting for a line can't be cancelled."""
+    error, call = None, answers.loop.call_soon_threadsafe
+    try:
+        for line in sys.stdin.buffer:  # bytes: text that can't be decoded must not end the reading
+            call(answers.ask, line.decode("utf-8", errors="replace").rstrip("\r\n"))
+    except Exception as problem:  # whatever it is, no caller may wait forever
+        error = problem
+    if not answers.loop.is_closed():
+        call(answers.end, error)
+
+
+# --- On a terminal --------------------------------------------------------------------------------------------------
+
+
+def on_terminal(engine: Any, params: Any) -> float:
+    with contextlib.suppress(ModuleNotFoundError):  # Windows' own console has keys and a history
+        import readline  # noqa: F401 (it is what `input` reads with)
+    sys.stdin.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    seconds, is_open = 0.0, True
+    while is_open:
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            line = input(SIGN)
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D ends)")
+            continue
+        except EOFError:
+            print()
+            break
+        except OSError as error:
+            raise OSError(f"stdin can't be read: {error}") from None
+        if line.strip():
+            with without_echo():
+                took, is_open = asyncio.run(answer(engine, params, line))
+            seconds += took
+    return seconds
+
+
+async def answer(engine: Any, params: Any, line: str) -> tuple[float, bool]:
+    """Complete a line, and the lines that are typed meanwhile. Returns the seconds that it took, and whether more can
+    be typed."""
+    answers, text, is_open, num_shown, is_new = Answers(engine, params), Wrapper(put), True, 0, True
+
+    def begin(prompt: str) -> None:
+        nonlocal num_shown, is_new
+        if num_shown:  # it was not echoed
+            text.feed(f"{SIGN}{prompt}\n")
+        num_shown, is_new = num_shown + 1, True
+
+    def write(piece: str) -> None:
+        nonlocal is_new
+        text.feed(piece.removeprefix(" ") if is_new else piece)  # the prompt is on the line above
+        is_new = is_new and not piece
+
+    def end() -> None:
+        text.end()
+        put("\n\n")
+        text.column = 0
+
+    def typed() -> None:
+        """A line is there, or the end of the input."""
+        nonlocal is_open
+        try:
+            data = os.read(sys.stdin.fileno(), 1 << 16)
+        except OSError:  # the terminal is gone
+            data = b""
+        for line in data.decode("utf-8", errors="replace").splitlines():
+            answers.ask(line)
+        if not data:
+            is_open = False
+            answers.loop.remove_reader(sys.stdin)
+
+    signal.signal(signal.SIGINT, answers.interrupt)
+    answers.ask(line)
+    if termios is not None:
+        answers.loop.add_reader(sys.stdin, typed)
+    while not answers.queue.empty():
+        await answers.show(begin, write, end)
+    if termios is not None:
+        answers.loop.remove_reader(sys.stdin)
+    return answers.seconds, is_open

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -318,48 +317,3 @@ def test_interactive_from_a_pipe(stage):
     assert "leave no room" in answers[2]
     assert answers[3] == bear
     assert "3 requests" in result.stderr
-
-
-@pytest.mark.parametrize("stage", INTERACTIVE, ids=str)
-@pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are POSIX")
-def test_interactive_on_a_terminal(stage):
-    """Ctrl-C aborts what is shown, not the program; the next prompt is answered; Ctrl-D ends."""
-    import pty
-
-    leader, follower = pty.openpty()
-    # GPT-2 small with random weights: slow enough to be caught in the middle of its nonsense.
-    command = [sys.executable, "-m", stage.command, "--interactive", "--model", "gpt2", "--load-format", "dummy"]
-    command += ["--max-tokens", "1000", "--ignore-eos", "--quiet"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdin=follower, stdout=follower, stderr=subprocess.PIPE, start_new_session=True
-    )
-    os.close(follower)
-    seen = b""
-
-    def read_until(text, more=0, seconds=60):
-        """Read until the text is there, and so many bytes behind it."""
-        nonlocal seen
-        deadline = time.monotonic() + seconds
-        os.set_blocking(leader, False)
-        while text not in seen or len(seen.split(text, 1)[1]) < more:
-            assert time.monotonic() < deadline, f"waited for {text!r}, saw {seen[-300:]!r}"
-            try:
-                seen += os.read(leader, 4096)
-            except BlockingIOError:
-                time.sleep(0.01)
-
-    assert process.stderr.readline().startswith(b"Type a prompt")
-    os.write(leader, b"first prompt\n")
-    read_until(b"first prompt\r\nfirst prompt", more=20)  # the echo, and then the stream
-    os.write(leader, b"second prompt\n")
-    process.send_signal(signal.SIGINT)
-    read_until(b"[aborted]")
-    seen = seen.split(b"[aborted]", 1)[1]
-    read_until(b"second prompt", more=20)
-    process.send_signal(signal.SIGINT)
-    read_until(b"[aborted]")
-    os.write(leader, b"\x04")
-    assert process.wait(timeout=300) == 0
-    assert b"Traceback" not in process.stderr.read()
-    process.stderr.close()
-    os.close(leader)

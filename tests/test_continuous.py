@@ -403,9 +403,16 @@ def test_metrics(stage, small_checkpoint):
 
 
 def test_closing_line_and_json(stage):
-    status, _, stderr = stage.main("--prompts", "A fox", "One day", "--max-tokens", "5")
+    status, _, stderr = stage.main("--prompts", "A fox", "One day", "--max-tokens", "5", "--stats")
     assert status == 0
-    for name in ("TTFT", "ITL", "end to end", "queue", "p50/p95/p99", "tok/s"):
+    for name in (
+        "time to first token:  p50 ",
+        "inter-token latency:",
+        "whole request:",
+        "in the queue:",
+        "p99 ",
+        "tok/s",
+    ):
         assert name in stderr
     status, stdout, stderr = stage.main("--prompts", "A fox", "One day", "--max-tokens", "5", "--json")
     assert status == 0

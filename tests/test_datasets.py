@@ -307,8 +307,8 @@ def test_the_longest_outputs_go_first(stage, tmp_path):
 
 def test_outputs_that_reach_their_greatest_length_are_counted(stage, tmp_path, capsys):
     arguments = ["--prompts", "A fox", "One day", "--max-tokens", 3, "--ignore-eos"]
-    _, _, stderr = stage.main(*arguments)
-    assert " tok/s; 2 ended by length; " in stderr
+    _, _, stderr = stage.main(*arguments, "--stats")
+    assert "\n  ended by length:      2\n" in stderr
     lines = [{"id": 1, "text": "a", "finish_reason": "length"}, {"id": 2, "text": "b", "finish_reason": "stop"}]
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert score.main([str(tmp_path / "r.jsonl")]) == 0

@@ -1,4 +1,4 @@
-"""From stage 4 on: `--interactive` ends when its input does, however it ends. (What it shows: test_async.py.)"""
+"""From stage 4 on: `--interactive` ends when its input does, however it ends. (What it shows: test_terminal.py.)"""
 
 import os
 import subprocess
@@ -51,7 +51,7 @@ def test_stdin_that_fails_later(stage, monkeypatch, failure):
         if failure is not None:
             raise failure
 
-    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=lines()))
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=lines(), isatty=lambda: False))
     status, stdout, stderr = stage.main(*QUICK)
     assert [answer[:6] for answer in stdout.split("\n\n")] == ["A fox ", "A bear", ""]
     assert status == (0 if failure is None else 2)

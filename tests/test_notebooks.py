@@ -1,9 +1,13 @@
 """The notebooks run from top to bottom, in a quick setting; those committed were run, in order, with their pictures."""
 
 import importlib.metadata
+import json
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -76,9 +80,25 @@ def test_badge_where_there_is_an_address(path):
     title, badge, *_ = notebook.cells[0].source.split("\n\n")
     assert title.startswith("# ")
     assert badge.endswith(f"]({colab})")
-    assert ADDRESS in notebook.cells[1].source
+    first = next(cell.source for cell in code_cells(notebook))
+    assert f"!git clone --quiet --depth 1 {ADDRESS} stagewise\n" in first
     notebook_heads.write_head(notebook, path.name, None)
     assert nbformat.writes(notebook) == bare
+
+
+def test_the_readme_has_ways_in_where_there_is_an_address():
+    bare = notebook_heads.with_entries((ROOT / "README.md").read_text(encoding="utf-8"), None)
+    assert "codespaces.new" not in bare
+    page = notebook_heads.with_entries(bare, ADDRESS)
+    assert page == notebook_heads.with_entries(page, ADDRESS)
+    for way in (
+        "https://owner.github.io/stagewise/",
+        "https://codespaces.new/OWNER/stagewise",
+        "colab.research.google.com/github/OWNER",
+    ):
+        assert page.count(way) == 1
+    assert page.index("**Six") < page.index("codespaces.new") < page.index("<picture>")
+    assert notebook_heads.with_entries(page, None) == bare
 
 
 def test_address_is_one_of_github(tmp_path):
@@ -88,38 +108,57 @@ def test_address_is_one_of_github(tmp_path):
         notebook_heads.repository(pyproject)
 
 
-@pytest.fixture
-def run_setup(monkeypatch):
-    """Runs the first cell's setup in a folder: (address, installed) -> the programs that it ran."""
-
-    def run_setup(folder, address=None, installed=True):
-        ran = []
-
-        def run(command, check):
-            assert check
-            ran.append(command[:2] if command[0] == "git" else command[1:4])
-            if command[0] == "git":
-                assert ADDRESS in command
-                Path(command[-1]).mkdir()
-
-        monkeypatch.setattr(subprocess, "run", run)
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        monkeypatch.setattr(importlib.metadata, "distributions", lambda name: iter([name] * installed))
-        monkeypatch.chdir(folder)
-        exec(notebook_heads.SETUP.format(address=address), {})
-        return ran
-
-    return run_setup
+def test_a_codespace_installs_what_there_is():
+    """The container's files are whole, and name extras and make targets that exist."""
+    folder = ROOT / ".devcontainer"
+    container = json.loads((folder / "devcontainer.json").read_text(encoding="utf-8"))
+    _, script = container["postCreateCommand"].split()
+    subprocess.run(["bash", "-n", ROOT / script], check=True)
+    extras = re.search(r'"\.\[(.*?)\]"', (ROOT / script).read_text(encoding="utf-8"))[1].split(",")
+    project = notebook_heads.tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(extras) <= project["optional-dependencies"].keys()
+    workflow = (ROOT / ".github/workflows/pages.yml").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"run: make (\w+)", workflow):
+        assert f"\n{target}:" in makefile
+    assert "path: site/_build/html" in workflow
 
 
-def test_setup_in_a_clone(run_setup):
-    assert run_setup(ROOT / "notebooks") == []  # nothing to do
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_question_comes_first(path):
+    """Before any code there is a question, and the code begins with the one line that a notebook needs."""
+    notebook = nbformat.read(path, as_version=4)
+    before = [cell.source for cell in notebook.cells[: notebook.cells.index(code_cells(notebook)[0])]]
+    assert "?" in before[0].split("\n")[0]
+    assert any("**Predict" in text or "## The question" in text for text in before[1:])
+    assert code_cells(notebook)[0].source.startswith(notebook_heads.LAST_LINE)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_start_installs_what_is_missing(installed, tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(subprocess, "run", lambda command, check: ran.append((command[1:4], check)))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: iter([name] * installed))
+    monkeypatch.chdir(tmp_path)
+    given = runpy.run_path(str(ROOT / "notebooks/start.py"))
+    assert ran == [] if installed else ran == [(["-m", "pip", "install"], True)]
     assert sys.path[0] == str(Path.cwd()) == str(ROOT)
-    assert run_setup(ROOT / "notebooks", installed=False) == [["-m", "pip", "install"]]
+    assert {"QUICK", "STAGES", "plots", "run", "workloads"} <= given.keys()
 
 
-def test_setup_alone(run_setup, tmp_path):
-    with pytest.raises(FileNotFoundError, match="open the notebook within a clone"):
-        run_setup(tmp_path)
-    assert run_setup(tmp_path, ADDRESS, installed=False) == [["git", "clone"], ["-m", "pip", "install"]]
-    assert sys.path[0] == str(Path.cwd()) == str(tmp_path / "stagewise")
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_notebook_that_stands_alone_fetches_the_project(alone, tmp_path, monkeypatch):
+    """As on Colab; in a clone, where start.py is beside it, it fetches nothing."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    code = TransformerManager().transform_cell(notebook_heads.FETCH.format(address=ADDRESS))
+    ran = []
+    shell = SimpleNamespace(system=ran.append, run_line_magic=lambda name, line: ran.append(f"{name} {line}"))
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(ROOT / "notebooks")])
+    if not alone:
+        monkeypatch.syspath_prepend(str(ROOT / "notebooks"))
+    monkeypatch.chdir(tmp_path)
+    exec(code, {"get_ipython": lambda: shell})
+    clone = [f"git clone --quiet --depth 1 {ADDRESS} stagewise", "cd -q stagewise/notebooks"]
+    assert ran == (clone if alone else [])

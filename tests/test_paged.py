@@ -794,10 +794,10 @@ def test_the_step_that_is_run_to_see_what_it_takes(stage, small_checkpoint):
 
 def test_the_closing_line(stage):
     prompt = "Once upon a time, " * 10
-    _, _, stderr = stage.main("--prompts", prompt, prompt, "--max-tokens", 3, "--num-blocks", 8)
-    assert "47% of the prompts found in it" in stderr, stderr
+    _, _, stderr = stage.main("--prompts", prompt, prompt, "--max-tokens", 3, "--num-blocks", 8, "--stats")
+    assert "prefix cache:         47% of the prompts' tokens found" in stderr, stderr
     arguments = ("--prompts", "Once", "There", "--max-tokens", 70, "--ignore-eos", "--num-blocks", 6)
-    _, _, stderr = stage.main(*arguments, "--no-prefix-caching")
-    assert "0% of the prompts found in it, preempted 1 ×" in stderr
+    _, _, stderr = stage.main(*arguments, "--no-prefix-caching", "--stats")
+    assert "prefix cache:         0% of the prompts' tokens found\n  preemptions:          1\n" in stderr
     _, _, stderr = stage.main(*arguments, "--json")
     assert json.loads(stderr.splitlines()[-1])["preemptions"] == 1

@@ -3,10 +3,11 @@
 import json
 import re
 from itertools import pairwise
+from xml.etree import ElementTree
 
 import pytest
 
-from bench import plots, workloads
+from bench import moving, plots, workloads
 from tests.adapter import ROOT, STAGES
 
 
@@ -97,15 +98,20 @@ def test_block_map_marks_what_is_shared(babble):
 
 
 def test_ladder_compares_neighbours():
-    result = json.loads((ROOT / "bench/results/ladder.json").read_text())
+    result = json.loads((ROOT / "bench/results/tail.json").read_text())
     speeds = [row["tokens_per_second"] for row in result["summary"]]
     told = texts(plots.ladder(result))
     for before, after in pairwise(speeds):
         assert f"({after / before:.2g} ×)" in told
+    assert f"Stage 6 against stage 1: {speeds[-1] / speeds[0]:.2g} × faster" in told
+    assert "A token needs 25 × fewer places" in told
     assert "3 KV cache" in told
     mixed = json.loads((ROOT / "bench/results/mixed.json").read_text())
     first, last = mixed["summary"]
-    assert f"p95 {last['itl_p95'] / first['itl_p95']:.2g} ×" in texts(plots.ladder(mixed))
+    told = texts(plots.ladder(mixed))
+    assert f"The next token comes {last['itl_p50'] / first['itl_p50']:.2g} × later (p50)" in told
+    assert f"The first token comes {first['ttft_p50'] / last['ttft_p50']:.2g} × sooner (p50)" in told
+    assert f"holds {last['rows_mean'] / first['rows_mean']:.2g} × more requests" in told
 
 
 def test_the_others_draw(traces, tmp_path):
@@ -118,7 +124,7 @@ def test_the_others_draw(traces, tmp_path):
     ]
     assert "stage 3, the machine's limit" in texts(pictures[0])
     assert "from 2.4 rows on" in texts(pictures[1])
-    assert "p95 of the wait: 4 ×" in texts(pictures[3])
+    assert "p95 of the wait is 4 ×" in texts(pictures[3])
     assert "Nothing at equal lengths (1.00 ×)" in texts(pictures[2])
     for i, picture in enumerate(pictures):
         picture.savefig(tmp_path / f"{i}.png")
@@ -169,3 +175,42 @@ def test_command_line_names_what_is_wrong(tmp_path, capsys):
         with pytest.raises(SystemExit):
             plots.main([kind, str(trace), "--output", "x.png"])
         assert "stage" in capsys.readouterr().err
+
+
+# --- The moving picture of a replay -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", moving.COLORS)
+def test_the_moving_picture_is_of_the_committed_replay(scheme):
+    path = moving.PAGE.with_suffix(f".{scheme}.svg")
+    picture = path.read_text(encoding="utf-8")
+    assert picture == moving.svg(moving.read_traces(), scheme), "python -m bench.moving"
+    ElementTree.fromstring(picture)
+    assert "<script" not in picture
+    assert re.findall(r"http\S+", picture) == ['http://www.w3.org/2000/svg"']
+    assert path.stat().st_size < 20_000
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_moving_picture_shows_every_row_of_every_step(number):
+    steps = moving.read_traces()[number]
+    letters = moving.names(steps)
+    assert sorted(letters.values()) == list("ABCDEFGH")
+    shown = [(slot, i, phase, letter) for slot, a, b, phase, letter in moving.bars(steps) for i in range(a, b)]
+    expected = [
+        (row["slot"], i, row["phase"] if row["num_tokens"] else "carried", letters[row["request_id"]])
+        for i, step in enumerate(steps)
+        for row in step["rows"]
+    ]
+    assert sorted(shown) == sorted(expected)
+
+
+def test_the_verdict_of_the_moving_picture():
+    static, continuous = traces = moving.read_traces()
+    assert moving.counts(static)["tokens"] == moving.counts(continuous)["tokens"]
+    assert moving.counts(continuous)["carried"] == 0
+    picture = moving.svg(traces, "light")
+    verdict = re.search(r'<text class="verdict".*?>(.*?)</text>', picture)[1]
+    assert verdict == "The same 8 requests, 163 tokens computed: 76 steps or 37."
+    assert f"<title>{verdict}</title>" in picture
+    assert moving.svg([static[:50], continuous], "light") != picture

@@ -792,13 +792,19 @@ def test_committed_results_are_of_these_workloads():
 
 def test_the_race_is_that_of_the_committed_result():
     results = ROOT / "bench" / "results"
-    picture = race.svg(json.loads((results / "ladder.json").read_text()))
-    assert (results / "ladder.svg").read_text(encoding="utf-8") == picture, "python -m bench.report --write"
-    rows = [{"engine": "stage01_single", "seconds": 40.0}, {"engine": "other", "seconds": 10.0}]
-    picture = race.svg({"requests": 7, "summary": rows})
-    assert "one at a time, 40 seconds; other, 10 seconds" in picture
-    assert "scaleX(0.250)" in picture  # of the first, when the second is done
-    assert "10.00%, 100%" in picture  # the second is done after 10 of 40 seconds and a pause of 60
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    name = re.search(r"<!-- throughput: bench/results/(\w+)\.json ladder -->", page)[1]
+    result = json.loads((results / f"{name}.json").read_text())
+    assert f"](bench/results/{name}.svg)" in page
+    assert (results / f"{name}.svg").read_text(encoding="utf-8") == race.svg(result), "python -m bench.report --write"
+    first, last = (f"{result['summary'][i]['tokens_per_second']:.0f}" for i in (0, -1))
+    assert f"watch {first} tokens a second become {last}" in page.replace("\n", " ")
+    rows = [{"engine": "stage01_single", "tokens_per_second": 10.0}, {"engine": "other", "tokens_per_second": 40.0}]
+    picture = race.svg({"summary": rows})
+    assert "<title>Tokens a second: from 10 to 40, 4 times as many</title>" in picture
+    assert "one at a time, 10; other, 40." in picture
+    widths = [float(width) for width in re.findall(r'class="bar" .*?width="([\d.]+)"', picture)]
+    assert widths == [race.TRACK / 4, race.TRACK]
 
 
 def test_the_picture_of_the_memory_hierarchy_shows_what_was_measured():
@@ -830,7 +836,7 @@ def test_the_probe_of_the_caches_reads_all_that_it_says():
 
 
 def test_report_prints_a_result(capsys, tmp_path):
-    assert report.main([str(ROOT / "bench" / "results" / "ladder.json"), "--plot", str(tmp_path / "x.png")]) == 0
+    assert report.main([str(ROOT / "bench" / "results" / "tail.json"), "--plot", str(tmp_path / "x.png")]) == 0
     assert "`stage03_kvcache`" in capsys.readouterr().out
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
@@ -846,7 +852,7 @@ def test_report_names_what_is_no_result(capsys, tmp_path, text, words):
 
 
 def test_a_picture_does_not_overwrite_its_result(capsys, tmp_path):
-    shutil.copy(ROOT / "bench" / "results" / "ladder.json", tmp_path / "result.json")
+    shutil.copy(ROOT / "bench" / "results" / "tail.json", tmp_path / "result.json")
     (tmp_path / "x.png").symlink_to(tmp_path / "result.json")
     assert report.main([str(tmp_path / "result.json"), "--plot", str(tmp_path / "x.png")]) == 2
     assert "is the file of the result" in capsys.readouterr().err

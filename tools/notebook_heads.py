@@ -1,10 +1,11 @@
-"""What every notebook begins with: a badge that opens it on Colab, and the lines that find or install the project.
+"""What depends on the repository's address: the badges of the README and of the notebooks, and the lines with which a
+notebook on Colab fetches the project.
 
-    python tools/notebook_heads.py             # say which notebooks differ; exit 1 if any does
-    python tools/notebook_heads.py --write     # put both into the notebooks
+    python tools/notebook_heads.py             # say which files differ; exit 1 if any does
+    python tools/notebook_heads.py --write     # write them
 
-The repository's address stands once: in pyproject.toml, under [project.urls], as Repository. Without it the notebooks
-have no badge, and clone nothing.
+The address stands once: in pyproject.toml, under [project.urls], as Repository. Without it there are no badges, and
+nothing is fetched.
 """
 
 import argparse
@@ -19,26 +20,18 @@ from sync_stages import ROOT, tomllib
 BADGE = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({address})"
 COLAB = "https://colab.research.google.com/github/{repository}/blob/main/notebooks/{name}"
 
-# The first code cell up to the line that begins as the last one here; what follows is the notebook's own.
-SETUP = """import importlib.metadata
-import os
-import subprocess
-import sys
-from pathlib import Path
+CODESPACES = "[![Open in Codespaces](https://github.com/codespaces/badge.svg)](https://codespaces.new/{repository})"
+SITE = "[Read it as a website](https://{owner}.github.io/{name}/)"
 
-REPOSITORY = {address!r}  # pyproject.toml has it; python tools/notebook_heads.py --write puts it here
+# The first code cell up to the line that begins as the last one here; what follows is the notebook's own. In a clone
+# start.py is beside the notebook, and the last line is enough.
+FETCH = """import importlib.util
 
-root = next((folder for folder in [Path.cwd(), *Path.cwd().parents] if (folder / "stages.toml").exists()), None)
-if root is None and not REPOSITORY:
-    raise FileNotFoundError("no stages.toml in this folder or above: open the notebook within a clone of stagewise")
-if root is None:  # the notebook stands alone, as on Colab
-    subprocess.run(["git", "clone", "--quiet", "--depth", "1", REPOSITORY, "stagewise"], check=True)
-    root = Path("stagewise").resolve()
-if not any(importlib.metadata.distributions(name="stagewise")):
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--editable", str(root)], check=True)
-os.chdir(root)
-sys.path.insert(0, str(root))  # a package installed a moment ago is not on the path yet"""
-LAST_LINE = "sys.path.insert(0, str(root))"
+if not importlib.util.find_spec("start"):  # the notebook stands alone, as on Colab
+    !git clone --quiet --depth 1 {address} stagewise
+    %cd -q stagewise/notebooks
+"""
+LAST_LINE = "from start import "
 
 
 def repository(pyproject: Path = ROOT / "pyproject.toml") -> str | None:
@@ -63,11 +56,26 @@ def with_badge(text: str, name: str, address: str | None) -> str:
     return f"{title}\n\n{BADGE.format(address=colab)}\n\n{rest}"
 
 
+def with_entries(readme: str, address: str | None) -> str:
+    """The README with the ways in below its first sentence, or without them: the site, Colab, Codespaces."""
+    before, _, rest = re.sub(r"\n<!-- entries -->.*?<!-- end of entries -->\n", "", readme, flags=re.DOTALL).partition(
+        "**\n"
+    )
+    if address is None:
+        return f"{before}**\n{rest}"
+    repository = address.removeprefix("https://github.com/")
+    owner, _, name = repository.partition("/")
+    notebook = COLAB.format(repository=repository, name="01_throughput.ipynb")
+    ways = [SITE.format(owner=owner.lower(), name=name), BADGE.format(address=notebook)]
+    ways.append(CODESPACES.format(repository=repository))
+    entries = "\n".join(["<!-- entries -->", *ways, "<!-- end of entries -->"])
+    return f"{before}**\n\n{entries}\n{rest}"
+
+
 def with_setup(code: str, address: str | None) -> str:
-    """The first code cell with SETUP in place of what it has up to LAST_LINE."""
-    lines = code.split("\n")
-    last = next(i for i, line in enumerate(lines) if line.startswith(LAST_LINE))
-    return "\n".join([SETUP.format(address=address), *lines[last + 1 :]])
+    """The first code cell, which fetches the project first where it may have to."""
+    fetch = "" if address is None else FETCH.format(address=address)
+    return fetch + code[code.index(LAST_LINE) :]
 
 
 def write_head(notebook: NotebookNode, name: str, address: str | None) -> None:
@@ -90,10 +98,16 @@ def refresh(path: Path, address: str | None, write: bool) -> bool:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write into the notebooks")
+    parser.add_argument("--write", action="store_true", help="write the files")
     args = parser.parse_args(argv)
     notebooks, address = sorted((ROOT / "notebooks").glob("*.ipynb")), repository()
     outdated = [path for path in notebooks if refresh(path, address, args.write)]
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    if with_entries(text, address) != text:
+        outdated.append(readme)
+        if args.write:
+            readme.write_text(with_entries(text, address), encoding="utf-8")
     for path in outdated:
         print(f"{path.relative_to(ROOT)}: {'written' if args.write else 'python tools/notebook_heads.py --write'}")
     return int(bool(outdated) and not args.write)

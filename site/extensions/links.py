@@ -7,7 +7,7 @@ chapter below the paragraph that links to it. Pictures from the network become t
 
 import re
 import shutil
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from posixpath import dirname, join, normpath
 
@@ -22,8 +22,8 @@ from sync_stages import ROOT
 PICTURES = {".png", ".svg", ".jpg", ".gif", ".webp"}
 COPIED = {".html", *PICTURES}  # what a browser shows by itself
 MOST_BYTES = 200_000
-EMBEDDED = """<figure class="embedded"><iframe src="{address}" title="{title}" loading="lazy"></iframe>
-<figcaption><a href="{address}">Open “{title}” as a page of its own</a></figcaption></figure>"""
+EMBEDDED = """<figure class="embedded"><figcaption><a href="{address}">{title} ↗</a>, as a page of its own</figcaption>
+<iframe src="{address}" title="{title}" loading="lazy"></iframe></figure>"""
 
 
 def can_be_shown(path: Path) -> bool:
@@ -95,7 +95,7 @@ class FileLinks(SphinxTransform):
             reference = nodes.reference("", "", *node.children, refuri=address, internal=True)
             node.replace_self(reference)
             if address.endswith(".html") and target.endswith(".html"):
-                embed(reference, address, Path(target).stem.replace("_", " "))
+                embed(reference, address, title_of(ROOT / str(links.inside(target))))
 
     def _rewrite(self, node: nodes.raw, links: Links) -> None:
         def rewritten(match: re.Match) -> str:
@@ -105,6 +105,13 @@ class FileLinks(SphinxTransform):
         text = re.sub(r'\b(href|src|srcset)="([^":#?]+)(#?[^"]*)"', rewritten, node.astext())
         node.clear()
         node += nodes.Text(text)
+
+
+def title_of(page: Path) -> str:
+    """What a page says that it shows; of several with one title, what its file is called."""
+    found = re.search(r"<title>(?:stagewise: )?(.*?)</title>", page.read_text(encoding="utf-8"))
+    name = page.stem.replace("_", " ")
+    return unescape(found[1]) if found and " " in found[1].strip() and "replay" not in found[1].lower() else name
 
 
 def embed(reference: nodes.reference, address: str, title: str) -> None:

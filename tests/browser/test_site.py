@@ -186,6 +186,23 @@ def test_no_page_scrolls_sideways(browser, site, texts):
     assert wrong == []
 
 
+CUT_OFF = """
+    return [...document.querySelectorAll("article pre:not(.mermaid)")].filter((node) => node.getClientRects().length
+      && node.scrollWidth > node.clientWidth).map((node) => node.textContent.slice(0, 60))"""
+
+
+def test_no_code_of_a_chapter_is_cut_off_on_a_laptop(browser, site):
+    """Code, commands and their output; in notebooks and references too."""
+    browser.size(1440, 900)
+    found = {}
+    for path in documents():
+        browser.open(page_of(site, path))
+        assert browser("return document.documentElement.scrollWidth") <= 1440
+        if cut_off := browser(CUT_OFF):
+            found[path.relative_to(ROOT).as_posix()] = cut_off
+    assert found == {}
+
+
 def test_search(browser, site):
     """With a server: a browser lets no script read the neighbours of a local file, which the results' extracts need."""
     links = "return [...document.querySelectorAll('#search-results li a')].map((link) => link.href)"

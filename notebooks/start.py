@@ -1,0 +1,32 @@
+"""What all notebooks here begin with: the project as it is beside them, installed if it is not, and `run`."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+if not any(importlib.metadata.distributions(name="stagewise")):
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--editable", str(ROOT)], check=True)
+os.chdir(ROOT)
+sys.path.insert(0, str(ROOT))  # a package installed a moment ago is not on the path yet
+
+from bench import plots, workloads  # noqa: E402, F401 (the notebooks take them from here)
+from tools.engines import STAGES  # noqa: E402
+
+QUICK = os.environ.get("STAGEWISE_QUICK") == "1"  # the tests run the same cells with smaller numbers
+
+
+def run(number, workload, model="tinytales", **arguments):
+    """The requests of a workload through a stage: the engine, with its trace and counters."""
+    stage = STAGES[number - 1]
+    load_format = "dummy" if model == "gpt2" else "auto"  # gpt2's sizes with random weights: nothing to download
+    llm = stage.LLM(model, load_format=load_format, trace=True, **arguments)
+    llm.generate([[1, 2, 3]], stage.SamplingParams(max_tokens=2))  # warm up
+    llm.stats = type(llm.stats)()
+    llm.trace.clear()
+    params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in workload]
+    for _ in llm.stream([prompt for prompt, _ in workload], params):  # in their order; generate plans another
+        pass
+    return llm

@@ -1,0 +1,299 @@
+"""What a terminal shows: `--interactive` as a person uses it, lines that end between words, progress, the last line."""
+
+import contextlib
+import io
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+import types
+from itertools import pairwise
+
+import pytest
+
+from stagewise import interactive, progress, terminal
+from stagewise.closing_line import closing_line
+from stagewise.progress import Progress
+from stagewise.terminal import Wrapper, width_of
+from tests.adapter import ROOT, STAGES
+
+posix = pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are POSIX")
+# GPT-2 small with random weights: slow enough to be caught in the middle of its nonsense.
+SLOW = ["--model", "gpt2", "--load-format", "dummy", "--max-tokens", "1000", "--ignore-eos"]
+GREEDY = ["--temperature", "0", "--max-tokens", "12"]
+
+
+def throw(error):
+    raise error
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Terminal:
+    """A program on a pseudo-terminal of its own, so that Ctrl-C is a key."""
+
+    def __init__(self, *command, columns=60):
+        import fcntl
+        import pty
+        import struct
+        import termios
+
+        self.leader, follower = pty.openpty()
+        fcntl.ioctl(self.leader, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        streams = {"stdin": follower, "stdout": follower, "stderr": follower}
+        become = (
+            "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        command = [sys.executable, "-c", become, sys.executable, *command]
+        environment = {**os.environ, "TERM": "xterm"}
+        self.process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, env=environment, **streams)
+        os.close(follower)
+        os.set_blocking(self.leader, False)
+        self.seen = ""  # since the last `until`
+        self.bytes = b""
+
+    def type(self, keys):
+        os.write(self.leader, keys.encode())
+
+    def until(self, pattern, seconds=120):
+        """What is shown until this appears, from where the last such text ended."""
+        deadline = time.monotonic() + seconds
+        while not (found := re.search(pattern, self.seen)):
+            assert time.monotonic() < deadline, f"waited for {pattern!r}, saw {self.seen[-500:]!r}"
+            with contextlib.suppress(BlockingIOError, OSError):
+                self.bytes += os.read(self.leader, 1 << 16)
+            text = self.bytes.decode(errors="ignore")
+            self.bytes = b"" if text.encode() == self.bytes else self.bytes[len(text.encode()) :]
+            self.seen += re.sub(r"\x1b\[\?2004[hl]", "", text).replace("\r\n", "\n")
+            time.sleep(0.01)
+        shown, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return shown
+
+    def close(self):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self.leader)
+
+
+@pytest.fixture
+def on_terminal():
+    opened = []
+
+    def open_terminal(*command):
+        opened.append(Terminal(*command))
+        return opened[-1]
+
+    yield open_terminal
+    for one in opened:
+        one.close()
+
+
+@posix
+def test_a_conversation(on_terminal):
+    """A prompt sign, the prompt once, history, Ctrl-C that stops the answer alone, and prompts typed meanwhile."""
+    shell = on_terminal("-m", STAGES[-1].command, "--interactive", *SLOW)
+    shell.until(r"Type a prompt .*\n> $")
+    shell.type("first prompt\n")
+    shown = shell.until(r"(\S+\s+){20}$")
+    assert shown.count("first prompt") == 1  # as it was typed, and not again
+    shell.type("second prompt\nunfinished")  # in the middle of the output
+    time.sleep(0.5)  # the terminal hands a line over when it likes
+    shell.type("\x03")
+    shown = shell.until(r"\[aborted\]\n\n> second prompt\n(\S+\s+){20}$")
+    assert "unfinished" not in shown
+    assert "\nsecond prompt" not in shown  # nothing of it in the middle of the output
+    shell.type("\x03")
+    shell.until(r"\[aborted\]\n\n> $")
+    assert shell.process.poll() is None
+    shell.type("half a thought\x03")
+    shell.until(r"\(Ctrl-D ends\)\n> $")
+    shell.type("\x1b[A")  # up
+    shell.until("first prompt")
+    shell.type("\n")
+    shell.until(r"(\S+\s+){20}$")
+    shell.type("\x03")
+    shell.until(r"\[aborted\]\n\n> $")
+    shell.type("\x04")
+    shown = shell.until(r"\d+ tokens in [\d.]+ s: [\d.]+ tok/s\n")
+    assert shell.process.wait(timeout=120) == 0
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_time_of_typing_is_not_counted(is_terminal, monkeypatch):
+    """Two answers of half a second each, and a day of thinking between them."""
+    clock = [0.0]
+    monkeypatch.setattr(interactive.time, "perf_counter", lambda: clock[0])
+
+    class Engine:
+        async def generate(self, prompt, params):
+            clock[0] += 0.5
+            yield types.SimpleNamespace(text=prompt.upper())
+
+    def lines():
+        for line in ("one", "two"):
+            clock[0] += 86400
+            answered = clock[0] + 0.5
+            yield line
+            wait_until(lambda answered=answered: clock[0] == answered)
+
+    if is_terminal:
+        source = lines()
+        monkeypatch.setattr("builtins.input", lambda sign: next(source, None) or throw(EOFError))
+        monkeypatch.setattr(interactive, "is_terminal", lambda: True)
+        monkeypatch.setattr(interactive, "termios", None)
+        monkeypatch.setattr(terminal, "termios", None)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    else:
+        given = types.SimpleNamespace(buffer=(line.encode() for line in lines()), isatty=lambda: False)
+        monkeypatch.setattr(sys, "stdin", given)
+    assert interactive.converse(Engine(), None) == 1.0
+
+
+@posix
+def test_what_is_typed_at_the_end_of_an_answer_is_not_lost(on_terminal):
+    shell = on_terminal("-m", STAGES[-1].command, "--interactive", "--quiet", *SLOW)
+    shell.until(r"\n> $")
+    shell.type("first\n")
+    shell.until(r"(\S+\s+){5}$")
+    shell.type("\x03")
+    shell.until(r"\[aborted\]")
+    shell.type("half")
+    shell.until(r"> half$")
+    shell.type("\n")
+    shell.until(r"(\S+\s+){5}$")
+    shell.type("\x04")  # the end of the input, while there is output
+    time.sleep(0.5)
+    shell.type("\x03")
+    shell.until(r"\[aborted\]")
+    assert shell.process.wait(timeout=120) == 0
+
+
+@posix
+def test_one_prompt_breaks_between_words(on_terminal):
+    stage = STAGES[0]
+    options = ["--quiet", "--temperature", "0", "--max-tokens", "90"]
+    shell = on_terminal("-m", stage.command, "--prompts", "Once upon a time", *options)
+    assert shell.process.wait(timeout=600) == 0
+    shown = shell.until(r"\n$").strip("\n")
+    text = stage.engine().generate(["Once upon a time"], stage.SamplingParams(temperature=0, max_tokens=90))[0]
+    assert shown.split() == ("Once upon a time" + text.outputs[0].text).split()
+    assert max(map(len, shown.split("\n"))) <= 60
+
+
+# --- Lines ------------------------------------------------------------------------------------------------------------
+
+
+def wrap(text, columns, cuts=()):
+    pieces, places = [], [0, *sorted(cuts), len(text)]
+    wrapper = Wrapper(pieces.append, columns)
+    for begin, end in pairwise(places):
+        wrapper.feed(text[begin:end])
+    wrapper.end()
+    return "".join(pieces)
+
+
+def test_words_stay_whole_wherever_the_pieces_end():
+    rng = random.Random(0)
+    for _ in range(300):
+        words = ["".join(rng.choices("ab漢é", k=rng.randint(1, 9))) for _ in range(rng.randint(1, 30))]
+        text = "".join(word + rng.choice([" ", " ", "\n", "  "]) for word in words)
+        columns = rng.randint(18, 40)
+        shown = wrap(text, columns, rng.choices(range(len(text)), k=5))
+        assert shown == wrap(text, columns)
+        assert shown.split() == words
+        assert max(map(width_of, shown.split("\n"))) <= columns
+        # A line is not broken where its next word would have had room.
+        lines, given = shown.split("\n"), text.split("\n")
+        assert len(lines) >= len(given)
+        if "  " not in text:
+            for line, after in pairwise(lines):
+                if after and f"{line.rstrip()}\n" not in text:
+                    assert width_of(line.rstrip()) + 1 + width_of(after.split(" ")[0]) > columns
+
+
+def test_a_word_longer_than_the_line_is_left_to_the_terminal():
+    assert wrap("a " + "b" * 30 + " c", 20) == "a \n" + "b" * 30 + "\nc"
+
+
+def test_no_text_commands_the_terminal():
+    assert wrap("red \x1b[31m, bell \x07, back\rspace\x08\tand tab", 80) == (
+        "red \ufffd[31m, bell \ufffd, back\ufffdspace\ufffd\tand tab"
+    )
+
+
+# --- Progress ---------------------------------------------------------------------------------------------------------
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_redirected_run_has_no_bar(monkeypatch):
+    """Results and the last line, and nothing that a bar leaves behind."""
+    stage = STAGES[-1]
+    status, stdout, stderr = stage.main("--prompts", "A fox", "One day", *GREEDY)
+    assert status == 0
+    assert "\r" not in stdout + stderr
+    assert re.fullmatch(r".*\n2 requests, 24 tokens in [\d.]+ s: [\d.]+ tok/s\n", stderr)
+
+
+def test_a_terminal_has_a_bar_with_an_estimate(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Screen())
+    with Progress(3, "line") as bar:
+        for _ in range(3):
+            bar.update()
+            bar.bar.refresh()
+    assert "3/3 [" in sys.stderr.getvalue()
+    assert "<" in sys.stderr.getvalue()  # tqdm's sign between what has passed and what is left
+
+
+def test_a_log_has_a_line_now_and_then(monkeypatch, capsys):
+    clock = iter([0.0, 10.0, 31.0, 40.0, 3700.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with Progress(1000, "line", done=10) as log:
+        for _ in range(4):
+            log.update()
+    assert capsys.readouterr().err.splitlines() == [
+        "12 of 1,000 lines after 31 s, about 4.3 h left",
+        "14 of 1,000 lines after 62 min, about 253.3 h left",
+    ]
+    monkeypatch.undo()
+    monkeypatch.setattr(progress, "EVERY", -1)
+    with Progress(1000, "line", quiet=True) as log:
+        log.update()
+    assert capsys.readouterr().err == ""
+
+
+# --- The last line ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=str)
+def test_a_sentence_and_what_a_stage_counts(stage):
+    stats = stage.engine().stats
+    sentence = closing_line(stage, stats, 2.0, False)
+    assert "\n" not in sentence
+    assert len(sentence) < 80
+    details = closing_line(stage, stats, 2.0, False, details=True).split("\n")
+    assert details[0] == sentence
+    names = [line.split(":")[0].strip() for line in details[1:]]
+    expected = ["ended by length", "forward passes"] + ["padding"] * (stage.number > 1)
+    expected += ["KV cache"] * (stage.number > 2) + ["prefix cache", "preemptions"] * (stage.number > 4)
+    assert names[: len(expected)] == expected
+
+
+def test_without_terminal_settings(monkeypatch):
+    """Where there is no termios (Windows), nothing is set, and nothing breaks."""
+    monkeypatch.setattr(terminal, "termios", None)
+    with terminal.without_echo():
+        pass
