@@ -149,10 +149,7 @@ class Page {
     this.views.forEach((view, i) => view.show(clock.step(i, position), this.ink));
     slider.max = clock.mode === "steps" ? clock.end : Math.ceil(1e6 * clock.seconds);
     slider.value = clock.mode === "steps" ? position : Math.round(1e6 * position);
-    const where =
-      clock.mode === "steps"
-        ? `Step ${position} of ${clock.end}`
-        : `${position.toFixed(3)} s of ${clock.seconds.toFixed(3)} s`;
+    const where = this.whereInWords();
     setText(this.where, where);
     slider.setAttribute("aria-valuetext", where);
     for (const film of this.films) film.draw(this.ink, clock.cursor(position));
@@ -162,6 +159,13 @@ class Page {
     }
     clearTimeout(this.later);
     this.later = setTimeout(() => this.writeFragment(), 250); // browsers do not like it at every frame
+  }
+
+  whereInWords() {
+    const { clock, position } = this;
+    const { first } = this.replays[0];
+    if (clock.mode === "steps") return `Step ${first + position} of ${first + clock.end}`;
+    return `${position.toFixed(3)} s of ${clock.seconds.toFixed(3)} s`;
   }
 
   // --- Moving ------------------------------------------------------------------------------------------------------
@@ -306,7 +310,7 @@ class Page {
       fields.set("clock", this.clock.mode);
       fields.set("trace", trace + 1);
     }
-    fields.set("step", step);
+    fields.set("step", this.replays[trace].first + step);
     if (this.chosen.id !== null) {
       fields.set("request", this.chosen.id);
       if (this.chosen.index) fields.set("index", this.chosen.index);
@@ -324,7 +328,8 @@ class Page {
     if (fields.get("clock") === "time" && this.replays.length > 1) this.setClock("time");
     else if (fields.get("clock") === "steps") this.setClock("steps");
     const trace = Math.min(this.replays.length - 1, Math.max(0, whole("trace") - 1));
-    const step = Math.min(this.replays[trace].steps.length - 1, whole("step"));
+    const { first, steps } = this.replays[trace];
+    const step = Math.max(0, Math.min(steps.length - 1, whole("step") - first));
     this.chosen.id = fields.get("request");
     this.chosen.index = whole("index");
     this.goTo(this.clock.position(trace, step));
