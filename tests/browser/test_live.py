@@ -181,6 +181,29 @@ def test_all_tabs_and_loads_have_the_same_numbers(page, url):
     page.driver.switch_to.window(own)
 
 
+def test_pages_that_nobody_sees_hold_no_connection(page, url):
+    """A browser has six for all its pages of a server: many tabs, or pages one could go back to, would keep the one in
+    front from asking. One that comes to the front again has the steps that it did not see."""
+    windows = [page.driver.current_window_handle]
+    for _ in range(6):
+        page.driver.get("about:blank")
+        page.driver.get(f"{url}/")
+        until(page, "shown && link.isUp")
+    for _ in range(7):
+        page.driver.switch_to.new_window("tab")
+        windows.append(page.driver.current_window_handle)
+        page.driver.get(f"{url}/")
+        until(page, "shown && link.isUp")
+    asked(page, "A fox", 20)
+    last = page("return shown.last")
+    for window in windows[1:]:
+        page.driver.switch_to.window(window)
+        page.driver.close()
+    page.driver.switch_to.window(windows[0])
+    until(page, f"shown.last === {last} && shown.isIdle")
+    assert text(page, "notes") == ""
+
+
 def test_visitors_and_levers(page, url):
     move(page, "output-tokens", 100)
     move(page, "arrivals", 10)

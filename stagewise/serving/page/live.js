@@ -247,6 +247,8 @@ const link = {
 
   open() {
     const { run, after } = this;
+    this.source?.close();
+    clearTimeout(this.again);
     const source = this.source = new EventSource(after === null ? "/live" : `/live?run=${run}&after=${after}`);
     const on = (kind, act) => source.addEventListener(kind, ({ data }) => act(JSON.parse(data)));
     on("run", (about) => this.begin(about));
@@ -340,6 +342,12 @@ const link = {
     }
   },
 
+  /** Nobody sees this page, and a browser has six connections for all its pages together. */
+  pause() {
+    clearTimeout(this.again);
+    this.source.close();
+  },
+
   close() {
     this.lost ??= Date.now();
     this.isUp = false;
@@ -347,7 +355,7 @@ const link = {
     const why = this.ended ? "The server has ended" : "The server does not answer";
     this.words = "This page tries again and again";
     notes.set("server", `${why}. What was seen can still be looked at and saved; this page goes on when the server is back.`);
-    setTimeout(() => this.open(), 1000 * pause);
+    this.again = setTimeout(() => this.open(), 1000 * pause);
     shown?.render();
   },
 };
@@ -369,6 +377,9 @@ function start() {
   find("predict").checked = false; // nobody knows yet what comes next
   find("predict").parentElement.hidden = true;
   findModel().catch((error) => error.status === 401 || notes.set("model", error.message));
+  document.addEventListener("visibilitychange", () => (document.hidden ? link.pause() : link.open()));
+  addEventListener("pagehide", () => link.pause());
+  addEventListener("pageshow", ({ persisted }) => persisted && link.open());
   link.open();
 }
 
