@@ -96,6 +96,12 @@ class Onlooker:
                 made.setdefault(key, []).append(event["token_id"])
         return list(made.values())
 
+    def unfinished(self):
+        """The requests that came and have not ended."""
+        events = [event for step in self.told[1:] for event in (*step["before"], *step["after"])]
+        came, ended = ({e["request_id"] for e in events if e["kind"] == kind} for kind in ("queued", "finished"))
+        return came - ended
+
 
 def scope_of(path, query=""):
     scope = {"type": "http", "method": "GET", "path": path, "headers": [], "root_path": ""}
@@ -200,16 +206,17 @@ def test_who_lost_the_connection_goes_on_where_it_was(small_checkpoint):
     async def go(app):
         async with Onlooker(app) as first:
             await ask_async(app, "/v1/completions", body([1, 2], max_tokens=30))
-            await until(lambda: len(first.told) == 31)
+            await until(lambda: sum(map(len, first.tokens())) == 30 and not first.unfinished())
+            await asyncio.sleep(0.05)  # if the engine at rest is told, too
         (run,) = first.runs
         assert (run["first"], run["next"], run["server"]) == (None, None, app.recorder.server)
         async with Onlooker(app, f"run={run['run']}&after=9") as again:
             assert again.runs == [{"run": run["run"], "server": run["server"], "resumed": True}]
             await until(lambda: again.told == first.told[11:])
-        for query in ("run=other&after=9", f"run={run['run']}&after=31", f"run={run['run']}&after=-1", "run&after=x"):
+        for query in ("run=other&after=9", f"run={run['run']}&after=99", f"run={run['run']}&after=-1", "run&after=x"):
             async with Onlooker(app, query) as other:
                 await until(lambda: other.told == first.told)
-                assert (other.runs[0]["first"], other.runs[0]["next"]) == (0, 30)
+                assert (other.runs[0]["first"], other.runs[0]["next"]) == (0, len(first.told) - 1)
 
     with shown(6, small_checkpoint) as app:
         asyncio.run(go(app))
@@ -226,8 +233,10 @@ def test_steps_that_nobody_could_write_down_are_missing(small_checkpoint, monkey
             await until(lambda: len(onlooker.runs) == 2)
             assert onlooker.runs[0]["run"] != onlooker.runs[1]["run"]
             await ask_async(app, "/v1/completions", body([3], max_tokens=3))
-            await until(lambda: len(onlooker.told) == 4)
-            assert check_trace(onlooker) == [30, 31, 32]
+            await until(lambda: sum(map(len, onlooker.tokens())) == 3)
+            numbers = check_trace(onlooker)
+            assert numbers[0] >= 30
+            assert onlooker.runs[1]["first"] in (None, numbers[0])
 
     with shown(6, small_checkpoint) as app:
         params = app.service.stage.SamplingParams(temperature=0, ignore_eos=True, max_tokens=30)
@@ -240,13 +249,13 @@ def test_a_viewer_that_does_not_read_misses_steps_and_nobody_else_does(small_che
     async def go(app):
         async with Onlooker(app) as slow, Onlooker(app) as quick:
             await ask_async(app, "/v1/completions", body([1, 2], max_tokens=5))
-            await until(lambda: len(slow.told) == 6)
+            await until(lambda: slow.tokens() and not slow.unfinished())
             slow.reading.clear()
             for _ in range(8):
                 await ask_async(app, "/v1/completions", body([1, 2], max_tokens=40))
-                await until(lambda: quick.told[-1]["after"][-1]["kind"] == "released")
+                await until(lambda: not quick.unfinished())
             slow.reading.set()
-            await until(lambda: len(slow.runs) == 2 and slow.told[-1]["step"] == 324)
+            await until(lambda: len(slow.runs) == 2 and slow.told[-1]["step"] >= 324)
             assert check_trace(slow)[0] == slow.runs[1]["first"] > 200
             assert len(quick.runs) == 1
 
@@ -313,7 +322,7 @@ def test_a_replay_to_put_steps_into(small_checkpoint):
         async with Onlooker(app) as onlooker:
             error_of(await ask_async(app, "/live/replay"), 404)
             await ask_async(app, "/v1/completions", body([1, 2], max_tokens=3))
-            await until(lambda: len(onlooker.told) == 4)
+            await until(lambda: len(onlooker.told) >= 4)
             response = await ask_async(app, "/live/replay")
             header, first, *_ = onlooker.told
             assert response.text == make_page([Trace("run", header, [first])])

@@ -372,7 +372,7 @@ def test_presets_bring_about_what_they_say(driver, num_blocks):
 
 
 def test_a_preset_that_cannot_be_says_why(driver):
-    with server("--stage", "4", "--model", "tinytales", "--quiet") as (url, _):
+    with server("--stage", "4", "--model", "tinytales", "--quiet", "--grace", "0") as (url, _):
         for page in opened(driver, url):
             page("document.querySelector('[data-preset=memory]').click()")
             assert "stages 5 and 6 can run out" in text(page, "look")
@@ -381,7 +381,6 @@ def test_a_preset_that_cannot_be_says_why(driver):
             )
             page("document.querySelector('[data-preset=rush]').click()")
             until(page, "document.querySelector('.found')")
-            until_idle(url)
 
 
 def test_only_the_scripts_of_the_page_run(page):

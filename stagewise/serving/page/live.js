@@ -23,6 +23,8 @@ function rest(replay) {
 class LivePage extends Page {
   constructor(header) {
     super([[header, rest({ steps: [] })]]);
+    // A lever moves max_num_seqs, so it may be another one than the engine was started with.
+    REFUSED.running = ({ most }) => `${count(most, "request")} ${are(most)} running already (max_num_seqs)`;
     const [view] = this.views;
     const most = header.options.max_num_seqs;
     view.lines = most <= 4 ? 3 : most <= 12 ? 2 : 1;
@@ -45,6 +47,7 @@ class LivePage extends Page {
     Object.assign(this.chosen, { id: null, index: 0 });
     this.rest();
     this.films[0].drawn = "";
+    this.presets?.clear();
     this.measure();
     this.follow();
   }
@@ -287,7 +290,7 @@ const link = {
       this.seconds = seconds;
       if (shown) shown.begin(header);
       else this.show(header);
-      if (first === null && restarted) this.tell(0);
+      if (restarted) this.tell(0);
       if (restarted && before.steps.length) {
         notes.set("before", `The server before had ${count(before.steps.length, "step")} on this page.`, {
           name: "Save that run",
@@ -318,7 +321,7 @@ const link = {
   count(step) {
     if (this.told === null) return;
     const missed = this.expected === null ? 0 : Math.max(0, step.step - this.expected);
-    this.tell(missed);
+    if (missed) this.tell(missed);
     this.told = null;
     setTimeout(() => {
       shown.isReady = true;

@@ -146,6 +146,11 @@ class Presets {
     find("look").hidden = false;
   }
 
+  clear() {
+    this.chosen = null;
+    find("look").hidden = true;
+  }
+
   async run(preset, tries = 3) {
     const plan = preset.plan(this.sizes);
     this.chosen = null;
