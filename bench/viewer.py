@@ -32,10 +32,10 @@ from tqdm import tqdm
 
 from bench.machine import describe
 from bench.throughput import write_model
+from stagewise.serving import live
 from stagewise.serving.__main__ import build_parser, make_service
 from stagewise.serving.completions import Service
 from stagewise.serving.limits import Limits
-from stagewise.serving.live import Viewer
 from stagewise.stages import Stage
 from tools.engines import STAGES
 
@@ -91,7 +91,8 @@ async def look_on(service: Service, seconds: float, sink: subprocess.Popen) -> N
         assert sink.stdin is not None
         sink.stdin.write(message.get("body", b""))
 
-    task = asyncio.create_task(Viewer(service, lambda: False)({}, receive, send))
+    recorder = live.Recorder(service, is_ending=gone.is_set, now=dict)  # which ends with its viewer
+    task = asyncio.create_task(live.Viewer(recorder)({}, receive, send))
     await asyncio.sleep(seconds)
     gone.set()
     await task

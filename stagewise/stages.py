@@ -8,6 +8,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -211,6 +212,41 @@ def check_beams(stage: Stage, llm: Any, prompt: Any, max_tokens: int, beams: Any
 def core_of(llm: Any) -> Any:
     """The engine inside."""
     return llm.engine
+
+
+def watch_requests(stage: Stage, llm: Any, made: Callable[[Any], None], added: Callable[[Any], None]) -> None:
+    """Tell of each request: when it is made, in the thread that asks for it, and just before the engine gets it,
+    between two steps. These are methods of an object that the engine does not keep alive."""
+    around, made, added = stage._part("around").around, weakly(made), weakly(added)
+
+    def make(make: Callable, prompt: Any, params: Any, priority: int = 0, number: int | None = None) -> Any:
+        request = make(prompt, params, priority, number)
+        if number is None:  # else it is only checked
+            made(request)
+        return request
+
+    def add(add: Callable, request: Any) -> None:
+        added(request)
+        add(request)
+
+    around(llm._intake, "request", make)
+    around(core_of(llm), "add", add)
+
+
+def weakly(method: Any) -> Callable[[Any], None]:
+    """The method; when its object is gone it does nothing."""
+    weak = weakref.WeakMethod(method)
+
+    def call(argument: Any) -> None:
+        if (bound := weak()) is not None:
+            bound(argument)
+
+    return call
+
+
+def unfinished_requests(llm: Any) -> list[Any]:
+    """Those that wait or run. Any thread may ask."""
+    return list(llm._router.unfinished)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ import urllib.request
 
 import pytest
 
-from stagewise.replay.trace import check_header, check_step
+from stagewise.replay.page import make_page
+from stagewise.replay.trace import Trace, check_blocks, check_header, check_names, check_step
 from stagewise.serving.app import App
 from tests.adapter import ROOT, random_prompts
 from tests.test_serving import SERVING, ask, ask_async, error_of, serving
@@ -33,18 +34,21 @@ class Onlooker:
     """One who looks on, in this process.
 
     Attributes:
-        told: what came, the header first.
+        told: what came since the latest header, that first.
+        asked: the requests that were named: id -> [when it came, x-request-id].
+        runs, now: the events of these kinds.
+        ended: whether the server has taken its leave.
     """
 
-    def __init__(self, app):
-        self.app, self.told = app, []
+    def __init__(self, app, query=""):
+        self.app, self.query, self.told, self.asked, self.runs, self.now = app, query, [], {}, [], []
+        self.ended = False
         self.reading, self.gone = asyncio.Event(), asyncio.Event()
         self.reading.set()
 
     async def __aenter__(self):
-        scope = {"type": "http", "method": "GET", "path": "/live", "headers": [], "query_string": b"", "root_path": ""}
-        self.task = asyncio.create_task(self.app(scope, self.receive, self.send))
-        await until(lambda: self.told)
+        self.task = asyncio.create_task(self.app(scope_of("/live", self.query), self.receive, self.send))
+        await until(lambda: self.runs)
         return self
 
     async def __aexit__(self, *_):
@@ -63,7 +67,23 @@ class Onlooker:
         if message["type"] == "http.response.body" and message["body"]:
             events = message["body"].decode().split("\n\n")
             assert events.pop() == ""
-            self.told += [json.loads(event.removeprefix("data: ")) for event in events]
+            for event in events:
+                kind, data = event.split("\n")
+                self.take(kind.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+
+    def take(self, kind, data):
+        if kind == "run":
+            self.runs.append(data)
+            self.told = [data["header"]] if "header" in data else self.told
+        elif kind == "step":
+            self.told.append(data)
+        elif kind == "asked":
+            self.asked |= data
+        elif kind == "now":
+            self.now.append(data)
+        else:
+            assert kind == "bye"
+            self.ended = True
 
     def tokens(self):
         """Of each completion: what it has by now."""
@@ -75,6 +95,17 @@ class Onlooker:
             elif event["kind"] == "token":
                 made.setdefault(key, []).append(event["token_id"])
         return list(made.values())
+
+    def unfinished(self):
+        """The requests that came and have not ended."""
+        events = [event for step in self.told[1:] for event in (*step["before"], *step["after"])]
+        came, ended = ({e["request_id"] for e in events if e["kind"] == kind} for kind in ("queued", "finished"))
+        return came - ended
+
+
+def scope_of(path, query=""):
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "root_path": ""}
+    return {**scope, "query_string": query.encode()}
 
 
 async def until(condition):
@@ -95,9 +126,31 @@ def expected(app, prompts, max_tokens):
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
 
 
+def check_trace(onlooker):
+    """The schema holds, the steps count up, and each token's text is told; returns the numbers of the steps."""
+    header, *steps = onlooker.told
+    check_header(header)
+    numbers = [step["step"] for step in steps]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    free = set(header.get("free", ()))
+    known = set()
+    for step in steps:
+        check_step(step, step["step"])
+        check_names(step, known)
+        check_blocks(step, free, header)
+    named = {int(i) for step in steps for i in step["texts"]}
+    assert named >= {token for tokens in onlooker.tokens() for token in tokens}
+    return numbers
+
+
+def gone(app):
+    """Whether nothing is left of any viewer."""
+    return not app.service.engine.llm._observer.listeners and not app.recorder.chunks
+
+
 @pytest.mark.parametrize("stage", SERVING)
-def test_a_viewer_sees_all_from_when_it_comes(stage, small_checkpoint):
-    """It may come in the middle: what is there already is told first; the schema holds, and the steps count up."""
+def test_all_viewers_see_the_same_steps(stage, small_checkpoint):
+    """Whenever they come: who comes later gets what was there before, under the same numbers."""
     prompts = random_prompts(211, [5, 9, 3, 7, 6])
 
     async def go(app):
@@ -107,71 +160,174 @@ def test_a_viewer_sees_all_from_when_it_comes(stage, small_checkpoint):
             async with Onlooker(app) as second:
                 await asyncio.gather(*tasks)
                 await until(lambda: sum(map(len, first.tokens())) == sum(map(len, second.tokens())) == 150)
-                return first, second
+        async with Onlooker(app) as third:
+            await until(lambda: len(third.told) == len(first.told))
+        return first, second, third
 
     with shown(stage, small_checkpoint) as app:
-        first, second = asyncio.run(go(app))
-        assert app.service.engine.llm._observer.listeners == []
+        first, second, third = asyncio.run(go(app))
+        assert gone(app)
         answers = expected(app, prompts, 30)
-    for onlooker in (first, second):
-        header, *steps = onlooker.told
-        check_header(header)
-        numbers = [step["step"] for step in steps]
-        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-        for step in steps:
-            check_step(step, step["step"])
-        assert sorted(onlooker.tokens()) == sorted(answers)
-        named = {int(i) for step in steps for i in step["texts"]}
-        assert named >= {token for tokens in answers for token in tokens}
-    assert len(second.told) < len(first.told)
+    check_trace(first)
+    assert sorted(first.tokens()) == sorted(answers)
+    assert first.told == second.told == third.told
 
 
-def test_a_viewer_that_does_not_read_is_cut_off(small_checkpoint, monkeypatch):
-    monkeypatch.setattr("stagewise.serving.live.MAX_BEHIND", 20)
+def test_what_is_kept_is_bounded(small_checkpoint, monkeypatch):
+    """The oldest steps go. Who comes then, in the middle of a run, is told where what there is begins, and what was
+    there already."""
+    monkeypatch.setattr("stagewise.serving.live.KEPT_STEPS", 80)
+    prompts = random_prompts(211, [5, 9, 3, 7] * 8)
 
     async def go(app):
-        onlooker = Onlooker(app)
-        async with onlooker:
-            onlooker.reading.clear()
-            for _ in range(2):
-                await ask_async(app, "/v1/completions", body([1, 2], max_tokens=30))
-            onlooker.reading.set()
-            await onlooker.task  # it ends, and a browser would come again
-            assert app.service.engine.llm._observer.listeners == []
+        async with Onlooker(app) as first:
+            work = asyncio.gather(*[ask_async(app, "/v1/completions", body(p, max_tokens=38)) for p in prompts])
+            await until(lambda: app.recorder.has_begun and app.recorder.chunks[0].first > 20)
+            async with Onlooker(app) as late:
+                await work
+                await until(
+                    lambda: late.told[-1] == first.told[-1] and late.told[-1]["after"][-1]["kind"] == "released"
+                )
+                return first, late, sum(len(chunk.lines) for chunk in app.recorder.chunks)
+
+    with shown(6, small_checkpoint) as app:
+        first, late, num_kept = asyncio.run(go(app))
+        answers = expected(app, prompts, 38)
+    assert num_kept < 160
+    assert late.runs[0]["first"] > 20
+    assert check_trace(late)[0] == late.runs[-1]["first"]
+    check_trace(first)
+    told = sorted(late.tokens())
+    assert len(told) > 4
+    assert all(tokens in answers for tokens in told)
+
+
+def test_who_lost_the_connection_goes_on_where_it_was(small_checkpoint):
+    async def go(app):
+        async with Onlooker(app) as first:
+            await ask_async(app, "/v1/completions", body([1, 2], max_tokens=30))
+            await until(lambda: sum(map(len, first.tokens())) == 30 and not first.unfinished())
+            await asyncio.sleep(0.05)  # if the engine at rest is told, too
+        (run,) = first.runs
+        assert (run["first"], run["next"], run["server"]) == (None, None, app.recorder.server)
+        async with Onlooker(app, f"run={run['run']}&after=9") as again:
+            assert again.runs == [{"run": run["run"], "server": run["server"], "resumed": True}]
+            await until(lambda: again.told == first.told[11:])
+        for query in ("run=other&after=9", f"run={run['run']}&after=99", f"run={run['run']}&after=-1", "run&after=x"):
+            async with Onlooker(app, query) as other:
+                await until(lambda: other.told == first.told)
+                assert (other.runs[0]["first"], other.runs[0]["next"]) == (0, len(first.told) - 1)
+
+    with shown(6, small_checkpoint) as app:
+        asyncio.run(go(app))
+
+
+def test_steps_that_nobody_could_write_down_are_missing(small_checkpoint, monkeypatch):
+    """If the engine is faster than the recorder, the record begins again, and says at which step."""
+    monkeypatch.setattr("stagewise.serving.live.MAX_BEHIND", 5)
+
+    async def go(app):
+        async with Onlooker(app) as onlooker:
+            await until(lambda: app.recorder.has_begun)
+            app.service.engine.complete([1, 2], params)  # the event loop has no turn meanwhile
+            await until(lambda: len(onlooker.runs) == 2)
+            assert onlooker.runs[0]["run"] != onlooker.runs[1]["run"]
+            await ask_async(app, "/v1/completions", body([3], max_tokens=3))
+            await until(lambda: sum(map(len, onlooker.tokens())) == 3)
+            numbers = check_trace(onlooker)
+            assert numbers[0] >= 30
+            assert onlooker.runs[1]["first"] in (None, numbers[0])
+
+    with shown(6, small_checkpoint) as app:
+        params = app.service.stage.SamplingParams(temperature=0, ignore_eos=True, max_tokens=30)
+        asyncio.run(go(app))
+
+
+def test_a_viewer_that_does_not_read_misses_steps_and_nobody_else_does(small_checkpoint, monkeypatch):
+    monkeypatch.setattr("stagewise.serving.live.KEPT_STEPS", 80)
+
+    async def go(app):
+        async with Onlooker(app) as slow, Onlooker(app) as quick:
+            await ask_async(app, "/v1/completions", body([1, 2], max_tokens=5))
+            await until(lambda: slow.tokens() and not slow.unfinished())
+            slow.reading.clear()
+            for _ in range(8):
+                await ask_async(app, "/v1/completions", body([1, 2], max_tokens=40))
+                await until(lambda: not quick.unfinished())
+            slow.reading.set()
+            await until(lambda: len(slow.runs) == 2 and slow.told[-1]["step"] >= 324)
+            assert check_trace(slow)[0] == slow.runs[1]["first"] > 200
+            assert len(quick.runs) == 1
 
     with shown(6, small_checkpoint) as app:
         asyncio.run(go(app))
 
 
 def test_nothing_is_left_of_a_viewer_that_goes_or_never_reads(small_checkpoint, monkeypatch):
-    monkeypatch.setattr("stagewise.serving.live.MAX_BEHIND", 5)
+    monkeypatch.setattr("stagewise.serving.live.KEPT_SECONDS", 0)
 
     async def go(app):
         llm = app.service.engine.llm
-        with llm._router.turn.lock:  # a step takes long, and the viewer is gone before it has joined
-            gone = Onlooker(app)
-            gone.gone.set()
-            scope = {
-                "type": "http",
-                "method": "GET",
-                "path": "/live",
-                "headers": [],
-                "query_string": b"",
-                "root_path": "",
-            }
-            task = asyncio.create_task(app(scope, gone.receive, gone.send))
-            await asyncio.sleep(0.1)
-        await task
-        assert llm._observer.listeners == []
+        with llm._router.turn.lock:  # a step takes long, and the viewer is gone before the recorder has joined
+            vanished = Onlooker(app)
+            vanished.gone.set()
+            await app(scope_of("/live"), vanished.receive, vanished.send)
+        await until(lambda: gone(app))
         async with Onlooker(app) as stuck:
             stuck.reading.clear()
             await ask_async(app, "/v1/completions", body([1, 2], max_tokens=30))
-            (listener,) = llm._observer.listeners
-            assert len(listener.__self__._records) <= 5
+            assert len(llm._observer.listeners) == 1
             stuck.reading.set()
-        assert llm._observer.listeners == []
+        await until(lambda: gone(app))
 
     with shown(6, small_checkpoint) as app:
+        asyncio.run(go(app))
+
+
+def test_whose_a_request_is_and_when_it_came(small_checkpoint):
+    """A page knows its own requests by their x-request-id; the times are by the clock of the trace."""
+
+    async def go(app):
+        async with Onlooker(app) as onlooker:
+            for name in ("page-1", "page-2"):
+                await ask_async(app, "/v1/completions", body([1, 2], max_tokens=3, n=2), headers={"x-request-id": name})
+            await until(lambda: sum(map(len, onlooker.tokens())) == 12)
+            return onlooker
+
+    with shown(6, small_checkpoint) as app:
+        onlooker = asyncio.run(go(app))
+    assert [name for _, name in onlooker.asked.values()] == ["page-1", "page-2"]
+    for step in onlooker.told[1:]:
+        for event in step["before"]:
+            if event["kind"] == "queued":
+                assert 0 < step["start"] - onlooker.asked[event["request_id"]][0] < 10
+
+
+def test_the_end_is_told(small_checkpoint):
+    async def go(app):
+        async with Onlooker(app) as onlooker:
+            app.draining = True
+            await onlooker.task
+            assert onlooker.ended
+        await until(lambda: gone(app))
+
+    with shown(6, small_checkpoint) as app:
+        asyncio.run(go(app))
+
+
+def test_a_replay_to_put_steps_into(small_checkpoint):
+    """It is what the command line makes of the first step."""
+
+    async def go(app):
+        async with Onlooker(app) as onlooker:
+            error_of(await ask_async(app, "/live/replay"), 404)
+            await ask_async(app, "/v1/completions", body([1, 2], max_tokens=3))
+            await until(lambda: len(onlooker.told) >= 4)
+            response = await ask_async(app, "/live/replay")
+            header, first, *_ = onlooker.told
+            assert response.text == make_page([Trace("run", header, [first])])
+
+    with shown(5, small_checkpoint) as app:
         asyncio.run(go(app))
 
 
@@ -228,11 +384,48 @@ def test_levers(stage, small_checkpoint):
         decode = app.service.tokenizer.decode
         assert told == [decode(token_ids) for token_ids in expected(app, prompts, 30)]
         assert app.service.engine.llm.stats.num_preemptions > 0
-        for wrong in ({"max_num_seqs": 0}, {"max_num_seqs": 5}, {"num_blocks": 11}, {"num_blocks": True}, {"else": 1}):
+        for wrong in ({"max_num_seqs": 0}, {"max_num_seqs": 5}, {"num_blocks": 0}, {"num_blocks": True}, {"else": 1}):
             error = error_of(ask(app, "/live/levers", wrong), 400)
             assert error["param"] == next(iter(wrong))
         error_of(ask(app, "/live/levers", b'{"max_num_seqs": 1}', headers={"content-type": "text/plain"}), 415)
         assert ask(app, "/live/levers").json()["max_num_seqs"] == {"now": 4, "low": 1, "high": 4}
+
+
+@pytest.mark.parametrize("num_blocks", [9, 64, 1000])
+@pytest.mark.parametrize("stage", SERVING[1:])
+def test_the_lever_for_blocks_works_with_any_pool(stage, num_blocks, small_checkpoint):
+    """It goes down to one block, or to what a request that is there may need; and up for one that needs more."""
+
+    def blocks(app):
+        return ask(app, "/live/levers").json()["num_blocks"]
+
+    async def go(app):
+        async with Onlooker(app) as onlooker:
+            long = [ask_async(app, "/v1/completions", body([1] * 10, max_tokens=20)) for _ in range(40)]
+            long = asyncio.gather(*long)
+            await until(lambda: onlooker.tokens())
+            response = await ask_async(app, "/live/levers", {"num_blocks": 1})
+            assert response.json()["num_blocks"] == {"now": 8, "low": 8, "high": num_blocks}  # 10 + 20 - 1 tokens
+            (answer,) = {answer.json()["choices"][0]["text"] for answer in await long}
+            await until(lambda: onlooker.now[-1]["levers"]["num_blocks"]["low"] == 1)
+            check_trace(onlooker)
+            return answer
+
+    with shown(stage, small_checkpoint, num_blocks=num_blocks, block_size=4, watermark=0.1) as app:
+        manager = app.service.engine.llm.engine.block_manager
+        reserve = manager.num_reserve
+        assert ask(app, "/live/levers", {"num_blocks": 2}).json()["num_blocks"] == {
+            "now": 2, "low": 1, "high": num_blocks
+        }  # fmt: skip
+        assert manager.num_reserve == 0
+        assert ask(app, "/v1/completions", body([1, 2], max_tokens=7)).status_code == 200
+        assert blocks(app)["now"] == 2
+        told = asyncio.run(go(app))
+        assert blocks(app)["now"] == 8
+        ask(app, "/live/levers", {"num_blocks": num_blocks})
+        assert (manager.num_reserve, manager.num_free) == (reserve, num_blocks)
+        (tokens,) = expected(app, [[1] * 10], 20)
+        assert told == app.service.tokenizer.decode(tokens)
 
 
 def test_nobody_is_shown_anything_unless_it_is_asked_for(small_checkpoint):
@@ -250,8 +443,12 @@ def test_a_viewer_does_not_hold_up_the_end():
         try:
             url = process.stderr.readline().split()[-1]
             with urllib.request.urlopen(f"{url}/live", timeout=600) as response:
-                assert json.loads(response.readline().removeprefix(b"data: "))["stage"] == "stage06_fast"
+                assert response.readline() == b"event: run\n"
+                about = json.loads(response.readline().removeprefix(b"data: "))
+                assert about["header"]["stage"] == "stage06_fast"
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(timeout=200) == 0
+                assert response.read().endswith(b"event: bye\ndata: {}\n\n")
+                assert process.stderr.read() == ""
         finally:
             process.kill()

@@ -26,8 +26,9 @@ from .chat import chat_prompt
 from .completions import Run, Service, full_text
 from .errors import APIError, bad_request
 from .events import JSON, Answer, error_response
-from .live import Levers, Viewer
-from .page import make_page
+from .levers import Levers
+from .live import Recorder, Viewer, asked_as
+from .page import make_page, policy, replay_page
 from .protocol import TURNS, Fields, Job, check_length, check_model
 from .reading import CLIENT_GONE, Bodies
 
@@ -71,7 +72,9 @@ class App:
         self.service, self.api_key, self.limits = service, api_key, service.limits
         self.log, self.log_prompts = log, log_prompts
         self.draining, self.num_active = False, 0
-        self.html, self.levers = make_page() if page else None, Levers(service)
+        self.html = make_page() if page else None
+        self.recorder = Recorder(service, lambda: self.draining, self._now)
+        self.levers = Levers(service, self.recorder.made)
         self.only_here, self.allow_origins, self._visits = only_here, frozenset(allow_origins), set()
         self._bodies = Bodies(self.limits, service.lanes)
         errors = {HTTPException: no_route, APIError: api_error, Exception: unexpected}
@@ -87,6 +90,7 @@ class App:
         live = [
             Route("/", self.index),
             Route("/live", self.live),
+            Route("/live/replay", self.replay),
             Route("/live/levers", self.move_levers, methods=["GET", "POST"]),
             Route("/live/visitors", self.visit, methods=["POST"]),
         ]
@@ -115,6 +119,7 @@ class App:
         request_id = dict(scope["headers"]).get(b"x-request-id", b"")
         if not REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex.encode()
+        asked_as.set(request_id.decode("ascii"))
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -248,10 +253,20 @@ class App:
         return Response(self.service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def index(self, request: Request) -> Response:
-        return HTMLResponse(self.html)
+        return HTMLResponse(self.html, headers={"content-security-policy": policy(self.html)})
 
     async def live(self, request: Request) -> Viewer:
-        return Viewer(self.service, lambda: self.draining)
+        seen, after = request.query_params.get("run", ""), request.query_params.get("after", "")
+        return Viewer(self.recorder, seen, int(after)) if re.fullmatch(r"\d{1,15}", after) else Viewer(self.recorder)
+
+    async def replay(self, request: Request) -> Response:
+        """A replay of one step, into which the page puts those that it has."""
+        if (sample := self.recorder.sample()) is None:
+            raise APIError(404, "nothing has run yet")
+        return HTMLResponse(replay_page(sample))
+
+    def _now(self) -> dict:
+        return {"levers": self.levers.read(), "visitors": len(self._visits), "failed": self.service.failed}
 
     async def move_levers(self, request: Request) -> Response:
         if request.method == "GET":

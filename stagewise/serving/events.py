@@ -32,9 +32,10 @@ def with_choices(answer: dict) -> bytes:
     return around.replace(b'"choices": []', b'"choices": [' + b", ".join(answer["choices"]) + b"]", 1)
 
 
-def event(content: dict) -> bytes:
+def event(content: dict, kind: str = "") -> bytes:
     """A server-sent event. JSON has no line breaks of its own, so it is one line and an empty one."""
-    return b"data: " + to_json(content) + b"\n\n"
+    name = f"event: {kind}\n".encode() if kind else b""
+    return name + b"data: " + to_json(content) + b"\n\n"
 
 
 class JSON(Response):

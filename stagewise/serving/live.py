@@ -1,135 +1,267 @@
-"""The engine as it runs, to be looked at: its steps as server-sent events, and levers on how much may run.
+"""The engine as it runs, to be looked at: its steps as server-sent events.
 
-A viewer gets the trace (../replay/trace.py says what is in it): the header, then a record per step. The first record
-begins with what was there already, so that a viewer may come at any time. While nobody looks nothing is recorded.
+One recorder listens to the engine from when the first viewer comes until KEPT_SECONDS after the last one has gone. It
+keeps the latest steps, ready to be sent, so that all viewers see the same steps under the same numbers, the engine's,
+and who loads the page again sees what was there before. Else nothing is recorded.
 
-The levers hold a part of the engine back, as if it had been started with less.
+A viewer gets these events:
+
+    run     first, and whenever it can't go on where it was: `run` (a name of what is recorded), `server` (of this
+            process), `header` (of the trace, see ../replay/trace.py), `first` and `next`: the numbers of the first
+            step that it will get and of the one behind the last that there is now, or null. Whoever comes back with
+            `?run=NAME&after=NUMBER` goes on behind that step, and gets {"run", "resumed": true} instead.
+    asked   of requests that a step below is the first to name: their ids -> [when they came, x-request-id]
+    step    a step of the trace. The first one after a header begins with what was there already
+    now     what is so at this moment, if it has changed: the levers, the number of visitors, whether the engine failed
+    bye     the server ends
 """
 
 import asyncio
 import collections
+import contextvars
+import json
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from ..replay.trace import whole_step
-from ..stages import between_steps, core_of, look_away, look_on
+from ..replay.trace import Trace, whole_step
+from ..stages import look_away, look_on
 from .completions import Service
 from .events import COMMENT, event, unless_gone
-from .protocol import Fields
 
 PAUSE = 0.1  # seconds between two looks at what has come: a viewer that is woken at every step takes the engine's cores
-MAX_BEHIND = 1000  # records that a viewer may be behind; of one that is slower nothing more is kept
+MAX_BEHIND = 1000  # records that may wait to be put into words; if there are more, the record begins again
+KEPT_STEPS, KEPT_BYTES = 20_000, 2**25  # about so much is kept for who comes
+CHUNKS = 8  # in which it is kept: the oldest is dropped as a whole
+KEPT_SECONDS = 600.0  # without a viewer
+KEPT_NAMES = 10_000  # of requests
+AT_ONCE = 2**18  # bytes that are sent in one piece
+
+asked_as: contextvars.ContextVar[str] = contextvars.ContextVar("asked_as", default="")  # the x-request-id
+
+
+class Chunk:
+    """Steps in a row, and what was there before them.
+
+    Attributes:
+        header: of the trace, when the chunk began.
+        opening: its first step, for who begins here.
+        lines: its steps, for who has those before.
+        first: the number of its first step.
+    """
+
+    def __init__(self):
+        self.header: dict = {}
+        self.first, self.opening, self.num_bytes = 0, b"", 0
+        self.lines: list[bytes] = []
+        self._records: collections.deque = collections.deque()  # what has come, and is not in `lines` yet
+        self._known, self._num_told = [], 0  # what was there when it began, and how many events of the first step
+        self._named: set[int] = set()  # tokens
+        self.is_behind = False
+
+    def listen(self, record: Any) -> None:
+        """In the engine's thread, which wakes nobody here."""
+        if len(self._records) >= MAX_BEHIND:
+            self.is_behind = True
+        else:
+            self._records.append(record)
+
+    def begin(self, service: Service) -> None:
+        """May wait for a step."""
+        self.header, self._known, self._num_told = look_on(service.stage, service.engine.llm, self.listen)
+
+    @property
+    def next(self) -> int:
+        return self.first + len(self.lines)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.lines) >= KEPT_STEPS / CHUNKS or self.num_bytes >= KEPT_BYTES / CHUNKS
+
+    @property
+    def first_that_waits(self) -> int | None:
+        return self._records[0].step if self._records else None
+
+    def write(self, service: Service, asked: dict[str, tuple], before: int | None = None) -> None:
+        """Put into lines what has come, up to the step of this number."""
+        for _ in range(len(self._records)):
+            if before is not None and self._records[0].step >= before:
+                break
+            step = whole_step(self._records.popleft().to_dict())
+            named = step["before"] + step["after"]
+            if not self.lines:
+                opening = whole_step({**step, "before": self._known + step["before"][self._num_told :]})
+                named = opening["before"] + named
+            texts = service.stage.new_texts(named, self._named, service.tokenizer.token_text)
+            if not self.lines:
+                self.first, self.opening = step["step"], self._line({**opening, "texts": texts}, asked)
+                self._known = []
+            self.lines.append(self._line({**step, "texts": texts}, asked))
+            self.num_bytes += len(self.lines[-1])
+
+    @staticmethod
+    def _line(step: dict, asked: dict[str, tuple]) -> bytes:
+        named = (one["request_id"] for one in step["before"] if one["kind"] == "queued")
+        who = {name: asked[name] for name in named if name in asked}
+        return (event(who, "asked") if who else b"") + event(step, "step")
+
+
+class Recorder:
+    """What viewers are shown.
+
+    Args:
+        is_ending: whether the server ends.
+        now: what is so at a moment.
+
+    Attributes:
+        server: a name of this process.
+        run: of what is recorded; another one when steps are missing.
+        viewers: those who look on.
+    """
+
+    def __init__(self, service: Service, is_ending: Callable[[], bool], now: Callable[[], dict]):
+        self.service, self.llm, self.is_ending, self.now = service, service.engine.llm, is_ending, now
+        self.server, self.run, self.chunks = uuid.uuid4().hex[:12], "", collections.deque[Chunk]()
+        self.viewers: set[Viewer] = set()
+        self._asked: dict[str, tuple[float, str]] = {}
+        self._task: asyncio.Task | None = None
+
+    def made(self, request: Any) -> None:
+        """In the thread of who asks."""
+        self._asked[request.request_id] = request.arrival_time, asked_as.get()
+        if len(self._asked) > KEPT_NAMES:
+            self._asked.pop(next(iter(self._asked)), None)
+
+    def look(self) -> None:
+        """Record, from now on, if nobody did."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._record())
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.chunks)
+
+    def sample(self) -> Trace | None:
+        """The first step that there is, as a trace; None if nothing ran."""
+        if not self.chunks or not self.chunks[0].lines:
+            return None
+        line = self.chunks[0].opening.rpartition(b"data: ")[2]
+        return Trace("run", self.chunks[0].header, [json.loads(line)])
+
+    def line(self, number: int) -> bytes | None:
+        """The step of this number; None if it is still to come. Must not be one that was dropped."""
+        chunk = next(chunk for chunk in reversed(self.chunks) if chunk.first <= number or chunk is self.chunks[0])
+        return chunk.lines[number - chunk.first] if number < chunk.next else None
+
+    async def _record(self) -> None:
+        """Until nobody has looked for a long time."""
+        try:
+            await self._begin()
+            alone = 0.0
+            while not self.is_ending() and (self.viewers or alone < KEPT_SECONDS):
+                await asyncio.sleep(PAUSE)
+                alone = 0.0 if self.viewers else alone + PAUSE
+                latest = self.chunks[-1]
+                if latest.is_behind:
+                    await asyncio.to_thread(look_away, self.llm, latest.listen)
+                    await self._begin()
+                elif latest.is_full:
+                    await self._go_on()
+                else:
+                    latest.write(self.service, self._asked)
+        finally:
+            listening, self.chunks = list(self.chunks)[-1:], collections.deque()
+            for chunk in listening:
+                await asyncio.to_thread(look_away, self.llm, chunk.listen)
+
+    async def _begin(self) -> None:
+        chunk = Chunk()
+        await asyncio.to_thread(chunk.begin, self.service)
+        self.run, self.chunks = uuid.uuid4().hex[:12], collections.deque([chunk])
+
+    async def _go_on(self) -> None:
+        """Another chunk. For a moment both listen: the steps that both have are the later one's."""
+        old, new = self.chunks[-1], Chunk()
+        await asyncio.to_thread(new.begin, self.service)
+        await asyncio.to_thread(look_away, self.llm, old.listen)
+        old.write(self.service, self._asked, new.first_that_waits)
+        new.first, new.is_behind = old.next, new.is_behind or old.is_behind
+        self.chunks.append(new)
+        while len(self.chunks) > 1 and self._is_too_much():
+            self.chunks.popleft()
+
+    def _is_too_much(self) -> bool:
+        num_steps, num_bytes = self.chunks[-1].next - self.chunks[0].first, sum(c.num_bytes for c in self.chunks)
+        return num_steps > KEPT_STEPS or num_bytes > KEPT_BYTES
 
 
 class Viewer:
-    """The response to one who looks on, as ASGI: an event stream that ends with the server."""
+    """The response to one who looks on, as ASGI: an event stream that ends with the server.
 
-    def __init__(self, service: Service, is_ending: Callable[[], bool]):
-        self.service, self.llm, self.is_ending = service, service.engine.llm, is_ending
-        self._named: set[int] = set()
-        self._records: collections.deque = collections.deque()  # what has come, and was not sent yet
-        self._is_behind = False
+    Args:
+        seen: the run of which this viewer has been shown all up to the step `after`.
+    """
+
+    def __init__(self, recorder: Recorder, seen: str = "", after: int = -1):
+        self.recorder, self._run, self._next = recorder, seen, after + 1
+        self._now: dict = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["comment"] = COMMENT  # for connection.py
-        join = asyncio.create_task(asyncio.to_thread(look_on, self.service.stage, self.llm, self._listen))
+        self.recorder.viewers.add(self)
         try:
-            await unless_gone(receive, self._stream(send, join))
+            await unless_gone(receive, self._stream(send))
         finally:
-            await join  # however early a viewer goes: it has joined before it leaves
-            await asyncio.to_thread(look_away, self.llm, self._listen)
+            self.recorder.viewers.discard(self)
 
-    async def _stream(self, send: Send, join: asyncio.Task) -> None:
+    async def _stream(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        header, known, num_told = await asyncio.shield(join)
-        await self._write(send, event(header))
-        while not self._is_behind and not self.is_ending():
-            told = []
-            for _ in range(len(self._records)):
-                record = self._records.popleft().to_dict()
-                record = whole_step({**record, "before": known + record["before"][num_told:]})
-                known, num_told = [], 0
-                events = record["before"] + record["after"]
-                record["texts"] = self.service.stage.new_texts(events, self._named, self.service.tokenizer.token_text)
-                told.append(event(record))
-            if told:
-                await self._write(send, b"".join(told))
+        recorder, is_new = self.recorder, True
+        while not recorder.is_ending():
+            recorder.look()
+            if recorder.has_begun:
+                told = self._beginning() if is_new or not self._is_there() else b""
+                told += self._news()
+                is_new = False
+                if told:
+                    await self._write(send, told)
+                if len(told) >= AT_ONCE:  # there is more
+                    await asyncio.sleep(0)
+                    continue
             await asyncio.sleep(PAUSE)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.body", "body": event({}, "bye"), "more_body": False})
 
-    def _listen(self, record: Any) -> None:
-        """In the engine's thread, which wakes nobody here."""
-        if len(self._records) >= MAX_BEHIND:
-            self._is_behind = True
-            self._records.clear()
-        if not self._is_behind:
-            self._records.append(record)
+    def _is_there(self) -> bool:
+        """Whether it can go on where it is."""
+        first = self.recorder.chunks[0]
+        return self._run == self.recorder.run and (self._next < 0 or first.first <= self._next)
+
+    def _beginning(self) -> bytes:
+        recorder, first, last = self.recorder, self.recorder.chunks[0], self.recorder.chunks[-1]
+        about = {"run": recorder.run, "server": recorder.server}
+        if self._is_there() and self._next <= last.next:
+            return event({**about, "resumed": True}, "run")
+        self._run, self._next = recorder.run, -1
+        span = {"first": first.first, "next": last.next} if first.lines else {"first": None, "next": None}
+        return event({**about, **span, "kept_steps": KEPT_STEPS, "header": first.header}, "run")
+
+    def _news(self) -> bytes:
+        recorder, told, size = self.recorder, [], 0
+        if self._next < 0 and recorder.chunks[0].lines:
+            told.append(recorder.chunks[0].opening)
+            self._next = recorder.chunks[0].first + 1
+        while self._next >= 0 and size < AT_ONCE and (line := recorder.line(self._next)):
+            told.append(line)
+            size += len(line)
+            self._next += 1
+        if size < AT_ONCE and (now := recorder.now()) != self._now:
+            self._now = now
+            told.append(event(now, "now"))
+        return b"".join(told)
 
     @staticmethod
     async def _write(send: Send, body: bytes) -> None:
         await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-class HeldBack:
-    """Blocks that are nobody's: to the block manager they are a sequence."""
-
-    num_cacheable = 0
-
-    def __init__(self, num_tokens: int):
-        self.token_ids, self.num_tokens, self.num_computed_tokens = [0] * num_tokens, num_tokens, num_tokens
-
-
-class Levers:
-    """How many requests may run, and how many blocks there are, up to what the engine was started with. Stage 4, whose
-    slots are what they are, has no levers."""
-
-    def __init__(self, service: Service):
-        self.service, self.core = service, core_of(service.engine.llm)
-        self._most_seqs, self._held = self.core.scheduler.max_num_seqs, HeldBack(0)
-
-    def read(self) -> dict[str, dict[str, int]]:
-        """Each lever: where it is, and how far it goes."""
-        if self.service.stage.number < 5:
-            return {}
-        manager, num_seqs = self.core.block_manager, self.core.scheduler.max_num_seqs
-        num_held = len(manager.block_table(self._held)) if self._held in manager.holders else 0
-        # With less than the longest request takes, it could wait for ever.
-        lowest = min(manager.num_blocks, manager.num_needed(self.core.max_model_len))
-        return {
-            "max_num_seqs": {"now": num_seqs, "low": 1, "high": self._most_seqs},
-            "num_blocks": {"now": manager.num_blocks - num_held, "low": lowest, "high": manager.num_blocks},
-        }
-
-    def move(self, body: dict) -> dict[str, dict[str, int]]:
-        """Move levers, and say where they are then. Who runs and has no place any more waits again.
-
-        May wait for a step: call this in a thread. Raises APIError for a lever that is not there, or can't go so far.
-        """
-        levers = self.read()
-        fields = Fields(body, set(levers))
-        values = {name: fields.number(name, lever["low"], lever["high"]) for name, lever in levers.items()}
-        with between_steps(self.service.engine.llm):
-            if (num_seqs := values.get("max_num_seqs")) is not None:
-                self.core.scheduler.max_num_seqs = num_seqs
-                self._preempt_until(lambda: len(self.core.scheduler.running) <= num_seqs)
-            if (num_blocks := values.get("num_blocks")) is not None:
-                self._hold_back(self.core.block_manager.num_blocks - num_blocks)
-            return self.read()
-
-    def _hold_back(self, num_blocks: int) -> None:
-        manager = self.core.block_manager
-        if self._held in manager.holders:
-            manager.free(self._held)
-        if num_blocks:
-            self._preempt_until(lambda: manager.num_free >= num_blocks)
-            self._held = HeldBack(num_blocks * manager.block_size)
-            manager.allocate(self._held)
-
-    def _preempt_until(self, enough: Callable[[], bool]) -> None:
-        """The last in the order of the queue go first, as when memory is short."""
-        scheduler = self.core.scheduler
-        while not enough():
-            scheduler.preempt(max(scheduler.running, key=scheduler._order))

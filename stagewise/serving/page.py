@@ -1,8 +1,13 @@
 """The page at /: that of replay, with a playground above, and the engine as it runs instead of a trace."""
 
+import base64
+import functools
+import hashlib
+import re
 from pathlib import Path
 
 from ..replay import page
+from ..replay.trace import Trace
 
 PARTS = Path(__file__).parent / "page"
 
@@ -12,10 +17,27 @@ def make_page() -> str:
         "origin": "of a running engine; see serving/page.py",
         "title": "a running engine",
         "heading": "A running engine",
-        "caption": "Ask the model, or let visitors come, and see what the engine does.\n     ",
+        "caption": "The engine that answers at this address, step by step, as it runs.\n     ",
         "style": '<link rel="stylesheet" href="live.css">\n',
         "above": (PARTS / "live.html").read_text(encoding="utf-8") + "\n",
         "traces": "",
         "start": "live.js",
     }
     return page.render(slots, page.PARTS, PARTS)
+
+
+def replay_page(trace: Trace) -> str:
+    """As `stagewise replay` makes it."""
+    return page.make_page([trace])
+
+
+@functools.cache
+def policy(html: str) -> str:
+    """A Content-Security-Policy for a page: only its own scripts run, and it talks to its own server alone."""
+    scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )

@@ -5,6 +5,7 @@ import functools
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 import uvicorn
@@ -78,12 +79,17 @@ class Server(uvicorn.Server):
         await self._until_idle(self.grace)
         await asyncio.to_thread(self.app.service.engine.close, abort=True)
         await self._until_idle(TOLD_SECONDS)
+        await self._until(lambda: not self.app.recorder.viewers, TOLD_SECONDS)
         for connection in list(self.server_state.connections):  # who does not read, or never sends the rest
             if connection.has_header:  # pyright: ignore[reportAttributeAccessIssue]
                 connection.transport.abort()
         await self._until_idle(TOLD_SECONDS)
 
     async def _until_idle(self, seconds: float) -> None:
+        await self._until(lambda: not self.app.num_active, seconds)
+
+    @staticmethod
+    async def _until(condition: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while self.app.num_active and time.monotonic() < deadline:
+        while not condition() and time.monotonic() < deadline:
             await asyncio.sleep(0.02)

@@ -1,7 +1,13 @@
-"""The page of a running server: asking, visitors, levers, and the engine as it runs."""
+"""The page of a running server: asking, visitors, levers, presets, and the engine as it runs."""
 
+import contextlib
+import itertools
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import time
 import urllib.request
 
@@ -11,7 +17,7 @@ from selenium.webdriver.common.keys import Keys
 from stagewise.replay.state import snapshot, states
 from stagewise.replay.trace import Trace, check_header, check_step
 from stagewise.serving.clients.server import server
-from tests.browser.conftest import Browser
+from tests.browser.conftest import ROOT, Browser
 from tests.browser.test_page import AXE
 
 OPTIONS = ("--stage", "6", "--model", "tinytales", "--num-blocks", "100", "--max-num-seqs", "8", "--quiet")
@@ -26,10 +32,15 @@ def url():
 @pytest.fixture
 def page(driver, url):
     """The browser on the page, at a laptop's size. After the test nothing stands in the console."""
+    yield from opened(driver, url)
+
+
+def opened(driver, url):
     browser = Browser(driver)
     browser.size(1280, 800)
     driver.get_log("browser")
     driver.get(f"{url}/")
+    until(browser, "shown && link.isUp && shown.isIdle")
     yield browser
     assert [entry["message"] for entry in driver.get_log("browser")] == []
     driver.get("about:blank")
@@ -56,78 +67,196 @@ def ask(page, prompt, max_tokens):
     page("document.getElementById('ask-button').click()")
 
 
-DONE = "document.getElementById('ask-button').textContent === 'Write'"
-# An answer and the steps come by two streams: that the engine is at rest may come after the last piece of text.
-LAST_STEP = "shown && shown.replays[0].steps.length && !shown.replays[0].steps.at(-1).rows.length"
+def asked(page, prompt, max_tokens):
+    """Ask, and wait until it is answered and the page shows the engine at rest again."""
+    number = page("return shown.last ?? -1")
+    ask(page, prompt, max_tokens)
+    until(page, f"!writing && (shown.last ?? -1) > {number} && shown.isIdle")
+    page("shown.renderNow()")
 
 
-def test_it_says_what_to_do_and_answers(page, url):
-    assert page("return document.querySelector('.transport').offsetHeight") == 0
-    assert page("return document.getElementById('live-note').textContent").startswith("Nobody has asked")
-    ask(page, "There was once a shy bear", 30)
-    until(page, "shown && shown.replays[0].steps.length >= 30")
-    until(page, DONE)
-    body = {"model": "tinytales", "prompt": "There was once a shy bear", "max_tokens": 30, "temperature": 0}
+def text(page, name):
+    return page("return document.getElementById(arguments[0]).innerText", name)
+
+
+def levers(url):
+    with urllib.request.urlopen(f"{url}/live/levers") as response:
+        return {name: lever["now"] for name, lever in json.load(response).items()}
+
+
+def until_idle(url):
+    for _ in range(2000):
+        with urllib.request.urlopen(f"{url}/metrics") as response:
+            if re.search(rb"^vllm:num_requests_running.* 0.0$", response.read(), re.MULTILINE):
+                return
+        time.sleep(0.05)
+
+
+# The steps that computed something: beside them there may be the engine at rest.
+STEPS = "shown.steps.filter(({ rows }) => rows.length)"
+
+
+def test_it_answers_all_of_it_to_be_read(page, url):
+    asked(page, "There was once a shy bear", 90)
+    body = {"model": "tinytales", "prompt": "There was once a shy bear", "max_tokens": 90, "temperature": 0}
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request) as response:
-        text = json.load(response)["choices"][0]["text"]
-    assert page("return document.getElementById('answers').textContent") == "There was once a shy bear" + text
-    assert page("return document.getElementById('live-note').hidden")
-    assert page("return document.querySelector('.transport').offsetHeight > 0")
+        answer = json.load(response)["choices"][0]["text"]
+    assert page("return document.getElementById('answers').textContent") == "There was once a shy bear" + answer
+    assert page("const a = document.getElementById('answers'); return a.scrollHeight <= a.clientHeight")
 
 
 def test_what_is_shown_is_what_happened(page):
     """Its states are those that the same steps have in Python; it stays at the last step, unless one looks back."""
-    ask(page, "Once upon a time", 40)
-    until(page, LAST_STEP)
-    until(page, DONE)
+    asked(page, "Once upon a time", 40)
+    header, steps = page("return [shown.replay.header, shown.steps]")
     assert "at rest" in page("return document.querySelector('.summary').textContent")
     assert re.match(r"0 of \d+ blocks held", page("return document.querySelector('.memory-note').textContent"))
-    header, steps = page("return [shown.replays[0].header, shown.replays[0].steps]")
     check_header(header)
     for step in steps:
         check_step(step, step["step"])
     trace = Trace("live", header, steps)
     for number, state in enumerate(states(trace)):
         if number in (0, 7, len(steps) - 1):
-            assert page("return snapshot(shown.replays[0], arguments[0])", number) == snapshot(state)
-    assert page("return [shown.position, shown.clock.end]") == [len(steps) - 1, len(steps) - 1]
+            assert page("return snapshot(shown.replay, arguments[0])", number) == snapshot(state)
+    assert page("return shown.isFollowing && shown.position === shown.clock.end")
     page("shown.turnTo(3)")
-    ask(page, "A fox", 10)
-    until(page, f"shown.replays[0].steps.length >= {len(steps) + 10}")
+    asked(page, "A fox", 10)
     assert page("return shown.position") == 3
+    assert text(page, "follow") == "Back to LIVE"
+    assert text(page, "live-words").startswith("You look at step ")
+    page("document.getElementById('follow').click(); shown.renderNow()")
+    assert page("return shown.position === shown.clock.end")
+    assert text(page, "follow") == "LIVE"
+    page("document.getElementById('play').click(); shown.renderNow()")  # there is nothing to play
+    assert page("return shown.isFollowing")
+
+
+def test_the_engine_at_rest_holds_nothing(page):
+    asked(page, "Once upon a time", 20)
+    assert text(page, "live-words").startswith("At rest after step ")
+    assert text(page, "gauge-requests") == "none"
+    assert text(page, "gauge-memory") == "0 of 100 blocks"
+    assert text(page, "gauge-speed") == "0"
+    shown = page.shown()[0]
+    assert (shown["rows"], shown["waiting"], shown["tables"]) == ([], [], {})
+    assert shown["memory"].startswith("0 of 100 blocks held")
+    before = page("return shown.replay.steps.length")
+    asked(page, "A fox", 5)  # then what stood for rest is no step
+    assert page(f"return {STEPS}.every(({{ step }}, i, all) => !i || step > all[i - 1].step)")
+    assert page("return shown.replay.steps.length") > before
+
+
+def test_my_lanes_and_latencies_are_marked(page):
+    asked(page, "Once upon a time", 20)
+    mine = page("return shown.replay.name([...shown.mine].at(-1), 0)")
+    assert mine.endswith("★")
+    assert mine in page("return [...document.querySelectorAll('.done .chip')].map((chip) => chip.textContent)")
+    for gauge in ("gauge-ttft", "gauge-itl"):
+        assert re.fullmatch(r"★ [\d.]+ · all [\d.]+ ms", text(page, gauge))
+    ends = page(f"return {STEPS}.slice(-20).map((step) => step.start + step.seconds)")
+    gaps = sorted(b - a for a, b in itertools.pairwise(ends))
+    assert page("return median(shown.rates.mine.itl)") == pytest.approx(gaps[len(gaps) // 2], rel=0.02)
+
+
+def test_all_tabs_and_loads_have_the_same_numbers(page, url):
+    """Another tab, and this one loaded again: the same steps, under the engine's numbers and the same names."""
+    asked(page, "Once upon a time", 30)
+    here = page("return JSON.stringify(shown.steps)")
+    names = page("return [...shown.replay.names.keys()].map((id) => shown.replay.name(id))")
+    page.driver.refresh()
+    until(page, "shown && shown.last !== null && shown.isIdle")
+    until(page, f"shown.steps.length === {len(json.loads(here))}")
+    assert page("return JSON.stringify(shown.steps)") == here
+    assert page("return [...shown.replay.names.keys()].map((id) => shown.replay.name(id))") == names  # ★ too
+    number = page("return shown.last") - 5
+    own = page.driver.current_window_handle
+    page.driver.switch_to.new_window("tab")
+    page.driver.get(f"{url}/#step={number}")
+    until(page, f"shown && !shown.isFollowing && shown.replay.steps[shown.position].step === {number}")
+    assert page("return JSON.stringify(shown.steps)") == here
+    assert page("return [...shown.replay.names.keys()].map((id) => shown.replay.name(id))") == [
+        name.removesuffix("★") for name in names
+    ]
+    page.driver.close()
+    page.driver.switch_to.window(own)
+
+
+def test_pages_that_nobody_sees_hold_no_connection(page, url):
+    """A browser has six for all its pages of a server: many tabs, or pages one could go back to, would keep the one in
+    front from asking. One that comes to the front again has the steps that it did not see."""
+    windows = [page.driver.current_window_handle]
+    for _ in range(6):
+        page.driver.get("about:blank")
+        page.driver.get(f"{url}/")
+        until(page, "shown && link.isUp")
+    for _ in range(7):
+        page.driver.switch_to.new_window("tab")
+        windows.append(page.driver.current_window_handle)
+        page.driver.get(f"{url}/")
+        until(page, "shown && link.isUp")
+    asked(page, "A fox", 20)
+    last = page("return shown.last")
+    for window in windows[1:]:
+        page.driver.switch_to.window(window)
+        page.driver.close()
+    page.driver.switch_to.window(windows[0])
+    until(page, f"shown.last === {last} && shown.isIdle")
+    assert text(page, "notes") == ""
 
 
 def test_visitors_and_levers(page, url):
     move(page, "output-tokens", 100)
     move(page, "arrivals", 10)
     assert page("return document.getElementById('arrivals').nextElementSibling.textContent") == "10 a second"
-    until(page, "shown && shown.replays[0].steps.at(-1).rows.length >= 6")  # more than a browser has connections
-    move(page, "max_num_seqs", 2, "change")
-    move(page, "num_blocks", 70, "change")
-    until(page, "shown.replays[0].steps.at(-1).rows.length <= 2")
-    until(page, "shown.replays[0].stepsWith.preempted.length")
-    with urllib.request.urlopen(f"{url}/live/levers") as response:
-        assert {name: lever["now"] for name, lever in json.load(response).items()} == {
-            "max_num_seqs": 2,
-            "num_blocks": 70,
-        }
+    until(page, "shown.steps.at(-1)?.rows.length >= 7")  # more than a browser has connections
     move(page, "arrivals", 0)
+    move(page, "max_num_seqs", 2, "change")
+    move(page, "num_blocks", 15, "change")
+    until(page, "shown.steps.at(-1).rows.length <= 2")
+    until(page, "shown.replay.stepsWith.preempted.length")
+    until(page, "/^2 run, \\d+ wait$/.test(document.getElementById('gauge-requests').textContent)")
+    assert "of 15 blocks, 85 held back" in text(page, "gauge-memory")
+    assert levers(url) == {"max_num_seqs": 2, "num_blocks": 15}
+    own = page.driver.current_window_handle
+    page.driver.switch_to.new_window("tab")
+    page.driver.get(f"{url}/")
+    until(page, "document.getElementById('num_blocks').value === '15'")
     move(page, "max_num_seqs", 8, "change")
     move(page, "num_blocks", 100, "change")
-    for _ in range(2000):
-        with urllib.request.urlopen(f"{url}/metrics") as response:
-            if re.search(rb"^vllm:num_requests_running.* 0.0$", response.read(), re.MULTILINE):
-                break
-        time.sleep(0.05)
-    assert page("return shown.replays[0].stepsWith.finished.length") > 3
+    page.driver.close()
+    page.driver.switch_to.window(own)
+    until(page, "document.getElementById('num_blocks').value === '100'")
+    until_idle(url)
+
+
+def test_errors_go_away_when_they_are_over(page):
+    ask(page, "word " * 2000, 10)
+    until(page, "!writing")
+    assert "max_model_len" in page("return document.querySelector('.failed').textContent")
+    asked(page, "A fox", 5)
+    assert page("return document.querySelector('.failed')") is None
+    page("window.fetch_ = fetch; fetch = () => Promise.reject(new TypeError('Failed to fetch'))")
+    move(page, "num_blocks", 50, "change")
+    until(page, "document.querySelector('.notes .levers')")
+    assert text(page, "notes").startswith("The lever did not move: The server does not answer.")
+    page("fetch = window.fetch_")
+    move(page, "num_blocks", 100, "change")
+    until(page, "!document.querySelector('.notes p')")
+    ask(page, "Once upon a time", 200)
+    until(page, "!shown.isIdle")
+    move(page, "num_blocks", 2, "change")  # less than it may need
+    until(page, "document.querySelector('.notes .blocks')")
+    assert text(page, "notes").startswith("num_blocks is 13, not 2: a request that is here may need 13 blocks")
+    until(page, "!writing && shown.isIdle")
+    move(page, "num_blocks", 100, "change")
+    until(page, "!document.querySelector('.notes p')")
+    page.driver.get_log("browser")  # Chromium writes down that an answer was an error
 
 
 def test_the_page_keeps_its_keys_out_of_the_prompt(page):
-    ask(page, "A fox", 5)
-    until(page, LAST_STEP)
-    until(page, DONE)
+    asked(page, "A fox", 5)
     position = page("return shown.position")
     prompt = page.driver.find_element("id", "prompt")
     prompt.clear()
@@ -136,34 +265,153 @@ def test_the_page_keeps_its_keys_out_of_the_prompt(page):
     assert page("return [shown.position, Boolean(shown.playing)]") == [position, False]
 
 
-def test_a_wrong_question_is_told(page):
-    ask(page, "word " * 2000, 10)
-    until(page, DONE)
-    assert "max_model_len" in page("return document.querySelector('.failed').textContent")
-    page.driver.get_log("browser")  # Chromium writes down that an answer was an error
+def test_a_run_is_saved_as_a_replay(page, tmp_path):
+    """The file shows the same steps under the same numbers, without a server; markup in a prompt is text."""
+    asked(page, "</script><script>document.title = 'hacked'</script> é", 8)
+    until(page, "!document.getElementById('save').disabled")
+    saved = page(
+        "let taken; const make = URL.createObjectURL; URL.createObjectURL = (blob) => (taken = blob, 'data:,');"
+        "const click = HTMLAnchorElement.prototype.click; let name;"
+        "HTMLAnchorElement.prototype.click = function () { name = this.download };"
+        "document.getElementById('save').click();"
+        "URL.createObjectURL = make; HTMLAnchorElement.prototype.click = click;"
+        "return taken.text().then((text) => [name, text])"
+    )
+    steps = page("return shown.steps")
+    name, html = saved
+    assert name == f"stagewise-steps-{steps[0]['step']}-{steps[-1]['step']}.html"
+    path = tmp_path / "run.html"
+    path.write_text(html, encoding="utf-8")
+    page.driver.get(path.as_uri())
+    assert page("return page.replays[0].steps") == steps
+    assert page("return document.title") != "hacked"
+    page("page.turnTo(2)")
+    until(page, f"document.getElementById('where').textContent.startsWith('Step {steps[2]['step']} of ')")
+    page.driver.get_log("browser")
 
 
-def test_the_end_of_the_server(driver):
+def start(port, *options):
+    """A server of one's own, on a port: it may be ended as one likes."""
+    command = [sys.executable, "-m", "stagewise.serving", *OPTIONS, *options, "--port", str(port)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    line = process.stderr.readline()
+    assert "Serving" in line, line
+    return process, line.split()[-1]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a signal as POSIX has it")
+def test_the_server_ends_and_comes_back(driver):
+    """Ctrl-C with the page open and requests under way: it ends at once and says nothing more. The page says that it is
+    not live, keeps what it has, tries again, and says what it missed of the new run."""
     page = Browser(driver)
-    with server(*OPTIONS) as (url, _):
+    process, url = start(0, "--grace", "0")
+    with contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
         driver.get(f"{url}/")
-        ask(page, "A fox", 5)
-        until(page, "shown")
-    until(page, "document.getElementById('live-note').textContent.startsWith('The server has ended')")
+        until(page, "shown && link.isUp")
+        ask(page, "Once upon a time", 400)
+        until(page, f"{STEPS}.length > 20")
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0
+        assert time.monotonic() - began < 5
+        assert process.stderr.read() == ""
+        until(page, "!link.isUp")
+        until(page, "!writing")
+        page("shown.renderNow()")
+        assert text(page, "follow") == "NOT LIVE"
+        assert text(page, "notes").startswith("The server has ended. What was seen can still be looked at")
+        number = page("return shown.last")
+        assert number >= 20
+        again, _ = start(url.rpartition(":")[2])
+        stack.callback(again.kill)
+        until(page, "link.isUp")
+        assert "The server was restarted, and counts its steps from 0" in text(page, "notes")
+        assert "Save that run" in text(page, "notes")
+        assert "The server has ended" not in text(page, "notes")
+        assert page("return shown.last") is None
+        asked(page, "A fox", 5)
+        assert page(f"return {STEPS}.map(({{ step }}) => step)") == [0, 1, 2, 3, 4]
+        again.send_signal(signal.SIGTERM)
+        assert again.wait(timeout=60) == 0
     driver.get_log("browser")
     driver.get("about:blank")
+
+
+def test_a_lost_connection_says_what_was_missed(page):
+    """Nothing, as long as the server has kept the steps."""
+    asked(page, "A fox", 5)
+    last = page("return shown.last")
+    page("link.source.dispatchEvent(new Event('error'))")
+    assert page("return link.isUp") is False
+    until(page, "link.isUp")
+    until(page, "document.querySelector('.notes .link')")
+    assert re.match(r"The connection was lost for \d s. No step was missed.", text(page, "notes"))
+    asked(page, "A fox", 5)
+    assert page(f"return {STEPS}.at(-1).step") > last
+    page("link.source.dispatchEvent(new Event('error')); link.after = shown.replay.first - 50; link.run = 'another'")
+    until(page, "link.isUp")
+    assert page("return shown.steps.length") > 5
+
+
+@pytest.mark.parametrize("num_blocks", [9, 64, 1000])
+def test_presets_bring_about_what_they_say(driver, num_blocks):
+    """With one click, on any pool; and the step that they name shows it."""
+    shows = {"rush": "refused", "memory": "preempted", "same": "admitted", "long": None}
+    with server(*OPTIONS, "--num-blocks", num_blocks) as (url, _):
+        for page in opened(driver, url):
+            for name, kind in shows.items():
+                page("document.querySelector(`[data-preset=${arguments[0]}]`).click()", name)
+                until(page, "document.querySelector('.found') || /press the button again/.test(find('look').innerText)")
+                number = int(re.search(r"Step ([\d,]+):", text(page, "look"))[1].replace(",", ""))
+                page("document.querySelector('.found button').click(); shown.renderNow()")
+                step = page("return shown.replay.steps[shown.position]")
+                assert step["step"] == number
+                if kind:
+                    assert kind in {event["kind"] for event in step["before"]}
+                until_idle(url)
+                until(page, "shown.isIdle")
+
+
+def test_a_preset_that_cannot_be_says_why(driver):
+    with server("--stage", "4", "--model", "tinytales", "--quiet", "--grace", "0") as (url, _):
+        for page in opened(driver, url):
+            page("document.querySelector('[data-preset=memory]').click()")
+            assert "stages 5 and 6 can run out" in text(page, "look")
+            assert "Stage 4 has a slot for each request" in page(
+                "return document.getElementById('no-levers').innerText"
+            )
+            page("document.querySelector('[data-preset=rush]').click()")
+            until(page, "document.querySelector('.found')")
+
+
+def test_only_the_scripts_of_the_page_run(page):
+    """The policy holds in the browser: neither a script that is put in nor another address."""
+    page(
+        "window.broken = []; addEventListener('securitypolicyviolation', (e) => broken.push(e.effectiveDirective));"
+        "const script = document.createElement('script'); script.textContent = 'window.hacked = true';"
+        "document.body.append(script); fetch('http://127.0.0.1:1/').catch(() => {})"
+    )
+    until(page, "broken.length === 2")
+    assert sorted(page("return broken")) == ["connect-src", "script-src-elem"]
+    assert page("return window.hacked") is None
+    page.driver.get_log("browser")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_accessibility_and_sizes(page, dark):
     if not AXE.exists():
         pytest.fail("no axe-core: make test-browser fetches it")
-    ask(page, "Once upon a time", 20)
-    until(page, "shown && shown.replays[0].steps.length >= 20")
-    until(page, DONE)
-    for width, height in [(390, 844), (1280, 800)]:
+    asked(page, "Once upon a time", 20)
+    page("document.querySelector('[data-preset=memory]').click()")
+    until(page, "document.querySelector('.found')")
+    until(page, "shown.isIdle")
+    for width, height in [(390, 844), (1024, 768), (1440, 900), (1920, 1080)]:
         page.size(width, height, dark=dark, mobile=width < 500)
         until(page, f"document.documentElement.scrollWidth <= {width}", seconds=20)
+        if width > 1000:  # the memory is in sight
+            assert page("return document.querySelector('.pool').getBoundingClientRect().top") < height - 100
     page(AXE.read_text(encoding="utf-8"))
     found = page.driver.execute_async_script("axe.run().then((found) => arguments[0](found.violations))")
     assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
+    move(page, "num_blocks", 100, "change")

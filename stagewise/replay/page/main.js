@@ -253,10 +253,11 @@ class Page {
 
   whereInWords() {
     const { clock, position, replays } = this;
-    if (this.grows) return `Step ${position} of ${clock.end}`;
+    const { first } = replays[0];
+    if (this.grows) return `Step ${first + position} of ${first + clock.end}`;
     if (clock.mode !== "steps") return `${position.toFixed(3)} s of ${clock.seconds.toFixed(3)} s`;
     const passes = Math.max(...replays.map((replay) => replay.passes));
-    return position < passes ? `Step ${position} of ${passes - 1}` : `End: ${count(passes, "step")}`;
+    return position < passes ? `Step ${first + position} of ${first + passes - 1}` : `End: ${count(passes, "step")}`;
   }
 
   // --- Moving ------------------------------------------------------------------------------------------------------
@@ -429,7 +430,7 @@ class Page {
       fields.set("clock", this.clock.mode);
       fields.set("trace", trace + 1);
     }
-    fields.set("step", step);
+    fields.set("step", this.replays[trace].first + step);
     if (this.story?.here) fields.set("stop", this.story.here);
     if (this.chosen.id !== null) {
       fields.set("request", this.chosen.id);
@@ -448,7 +449,8 @@ class Page {
     if (fields.get("clock") === "time" && this.replays.length > 1) this.setClock("time");
     else if (fields.get("clock") === "steps") this.setClock("steps");
     const trace = Math.min(this.replays.length - 1, Math.max(0, whole("trace") - 1));
-    const step = Math.min(this.replays[trace].steps.length - 1, whole("step"));
+    const { first, steps } = this.replays[trace];
+    const step = Math.max(0, Math.min(steps.length - 1, whole("step") - first));
     this.chosen.id = fields.get("request");
     this.chosen.index = whole("index");
     if (this.story && fields.has("stop") && !fields.has("step")) this.story.go(whole("stop") - 1);

@@ -313,6 +313,19 @@ class Replay {
     this.head.end(step);
   }
 
+  /** The number of the first step: 0, unless the run was recorded from its middle on. */
+  get first() {
+    return this.steps[0].step;
+  }
+
+  /** Take back the last step, one in which nothing happened. */
+  takeBack() {
+    const number = this.steps.length - 1;
+    for (const list of [this.steps, this.counts, this.lanes.queued]) list.pop();
+    if (number % KEYFRAME === 0) this.keyframes.pop();
+    if (this.current?.number === number) this.current = null;
+  }
+
   /** The state during a step. */
   at(number) {
     const from = Math.floor(number / KEYFRAME) * KEYFRAME;

@@ -1,204 +1,389 @@
 "use strict";
-// The playground: it asks the server as any client does, lets made-up visitors ask, and shows the engine as it runs.
+// The engine as it runs: the page of replay at its last step, where it stays until somebody looks back.
 
-const MOST_STEPS = 50000; // that the page keeps; then it looks on no more, and says so
+const MOST_STEPS = 50000; // that the page keeps; then it begins again with those that the server keeps
+const LONGEST_PAUSE = 8; // seconds between two tries to reach the server
 
-const find = (id) => document.getElementById(id);
-const note = (text) => { setText(find("live-note"), text); find("live-note").hidden = !text; };
-
-// --- Asking -----------------------------------------------------------------------------------------------------------------
-
-let model = null;
-
-function headers() {
-  const key = find("key").value;
-  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-}
-
-/** What the server answers, or an Error in its words. */
-async function ask(path, body, signal) {
-  const response = await fetch(path, body === undefined ? { headers: headers() } : { method: "POST", headers: headers(), body: JSON.stringify(body), signal });
-  if (response.ok) return response;
-  const told = await response.json().catch(() => null);
-  throw Object.assign(new Error(told?.error?.message ?? `${response.status} ${response.statusText}`), { status: response.status });
-}
-
-async function findModel() {
-  try {
-    model = (await (await ask("/v1/models")).json()).data[0].id;
-  } catch (error) {
-    document.querySelector(".key").hidden = error.status !== 401;
-    throw error;
+/** Requests are named in the order of their numbers, so that all tabs call them the same. */
+class Numbers extends Map {
+  set(id, number) {
+    return super.set(id, /^\d{1,9}$/.test(id) ? Number(id) : number);
   }
 }
 
-/** The events of a stream, each a JSON object. */
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let rest = ""; ;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const parts = (rest + value).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) if (part !== "data: [DONE]") yield JSON.parse(part.slice(6));
-  }
+/** The engine at rest: a step in which nothing is computed, behind the last one. */
+function rest(replay) {
+  const last = replay.steps.at(-1);
+  const start = last ? last.start + last.seconds : 0;
+  const times = { step: (last?.step ?? -1) + 1, start, seconds: 1e-9, parts: {} };
+  const memory = { kv_tokens_reserved: 0, kv_tokens_used: 0, num_blocks_shared: 0, num_blocks_saved: 0 };
+  return { ...times, before: [], rows: [], after: [], texts: {}, ...memory };
 }
 
-let running = null; // what stops the answer that is being written
+class LivePage extends Page {
+  constructor(header) {
+    super([[header, rest({ steps: [] })]]);
+    // A lever moves max_num_seqs, so it may be another one than the engine was started with.
+    REFUSED.running = ({ most }) => `${count(most, "request")} ${are(most)} running already (max_num_seqs)`;
+    const [view] = this.views;
+    const most = header.options.max_num_seqs;
+    view.lines = most <= 4 ? 3 : most <= 12 ? 2 : 1;
+    view.root.style.setProperty("--lines", view.lines);
+    this.around(view);
+    const name = this.replay.name;
+    this.replay.name = (id, index) => name.call(this.replay, id, index) + (this.mine?.has(id) ? "★" : "");
+    this.begin(header);
+    this.presets = new Presets(this);
+  }
 
-async function write() {
-  if (running) return running.abort();
-  const n = Number(find("completions").value), prompt = find("prompt").value;
-  const texts = Array.from({ length: n }, () => element("p"));
-  find("answers").replaceChildren(...texts);
-  texts.forEach((p) => p.append(element("span", "asked", prompt), document.createTextNode("")));
-  running = new AbortController();
-  setText(find("ask-button"), "Stop");
-  try {
-    if (!model) await findModel();
-    const body = { model, prompt, stream: true, temperature: Number(find("temperature").value), max_tokens: Number(find("max-tokens").value) };
-    const response = await ask("/v1/completions", n > 1 ? { ...body, n } : body, running.signal);
-    for await (const chunk of events(response)) {
-      if (chunk.error) throw new Error(chunk.error.message);
-      for (const { index, text } of chunk.choices) texts[index].lastChild.data += text;
+  get replay() {
+    return this.replays[0];
+  }
+
+  /** Steps are coming that do not go on where those here end. */
+  begin(header) {
+    Object.assign(this.replay, new Replay(header), { names: new Numbers() });
+    Object.assign(this, { askers: new Map(), mine: new Set(), rates: new Rates(), isResting: false, isFollowing: true });
+    Object.assign(this.chosen, { id: null, index: 0 });
+    this.rest();
+    this.films[0].drawn = "";
+    this.presets?.clear();
+    this.measure();
+    this.follow();
+  }
+
+  // --- Steps as they come ------------------------------------------------------------------------------------------
+
+  /** Requests came: id -> [when, x-request-id]. */
+  meet(asked) {
+    for (const [id, who] of Object.entries(asked)) {
+      this.askers.set(id, who);
+      if (who[1].startsWith(`asked-${TAB}-`)) this.mine.add(id);
     }
-  } catch (error) {
-    if (error.name !== "AbortError") find("answers").append(element("p", "failed", error.message));
-  } finally {
-    running = null;
-    setText(find("ask-button"), "Write");
+  }
+
+  append(step) {
+    const { replay } = this;
+    if (this.isResting) this.wake();
+    replay.append(step);
+    this.rates.append(step, this.askers, this.mine);
+    this.presets?.append(step);
+    if (!replay.head.running.size && !replay.head.numWaiting && step.rows.length) this.rest();
+    this.showKinds();
+    if (this.isFollowing) this.position = this.clock.end;
+    this.render();
+  }
+
+  rest() {
+    this.replay.append(rest(this.replay));
+    this.isResting = true;
+  }
+
+  wake() {
+    this.replay.takeBack();
+    this.isResting = false;
+    this.films[0].drawn = "";
+  }
+
+  /** The number of the last step that computed something; null before the first. */
+  get last() {
+    return this.replay.steps.findLast(({ rows }) => rows.length)?.step ?? null;
+  }
+
+  get isIdle() {
+    return !this.replay.head.running.size && !this.replay.head.numWaiting;
+  }
+
+  get steps() {
+    return this.isResting ? this.replay.steps.slice(0, -1) : this.replay.steps;
+  }
+
+  // --- Where one looks ---------------------------------------------------------------------------------------------
+
+  follow() {
+    this.pause();
+    this.goTo(this.clock.end);
+  }
+
+  showStep(number) {
+    this.turnTo(number - this.replay.first);
+  }
+
+  goTo(position) {
+    super.goTo(position);
+    this.isFollowing = this.position >= this.clock.end;
+  }
+
+  play() {
+    if (this.playing || this.position < this.clock.end) super.play();
+    else this.follow(); // there is nothing to play yet
+  }
+
+  whereInWords() {
+    const step = this.replay.steps[this.position];
+    if (!step.rows.length && this.position === this.clock.end)
+      return this.last === null ? "No step yet" : `At rest after step ${this.last.toLocaleString("en")}`;
+    return `Step ${step.step.toLocaleString("en")} of ${(this.last ?? 0).toLocaleString("en")}`;
+  }
+
+  get fragment() {
+    if (!this.isFollowing) return super.fragment;
+    return this.chosen.id === null ? "" : `#request=${encodeURIComponent(this.chosen.id)}`;
+  }
+
+  /** To the step that the address names, if it is here. */
+  readFragment() {
+    const step = new URLSearchParams(location.hash.slice(1)).get("step");
+    if (step === null || !this.isReady) return;
+    const { first } = this.replay;
+    if (Number(step) < first) notes.set("gone", `Step ${step} is no longer kept: the first that is here is ${first}.`);
+    else if (Number(step) <= this.last) this.showStep(Number(step));
+  }
+
+  // --- Drawing -----------------------------------------------------------------------------------------------------
+
+  renderNow() {
+    super.renderNow();
+    if (this.rates) this.showNow(); // else it is only being made
+  }
+
+  showNow() {
+    const isLive = link.isUp && this.isFollowing;
+    const last = this.last?.toLocaleString("en");
+    const { running, waiting, held, most, what } = load(this.replay);
+    document.body.classList.toggle("off", !link.isUp);
+    document.body.classList.toggle("behind", link.isUp && !this.isFollowing);
+    setText(find("follow"), !link.isUp ? "NOT LIVE" : isLive ? "LIVE" : "Back to LIVE");
+    find("follow").setAttribute("aria-pressed", String(isLive));
+    const at = this.replay.steps[this.position].step.toLocaleString("en");
+    const here = last === undefined ? "nothing has run yet; press a button, or ask" : this.isIdle ? `at rest after step ${last}` : `step ${last}`;
+    const words = this.isFollowing ? `${here[0].toUpperCase()}${here.slice(1)}` : `You look at step ${at}. The engine: ${here}`;
+    setText(find("live-words"), `${link.isUp ? words : link.words}.`);
+    const speed = this.isIdle || !link.isUp ? 0 : this.rates.now;
+    const requests = running || waiting ? `${running} run${waiting ? `, ${waiting} wait` : ""}` : "none";
+    setText(find("gauge-requests"), requests);
+    setText(find("gauge-speed"), speed.toFixed(speed < 10 && speed > 0 ? 1 : 0));
+    setText(find("gauge-ttft"), this.rates.words("ttft"));
+    setText(find("gauge-itl"), this.rates.words("itl"));
+    const kept = what === "block" ? most - Number(find("num_blocks").value) : 0;
+    find("gauge-fill").style.width = `${(100 * held) / most}%`;
+    find("gauge-held").style.width = `${(100 * kept) / most}%`;
+    setText(find("gauge-memory"), `${held} of ${count(most - kept, what)}${kept ? `, ${kept} held back` : ""}`);
+    const others = running + waiting - [...this.mine].filter((id) => this.isThere(id)).length;
+    const gone = numSentAway ? `, ${numSentAway} sent away: the queue was full` : "";
+    setText(find("load-note"), others > 0 || gone ? `${count(Math.max(0, others), "request")} of others here${gone}` : "");
+    this.presets?.settle();
+    find("save").disabled = this.last === null || !template;
+  }
+
+  isThere(id) {
+    const status = this.replay.head.completions.get(`${id}/0`)?.status;
+    return status === "running" || status === "waiting";
+  }
+
+  /** What the view says of memory and numbers, with what only a live page knows. */
+  around(view) {
+    const { nodes } = view;
+    const { showMemory, showNumbers, showTime, drawPool } = view;
+    view.showMemory = () => {
+      showMemory.call(view);
+      if (view.kind !== "blocks") return;
+      const kept = view.blocks.filter(({ free, holders }) => !free && !holders.length).length;
+      if (kept) setText(nodes["memory-note"], `${nodes["memory-note"].textContent}, ${kept} held back (num_blocks)`);
+    };
+    view.drawPool = () => {
+      drawPool.call(view);
+      if (nodes.picked.textContent === ".") setText(nodes.picked, "");
+    };
+    view.showTime = () => {
+      showTime.call(view);
+      if (!view.step.rows.length) nodes.parts.setAttribute("aria-label", "nothing is computed");
+    };
+    view.showNumbers = () => {
+      showNumbers.call(view);
+      const since = view.replay.first ? ` since step ${view.replay.first.toLocaleString("en")}` : "";
+      setText(nodes["numbers-note"], `${count(view.state.counts.output, "output token")}${since}`);
+    };
   }
 }
 
-// --- Visitors ---------------------------------------------------------------------------------------------------------------
+// --- The run as a file ---------------------------------------------------------------------------------------------
 
-const CAST = ["bear", "fox", "mouse", "crow", "hedgehog", "otter"], PLACES = ["forest", "harbor", "village", "river", "mill"];
-const any = (list) => list[Math.floor(Math.random() * list.length)];
-const sentence = () => `Once upon a time a ${any(["shy", "brave", "small", "old"])} ${any(CAST)} lived near a ${any(["windy", "quiet", "deep"])} ${any(PLACES)}. `;
-const around = (mean) => Math.max(1, Math.round(mean * (0.5 + Math.random())));
-let refused = 0, timer = null;
+let template = null; // a replay of one step, as `stagewise replay` makes it
 
-function words(count) {
-  let text = "";
-  while (text.split(" ").length <= count) text += sentence();
-  return text.split(" ").slice(0, count).join(" ");
-}
-
-/** A visitor asks by way of the server, which does not keep this page waiting for the answer. */
-async function visit() {
+async function fetchTemplate() {
   try {
-    if (!model) await findModel();
-    const [prompt, max_tokens] = [words(around(Number(find("prompt-words").value))), around(Number(find("output-tokens").value))];
-    const { here } = await (await ask("/live/visitors", { model, prompt, max_tokens, ignore_eos: true })).json();
-    tellVisitors(here);
-  } catch (error) {
-    refused++;
-    if (error.status === 429) return tellVisitors();
-    note(error.message);
-    find("arrivals").value = 0;
-    showSlider(find("arrivals"));
-    arrive();
+    template = await (await ask("/live/replay")).text();
+  } catch {
+    setTimeout(fetchTemplate, 5000); // the first steps may be on their way, and the server away
   }
 }
 
-/** The next one comes at random (Poisson): whenever, with so many a second on average. */
-function arrive() {
-  clearTimeout(timer);
-  const rate = Number(find("arrivals").value);
-  if (rate) {
-    timer = setTimeout(() => {
-      visit();
-      arrive();
-    }, (-1000 * Math.log(1 - Math.random())) / rate);
-  }
+/** The replay of these steps: the same file, with these instead of the one in it. */
+function replayOf(header, steps) {
+  const ascii = JSON.stringify([header, ...steps]).replace(
+    /[<\u007f-\uffff]/g,
+    (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`,
+  );
+  return template.replace(/(<script type="application\/json" class="trace">)[^<]*/, (_, tag) => tag + ascii);
 }
 
-function tellVisitors(here) {
-  setText(find("load-note"), `${here ? `${here} here` : "full"}${refused ? `, ${refused} sent away` : ""}`);
+function save({ header, steps }) {
+  const url = URL.createObjectURL(new Blob([replayOf(header, steps)], { type: "text/html" }));
+  element("a", "", "", { href: url, download: `stagewise-steps-${steps[0].step}-${steps.at(-1).step}.html` }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60000);
 }
 
-// --- Sliders ----------------------------------------------------------------------------------------------------------------
+// --- The connection ------------------------------------------------------------------------------------------------
 
-const UNITS = {
-  arrivals: (n) => (n ? `${n} a second` : "none"),
-  "prompt-words": (n) => `${n} words, about`,
-  "output-tokens": (n) => `${n} tokens, about`,
-  max_num_seqs: (n) => `${n} at once`,
-  num_blocks: (n) => `${n} blocks`,
+let shown = null; // the page, from the first header on
+
+const link = {
+  isUp: false,
+  words: "Connecting",
+  run: null, // a name of what the server records
+  after: null, // the number of the last step of it that came
+  server: null,
+  lost: null, // when the connection was
+  tries: 0,
+  told: "", // why the steps that come begin where they do; null: that was told
+
+  open() {
+    const { run, after } = this;
+    this.source?.close();
+    clearTimeout(this.again);
+    const source = this.source = new EventSource(after === null ? "/live" : `/live?run=${run}&after=${after}`);
+    const on = (kind, act) => source.addEventListener(kind, ({ data }) => act(JSON.parse(data)));
+    on("run", (about) => this.begin(about));
+    on("asked", (asked) => shown.meet(asked));
+    on("step", (step) => {
+      this.count(step);
+      this.after = step.step;
+      shown.append(step);
+      if (shown.steps.length < MOST_STEPS) return;
+      source.close();
+      this.after = null;
+      this.open();
+    });
+    on("now", (now) => {
+      placeLevers(now.levers);
+      if (now.failed) notes.set("failed", "The engine has failed: see the server's log. It answers nothing any more.");
+      shown.render();
+    });
+    on("bye", () => (this.ended = true));
+    source.onerror = () => {
+      source.close();
+      this.close();
+    };
+  },
+
+  /** What is to come, or that it goes on. */
+  begin({ run, server, resumed, header, first }) {
+    const seconds = this.lost && Math.max(1, Math.round((Date.now() - this.lost) / 1000));
+    const restarted = this.server !== null && server !== this.server;
+    const before = shown && { header: shown.replay.header, steps: shown.steps };
+    if (resumed && seconds) notes.set("link", `The connection was lost for ${seconds} s. No step was missed.`);
+    if (!resumed) {
+      this.expected = restarted || !shown ? 0 : this.after === null ? null : this.after + 1;
+      this.after = null;
+      this.told = !shown ? "first" : restarted ? "restarted" : "lost";
+      this.seconds = seconds;
+      if (shown) shown.begin(header);
+      else this.show(header);
+      if (restarted) this.tell(0);
+      if (restarted && before.steps.length) {
+        notes.set("before", `The server before had ${count(before.steps.length, "step")} on this page.`, {
+          name: "Save that run",
+          act: () => save(before),
+        });
+      }
+    }
+    Object.assign(this, { isUp: true, run, server, lost: null, tries: 0, ended: false });
+    notes.clear("server");
+    shown.render();
+  },
+
+  show(header) {
+    shown = new LivePage(header);
+    document.body.classList.remove("waiting");
+    document.querySelector(".of-five").hidden = shown.replay.stage < 5;
+    find("no-levers").hidden = shown.replay.stage >= 5;
+    const { longest } = shown.presets.sizes;
+    for (const [id, most] of [["max-tokens", longest - 1], ["prompt-words", longest / 4], ["output-tokens", longest / 2]]) {
+      find(id).max = Math.max(1, Math.min(Number(find(id).max), Math.floor(most)));
+    }
+    find("max-tokens").value = Math.min(120, find("max-tokens").max - Math.min(20, find("max-tokens").max >> 1));
+    for (const id of ["arrivals", "prompt-words", "output-tokens"]) showSlider(find(id));
+    shown.follow();
+  },
+
+  /** The first step after a header says what was missed. */
+  count(step) {
+    if (this.told === null) return;
+    const missed = this.expected === null ? 0 : Math.max(0, step.step - this.expected);
+    if (missed) this.tell(missed);
+    this.told = null;
+    setTimeout(() => {
+      shown.isReady = true;
+      shown.readFragment();
+    }, 300);
+    if (!template) fetchTemplate();
+  },
+
+  tell(missed) {
+    const { expected, seconds, told } = this;
+    const which = missed === 1 ? `step ${expected}` : `steps ${expected} to ${expected + missed - 1}`;
+    const at = new Date().toTimeString().slice(0, 8);
+    if (told === "restarted") {
+      const what = missed ? `This page missed ${which} of it.` : "No step of it was missed.";
+      notes.set("link", `The server was restarted, and counts its steps from 0; this page is back since ${at}. ${what}`);
+    } else if (told === "lost" && missed) {
+      const why = seconds ? `The connection was lost for ${seconds} s` : "The engine was faster than this page";
+      notes.set("link", `${why}: ${which} ${missed === 1 ? "was" : "were"} missed.`);
+    } else if (told === "first" && missed) {
+      notes.set("link", `${which[0].toUpperCase()}${which.slice(1)} ${missed === 1 ? "is" : "are"} not here: steps are kept from the first look on, and of these the latest (20,000, or 32 MB).`);
+    }
+  },
+
+  /** Nobody sees this page, and a browser has six connections for all its pages together. */
+  pause() {
+    clearTimeout(this.again);
+    this.source.close();
+  },
+
+  close() {
+    this.lost ??= Date.now();
+    this.isUp = false;
+    const pause = Math.min(LONGEST_PAUSE, 0.5 * 2 ** this.tries++);
+    const why = this.ended ? "The server has ended" : "The server does not answer";
+    this.words = "This page tries again and again";
+    notes.set("server", `${why}. What was seen can still be looked at and saved; this page goes on when the server is back.`);
+    this.again = setTimeout(() => this.open(), 1000 * pause);
+    shown?.render();
+  },
 };
 
-function showSlider(input) {
-  const text = UNITS[input.id](Number(input.value));
-  setText(input.parentElement.querySelector("output"), text);
-  input.setAttribute("aria-valuetext", text);
-}
-
-function placeLevers(levers) {
-  for (const [name, { now, low, high }] of Object.entries(levers)) {
-    Object.assign(find(name), { min: low, max: high, value: now });
-    find(name).parentElement.hidden = false;
-    document.querySelector(".levers-title").hidden = false;
-    showSlider(find(name));
-  }
-}
-
-/** Move some levers, or with no body only see where they are. */
-async function moveLevers(body) {
-  try {
-    placeLevers(await (await ask("/live/levers", body)).json());
-  } catch (error) {
-    note(error.message);
-  }
-}
-
-// --- Looking on -------------------------------------------------------------------------------------------------------------
-
-let shown = null; // the page, from the first step on
-
-function lookOn() {
-  const source = new EventSource("/live");
-  let header = null;
-  source.onmessage = (message) => {
-    const told = JSON.parse(message.data);
-    if (told.trace !== undefined) {
-      if (header) end("The server has begun anew.");
-      else header = told;
-    } else if (shown) {
-      shown.append(0, told);
-      // All blocks are free then, those that were held back too.
-      if (told.before.some(({ kind }) => kind === "restarted")) moveLevers();
-      if (shown.replays[0].steps.length >= MOST_STEPS) end(`This page keeps ${MOST_STEPS.toLocaleString("en")} steps, and has them.`);
-    } else {
-      shown = new Page([[header, told]]);
-      document.body.classList.remove("waiting");
-      document.querySelector(".of-five").hidden = Number(header.stage.slice(5, 7)) < 5;
-      note("");
-      shown.measure();
-    }
-  };
-  source.onerror = () => header && end("The server has ended, or this page was too slow for it.");
-
-  function end(why) {
-    source.close();
-    note(`${why} What was seen can still be looked at; load the page again to look on.`);
-  }
-}
+// --- The beginning -------------------------------------------------------------------------------------------------
 
 function start() {
-  document.body.classList.add("waiting");
+  document.body.classList.add("live", "waiting");
   for (const input of document.querySelectorAll(".slide input")) input.addEventListener("input", () => showSlider(input));
-  for (const id of ["arrivals", "prompt-words", "output-tokens"]) showSlider(find(id));
   find("arrivals").addEventListener("input", arrive);
-  for (const id of ["max_num_seqs", "num_blocks"]) find(id).addEventListener("change", () => moveLevers({ [id]: Number(find(id).value) }));
+  for (const id of ["max_num_seqs", "num_blocks"])
+    find(id).addEventListener("change", () => moveLevers({ [id]: Number(find(id).value) }));
   find("ask-form").addEventListener("submit", (event) => {
     event.preventDefault();
     write();
   });
+  find("follow").addEventListener("click", () => shown?.follow());
+  find("save").addEventListener("click", () => save({ header: shown.replay.header, steps: shown.steps }));
   find("predict").checked = false; // nobody knows yet what comes next
   find("predict").parentElement.hidden = true;
-  findModel().catch((error) => error.status === 401 || note(error.message));
-  moveLevers();
-  lookOn();
+  findModel().catch((error) => error.status === 401 || notes.set("model", error.message));
+  document.addEventListener("visibilitychange", () => (document.hidden ? link.pause() : link.open()));
+  addEventListener("pagehide", () => link.pause());
+  addEventListener("pageshow", ({ persisted }) => persisted && link.open());
+  link.open();
 }
 
 start();

@@ -1,0 +1,103 @@
+"""Levers on a running engine: how many requests may run, and how many blocks of the KV cache there are. They hold a
+part of it back, as if it had been started with less."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ..stages import between_steps, core_of, unfinished_requests, watch_requests
+from .completions import Service
+from .protocol import Fields
+
+
+class HeldBack:
+    """Blocks that are nobody's: to the block manager they are a sequence."""
+
+    num_cacheable = 0
+
+    def __init__(self, num_tokens: int):
+        self.token_ids, self.num_tokens, self.num_computed_tokens = [0] * num_tokens, num_tokens, num_tokens
+
+
+class Levers:
+    """They go up to what the engine was started with. Stage 4, whose slots are what they are, has none.
+
+    No request waits for ever: blocks can't go below what one that is there may need, and when one comes that may need
+    more than there are, they go up to that.
+
+    Args:
+        made: told of each request when it is made, before the engine has it.
+    """
+
+    def __init__(self, service: Service, made: Callable[[Any], None] | None = None):
+        self.service, self.llm, self.core = service, service.engine.llm, core_of(service.engine.llm)
+        self._most_seqs, self._held, self._made = self.core.scheduler.max_num_seqs, HeldBack(0), made
+        watch_requests(service.stage, self.llm, self._is_made, self._is_added)
+
+    def read(self) -> dict[str, dict[str, int]]:
+        """Each lever: where it is, and how far it goes now."""
+        if self.service.stage.number < 5:
+            return {}
+        manager = self.core.block_manager
+        needed = max(map(self._needed, unfinished_requests(self.llm)), default=1)
+        return {
+            "max_num_seqs": {"now": self.core.scheduler.max_num_seqs, "low": 1, "high": self._most_seqs},
+            "num_blocks": {"now": manager.num_blocks - self._num_held, "low": needed, "high": manager.num_blocks},
+        }
+
+    def move(self, body: dict) -> dict[str, dict[str, int]]:
+        """Move levers, and say where they are then: blocks stop at what a request that is there may need. Who runs and
+        has no place any more waits again.
+
+        May wait for a step: call this in a thread. Raises APIError for a lever that is not there, or can't go so far.
+        """
+        levers = self.read()
+        fields = Fields(body, set(levers))
+        values = {name: fields.number(name, 1, lever["high"]) for name, lever in levers.items()}
+        with between_steps(self.llm):
+            if (num_seqs := values.get("max_num_seqs")) is not None:
+                self.core.scheduler.max_num_seqs = num_seqs
+                self._preempt_until(lambda: len(self.core.scheduler.running) <= num_seqs)
+            if (num_blocks := values.get("num_blocks")) is not None:
+                self._leave(max(num_blocks, self.read()["num_blocks"]["low"]))
+            return self.read()
+
+    def _is_made(self, request: Any) -> None:
+        if self._made:
+            self._made(request)
+
+    def _is_added(self, request: Any) -> None:
+        """Between two steps."""
+        if self.service.stage.number >= 5:
+            manager, needed = self.core.block_manager, self._needed(request)
+            if needed > manager.num_blocks - self._num_held:
+                self._leave(needed)
+
+    def _needed(self, request: Any) -> int:
+        """The most blocks that a completion of a request can hold; its last token is never computed."""
+        num_tokens = len(request.prompt_token_ids)
+        return self.core.block_manager.num_needed(max(num_tokens + request.max_tokens - 1, num_tokens))
+
+    @property
+    def _num_held(self) -> int:
+        """After a step that was cut short all blocks are free, these too."""
+        try:
+            return len(self.core.block_manager.block_table(self._held))
+        except KeyError:
+            return 0
+
+    def _leave(self, num_blocks: int) -> None:
+        """Leave so many blocks, and hold the others back."""
+        manager = self.core.block_manager
+        if self._num_held:
+            manager.free(self._held)
+        manager.num_reserve = int(self.llm.config.watermark * num_blocks)
+        if num_held := manager.num_blocks - num_blocks:
+            self._preempt_until(lambda: manager.num_free >= num_held)
+            self._held = HeldBack(num_held * manager.block_size)
+            manager.allocate(self._held)
+
+    def _preempt_until(self, enough: Callable[[], bool]) -> None:
+        """The last in the order of the queue go first, as when memory is short."""
+        scheduler = self.core.scheduler
+        while not enough():
+            scheduler.preempt(max(scheduler.running, key=scheduler._order))

@@ -1,0 +1,199 @@
+"use strict";
+// Loads that bring about one effect each, on an engine of any size, and say what to look at.
+
+/** What there is to plan with: sizes in tokens and blocks. */
+function engineSizes({ stage, options, max_model_len, num_blocks }) {
+  const size = options.block_size ?? max_model_len;
+  return {
+    stage: Number(stage.slice(5, 7)),
+    size,
+    blocks: num_blocks ?? options.max_num_seqs,
+    seqs: options.max_num_seqs,
+    budget: options.max_num_batched_tokens,
+    caching: options.enable_prefix_caching ?? false,
+    longest: Math.min(max_model_len, (num_blocks ?? Infinity) * size), // of a sequence, in tokens
+  };
+}
+
+const blocksFor = (tokens, { size }) => Math.ceil(tokens / size);
+
+// Each preset: why it can't be done with an engine, or null; its plan: `levers`, `visitors` ([prompt, max_tokens]; one
+// that is null: wait until the others have a token), what to look at; and what of it a step shows, in a sentence.
+const PRESETS = {
+  rush: {
+    name: "Rush hour",
+    why: () => null,
+    plan(sizes) {
+      const seqs = sizes.stage < 5 ? sizes.seqs : Math.max(1, Math.min(4, sizes.seqs, Math.floor(sizes.blocks / 4)));
+      const tokens = Math.min(sizes.longest, 100, Math.max(sizes.size, Math.floor(sizes.blocks / seqs) * sizes.size));
+      const number = Math.min(60, 4 * seqs);
+      return {
+        levers: { max_num_seqs: seqs, num_blocks: sizes.blocks },
+        visitors: Array.from({ length: number }, () => [words(10), Math.max(1, tokens - 14)]),
+        look: `${number} requests come at once, and max_num_seqs lets ${seqs} run. Look at the queue, and at the reason why its first waits.`,
+      };
+    },
+    found(step, replay) {
+      const event = step.before.find(({ kind }) => kind === "refused");
+      return event && `${replay.name(event.request_id, event.index)} waits. The line with ■ says why.`;
+    },
+  },
+
+  memory: {
+    name: "Memory runs out",
+    why: ({ stage, longest, size }) =>
+      stage < 5
+        ? "A slot has room for the longest sequence, so whoever runs has all the memory it will need: stages 5 and 6 can run out."
+        : longest < 2 * size
+          ? "No request can be longer than a block, so none grows."
+          : null,
+    plan(sizes) {
+      const tokens = Math.min(sizes.longest, Math.max(96, 3 * sizes.size));
+      const prompt = Math.min(10, Math.ceil(tokens / 4));
+      const needed = blocksFor(tokens, sizes);
+      const blocks = Math.min(sizes.blocks, Math.max(needed + 1, Math.ceil(1.5 * needed)));
+      const number = Math.min(24, Math.max(6, 3 * Math.ceil(blocks / needed)));
+      return {
+        levers: { max_num_seqs: sizes.seqs, num_blocks: blocks },
+        visitors: Array.from({ length: number }, () => [words(prompt), tokens - prompt - 2]),
+        look: `${number} requests want ${needed} blocks each in the end, and there are ${blocks}. Look at the memory: it fills, and then somebody loses all of it.`,
+      };
+    },
+    found(step, replay) {
+      const event = step.before.find(({ kind }) => kind === "preempted");
+      return (
+        event &&
+        `${replay.name(event.request_id, event.index)} is preempted: it gives up its blocks so that others can go on, waits again, and computes its tokens again later.`
+      );
+    },
+  },
+
+  same: {
+    name: "Same prompt",
+    why: ({ stage, caching, longest, size }) =>
+      stage < 5
+        ? "Stage 4 has no prefix cache: stages 5 and 6 have."
+        : !caching
+          ? "The prefix cache is off (--no-prefix-caching)."
+          : longest < size + 12
+            ? "No prompt can fill a block, and the prefix cache knows full blocks only."
+            : null,
+    plan(sizes) {
+      const tokens = Math.min(sizes.longest - 10, Math.max(60, 2 * sizes.size));
+      const prompt = words(tokens - 4);
+      return {
+        levers: { max_num_seqs: sizes.seqs, num_blocks: sizes.blocks },
+        visitors: [[prompt, 8], null, ...Array.from({ length: 5 }, () => [prompt, 8])],
+        look: "One request brings a prompt; then five bring the same. Look at “Memory”: they share its blocks, which are computed once.",
+      };
+    },
+    found(step, replay) {
+      const event = step.before.find(({ kind, num_cached_tokens: n }) => kind === "admitted" && n);
+      return (
+        event &&
+        `${replay.name(event.request_id, event.index)} is admitted, and ${event.num_cached_tokens} of its tokens are in the prefix cache: they are not computed again.`
+      );
+    },
+  },
+
+  long: {
+    name: "One long among short",
+    why: ({ longest, seqs }) =>
+      seqs < 2 ? "Only one request may run at a time (max_num_seqs)." : longest < 40 ? "No prompt can be long here." : null,
+    plan(sizes) {
+      const short = Math.min(200, Math.floor(sizes.longest / 2));
+      const number = Math.max(1, Math.min(3, sizes.seqs - 1, Math.floor((0.5 * sizes.blocks) / blocksFor(short, sizes))));
+      const room = sizes.stage < 5 ? sizes.longest : (sizes.blocks - number * blocksFor(short, sizes)) * sizes.size;
+      const long = Math.max(8, Math.min(800, Math.floor(0.8 * sizes.longest), room) - 10);
+      this.least = Math.min(long, sizes.budget) / 2; // tokens in the step to look for
+      const pieces = Math.ceil(long / sizes.budget);
+      const how = pieces > 1 ? `in ${pieces} pieces (max_num_batched_tokens is ${sizes.budget})` : "in one step";
+      return {
+        levers: { max_num_seqs: sizes.seqs, num_blocks: sizes.blocks },
+        visitors: [...Array.from({ length: number }, () => [words(6), short - 10]), [words(long), 4]],
+        look: `${number === 1 ? "A short request runs" : `${number} short requests run`}; then one with a prompt of about ${long} tokens comes, computed ${how}. Look at “Time of this step”: everybody waits for it.`,
+      };
+    },
+    found(step, replay) {
+      const long = step.rows.find((row) => row.phase === "prefill" && row.num_tokens >= this.least);
+      const others = step.rows.filter((row) => row.phase === "decode");
+      if (!long || !others.length) return null;
+      const before = replay.steps.slice(-60, -1).filter(({ rows }) => rows.length && rows.every(({ phase }) => phase === "decode"));
+      const usual = before.length ? ` instead of ${milliseconds(median(before.map(({ seconds }) => seconds)))}` : "";
+      return `This step computes ${long.num_tokens} tokens of ${replay.name(long.request_id, long.index)} and took ${milliseconds(step.seconds)} ms${usual}: so much later came the next token of ${count(others.length, "other request")}.`;
+    },
+  },
+};
+
+/** The buttons, and what is said of the preset that was chosen last. */
+class Presets {
+  constructor(shown) {
+    Object.assign(this, { shown, chosen: null, awaits: null, sizes: engineSizes(shown.replay.header) });
+    find("presets").replaceChildren(
+      ...Object.entries(PRESETS).map(([id, preset]) => {
+        const why = preset.why(this.sizes);
+        const button = element("button", "preset", preset.name, { type: "button", "data-preset": id });
+        button.addEventListener("click", () => (why ? this.say(preset.name, why) : this.run(preset)));
+        button.setAttribute("aria-disabled", String(Boolean(why)));
+        if (why) button.title = why;
+        return button;
+      }),
+    );
+  }
+
+  say(name, text) {
+    find("look").replaceChildren(element("b", "", `${name}. `), text);
+    find("look").hidden = false;
+  }
+
+  clear() {
+    this.chosen = null;
+    find("look").hidden = true;
+  }
+
+  async run(preset, tries = 3) {
+    const plan = preset.plan(this.sizes);
+    this.chosen = null;
+    this.shown.follow();
+    this.say(preset.name, plan.look);
+    if (this.sizes.stage >= 5 && !(await moveLevers(plan.levers))) return;
+    Object.assign(this, { chosen: preset, look: plan.look, tries: tries - 1, isSent: false, since: this.shown.last ?? -1 });
+    try {
+      for (const visitor of plan.visitors) {
+        if (visitor) await visit(...visitor);
+        else await new Promise((go) => (this.awaits = go));
+      }
+      this.isSent = true;
+      notes.clear("preset");
+    } catch (error) {
+      notes.set("preset", `${preset.name}: ${error.message}`);
+    }
+  }
+
+  /** A step more: whether it shows what was announced. */
+  append(step) {
+    if (!this.chosen) return;
+    const { chosen, shown, look } = this;
+    if (this.awaits && step.after.some(({ kind }) => kind === "token")) {
+      this.awaits();
+      this.awaits = null;
+    }
+    const found = chosen.found(step, shown.replay);
+    if (!found) return;
+    this.chosen = null;
+    this.say(chosen.name, look);
+    const line = element("p", "found", `Step ${step.step.toLocaleString("en")}: ${found} `);
+    const button = element("button", "", `Show step ${step.step.toLocaleString("en")}`, { type: "button" });
+    button.addEventListener("click", () => shown.showStep(step.step));
+    line.append(button);
+    find("look").append(line);
+  }
+  /** All have been answered: what was announced comes no more. An engine may be too fast, or too busy with others. */
+  settle() {
+    if (!this.chosen || !this.isSent || !this.shown.isIdle || this.shown.last <= this.since) return;
+    const { chosen, look, tries } = this;
+    this.chosen = null;
+    if (tries) this.run(chosen, tries);
+    else this.say(chosen.name, `${look} This time it did not come to that: press the button again.`);
+  }
+}
