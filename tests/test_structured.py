@@ -289,6 +289,33 @@ def test_what_it_lets_through_is_valid(structured, tokenizer, data):
     jsonschema.validate(json.loads(b"".join(map(tokenizer.token_bytes, output)).decode()), schema)
 
 
+def test_objects_have_the_fields_that_are_listed(structured, tokenizer):
+    """Unless the schema speaks of others, or puts an object together of parts that list a field each."""
+    a, b = {"properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 2}}, "required": ["b"]}
+    cases = [
+        ({"type": "object", **a}, '{"a": 1}', '{"c": 1}'),
+        ({"type": "array", "items": {"type": "object", **a}}, '[{"a": 1}]', '[{"c": 1}]'),
+        ({"type": "object", **a, "additionalProperties": True}, '{"c": 1}', '{"a": 2}'),
+        ({"type": "object", "allOf": [a, b]}, '{"a": 1, "b": 2}', '{"a": 1}'),
+        ({"const": {"properties": {"c": 1}}}, '{"properties": {"c": 1}}', "{}"),
+        ({"type": "object", "properties": {"properties": {"const": 1}}}, '{"properties": 1}', '{"c": 1}'),
+    ]
+
+    def fits(schema, text):
+        guide = structured.Guide(structured.StructuredOutputsParams(json=schema), tokenizer, (EOS,))
+        output = []
+        for token in [*tokenizer.encode(text), EOS]:
+            if not guide.allowed(output)[token]:
+                return False
+            output.append(token)
+        return True
+
+    for schema, right, wrong in cases:
+        jsonschema.validate(json.loads(right), schema)
+        assert fits(schema, right), schema
+        assert not fits(schema, wrong), schema
+
+
 def test_copies_and_pickles(structured, tokenizer):
     """What was made of it does not travel: it can't."""
     asked = structured.StructuredOutputsParams(json=PERSON)

@@ -13,7 +13,7 @@ not the time: a form that is refused is refused on every machine.
 import json
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any
@@ -33,9 +33,8 @@ LIMITS: dict[str, Any] = dict(
     max_lexer_states=5_000,
 )
 TRIAL_STEPS = 4  # before a form is accepted
-# Between the parts of JSON: a space, or a new line with its indentation. A model that has nothing to say would go on
-# with any number of them.
-SPACES = r" |\n[ \t]{0,16}"
+# Between two parts of JSON one, or none. A small model that may write more, or new lines, goes on with them.
+SPACES = r" "
 MISSING = (
     "structured_outputs needs the package llguidance, which is not installed: pip install 'stagewise[structured]', or, "
     "in a checkout, pip install -e '.[structured]'"
@@ -47,13 +46,14 @@ class StructuredOutputsParams:
     """The form of an output. Exactly one of the first five.
 
     Attributes:
-        json: a JSON schema, as an object or as text.
+        json: a JSON schema, as an object or as text. An object that lists `properties` has no others, unless the schema
+            says `additionalProperties`.
         regex: a regular expression that the whole output matches, in the syntax of Rust's crate `regex`: no look-around
             and no references back.
         choice: texts, one of which is the output.
         grammar: in Lark's syntax, beginning with a rule `start`, or in GBNF, beginning with `root`.
         json_object: any JSON object.
-        disable_any_whitespace: no space between the parts of the JSON.
+        disable_any_whitespace: no space between the parts of the JSON; else there may be one.
 
     Raises:
         ValueError: names the field and its value.
@@ -240,13 +240,43 @@ def grammar_of(asked: StructuredOutputsParams, llguidance: Any) -> str:
     """In llguidance's own form."""
     if asked.is_json:
         how = {"whitespace_flexible": False} if asked.disable_any_whitespace else {"whitespace_pattern": SPACES}
-        schema = '{"type": "object"}' if asked.json_object else asked.json
+        schema = '{"type": "object"}' if asked.json_object else json.dumps(closed(json.loads(str(asked.json))))
         return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults=how)
     if asked.choice is not None:
         return llguidance.grammar_from("choice", json.dumps(asked.choice, ensure_ascii=False))
     if asked.regex is not None:
         return llguidance.grammar_from("regex", asked.regex)
     return llguidance.grammar_from("grammar", asked.grammar)
+
+
+def closed(schema: Any) -> Any:
+    """The schema without what it allows by saying nothing: fields beyond those that its objects list. JSON that is
+    valid under this is valid under the schema; a model that knows no end would make up fields until `max_tokens`.
+
+    A schema that puts objects together, with `allOf` say, stays as it is: what one part lists, another need not.
+    """
+    parts = list(nodes(schema))
+    if any("allOf" in one or ("properties" in one and one.keys() & {"anyOf", "oneOf", "$ref"}) for one in parts):
+        return schema
+    for one in parts:
+        others = {"additionalProperties", "patternProperties", "unevaluatedProperties"}
+        if isinstance(one.get("properties"), dict) and not one.keys() & others:
+            one["additionalProperties"] = False
+    return schema
+
+
+def nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    """The objects in a schema that are schemas themselves, but for what is given as a value."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from nodes(one)
+    elif isinstance(schema, dict):
+        yield schema
+        for name, value in schema.items():
+            if name in ("properties", "$defs", "definitions") and isinstance(value, dict):
+                yield from nodes([*value.values()])
+            elif name not in ("enum", "const", "default", "examples"):
+                yield from nodes(value)
 
 
 def reason(error: str) -> str:

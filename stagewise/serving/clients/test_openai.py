@@ -1,9 +1,12 @@
 """The `openai` package against the server: completions, streams, errors as its exceptions, and many streams at once."""
 
 import asyncio
+import json
 import urllib.request
+from typing import Literal
 
 import openai
+import pydantic
 import pytest
 
 from stagewise.serving.clients.server import server
@@ -93,6 +96,59 @@ def test_vllms_fields(client):
     expected = complete(client, max_tokens=20)
     answer = complete(client, max_tokens=20, temperature=0.7, extra_body={"top_k": 1, "ignore_eos": True})
     assert answer.choices[0].text == expected.choices[0].text
+
+
+# --- Answers with a form, and calls ---------------------------------------------------------------------------------
+
+
+class Animal(pydantic.BaseModel):
+    kind: Literal["fox", "bear", "mouse"]
+    age: int = pydantic.Field(ge=0, le=30)
+
+
+class Friends(pydantic.BaseModel):
+    """Who is whose friend."""
+
+    who: Animal
+    others: list[Animal] = pydantic.Field(max_length=2)
+
+
+@pytest.fixture(scope="module")
+def chatting(tmp_path_factory):
+    """A client of a server with a chat template."""
+    template = tmp_path_factory.mktemp("chat") / "template.jinja"
+    template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}bot:")
+    with server("--stage", 6, "--model", MODEL, "--chat-template", template) as (url, _):
+        yield openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+
+
+ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "Who are friends?"}], "max_tokens": 200}
+
+
+def test_parse(chatting):
+    """What is held to a model of pydantic's is one, and so is a stream's end."""
+    for seed in range(3):
+        message = chatting.chat.completions.parse(**ASKED, seed=seed, response_format=Friends).choices[0].message
+        assert isinstance(message.parsed, Friends)
+        with chatting.chat.completions.stream(**ASKED, seed=seed, response_format=Friends) as stream:
+            assert stream.get_final_completion().choices[0].message.parsed == message.parsed
+
+
+def test_a_tool_is_called(chatting):
+    """Its arguments are read by the package itself."""
+    tool = openai.pydantic_function_tool(Friends)
+    named = {"type": "function", "function": {"name": "Friends"}}
+    for choice in (named, "required"):
+        asked = {**ASKED, "tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
+        (answer,) = chatting.chat.completions.parse(**asked, seed=1).choices
+        (call,) = answer.message.tool_calls
+        assert isinstance(call.function.parsed_arguments, Friends)
+        assert answer.finish_reason == "tool_calls"
+        arguments = ""
+        for chunk in chatting.chat.completions.create(**asked, seed=1, stream=True):
+            for part in chunk.choices[0].delta.tool_calls or []:
+                arguments += part.function.arguments
+        assert json.loads(arguments) == json.loads(call.function.arguments)
 
 
 def metric(url, name):
