@@ -27,6 +27,7 @@ def describe(device: torch.device) -> dict:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,  # this program's threads included
     }
 
 

@@ -185,6 +185,11 @@ def table(result: dict, name: str) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
+def is_busy(machine: dict) -> bool:
+    """Whether others used the machine: more was ready to run than its cores and this program's threads take."""
+    return (machine.get("load") or 0) > machine["cores"] + machine["threads"]
+
+
 def caption(result: dict) -> str:
     """What the numbers are of: requests, model, machine, and the command that makes them."""
     machine, what = result["machine"], "1 request" if result["requests"] == 1 else f"{result['requests']} requests"
@@ -196,7 +201,9 @@ def caption(result: dict) -> str:
         f"; {result['model']}{' with random weights' if result['load_format'] == 'dummy' else ''}, {result['dtype']}; ",
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; ",
         "one run each" if result["repeat"] == 1 else f"medians of {result['repeat']} runs in turn",
-        f", {machine['date']}. " if "date" in machine else ". ",
+        f", {machine['date']}" if "date" in machine else "",
+        f", beside other programs (load {machine['load']:.0f})" if is_busy(machine) else "",
+        ". ",
     ]
     if result["least_seconds"]:
         memory, products = result["bandwidth"] / 1e9, result["matmul_rate"] / 1e9

@@ -836,7 +836,7 @@ def test_the_probe_of_the_caches_reads_all_that_it_says():
 
 
 def test_report_prints_a_result(capsys, tmp_path):
-    assert report.main([str(ROOT / "bench" / "results" / "tail.json"), "--plot", str(tmp_path / "x.png")]) == 0
+    assert report.main([str(ROOT / "bench" / "results" / "ladder.json"), "--plot", str(tmp_path / "x.png")]) == 0
     assert "`stage03_kvcache`" in capsys.readouterr().out
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
