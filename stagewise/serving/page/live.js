@@ -29,6 +29,7 @@ class LivePage extends Page {
     const most = header.options.max_num_seqs;
     view.lines = most <= 4 ? 3 : most <= 12 ? 2 : 1;
     view.root.style.setProperty("--lines", view.lines);
+    this.grows = true;
     this.around(view);
     const name = this.replay.name;
     this.replay.name = (id, index) => name.call(this.replay, id, index) + (this.mine?.has(id) ? "★" : "");
