@@ -33,7 +33,7 @@ def read_traces(page: Path = PAGE) -> list[list[Step]]:
     """The steps of each trace in a page of replay."""
     html = page.read_text(encoding="utf-8")
     found = re.findall(r'<script type="application/json" class="trace">(.*?)</script>', html, re.DOTALL)
-    return [json.loads(text)[1:] for text in found]
+    return [[step for step in json.loads(text)[1:] if step["rows"]] for text in found]  # not the engine at rest
 
 
 def counts(steps: list[Step]) -> dict[str, int]:

@@ -93,10 +93,10 @@ def test_an_earlier_trace_is_replaced(stage, tmp_path):
     for max_tokens in (9, 3, 5):
         flags = ["--temperature", "0", "--max-tokens", max_tokens, "--quiet"]
         assert stage.main("--prompts", "A fox", "--trace", trace, *flags)[0] == 0
-        assert len(trace.read_text().splitlines()) == 1 + max_tokens
+        assert len(trace.read_text().splitlines()) == 1 + max_tokens + 1  # the header, and the engine at rest
     trace.write_text(trace.read_text()[:10])  # torn by a full disk, say
     assert stage.main("--prompts", "A fox", "--trace", trace, *flags)[0] == 0
-    assert len(trace.read_text().splitlines()) == 1 + 5
+    assert len(trace.read_text().splitlines()) == 1 + 5 + 1
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links and devices as POSIX has them")
@@ -257,10 +257,10 @@ def test_prompts_file_that_is_no_text(stage, tmp_path):
 @of_two_stages
 def test_control_c_keeps_what_is_finished(stage, tmp_path):
     """The first prompt leaves room for a few tokens, the second for hundreds: the first result is there."""
-    prompts = ["word " * 390, "endless"]
+    prompts, at_once = ["word " * 390, "endless"], "2" if stage.number >= 4 else "1"  # or the longer output goes first
     process = stage.start(
         "--prompts", *prompts, "--json", "--ignore-eos", "--max-tokens", "400", "--max-model-len", "400",
-        "--trace", tmp_path / "trace", *(["--max-num-seqs", "1"] if stage.has_argument("max_num_seqs") else []),
+        "--trace", tmp_path / "trace", *(["--max-num-seqs", at_once] if stage.has_argument("max_num_seqs") else []),
     )  # fmt: skip
     first = process.stdout.readline()  # the engine is at the second prompt now
     process.send_signal(signal.SIGINT)

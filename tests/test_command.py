@@ -46,9 +46,11 @@ def test_every_command_has_its_own_help(run_here, name):
 
 
 def test_run_takes_the_stage():
-    status, stdout, stderr = run("run", "--stage", 1, "--prompts", "A fox", "--max-tokens", 3, "--temperature", 0)
+    status, stdout, stderr = run(
+        "run", "--stage", 1, "--prompts", "A fox", "--max-tokens", 3, "--temperature", 0, "--stats"
+    )
     assert (status, stdout) == (0, "A fox and a puppy\n")
-    assert "mean TTFT" in stderr
+    assert "time to first token" in stderr
 
 
 def test_every_command_tells_what_is_wrong(run_here, tmp_path):

@@ -298,8 +298,12 @@ def test_the_longest_outputs_go_first(stage, tmp_path):
     assert llm.stats.num_forwards == 12
     llm = stage.LLM(max_num_seqs=3, device="cpu")
     params = [stage.SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
-    llm.generate(["A fox"] * len(lengths), params)
+    for _ in llm.stream(["A fox"] * len(lengths), params):  # in this order
+        pass
     assert llm.stats.num_forwards == 16
+    llm = stage.LLM(max_num_seqs=3, device="cpu")
+    llm.generate(["A fox"] * len(lengths), params)
+    assert llm.stats.num_forwards == 12
 
 
 # --- What a run tells -----------------------------------------------------------------------------------------------

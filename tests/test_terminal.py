@@ -53,7 +53,8 @@ class Terminal:
             "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
         )
         command = [sys.executable, "-c", become, sys.executable, *command]
-        environment = {**os.environ, "TERM": "xterm"}
+        size = ("COLUMNS", "LINES")  # make exports its own
+        environment = {**{k: v for k, v in os.environ.items() if k not in size}, "TERM": "xterm"}
         self.process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, env=environment, **streams)
         os.close(follower)
         os.set_blocking(self.leader, False)

@@ -54,7 +54,7 @@ def static_batches(workload) -> list[list[tuple[int, int]]]:
 def slot_passes(workload) -> int:
     """Forward passes if every request takes the first slot that gets free and keeps it for all its tokens."""
     free = [0] * SLOTS
-    for _, n in workload:
+    for n in sorted((n for _, n in workload), reverse=True):  # `generate` begins with the longest outputs
         heapq.heappush(free, heapq.heappop(free) + n)
     return max(free)
 

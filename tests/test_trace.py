@@ -125,6 +125,7 @@ def test_every_token_is_told(stage, small_checkpoint):
     assert all(kinds[str(i)] == ["queued", "admitted", *["token"] * n, "finished"] for i, n in enumerate(OUTPUTS))
     assert {event["reason"] for event in events(llm.trace, "finished")} == {"length"}
     queued = events(llm.trace, "queued")
+    queued.sort(key=lambda event: event["request_id"])
     assert [event["prompt_token_ids"] for event in queued] == random_prompts(211, LENGTHS)
     assert {token_id for event in queued for token_id in event["prompt_token_ids"]} <= known
 
