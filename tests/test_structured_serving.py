@@ -196,6 +196,10 @@ def test_a_chat_goes_on_behind_a_call(shown, tales):
     job = shown.service.job({"model": "tales", "messages": messages}, chat=True)
     assert job.prompts[0].endswith("assistant: add(7)tool: 8 for call_1bot:")
     assert "does not see" in refusal(tales, messages=messages)["message"]
+    empty = {**call, "function": {"name": "now", "arguments": ""}}  # what takes no argument, as some models call it
+    again = [*HELLO, {"role": "assistant", "tool_calls": [empty]}]
+    job = shown.service.job({"model": "tales", "messages": again}, chat=True)
+    assert job.prompts[0].endswith("assistant: now()bot:")
     for arguments in ("{", 3, None):
         broken = {**call, "function": {"name": "add", "arguments": arguments}}
         error = refusal(shown, messages=[{"role": "assistant", "tool_calls": [broken]}])
