@@ -20,6 +20,7 @@ def url():
 @pytest.fixture(scope="module")
 def texts(url):
     """What a greedy completion and a greedy chat of 12 tokens say, by plain HTTP."""
+
     def ask(path, **fields):
         body = json.dumps({"model": "tinytales", "temperature": 0, "max_tokens": 12, **fields}).encode()
         request = urllib.request.Request(url + path, body, {"Content-Type": "application/json"})
