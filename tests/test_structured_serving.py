@@ -189,6 +189,15 @@ def test_the_template_decides_about_auto(tales, shown):
     assert "tool_calls" not in choice["message"]
 
 
+@pytest.mark.parametrize("choice", ["auto", "none", "required"])
+def test_a_chats_tools_are_tokens_too(shown, choice):
+    fields = {"model": "tales", "messages": HELLO, "tools": TOOLS, "tool_choice": choice}
+    (token_ids,) = shown.service.job(fields, chat=True).token_ids
+    assert ask(shown, "/tokenize", fields).json()["tokens"] == token_ids
+    error = error_of(ask(shown, "/tokenize", {"prompt": "Once upon a time", "tools": TOOLS}), 400)
+    assert (error["param"], "only chats" in error["message"]) == ("tools", True)
+
+
 def test_a_chat_goes_on_behind_a_call(shown, tales):
     call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 7, "b": "one"}'}}
     messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
@@ -196,6 +205,10 @@ def test_a_chat_goes_on_behind_a_call(shown, tales):
     job = shown.service.job({"model": "tales", "messages": messages}, chat=True)
     assert job.prompts[0].endswith("assistant: add(7)tool: 8 for call_1bot:")
     assert "does not see" in refusal(tales, messages=messages)["message"]
+    empty = {**call, "function": {"name": "now", "arguments": ""}}  # what takes no argument, as some models call it
+    again = [*HELLO, {"role": "assistant", "tool_calls": [empty]}]
+    job = shown.service.job({"model": "tales", "messages": again}, chat=True)
+    assert job.prompts[0].endswith("assistant: now()bot:")
     for arguments in ("{", 3, None):
         broken = {**call, "function": {"name": "add", "arguments": arguments}}
         error = refusal(shown, messages=[{"role": "assistant", "tool_calls": [broken]}])

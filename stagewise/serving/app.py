@@ -29,8 +29,9 @@ from .events import JSON, Answer, error_response
 from .levers import Levers
 from .live import Recorder, Viewer, asked_as
 from .page import make_page, policy, replay_page
-from .protocol import TURNS, Fields, Job, check_length, check_model
+from .protocol import TOOL_FIELDS, TURNS, Fields, Job, check_length, check_model
 from .reading import CLIENT_GONE, Bodies
+from .tools import tools_of
 
 MAX_VISITORS = 64  # of the page, at once
 REQUEST_ID = re.compile(rb"[!-~]{1,200}")  # of a client's, which comes back in a header
@@ -207,14 +208,15 @@ class App:
         return await self._bodies.read(request, self._encode)
 
     def _encode(self, body: dict) -> Response:
-        known = {"model", "prompt", "return_token_strs", *TURNS}
+        of_chats = TURNS | TOOL_FIELDS if body.get("messages") is not None else TURNS
+        known = {"model", "prompt", "return_token_strs", *of_chats}
         fields, service = Fields(body, known, others=IDLE), self.service
         if "model" in fields.values:
             check_model(fields, service.model_name)
         if "messages" in fields.values:
             if "prompt" in fields.values:
                 raise bad_request("give either prompt or messages", param="prompt")
-            prompt = chat_prompt(fields, service.chat)
+            prompt = chat_prompt(fields, service.chat, tools_of(fields))
         else:
             prompt = fields.get("prompt", str, "a text")
         if prompt is None:

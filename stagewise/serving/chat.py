@@ -172,7 +172,7 @@ def read_call(call: Any, where: str) -> dict:
         message = f'{where} must have a function with "name" and "arguments" as texts, got {call!r:.80}'
         raise bad_request(message, param=where)
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(function["arguments"] or "{}")  # some models call what takes no argument with ""
     except (ValueError, RecursionError):
         raise bad_request(f"{where}.function.arguments is not JSON", param=where) from None
     return {**call, "function": {**function, "arguments": arguments}}
@@ -197,7 +197,7 @@ def greeting(index: int) -> dict:
 def chat_choice(job: Job, piece: Any, chunk: bool, reader: CallReader | None = None) -> dict:
     """A choice of a chat, or of a chunk of one. reader: of the calls in this choice."""
     said: dict[str, Any] = {"content": piece.text}
-    ends = {"finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason}
+    ends = piece.ends
     if reader is not None:
         text, calls = reader.read(piece.text, piece.finish_reason is not None)
         said = {"content": text or None} if calls or not chunk else {"content": text}
@@ -211,7 +211,7 @@ def chat_choice(job: Job, piece: Any, chunk: bool, reader: CallReader | None = N
         content = [{**in_words(token), "top_logprobs": likely(token, job.num_logprobs)} for token in piece.tokens]
         logprobs = {"content": content}
     ids = {"token_ids": piece.token_ids} if job.token_ids_told else {}
-    return {"index": piece.index, **said, "logprobs": logprobs, **piece.ends, **ids}
+    return {"index": piece.index, **said, "logprobs": logprobs, **ends, **ids}
 
 
 def likely(token: Any, number: int) -> list[dict]:

@@ -1,11 +1,23 @@
-"""langchain-openai: both of its models, a stream, a batch, and a chain."""
+"""langchain-openai: both of its models, a stream, a batch, a chain, and answers with a form."""
 
+from typing import Literal
+
+import pydantic
+import pytest
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI
 
 
-def of(kind, url):
-    return kind(base_url=f"{url}/v1", api_key="none", model="tinytales", temperature=0, max_tokens=12, max_retries=0)
+class Animal(pydantic.BaseModel):
+    """An animal of a tale."""
+
+    kind: Literal["fox", "bear", "mouse"]
+    age: int = pydantic.Field(ge=0, le=30)
+
+
+def of(kind, url, **more):
+    fields = {"model": "tinytales", "temperature": 0, "max_tokens": 12, "max_retries": 0, **more}
+    return kind(base_url=f"{url}/v1", api_key="none", **fields)
 
 
 def test_a_chat(url, texts):
@@ -20,3 +32,9 @@ def test_a_chat(url, texts):
 
 def test_a_completion(url, texts):
     assert of(OpenAI, url).invoke("Once upon a time") == texts[0]
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_an_answer_has_the_form(url, method):
+    model = of(ChatOpenAI, url, max_tokens=60, seed=0).with_structured_output(Animal, method=method)
+    assert isinstance(model.invoke("Name an animal."), Animal)

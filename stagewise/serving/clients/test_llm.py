@@ -1,4 +1,4 @@
-"""The command `llm`: a model of a server by its settings, a chat, a completion, and its log of answers."""
+"""The command `llm`: a model of a server by its settings, a chat, a completion, its log of answers, and JSON."""
 
 import json
 import subprocess
@@ -16,6 +16,7 @@ MODELS = """
   api_base: {url}/v1
   completion: true
 """
+CLOSING = {92: 100}  # the token "}" as likely as can be: an object ends as soon as it may
 
 
 @pytest.fixture
@@ -37,3 +38,10 @@ def test_answers(run, texts, stream):
     assert run("-m", "tales", "Once upon a time", *options).strip() == texts[0].strip()
     logged = json.loads(run("logs", "--json", "-n", "0"))
     assert {entry["response"] for entry in logged} == set(texts)
+
+
+def test_an_answer_is_an_object(run):
+    options = ["-o", "temperature", "0", "-o", "max_tokens", "12", "-o", "logit_bias", json.dumps(CLOSING)]
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(run("-m", "tales-chat", "Describe a bear.", *options))
+    assert json.loads(run("-m", "tales-chat", "Describe a bear.", *options, "-o", "json_object", "true")) == {}

@@ -65,6 +65,8 @@ FLAGS = {
     "--show-hidden-metrics-for-version": None,
     "--enable-auto-tool-choice": None,
     "--tool-call-parser": None,
+    "--reasoning-parser": None,
+    "--structured-outputs-config.backend": None,
     "--load-format": None,
     "--skip-tokenizer-init": None,
 }
@@ -185,7 +187,7 @@ def install() -> None:
     }
     sys.meta_path.insert(0, StandIns(real))
     transformers.AutoTokenizer.from_pretrained = get_tokenizer
-    module("tests.utils", RemoteOpenAIServer=RemoteOpenAIServer)
+    module("tests.utils", RemoteOpenAIServer=RemoteOpenAIServer, ROCM_EXTRA_ARGS=[])
     module("tests.conftest", LocalAssetServer=object)
 
 
