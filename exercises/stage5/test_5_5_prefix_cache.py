@@ -220,8 +220,8 @@ def test_long_prompts(work):
 
 
 def test_two_long_chains_of_one_hash(work):
-    """All entries in one list, each thousands of blocks from its beginning."""
-    cache, count = work.PrefixCache(1, hash_function=lambda key: 0), 1100
+    """All entries in one list, each hundreds of blocks from its beginning."""
+    cache, count = work.PrefixCache(1, hash_function=lambda key: 0), 700
     chains = [[first, *[5] * count] for first in (1, 2)]
     for i, chain in enumerate(chains):
         cache.enter(chain, [i * count + j for j in range(count)])
