@@ -116,11 +116,22 @@ def memory(trace: Trace, state: State, step: dict) -> dict[str, str]:
     return cells
 
 
+WIDTH = 96
+
+
+def in_quotes(text: str, old: str, new: str) -> str:
+    """The text with `old` replaced where it is in double quotes, and behind the first word."""
+    first, _, rest = text.partition(" ")
+    return f"{first}\0" + re.sub(r'"[^"]*"', lambda quoted: quoted[0].replace(old, new), rest)
+
+
 def over_lines(command: str) -> str:
     """A command that a shell takes as it is, in lines that a page has room for."""
-    words = [flag.replace(" ", "\0") for flag in command.split(" --")]  # a flag keeps its values
+    # A flag keeps its values, or, if they are too long for a line, the first of them.
+    flags = command.split(" --")
+    words = [flag.replace(" ", "\0") if len(flag) < WIDTH else in_quotes(flag, " ", "\0") for flag in flags]
     lines = textwrap.wrap(
-        " --".join(words), 96, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        " --".join(words), WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
     return " \\\n".join(lines).replace("\0", " ")
 
