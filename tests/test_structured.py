@@ -374,7 +374,7 @@ IMPOSSIBLE = [
 ]
 
 
-@pytest.mark.parametrize(("form", "why"), WRONG, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(("form", "why"), WRONG, ids=[f"{i}-{why}" for i, (_, why) in enumerate(WRONG)])
 def test_wrong_ones(structured, form, why):
     with pytest.raises(ValueError, match=re.escape(why)) as error:
         structured.StructuredOutputsParams(**form)
