@@ -31,6 +31,11 @@ def describe(device: torch.device) -> dict:
     }
 
 
+def is_busy(machine: dict) -> bool:
+    """Whether others used the machine: more was ready to run than its cores and this program's threads take."""
+    return (machine.get("load") or 0) > machine["cores"] + machine["threads"]
+
+
 def best_seconds(run: Callable[[], object], device: torch.device, repeat: int = 7) -> float:
     """The shortest of several runs, in seconds: what the machine can do, not what its other users leave."""
     run()

@@ -3,7 +3,7 @@
     python -m bench.report bench/results/ladder.json      # print a result's tables
     python -m bench.report --write                  # put them into the READMEs and draw their pictures
 
-A README, or another page in the root or a folder there, names its results in a comment,
+A README, or another page in the root, a folder there or a package of stagewise, names its results in a comment,
 `<!-- throughput: bench/results/ladder.json speed work -->`, with the tables that it wants; what stands between that
 line and `<!-- end -->` is written here. Pictures of the same name beside the result are drawn anew if the page shows
 them: .png by plots.py, .svg by race.py. `<!-- comparison: FILE FILE … -->` is several results in one table,
@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from bench import plots, race
+from bench.machine import is_busy
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- (\w+):((?: \S+\.json)+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -185,11 +186,6 @@ def table(result: dict, name: str) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def is_busy(machine: dict) -> bool:
-    """Whether others used the machine: more was ready to run than its cores and this program's threads take."""
-    return (machine.get("load") or 0) > machine["cores"] + machine["threads"]
-
-
 def caption(result: dict) -> str:
     """What the numbers are of: requests, model, machine, and the command that makes them."""
     machine, what = result["machine"], "1 request" if result["requests"] == 1 else f"{result['requests']} requests"
@@ -338,7 +334,7 @@ def check_outputs(outputs: dict[str, Path | None], inputs: dict[str, Path]) -> N
 
 
 def readmes() -> list[Path]:
-    paths = sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("*/*.md"))
+    paths = sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("*/*.md")) + sorted(ROOT.glob("stagewise/*/*.md"))
     return [path for path in paths if BLOCK.search(path.read_text(encoding="utf-8"))]
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from bench.machine import describe
+from bench.machine import describe, is_busy
 from stage06_fast.support.controls import held_to
 from stage06_fast.support.structured import Guide, StructuredOutputsParams, make_matcher, vocabulary
 from stage06_fast.support.tokenizer import Tokenizer
@@ -251,12 +251,13 @@ def table(result: dict) -> str:
         needs = ", ".join(f"`{one}`" for one in own["needs"]) or "nothing"
         lines.append(f"| {name} {own['version']} | {own['license']} | {needs} | {size} |")
     here = result["here"]
+    busy = ", beside other programs" if is_busy(result["machine"]) else ""
     return "\n".join(lines) + (
         f"\n\nFor each row of a step stage 6 pays {in_units(here['mask'])} for its mask, {here['bytes']:,} bytes, and "
         f"{in_units(here['logits'])} for changing the row's logits (medians; the schema with 4 fields). To have "
         f"another thread do something, and wait for it, takes {in_units(here['other thread'])}. vLLM calls the same "
         f"functions of the same libraries. {result['machine']['device']}, "
-        f"{result['machine']['threads']} thread; other programs ran beside, so compare columns, not tables. "
+        f"{result['machine']['threads']} thread{busy}. "
         f"`{result['command']}`"
     )
 
