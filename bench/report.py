@@ -8,7 +8,8 @@ A README, or another page in the root, a folder there or a package of stagewise,
 line and `<!-- end -->` is written here. Pictures of the same name beside the result are drawn anew if the page shows
 them: .png by plots.py, .svg by race.py. `<!-- comparison: FILE FILE … -->` is several results in one table,
 `<!-- company: FILE -->` is one of `--company` with several values, and `<!-- ablation: FILE … -->`, `profile`,
-`accuracy`, `linear`, `layer`, `caches`, `serving` and `rude` are what the commands of these names print.
+`accuracy`, `linear`, `layer`, `caches`, `serving`, `rude`, `structured` and `forms` are what the commands of these
+names print.
 """
 
 import argparse
@@ -43,6 +44,7 @@ MAKERS = {
     "serving": "bench.serving",
     "rude": "bench.rude",
     "structured": "bench.structured",
+    "forms": "bench.forms",
 }
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from bench import caches, conditions, engines, machine, race, report, throughput, workloads
+from bench import caches, conditions, engines, forms, machine, race, report, throughput, workloads
 from bench.machine import least_seconds, pass_work
 from bench.peers import PEERS
 from stage01_single.model import ModelConfig
@@ -873,3 +873,23 @@ def test_a_slow_product_is_measured_on_small_matrices(monkeypatch):
     sizes.clear()
     assert machine.matmul_rate(torch.float32, torch.device("cpu"), n=300, enough=9.0) == 2 * 300**3 / 0.03
     assert sizes == [256, 300]
+
+
+# --- What a form costs -----------------------------------------------------------------------------------------------
+
+
+def test_a_forms_cost_is_a_difference_within_its_turn():
+    """A machine that slows down from turn to turn changes both times, and not the cost."""
+    costs = {"vllm": 3e-4, "stage 6": 1e-4}
+    cells = [
+        {"engine": engine, "turn": turn, "count": count, "form": form, "same": 0, "seconds": turn + 1 + cost * (i > 0)}
+        for turn in range(5)
+        for count in forms.COUNTS
+        for i, form in enumerate(forms.FORMS)
+        for engine, cost in costs.items()
+    ]
+    rows = forms.summarize(cells)
+    assert len(rows) == len(forms.ENGINES) * len(forms.COUNTS) * len(forms.FORMS)
+    for row in rows:
+        assert row["cost"] == pytest.approx(costs[row["engine"]] * (row["form"] != "none"))
+        assert row["seconds"] == pytest.approx(3 + row["cost"])
