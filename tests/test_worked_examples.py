@@ -1,5 +1,8 @@
 """The worked examples in the chapters are what the stages do."""
 
+import contextlib
+import io
+import re
 import sys
 
 import pytest
@@ -17,6 +20,22 @@ def test_chapters_show_what_runs(directory):
     for page in pages:
         text = page.read_text(encoding="utf-8")
         assert worked_examples.fresh(page) == text, "run `python tools/worked_examples.py --write`, and read the page"
+
+
+def test_the_page_on_fairness_shows_what_its_code_prints():
+    page = (ROOT / "stage05_paged/SHARING.md").read_text(encoding="utf-8").partition("## Fairness")[2]
+    code, shown = re.search(r"```python\n(from .*?)```.*?```text\n(.*?)```", page, re.DOTALL).groups()
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {})
+    assert [line.rstrip() for line in printed.getvalue().splitlines()] == shown.splitlines()
+
+
+def test_completions_that_wait_for_their_first_token():
+    """A prompt's second completion that has no place yet: the table says that it waits."""
+    command = "python -m stage05 --prompts a b --n 2 --max-num-seqs 2 --max-tokens 2 --temperature 0 --ignore-eos"
+    rows = worked_examples.table(worked_examples.run("stage05_paged", command)).splitlines()
+    assert rows[0].startswith("| step | A1 | A2 | B1 | B2 |")
+    assert "waits" in rows[3]
 
 
 def test_a_command_that_fails_leaves_the_chapters_as_they_are(capsys):

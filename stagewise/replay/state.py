@@ -148,8 +148,13 @@ class State:
                     self.completions[key].leave("waiting")
                 self.completions[key].output = [*self.completions[key].output, event["token_id"]]
             case "forked":
+                parent = self.completions[request_id, event["parent"]]
+                if key not in self.completions:  # it gets its first token later, when it has a place
+                    self.completions[key] = self.copy(parent, output=[], blocks=[])
+                    self.completions[key].leave("waiting")
+                child = self.completions[key]
+                child.place = event.get("place") or child.place
                 if event["running"]:
-                    child, parent = self.completions[key], self.completions[request_id, event["parent"]]
                     child.status, child.blocks, child.num_computed = "running", parent.blocks, parent.num_computed
                     self.seat(child)
             case "beams":
