@@ -64,7 +64,7 @@ LABEL = dict(facecolor="white", edgecolor="none", pad=1)
 def table(result: dict) -> str:
     """The measurements in Markdown: times per layer, and the best kernel's bandwidth."""
     names = list(result["rows"][0]["seconds"])
-    head = ["batch", "context", *(f"{name}, µs" for name in names), "against gather + SDPA", "GB/s"]
+    head = ["batch", "context", *(f"{name}, µs" for name in names), "speed-up over gather + SDPA", "GB/s"]
     lines = [" | ".join(head), " | ".join(["---:"] * len(head))]
     for row in result["rows"]:
         times = row["seconds"]

@@ -64,7 +64,7 @@ def measure(model: str, load_format: str) -> dict:
 def table(result: dict) -> str:
     """A line for each length: milliseconds of one row and of all, and how many times faster all are together."""
     models = result["models"]
-    titles = [f"{model}: one row, ms | {ROWS} rows, ms | together against one by one" for model in models]
+    titles = [f"{model}: one row, ms | {ROWS} rows, ms | speed-up of {ROWS} together" for model in models]
     lines = ["| tokens of a row | " + " | ".join(titles) + " |", "| ---: |" + " ---: |" * 3 * len(models)]
     for i, length in enumerate(LENGTHS):
         passes = [own["passes"][i] for own in models.values()]
@@ -77,7 +77,7 @@ def table(result: dict) -> str:
     machine = result["machine"]
     return "\n".join(lines) + (
         f"\n\nA whole run, {ROWS} prompts of {PROMPT} tokens and {OUTPUT} tokens out: {'; '.join(runs)}. "
-        f"gpt2 with random weights, float32; {machine['device']}, one thread, in its own time, torch "
+        f"gpt2 with random weights, float32; {machine['device']}, one thread, CPU time, torch "
         f"{machine['torch']}. `python -m bench.batch`"
     )
 

@@ -114,7 +114,7 @@ TABLES = {
     "speed": {
         "engine": lambda row: f"`{row['engine']}`",
         "tok/s": lambda row: f"{row['tokens_per_second']:.1f}",
-        "against": lambda row: f"{row['ratio']:.2f} × {short(row['ratio_to'])}" if row["ratio"] else None,
+        "speed-up": lambda row: f"{row['ratio']:.2f} × {short(row['ratio_to'])}" if row["ratio"] else None,
         "of the limit": share("limit_share"),
         "TTFT p50": seconds("ttft_p50"),
         "TTFT p95": seconds("ttft_p95"),
@@ -161,7 +161,7 @@ def where_it_loses(row: dict) -> str | None:
 TABLES["ladder"] = {
     title: column
     for title, column in TABLES["speed"].items()
-    if title in ("engine", "tok/s", "against", "of the limit")
+    if title in ("engine", "tok/s", "speed-up", "of the limit")
 } | {
     "TTFT p50": seconds("ttft_p50"),
     "ITL p50": milliseconds("itl_p50"),
@@ -264,7 +264,7 @@ def comparison(results: list[dict]) -> str:
     its share of the limit."""
     engines = list(dict.fromkeys(row["engine"] for result in results for row in result["summary"]))
     last = [engine for engine in engines if engine.startswith("stage")][-1]
-    titles = ["workload", "type", *(f"`{engine}`" for engine in engines), "against the best other", "of the limit"]
+    titles = ["workload", "type", *(f"`{engine}`" for engine in engines), "over the best other", "of the limit"]
     lines = [" | ".join(titles), " | ".join(["---"] * 2 + ["---:"] * (len(titles) - 2))]
     for result in results:
         rows = {row["engine"]: row for row in result["summary"]}

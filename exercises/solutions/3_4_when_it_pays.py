@@ -2,17 +2,17 @@
 
 
 def tokens_without(prompt: int, output: int) -> int:
-    """Positions that go through the model without a cache."""
+    """Tokens that go through the model without a cache."""
     return sum(prompt + step for step in range(output))
 
 
 def tokens_with(prompt: int, output: int) -> int:
-    """Positions that go through the model with a cache."""
+    """Tokens that go through the model with a cache."""
     return prompt + output - 1
 
 
 def saving(prompt: int, output: int) -> float:
-    """How many times fewer positions the cache leaves."""
+    """How many times fewer tokens go through the model with a cache."""
     return tokens_without(prompt, output) / tokens_with(prompt, output)
 
 

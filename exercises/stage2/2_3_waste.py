@@ -4,5 +4,5 @@
 def positions(
     prompts: list[int], outputs: list[int], max_num_seqs: int, sort_by_length: bool = False
 ) -> tuple[int, int]:
-    """(positions of live requests, positions for nothing) that stage 2 computes, from the lengths of the requests."""
+    """(places with tokens of live rows, wasted places) that stage 2 computes, from the lengths of the requests."""
     raise NotImplementedError

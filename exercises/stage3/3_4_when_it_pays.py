@@ -2,17 +2,17 @@
 
 
 def tokens_without(prompt: int, output: int) -> int:
-    """Positions that go through the model without a cache."""
+    """Tokens that go through the model without a cache."""
     raise NotImplementedError
 
 
 def tokens_with(prompt: int, output: int) -> int:
-    """Positions that go through the model with a cache."""
+    """Tokens that go through the model with a cache."""
     raise NotImplementedError
 
 
 def saving(prompt: int, output: int) -> float:
-    """How many times fewer positions the cache leaves."""
+    """How many times fewer tokens go through the model with a cache."""
     raise NotImplementedError
 
 
