@@ -3,7 +3,7 @@ a form of the whole output (structured.py), the caller's own functions. Names an
 `SamplingParams`.
 
 All of it follows from the parameters and the tokens so far. So nothing here changes while a request runs, and it is the
-same after a preemption, in any company.
+same after a preemption, beside any other requests.
 """
 
 import copy

@@ -30,7 +30,7 @@ class SamplingParams:
         repetition_penalty: over 1 makes tokens of the prompt and the output less likely (Keskar et al. 2019, CTRL).
         presence_penalty: subtracted once from the logit of every token in the output.
         frequency_penalty: subtracted from a token's logit once per time it is in the output.
-        seed: makes the draws repeatable, alone or in company; None, or vLLM's -1, takes one from the engine's seed.
+        seed: makes the draws repeatable, alone or beside others; None, or vLLM's -1, takes one from the engine's seed.
         max_tokens: the longest output, in tokens.
         min_tokens: before this many tokens nothing but `max_tokens` and the end of the context ends the output.
         stop: texts that end the output; the output ends before them.
