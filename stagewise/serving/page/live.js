@@ -160,7 +160,7 @@ class LivePage extends Page {
     const here = last === undefined ? "nothing has run yet; press a button, or ask" : this.isIdle ? `at rest after step ${last}` : `step ${last}`;
     const words = this.isFollowing ? `${here[0].toUpperCase()}${here.slice(1)}` : `You look back, at step ${at}`;
     setText(find("live-words"), `${link.isUp ? words : link.words}.`);
-    setText(find("gauge-when"), this.isFollowing || last === undefined ? "now" : `now, ${here}`);
+    setText(find("gauge-when"), this.isFollowing || last === undefined ? "now" : `now, step ${last}`);
     const speed = this.isIdle || !link.isUp ? 0 : this.rates.now;
     const requests = running || waiting ? `${running} run${waiting ? `, ${waiting} wait` : ""}` : "none";
     setText(find("gauge-requests"), requests);
@@ -308,6 +308,7 @@ const link = {
   show(header) {
     shown = new LivePage(header);
     document.body.classList.remove("waiting");
+    shown.measure(); // what was hidden had no width
     document.querySelector(".of-five").hidden = shown.replay.stage < 5;
     find("no-levers").hidden = shown.replay.stage >= 5;
     const { longest } = shown.presets.sizes;
