@@ -124,6 +124,10 @@ def test_what_is_shown_is_what_happened(page):
     page("shown.turnTo(3)")
     asked(page, "A fox", 10)
     assert page("return shown.position") == 3
+    thumb = page("const b = shown.slider.getBoundingClientRect(); const { value, max } = shown.slider;"
+                 "return b.left + 8 + (value / max) * (b.width - 16)")  # fmt: skip
+    cursor = page("const b = document.querySelector('.cursor').getBoundingClientRect(); return (b.left + b.right) / 2")
+    assert thumb == pytest.approx(cursor, abs=1)
     assert text(page, "follow") == "Back to LIVE"
     assert text(page, "live-words").startswith("You look back, at step ")
     assert text(page, "gauge-when").startswith("now, step ")

@@ -71,6 +71,7 @@ class LivePage extends Page {
     this.presets?.append(step);
     if (!replay.head.running.size && !replay.head.numWaiting && step.rows.length) this.rest();
     this.showKinds();
+    this.fit();
     if (this.isFollowing) this.position = this.clock.end;
     this.render();
   }
