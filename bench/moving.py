@@ -15,14 +15,14 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "stagewise/replay/examples/static_and_continuous.html"
 TITLES = (
-    "Static batching, sorted by length: a batch ends with its slowest request",
+    "Static batching: a batch ends with its slowest request",
     "Continuous batching: a request that is done makes room at once",
 )
 COLORS = {  # scheme -> paper, ink, soft, track, line, prompt, token
     "light": ("#ffffff", "#1f2328", "#57606a", "#f0f3f6", "#8c959f", "#0a3069", "#54aeff"),
     "dark": ("#0d1117", "#e6edf3", "#9da7b3", "#161b22", "#6e7681", "#cae8ff", "#2f7fd6"),
 }
-PER_STEP, PAUSE, RUNS = 0.1, 2.5, 2  # seconds a step, seconds of rest, how often it is played
+PER_STEP, PAUSE, RUNS = 0.1, 8, 2  # seconds a step, seconds of rest, how often it is played
 WIDTH, LEFT, LANE, GAP, PANEL = 640, 16, 26, 4, 144  # pixels
 RIGHT = WIDTH - LEFT
 

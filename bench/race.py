@@ -1,11 +1,10 @@
-"""A result of the benchmark as a race: a moving picture in which every engine makes tokens at its own speed.
+"""A result of the benchmark as bars: the engines side by side, in tokens per second.
 
 `python -m bench.report --write` draws it beside a result whose table a page shows together with the picture: an SVG
-file that needs no script. A bar grows as fast as its engine makes tokens; where motion is not wanted, bars are as long
-as they will be. Either way they compare tokens per second, and nothing else.
+file that needs no script. It doesn't move: a bar that still grows would contradict the number beside it. An axis says
+how many tokens per second a whole track is.
 """
 
-SECONDS = 6  # of growing
 IDEAS = {  # of the stages, for all pictures
     "stage01_single": "one at a time",
     "stage02_static_batch": "static batch",
@@ -16,16 +15,15 @@ IDEAS = {  # of the stages, for all pictures
 }
 LEFT, TRACK, LANE, TOP = 150, 260, 32, 44  # pixels
 
-STYLE = f"""
-  svg {{ --paper: #ffffff; --ink: #1f2328; --track: #eaeef2; --bar: #0969da; }}
-  @media (prefers-color-scheme: dark) {{
-    svg {{ --paper: #0d1117; --ink: #e6edf3; --track: #21262d; --bar: #58a6ff; }}
-  }}
-  text {{ font: 15px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: var(--ink); }}
-  .title {{ font-weight: 600; }}
-  .bar {{ fill: var(--bar); transform-box: fill-box; transform-origin: left; }}
-  @keyframes grow {{ 0% {{ transform: scaleX(0); }} }}
-  @media (prefers-reduced-motion: no-preference) {{ .bar {{ animation: grow {SECONDS}s linear; }} }}"""
+STYLE = """
+  svg { --paper: #ffffff; --ink: #1f2328; --track: #eaeef2; --bar: #0969da; }
+  @media (prefers-color-scheme: dark) {
+    svg { --paper: #0d1117; --ink: #e6edf3; --track: #21262d; --bar: #58a6ff; }
+  }
+  text { font: 15px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: var(--ink); }
+  .title { font-weight: 600; }
+  .axis { font-size: 13px; }
+  .bar { fill: var(--bar); }"""
 
 
 def lane(number: int, row: dict, most: float) -> str:
@@ -44,7 +42,13 @@ def svg(result: dict) -> str:
     rows = result["summary"]
     speeds = [row["tokens_per_second"] for row in rows]
     lanes = "".join(lane(number, row, max(speeds)) for number, row in enumerate(rows))
-    height = TOP + len(rows) * LANE + 8
+    bottom = TOP + len(rows) * LANE
+    axis = (
+        f'\n  <text class="axis" x="{LEFT}" y="{bottom + 8}">0</text>'
+        f'\n  <text class="axis" x="{LEFT + TRACK}" y="{bottom + 8}" text-anchor="end">'
+        f"a whole bar: {max(speeds):.0f} tokens a second</text>"
+    )
+    height = bottom + 22
     said = "; ".join(f"{IDEAS.get(row['engine'], row['engine'])}, {row['tokens_per_second']:.0f}" for row in rows)
     title = f"Tokens a second: from {speeds[0]:.0f} to {speeds[-1]:.0f}, {speeds[-1] / speeds[0]:.0f} times as many"
     size = f'width="480" height="{height}" viewBox="0 0 480 {height}"'
@@ -54,6 +58,6 @@ def svg(result: dict) -> str:
   <style>{STYLE}
   </style>
   <rect width="480" height="{height}" rx="8" fill="var(--paper)"/>
-  <text class="title" x="16" y="26">{title}</text>{lanes}
+  <text class="title" x="16" y="26">{title}</text>{lanes}{axis}
 </svg>
 """

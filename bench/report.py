@@ -139,12 +139,12 @@ TABLES = {
 
 # Where a stage loses, or gains nothing against the one before, and the committed result that shows it.
 LOSES = {
-    "stage01_single": ("every token computes the whole sequence", None),
+    "stage01_single": ("outputs are long: every token computes the whole sequence", None),
     "stage02_static_batch": ("a few long outputs keep their batches full of padding", "tail"),
-    "stage03_kvcache": ("outputs of one token: there is nothing to reuse", None),
+    "stage03_kvcache": ("outputs are of one token: there is nothing to reuse", None),
     "stage04_continuous": ("all outputs are equally long", "equal"),
     "stage05_paged": ("memory is plenty, and no prompts begin alike", "tail"),
-    "stage06_fast": ("many threads: they wait for each other", None),
+    "stage06_fast": ("there are many threads: they wait for each other", None),
 }
 
 
@@ -159,13 +159,12 @@ def where_it_loses(row: dict) -> str | None:
 
 
 TABLES["ladder"] = {
-    title: column
-    for title, column in TABLES["speed"].items()
-    if title in ("engine", "tok/s", "speed-up", "of the limit")
+    title: column for title, column in TABLES["speed"].items() if title in ("engine", "tok/s", "speed-up")
 } | {
+    "of what this machine allows": TABLES["speed"]["of the limit"],
     "TTFT p50": seconds("ttft_p50"),
     "ITL p50": milliseconds("itl_p50"),
-    "where it loses": where_it_loses,
+    "no faster, or slower, when": where_it_loses,
 }
 
 
@@ -182,7 +181,7 @@ def table(result: dict, name: str) -> str:
             values.append(own.get(title))
     if all(value == "100%" for value in cells.get("requests with the same ids", ())):
         cells.pop("requests with the same ids", None)
-    sides = ["---" if title in ("engine", "where it loses") else "---:" for title in cells]
+    sides = ["---" if title in ("engine", "no faster, or slower, when") else "---:" for title in cells]
     lines = [" | ".join(cells), " | ".join(sides)]
     lines += [" | ".join(value or "" for value in values) for values in zip(*cells.values(), strict=True)]
     return "\n".join(f"| {line} |" for line in lines)

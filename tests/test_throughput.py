@@ -805,6 +805,7 @@ def test_the_race_is_that_of_the_committed_result():
     assert "one at a time, 10; other, 40." in picture
     widths = [float(width) for width in re.findall(r'class="bar" .*?width="([\d.]+)"', picture)]
     assert widths == [race.TRACK / 4, race.TRACK]
+    assert "a whole bar: 40 tokens a second" in picture
 
 
 def test_the_picture_of_the_memory_hierarchy_shows_what_was_measured():

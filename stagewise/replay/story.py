@@ -1,19 +1,20 @@
 """Stories: what an example shows, as stops in its run. stories.toml has them, this puts in what the traces say.
 
-    title, message   what the example says
+    title, message   what the example says, and what came of it in a few numbers
     look             "rows" or "memory": what of a step is to be seen first
     stops            each {at, says, text}. `at` is the event by which a stop is found, [kind, who, which, trace]: of
                      this kind and completion the first one (or the second, …), in the first trace (or the second).
                      Beside the events of trace.py there is "carried": a finished row goes through the model
     verdict          what came of it
 
-In `text` and `verdict` braces hold what is read off the traces: {a.steps} and {b.steps} are of a whole run, see `Run`;
-of a stop's step there is what `moment` gives, and under `other` the same of the other trace.
+In `title`, `message`, `text` and `verdict` braces hold what is read off the traces: {a.steps} and {b.steps} are of a
+whole run, see `Run`; of a stop's step there is what `moment` gives, and under `other` the same of the other trace.
 """
 
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +44,7 @@ def tell(story: dict, traces: Sequence[Trace]) -> dict:
     runs = [Run(trace) for trace in traces]
     facts = dict(zip("ab", runs, strict=False))
     stops = [stop_of(stop, runs, facts) for stop in story["stops"]]
-    return {**story, "stops": stops, "verdict": filled(story["verdict"], facts)}
+    return {**story, "stops": stops, **{name: filled(story[name], facts) for name in ("title", "message", "verdict")}}
 
 
 def stop_of(stop: dict, runs: list["Run"], facts: dict) -> dict:
@@ -54,6 +55,8 @@ def stop_of(stop: dict, runs: list["Run"], facts: dict) -> dict:
     if len(runs) > 1:
         other = runs[2 - trace]
         numbers["other"] = SimpleNamespace(**other.moment(min(step, other.steps), who))
+    if "free" in event:  # when a request was refused; who is admitted behind it takes of these
+        numbers["taken"] = run.blocks - event["free"]
     text = filled(stop["text"], {**facts, **numbers, "prompt": run.prompt})
     return {"trace": trace - 1, "step": step, "says": stop["says"], "text": text}
 
@@ -63,6 +66,12 @@ def filled(text: str, numbers: dict[str, Any]) -> str:
         return text.format(**numbers)
     except (KeyError, AttributeError) as error:
         raise ValueError(f"nothing is called {error} for {text!r}") from None
+
+
+def num_passing(step: dict) -> int:
+    """How many are admitted in a step although one before them is refused."""
+    kinds = [event["kind"] for event in step["before"]]
+    return kinds[kinds.index("refused") :].count("admitted") if "refused" in kinds else 0
 
 
 class Run:
@@ -76,7 +85,7 @@ class Run:
         largest: the most tokens in a step after the first.
         output, prompts, cached: tokens made, in all prompts, found in the prefix cache.
         finished, completions: how many there are.
-        preemptions, copied: how often it happened.
+        preemptions, copied: how often it happened; passing: requests admitted in a step behind one that was refused.
         blocks, block_size, most_held, slots, longest, budget: of the KV cache and of a step, as far as there are any.
         prompt: of each request, the tokens of its prompt.
     """
@@ -106,8 +115,14 @@ class Run:
         self.finished = sum(completion.status == "finished" for completion in state.completions.values())
         self.preemptions, self.copied = state.counts["preemptions"], events["copied"]
         admitted = [event for step in steps for event in step["before"] if event["kind"] == "admitted"]
+        self.passing = sum(map(num_passing, steps))
         self.cached = sum(event.get("num_cached_tokens") or 0 for event in admitted)
         self.most_held = max(moment["step"]["held"] for moment in self.moments)
+
+    @property
+    def ahead(self) -> int:
+        """How many of the requests behind one that waits for memory its engine lets go ahead of it."""
+        return import_module(f"{self.trace.header['stage']}.scheduler").AHEAD
 
     def _look(self, state: State, step: dict) -> dict[str, Any]:
         """Of a step: what holds for all, and under each completion's key what holds for it."""
@@ -115,6 +130,7 @@ class Run:
         of_step = dict(
             waiting=len(state.waiting),
             held=len(held),
+            unheld=(self.blocks or 0) - len(held),
             shared=step["num_blocks_shared"],
             reserved=step["kv_tokens_reserved"],
             used=step["kv_tokens_used"],
@@ -136,9 +152,9 @@ class Run:
     def moment(self, step: int, who: str) -> dict[str, int]:
         """What can be said of a step, and of a completion in it.
 
-        waiting, held, shared (blocks), reserved, used (places of the KV cache), step_padding; of the completion: tokens
-        and padding in its row, those of the tokens that are computed again, its length before the step, and its output
-        after it.
+        waiting, held, unheld, shared (blocks), reserved, used (places of the KV cache), step_padding; of the
+        completion: tokens and padding in its row, those of the tokens that are computed again, its length before the
+        step, and its output after it.
         """
         return self.moments[step]["step"] | self.moments[step].get(self.key(who), {})
 

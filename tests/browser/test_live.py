@@ -124,8 +124,13 @@ def test_what_is_shown_is_what_happened(page):
     page("shown.turnTo(3)")
     asked(page, "A fox", 10)
     assert page("return shown.position") == 3
+    thumb = page("const b = shown.slider.getBoundingClientRect(); const { value, max } = shown.slider;"
+                 "return b.left + 8 + (value / max) * (b.width - 16)")  # fmt: skip
+    cursor = page("const b = document.querySelector('.cursor').getBoundingClientRect(); return (b.left + b.right) / 2")
+    assert thumb == pytest.approx(cursor, abs=1)
     assert text(page, "follow") == "Back to LIVE"
-    assert text(page, "live-words").startswith("You look at step ")
+    assert text(page, "live-words").startswith("You look back, at step ")
+    assert text(page, "gauge-when").startswith("now, step ")
     page("document.getElementById('follow').click(); shown.renderNow()")
     assert page("return shown.position === shown.clock.end")
     assert text(page, "follow") == "LIVE"
@@ -136,6 +141,7 @@ def test_what_is_shown_is_what_happened(page):
 def test_the_engine_at_rest_holds_nothing(page):
     asked(page, "Once upon a time", 20)
     assert text(page, "live-words").startswith("At rest after step ")
+    assert text(page, "gauge-when") == "now"
     assert text(page, "gauge-requests") == "none"
     assert text(page, "gauge-memory") == "0 of 100 blocks"
     assert text(page, "gauge-speed") == "0"
@@ -154,7 +160,7 @@ def test_my_lanes_and_latencies_are_marked(page):
     assert mine.endswith("★")
     assert mine in page("return [...document.querySelectorAll('.done .chip')].map((chip) => chip.textContent)")
     for gauge in ("gauge-ttft", "gauge-itl"):
-        assert re.fullmatch(r"★ [\d.]+ · all [\d.]+ ms", text(page, gauge))
+        assert re.fullmatch(r"★ yours [\d.]+, median [\d.]+ ms", text(page, gauge))
     ends = page(f"return {STEPS}.slice(-20).map((step) => step.start + step.seconds)")
     gaps = sorted(b - a for a, b in itertools.pairwise(ends))
     assert page("return median(shown.rates.mine.itl)") == pytest.approx(gaps[len(gaps) // 2], rel=0.02)

@@ -50,8 +50,10 @@ class Film {
     this.root = element("div", "film");
     this.canvas = element("canvas", "", "", { role: "img", "aria-label": words });
     this.cursor = element("div", "cursor");
-    if (marks.length) this.cursor.style.top = `${MARKS - 2}px`;
-    this.root.append(this.canvas, this.cursor);
+    this.letters = element("canvas", "letters", "", { "aria-hidden": "true" }); // over the cursor, which would cross them
+    this.top = marks.length || clock.replays.length > 1 ? MARKS : 0;
+    if (this.top) this.cursor.style.top = `${MARKS - 2}px`;
+    this.root.append(this.canvas, this.cursor, this.letters);
     this.root.addEventListener("pointerdown", (event) => this.drag(event));
   }
 
@@ -95,28 +97,29 @@ class Film {
   }
 
   drawRun(ink, width, lane, lanes) {
-    const { replay, clock, number, part } = this;
-    const top = this.marks.length ? MARKS : 0;
+    const { replay, clock, number, part, top } = this;
     const height = top + lanes * lane + QUEUE + 3;
-    const context = prepare(this.canvas, width, height);
-    context.textAlign = "center";
-    context.textBaseline = "middle";
+    const [context, letters] = [this.canvas, this.letters].map((canvas) => prepare(canvas, width, height));
+    for (const each of [context, letters]) Object.assign(each, { textAlign: "center", textBaseline: "middle" });
     const left = (step) => this.x(clock.share(number, step));
     const right = (step) => this.x(clock.share(number, step, true));
     const first = clock.step(number, clock.at(part.from)); // that can be seen
     const last = clock.step(number, clock.at(part.from + part.width));
-    context.save();
-    context.beginPath();
-    context.rect(EDGE, 0, width - 2 * EDGE, height);
-    context.clip();
+    for (const each of [context, letters]) {
+      each.save();
+      each.beginPath();
+      each.rect(EDGE, 0, width - 2 * EDGE, height);
+      each.clip();
+    }
     for (const span of replay.lanes.spans) {
       if (span.lane >= lanes || span.to < first || span.from > last) continue;
       const y = top + span.lane * lane;
-      this.drawSpan(ink, context, span, y, lane, left, right);
+      this.drawSpan(ink, context, letters, span, y, lane, left, right);
     }
     this.drawQueue(ink, context, height, first, last, left, right);
     this.drawEnd(ink, context, top, height, left, right);
     context.restore();
+    letters.restore();
     for (const { step, label } of this.marks) this.drawMark(ink, context, label, (left(step) + right(step)) / 2);
     const all = replay.lanes.taken.length;
     const words = [this.label, lanes < all ? `${lanes} of ${all} lanes` : ""].filter(Boolean).join(", ");
@@ -126,7 +129,7 @@ class Film {
     }
   }
 
-  drawSpan(ink, context, span, y, lane, left, right) {
+  drawSpan(ink, context, letters, span, y, lane, left, right) {
     const { replay } = this;
     const [x, end] = [left(span.from), right(span.to)];
     const slash = span.key.lastIndexOf("/");
@@ -157,7 +160,7 @@ class Film {
       const size = Math.min(11, Math.round(lane - 1.5));
       const plate = ink.own[own % NUM_COLOURS];
       const middle = Math.max(x, EDGE) + 6 + text.length * size * 0.35;
-      ink.write(context, text, middle, y + h / 2 + 0.5, { size, weight: 700, colour: ink["on-own"], plate });
+      ink.write(letters, text, middle, y + h / 2 + 0.5, { size, weight: 700, colour: ink["on-own"], plate });
     }
     if (span.preempted && lane >= 7) {
       context.fillStyle = ink.ink;
@@ -166,7 +169,7 @@ class Film {
       const words = "↩ preempted";
       const size = Math.min(11, Math.round(lane - 1.5));
       const room = (next ? left(next.from) : this.width) - end;
-      if (room > 6.2 * size) ink.write(context, words, end + 3.3 * size, y + h / 2 + 0.5, { size, colour: ink.ink });
+      if (room > 6.2 * size) ink.write(letters, words, end + 3.3 * size, y + h / 2 + 0.5, { size, colour: ink.ink });
     }
   }
 
@@ -194,9 +197,13 @@ class Film {
     const end = left(replay.steps.length - 1);
     context.fillStyle = ink.ink;
     context.fillRect(end, top, 1.5, height - top);
-    const words = `end: ${count(replay.passes, "step")}`;
-    const room = this.x(1) - end;
-    if (room > 80) ink.write(context, words, end + 42, top + 8, { size: 11, colour: ink.ink });
+    const words = `ends after ${count(replay.passes, "step")}`;
+    const half = 3.2 * words.length;
+    const isMarked = this.marks.some(({ step }) => left(step) > end - 2 * half - 20);
+    const fits = this.width - EDGE - end > 2 * half + 6;
+    if (!fits && (!top || isMarked)) return;
+    const middle = fits ? end + half + 5 : end - half - 2;
+    ink.write(context, words, middle, top ? top / 2 : 8, { size: 11, weight: 700, colour: ink.ink });
   }
 
   drawMark(ink, context, label, x) {

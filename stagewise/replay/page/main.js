@@ -128,6 +128,8 @@ class Page {
       return new Film(replay, this.clock, i, filmInWords(replay), (share) => this.dragTo(share), this.part, marks);
     });
     if (this.views.length > 1) this.engines(different);
+    const isCarried = this.replays.some(({ lanes }) => lanes.spans.some(({ carried }) => carried !== null));
+    document.getElementById("legend-carried").hidden = !isCarried; // rows are only in static batches
     this.overview = new Overview(this.clock, this.part);
     document.getElementById("films").append(...this.films.map(({ root }) => root), this.overview.root);
     if (this.views.length === 1 && !story) {

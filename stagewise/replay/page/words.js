@@ -158,7 +158,7 @@ const REFUSED = {
   scores: () => "the step makes no more logits of prompts",
   blocks({ needed, free, reserve }) {
     const kept = reserve ? `, ${reserve} ${are(reserve)} kept back for those that run` : "";
-    return `it needs ${count(needed, "block")}, ${free} ${are(free)} free${kept}`;
+    return `it needs ${count(needed, "block")}, and at its turn ${free} ${are(free)} free${kept}`;
   },
   preempted: () => "somebody has just lost its blocks, so memory is short",
 };
@@ -182,6 +182,12 @@ function orderInWords({ options }) {
   if (options.sort_by_length) return "the longest prompt first (sort_by_length)";
   const orders = { fair: "callers in turns", priority: "by priority", shortest: "the shortest prompt first" };
   return options.policy in orders ? `${orders[options.policy]} (policy ${options.policy})` : "first come, first served";
+}
+
+/** What a step's refusal means for the queue: where memory is in blocks, others may go ahead. */
+function exceptionInWords(replay, step) {
+  const event = step.before.find(({ kind, reason }) => kind === "refused" && reason === "blocks");
+  return event ? `; what fits may go ahead of ${nameOf(replay, event)}` : "";
 }
 
 /** What the forward pass of a step computes, in a sentence. */

@@ -56,8 +56,8 @@ class Rates {
     const all = median(this.all[kind]);
     const mine = median(this.mine[kind]);
     if (all === null) return "–";
-    const own = mine === null ? "" : `★ ${milliseconds(mine)} · `;
-    return `${own}all ${milliseconds(all)} ms`;
+    const own = mine === null ? "" : `★ yours ${milliseconds(mine)}, `;
+    return `${own}median ${milliseconds(all)} ms`;
   }
 }
 

@@ -71,6 +71,7 @@ class LivePage extends Page {
     this.presets?.append(step);
     if (!replay.head.running.size && !replay.head.numWaiting && step.rows.length) this.rest();
     this.showKinds();
+    this.fit();
     if (this.isFollowing) this.position = this.clock.end;
     this.render();
   }
@@ -158,8 +159,9 @@ class LivePage extends Page {
     find("follow").setAttribute("aria-pressed", String(isLive));
     const at = this.replay.steps[this.position].step.toLocaleString("en");
     const here = last === undefined ? "nothing has run yet; press a button, or ask" : this.isIdle ? `at rest after step ${last}` : `step ${last}`;
-    const words = this.isFollowing ? `${here[0].toUpperCase()}${here.slice(1)}` : `You look at step ${at}. The engine: ${here}`;
+    const words = this.isFollowing ? `${here[0].toUpperCase()}${here.slice(1)}` : `You look back, at step ${at}`;
     setText(find("live-words"), `${link.isUp ? words : link.words}.`);
+    setText(find("gauge-when"), this.isFollowing || last === undefined ? "now" : `now, step ${last}`);
     const speed = this.isIdle || !link.isUp ? 0 : this.rates.now;
     const requests = running || waiting ? `${running} run${waiting ? `, ${waiting} wait` : ""}` : "none";
     setText(find("gauge-requests"), requests);
@@ -307,6 +309,7 @@ const link = {
   show(header) {
     shown = new LivePage(header);
     document.body.classList.remove("waiting");
+    shown.measure(); // what was hidden had no width
     document.querySelector(".of-five").hidden = shown.replay.stage < 5;
     find("no-levers").hidden = shown.replay.stage >= 5;
     const { longest } = shown.presets.sizes;
