@@ -160,7 +160,7 @@ def test_my_lanes_and_latencies_are_marked(page):
     assert mine.endswith("★")
     assert mine in page("return [...document.querySelectorAll('.done .chip')].map((chip) => chip.textContent)")
     for gauge in ("gauge-ttft", "gauge-itl"):
-        assert re.fullmatch(r"★ yours [\d.]+, median [\d.]+ ms", text(page, gauge))
+        assert re.fullmatch(r"★ yours [\d.]+ ms, median [\d.]+ ms", text(page, gauge))
     ends = page(f"return {STEPS}.slice(-20).map((step) => step.start + step.seconds)")
     gaps = sorted(b - a for a, b in itertools.pairwise(ends))
     assert page("return median(shown.rates.mine.itl)") == pytest.approx(gaps[len(gaps) // 2], rel=0.02)

@@ -56,7 +56,7 @@ class Rates {
     const all = median(this.all[kind]);
     const mine = median(this.mine[kind]);
     if (all === null) return "–";
-    const own = mine === null ? "" : `★ yours ${milliseconds(mine)}, `;
+    const own = mine === null ? "" : `★ yours ${milliseconds(mine)} ms, `;
     return `${own}median ${milliseconds(all)} ms`;
   }
 }
