@@ -129,8 +129,7 @@ def test_what_is_shown_is_what_happened(page):
     cursor = page("const b = document.querySelector('.cursor').getBoundingClientRect(); return (b.left + b.right) / 2")
     assert thumb == pytest.approx(cursor, abs=1)
     assert text(page, "follow") == "Back to LIVE"
-    assert text(page, "live-words").startswith("You look back, at step ")
-    assert text(page, "gauge-when").startswith("now, step ")
+    assert re.fullmatch(r"You look back, at step \d+; these figures are of now, step \d+.", text(page, "live-words"))
     page("document.getElementById('follow').click(); shown.renderNow()")
     assert page("return shown.position === shown.clock.end")
     assert text(page, "follow") == "LIVE"
@@ -141,7 +140,7 @@ def test_what_is_shown_is_what_happened(page):
 def test_the_engine_at_rest_holds_nothing(page):
     asked(page, "Once upon a time", 20)
     assert text(page, "live-words").startswith("At rest after step ")
-    assert text(page, "gauge-when") == "now"
+    assert "now" not in text(page, "live-words")
     assert text(page, "gauge-requests") == "none"
     assert text(page, "gauge-memory") == "0 of 100 blocks"
     assert text(page, "gauge-speed") == "0"

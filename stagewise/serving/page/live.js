@@ -159,9 +159,8 @@ class LivePage extends Page {
     find("follow").setAttribute("aria-pressed", String(isLive));
     const at = this.replay.steps[this.position].step.toLocaleString("en");
     const here = last === undefined ? "nothing has run yet; press a button, or ask" : this.isIdle ? `at rest after step ${last}` : `step ${last}`;
-    const words = this.isFollowing ? `${here[0].toUpperCase()}${here.slice(1)}` : `You look back, at step ${at}`;
+    const words = this.isFollowing ? `${here[0].toUpperCase()}${here.slice(1)}` : `You look back, at step ${at}; these figures are of now, step ${last}`;
     setText(find("live-words"), `${link.isUp ? words : link.words}.`);
-    setText(find("gauge-when"), this.isFollowing || last === undefined ? "now" : `now, step ${last}`);
     const speed = this.isIdle || !link.isUp ? 0 : this.rates.now;
     const requests = running || waiting ? `${running} run${waiting ? `, ${waiting} wait` : ""}` : "none";
     setText(find("gauge-requests"), requests);
