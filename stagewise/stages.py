@@ -27,6 +27,7 @@ NEWEST = max(PACKAGES)
 
 # Name -> the module that has it.
 ELSEWHERE = {
+    "AHEAD": "scheduler",
     "derive_seed": "philox",
     "find_model": "weights",
     "new_texts": "observer",

@@ -14,11 +14,11 @@ whole run, see `Run`; of a stop's step there is what `moment` gives, and under `
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ..stages import stage_of
 from .state import Key, State, states
 from .trace import Trace
 
@@ -122,7 +122,7 @@ class Run:
     @property
     def ahead(self) -> int:
         """How many of the requests behind one that waits for memory its engine lets go ahead of it."""
-        return import_module(f"{self.trace.header['stage']}.scheduler").AHEAD
+        return stage_of(self.trace.header["stage"]).AHEAD
 
     def _look(self, state: State, step: dict) -> dict[str, Any]:
         """Of a step: what holds for all, and under each completion's key what holds for it."""

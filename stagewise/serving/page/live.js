@@ -71,7 +71,6 @@ class LivePage extends Page {
     this.presets?.append(step);
     if (!replay.head.running.size && !replay.head.numWaiting && step.rows.length) this.rest();
     this.showKinds();
-    this.fit();
     if (this.isFollowing) this.position = this.clock.end;
     this.render();
   }
@@ -145,6 +144,7 @@ class LivePage extends Page {
   // --- Drawing -----------------------------------------------------------------------------------------------------
 
   renderNow() {
+    this.fit(); // there are more steps than in the frame before
     super.renderNow();
     if (this.rates) this.showNow(); // else it is only being made
   }
