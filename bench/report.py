@@ -45,6 +45,7 @@ MAKERS = {
     "rude": "bench.rude",
     "structured": "bench.structured",
     "forms": "bench.forms",
+    "speculative": "bench.speculative",
 }
 
 

@@ -22,6 +22,7 @@ PACKAGES = {
     4: "stage04_continuous",
     5: "stage05_paged",
     6: "stage06_fast",
+    7: "stage07_speculative",
 }
 NEWEST = max(PACKAGES)
 
@@ -185,14 +186,23 @@ def setup_of(llm: Any) -> Setup:
 
 def count_tokens(stage: Stage, llm: Any, tell: Callable[[int], None]) -> None:
     """Tell after each step, in the engine's thread, how many tokens of prompts it computed and how many it made."""
+    around, counts = stage._part("around").around, []
 
     def commit(commit: Callable, batch: Any, *arguments: Any) -> list[Any]:
         news = commit(batch, *arguments)
-        # The token that goes through the model is the one made before; the first of a request is behind its prompt.
-        tell(batch.num_tokens + sum(len(request.output_token_ids) == 1 for request in news))
+        # Each token is counted when it has gone through the model; so a prompt's last step counts one more.
+        counts.append(sum(row.num_tokens for row in batch.rows))
+        counts.append(sum(len(request.output_token_ids) == 1 for request in news))
         return news
 
-    stage._part("around").around(core_of(llm), "commit", commit)
+    def step(step: Callable, *arguments: Any) -> list[Any]:
+        counts.clear()
+        news = step(*arguments)
+        tell(sum(counts))
+        return news
+
+    around(core_of(llm), "commit", commit)
+    around(core_of(llm), "step", step)
 
 
 def end_tokens(llm: Any) -> tuple[int, ...]:

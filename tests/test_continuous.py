@@ -109,7 +109,7 @@ def workload_params(indices):
 
 
 def run_steps(stage, small_checkpoint, prompts, max_tokens, **arguments):
-    llm = stage.LLM(small_checkpoint, device="cpu", trace=True, **arguments)
+    llm = stage.LLM(small_checkpoint, device="cpu", trace=True, **stage.one_by_one, **arguments)
     params = [stage.SamplingParams(temperature=0, ignore_eos=True, max_tokens=n) for n in max_tokens]
     for _ in llm.stream(prompts, params):  # in this order; `generate` begins with the longest outputs
         pass
@@ -340,7 +340,7 @@ def test_a_step_that_fails_late_loses_no_slot(stage, small_checkpoint, monkeypat
     """Interrupted in the sampler or behind it: requests can go on, or be aborted, and every slot comes back."""
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
     target = (
-        stage.part("runner" if stage.number == 6 else "engine") if broken == "sample" else stage.part("request").Request
+        stage.part("runner" if stage.number >= 6 else "engine") if broken == "sample" else stage.part("request").Request
     )
     with monkeypatch.context() as patch:
         patch.setattr(target, broken, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
@@ -350,7 +350,7 @@ def test_a_step_that_fails_late_loses_no_slot(stage, small_checkpoint, monkeypat
     check(llm)
     llm.add_request("a", [1, 2], stage.SamplingParams(max_tokens=3, ignore_eos=True))
     with monkeypatch.context() as patch:
-        patch.setattr(stage.part("runner" if stage.number == 6 else "engine"), "sample", lambda *_: 1 / 0)
+        patch.setattr(stage.part("runner" if stage.number >= 6 else "engine"), "sample", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             llm.step()
     steps = 0

@@ -619,6 +619,7 @@ def test_replayed_steps(stage, checkpoint):
 
 def with_run_ahead(stage, checkpoint, graphed=False, ahead=True, **arguments):
     """An engine as on CUDA, with "graphs" or without, which runs ahead or not."""
+    arguments |= stage.one_by_one
     llm = stage.LLM(str(checkpoint), device="cpu", attention_backend="torch" if graphed else "auto", **arguments)
     runner, size = llm.engine.runner, llm.engine.config.block_size
     if graphed:

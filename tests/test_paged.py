@@ -190,7 +190,8 @@ def test_preempted_again_and_again(stage, small_checkpoint, answers, policy):  #
 
 def test_the_last_of_the_lowest_priority_is_preempted(stage, small_checkpoint):
     """Four requests outgrow the pool; the most important one never waits."""
-    llm = engine(stage, small_checkpoint, block_size=4, num_blocks=12, policy="priority", watermark=0.0, trace=True)
+    options = dict(block_size=4, num_blocks=12, policy="priority", watermark=0.0, trace=True)
+    llm = engine(stage, small_checkpoint, **options, **stage.one_by_one)
     priorities = [1, 0, 2, 2]
     prompts = random_prompts(211, [8, 8, 8, 8])
     outputs = llm.generate(prompts, greedy(stage, 24), priority=priorities)
@@ -255,6 +256,7 @@ def test_fair_to_whoever_asks_for_little(stage, small_checkpoint, greed):
     most = greedy(stage, 30) if greed != "n" else stage.SamplingParams(n=60, max_tokens=30, seed=1, ignore_eos=True)
     asked = prompts[:1] if greed == "n" else prompts
     options = dict(num_blocks=24, max_num_seqs=16) if greed == "memory" else dict(num_blocks=200, max_num_seqs=4)
+    options |= stage.one_by_one
     expected = [
         [c.token_ids for c in output.outputs] for output in engine(stage, small_checkpoint).generate(asked, most)
     ]

@@ -65,8 +65,10 @@ class Memory:
     def look(self, batch, logits, cache):
         sequences = []  # of each token of the step, up to itself
         for request, num_tokens, ready in batch.rows:
-            start, tokens = request.num_computed_tokens, tuple(request.token_ids)
-            sequences += [tokens[: start + i + 1] for i in range(num_tokens)]
+            draft = getattr(batch, "drafts", {}).get(request, [])
+            self.happened["guesses"] += len(draft)
+            start, tokens = request.num_computed_tokens, (*request.token_ids, *draft)
+            sequences += [tokens[: start + i + 1] for i in range(num_tokens + len(draft))]
             self.happened["pieces"] += not ready or 0 < start < len(request.prompt_token_ids)
         self.happened["steps in company"] += len(batch.rows) > 1
         for row, where in zip(logits, batch.last.tolist(), strict=True):
@@ -110,6 +112,10 @@ def make_requests(stage, sizes, generator):
 
 
 def random_engine(stage, checkpoint, sizes, dtype, generator):
+    how = {}
+    if stage.has_option("speculate"):
+        how["speculate"] = generator.choice(["ngram", str(checkpoint), "off"])
+        how["num_drafts"] = generator.choice(["auto", 1, 3, 16])
     block_size = generator.choice([1, 4, 16, 32])
     longest = -(-sizes["n_positions"] // block_size)
     budget = generator.choice([3, 7, 16, 33, sizes["n_positions"]])
@@ -125,6 +131,7 @@ def random_engine(stage, checkpoint, sizes, dtype, generator):
         enable_prefix_caching=generator.random() < 0.7,
         policy=generator.choice(["fcfs", "fair", "shortest"]),
         disable=generator.choice([[], [], ["one_call"], ["prefill"], ["last_layer"], ["fusion"]]),
+        **how,
     )
 
 
@@ -147,6 +154,7 @@ def test_random_schedules(stage, model, dtype, schedules):
     checkpoint, sizes = model
     memory, generator, threads = Memory(), random.Random(schedules), torch.get_num_threads()
     options = dict(enable_prefix_caching=False, max_num_batched_tokens=sizes["n_positions"], num_blocks=200)
+    options |= stage.one_by_one
     alone = memory.watch(stage.LLM(str(checkpoint), device="cpu", dtype=dtype, **options))
     try:
         for _ in range(schedules):
@@ -159,7 +167,7 @@ def test_random_schedules(stage, model, dtype, schedules):
             alone.beam_search([requests[0][0][:9]], beam_width=3, max_tokens=3)
     finally:
         torch.set_num_threads(threads)
-    for what in ("preemptions", "hits", "pieces", "steps in company"):
+    for what in ("preemptions", "hits", "pieces", "steps in company", *(["guesses"] if stage.number >= 7 else [])):
         assert memory.happened[what] >= schedules / 8, (what, memory.happened)
     for what in ("logits compared", "keys and values compared"):
         assert memory.happened[what] >= 10 * schedules, (what, memory.happened)

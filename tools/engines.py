@@ -41,6 +41,11 @@ class Stage(stages.Stage):
         known = {name: value for name, value in arguments.items() if self.has_argument(name)}
         return self.LLM(str(model), device="cpu", **known)
 
+    @property
+    def one_by_one(self) -> dict[str, str]:
+        """Options with which a step gives each request one token, for those who count steps."""
+        return {"speculate": "off"} if self.has_option("speculate") else {}
+
     # --- Looking inside ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -48,7 +53,7 @@ class Stage(stages.Stage):
         """The logits that the sampler saw: (request id, number of output tokens before) -> [vocab_size]; or by another
         key of the request."""
         key = key or (lambda request: (request.request_id, len(request.output_token_ids)))
-        records, where = {}, self.part("runner" if self.number == 6 else "engine")
+        records, where = {}, self.part("runner" if self.number >= 6 else "engine")
         original = where.sample
 
         def spy(logits, requests, *how):

@@ -1,9 +1,12 @@
-"""Make the bundled checkpoint, models/tinytales: a small GPT-2 that writes short tales.
+"""Make the bundled checkpoints: models/tinytales, a small GPT-2 that writes short tales, and models/tinytales-draft, a
+far smaller one of the same vocabulary, trained on the same tales, which guesses what the first is about to write.
 
     python tools/train_tinytales.py generate 3    # print three tales of the grammar that it learns from
     python tools/train_tinytales.py train         # 43 minutes on 2 CPU cores; Ctrl-C and run again to resume
     python tools/train_tinytales.py check         # samples, and every slip in them
     python tools/train_tinytales.py evaluate      # held-out loss, how tales end, what they mix up -> the model card
+
+`train` and `evaluate` take `--model tinytales-draft`.
 
 The tales come from tale_grammar.py: every tale is a function of its seed, so there is no data set to keep, no tale is
 trained on twice, and the held-out tales are simply other seeds. Needs `pip install -e ".[test]"` (transformers trains).
@@ -29,7 +32,6 @@ import math
 import os
 import random
 import re
-import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -62,10 +64,12 @@ from stage04_continuous import LLM, SamplingParams  # noqa: E402
 from stage04_continuous.support.outputs import CompletionOutput  # noqa: E402
 from stage04_continuous.support.tokenizer import Tokenizer, read_merges  # noqa: E402
 
-MODEL = Path(__file__).parent.parent / "models" / "tinytales"
-STATE = Path(__file__).parent.parent / ".tinytales" / "state.pt"
+MODELS = Path(__file__).parent.parent / "models"
+MODEL, DRAFT = MODELS / "tinytales", MODELS / "tinytales-draft"
+STATES = Path(__file__).parent.parent / ".tinytales"
 
-CONFIG = dict(n_embd=120, n_layer=6, n_head=5, n_positions=1024, vocab_size=50257)
+CONFIG = dict(n_positions=1024, vocab_size=50257)
+SIZES = {MODEL.name: dict(n_embd=120, n_layer=6, n_head=5), DRAFT.name: dict(n_embd=36, n_layer=6, n_head=3)}
 NO_DROPOUT: dict[str, Any] = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 TOKENS_PER_STEP = 4096
 TOKENS_PER_CHUNK = 1024  # what one thread computes at a time
@@ -323,15 +327,16 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
 class Trainer:
     """The model in training, its optimizers, and the file that an interrupted run goes on from."""
 
-    def __init__(self, steps: int, seed: int):
+    def __init__(self, name: str, steps: int, seed: int):
+        self.config, self.file = CONFIG | SIZES[name], STATES / f"{name}.pt"
         self.steps, self.seed, self.step, self.seconds, self.cpu_seconds = steps, seed, 0, 0.0, 0.0
         self.tokenizer = Tokenizer(MODEL)
         torch.manual_seed(seed)
         # The tanh form of GELU under its fused name; the checkpoint is saved under GPT-2's name for the same function.
-        config = GPT2Config(**CONFIG, **NO_DROPOUT, activation_function="gelu_pytorch_tanh")
+        config = GPT2Config(**self.config, **NO_DROPOUT, activation_function="gelu_pytorch_tanh")
         self.layers = GPT2Model(config)
         self.rows = Rows(self.tokenizer)
-        self.embedding = Embedding(tokens_of_tales(self.tokenizer), self.rows.texts, CONFIG["n_embd"])
+        self.embedding = Embedding(tokens_of_tales(self.tokenizer), self.rows.texts, self.config["n_embd"])
         layers = [p for name, p in self.layers.named_parameters() if name != "wte.weight"]
         matrices = [p for p in self.layers.h.parameters() if p.dim() == 2]
         others = [p for p in layers if not any(p is m for m in matrices)] + list(self.embedding.parameters())
@@ -385,22 +390,22 @@ class Trainer:
                 self.save()
 
     def save(self) -> None:
-        STATE.parent.mkdir(exist_ok=True)
+        self.file.parent.mkdir(exist_ok=True)
         counts = {name: getattr(self, name) for name in ("steps", "seed", "step", "seconds", "cpu_seconds")}
         modules = [module.state_dict() for module in (self.layers, self.embedding, *self.optimizers)]
-        torch.save(counts | {"modules": modules}, STATE.with_suffix(".new"))
-        os.replace(STATE.with_suffix(".new"), STATE)
+        torch.save(counts | {"modules": modules}, self.file.with_suffix(".new"))
+        os.replace(self.file.with_suffix(".new"), self.file)
 
     def resume(self) -> None:
         """Go on from the state of an interrupted run of the same steps and seed, if there is one."""
-        if not STATE.exists():
+        if not self.file.exists():
             return
-        state = torch.load(STATE, weights_only=True)
+        state = torch.load(self.file, weights_only=True)
         if state.pop("seed") != self.seed:
-            sys.exit(f"{STATE} is of a run with another seed: use that, or remove it")
+            sys.exit(f"{self.file} is of a run with another seed: use that, or remove it")
         before = state.pop("steps")
         if self.steps != before and state["step"] > min(self.steps, before) * (1 - DECAY):
-            sys.exit(f"{STATE} is of a run whose rates already fall: use --steps {before}, or remove it")
+            sys.exit(f"{self.file} is of a run whose rates already fall: use --steps {before}, or remove it")
         for module, values in zip((self.layers, self.embedding, *self.optimizers), state.pop("modules"), strict=True):
             module.load_state_dict(values)
         vars(self).update(state)
@@ -408,7 +413,7 @@ class Trainer:
 
     def model(self) -> GPT2LMHeadModel:
         """The trained model as GPT-2, its embedding written out for the whole vocabulary."""
-        model = GPT2LMHeadModel(GPT2Config(**CONFIG, **NO_DROPOUT))
+        model = GPT2LMHeadModel(GPT2Config(**self.config, **NO_DROPOUT))
         layers = self.layers.state_dict()
         del layers["wte.weight"]
         model.transformer.load_state_dict(layers, strict=False)
@@ -417,8 +422,8 @@ class Trainer:
         return model
 
 
-def train(steps: int, seed: int) -> None:
-    trainer = Trainer(steps, seed)
+def train(name: str, steps: int, seed: int) -> None:
+    trainer = Trainer(name, steps, seed)
     trainer.resume()
     trainer.train()
     tokens = steps * TOKENS_PER_STEP
@@ -426,24 +431,27 @@ def train(steps: int, seed: int) -> None:
     run = {"steps": steps, "tokens": tokens, "minutes": round(trainer.seconds / 60, 1)}
     run |= {"cpu_minutes": round(trainer.cpu_seconds / 60, 1), "cores": os.cpu_count()}
     run["own_tokens"] = len(trainer.embedding.own)
-    export(trainer.model(), run)
+    export(trainer.model(), run, MODELS / name)
+    trainer.file.unlink()
 
 
-def export(model: GPT2LMHeadModel, run: dict) -> None:
-    """Write the checkpoint in Hugging Face layout, in float16, and what made it; vocab.json follows from merges.txt."""
+def export(model: GPT2LMHeadModel, run: dict, place: Path) -> None:
+    """Write a checkpoint in Hugging Face layout, in float16, and what made it; vocab.json follows from merges.txt. The
+    draft model has the other's tokenizer."""
     # The logits are linear in the last layer norm. Scaled by SHARPNESS, temperature 0.8 draws as 0.8 / SHARPNESS did
     # before: fewer slips (a third friend where there are two), a little less variety. Greedy text stays the same.
     model.transformer.ln_f.weight.data *= SHARPNESS
     model.transformer.ln_f.bias.data *= SHARPNESS
     model.config.activation_function = "gelu_new"
-    model.half().save_pretrained(MODEL)
-    vocabulary = read_merges(MODEL / "merges.txt")
+    model.half().save_pretrained(place)
+    (place / "training.json").write_text(json.dumps(run) + "\n")
+    if place != MODEL:
+        return
+    vocabulary = read_merges(place / "merges.txt")
     vocabulary["<|endoftext|>"] = len(vocabulary)
-    (MODEL / "vocab.json").write_text(
+    (place / "vocab.json").write_text(
         json.dumps(vocabulary, ensure_ascii=False, separators=(",", ":")), encoding="utf-8"
     )
-    (MODEL / "training.json").write_text(json.dumps(run) + "\n")
-    shutil.rmtree(STATE.parent)
 
 
 # --- Evaluation -----------------------------------------------------------------------------------------------------
@@ -546,6 +554,7 @@ def evaluate() -> None:
         continuations=quotes(openings[5::10]),
         read_by_eye=READ_BY_EYE,
         **CONFIG,
+        **SIZES[MODEL.name],
     )
     (MODEL / "README.md").write_text(card, encoding="utf-8")
     print(card[: card.index("## Limits")])
@@ -665,19 +674,23 @@ def main() -> None:
     command = commands.add_parser("generate", help="print tales of the grammar")
     command.add_argument("count", type=int, nargs="?", default=1)
     command.add_argument("--seed", type=int, default=0, help="of the first tale")
-    command = commands.add_parser("train", help="train the checkpoint, or resume it")
+    command = commands.add_parser("train", help="train a checkpoint, or resume it")
+    command.add_argument("--model", choices=SIZES, default=MODEL.name)
     command.add_argument("--steps", type=int, default=6600)
     command.add_argument("--seed", type=int, default=0, help="of the weights before training")
-    commands.add_parser("evaluate", help="measure the checkpoint and write the model card")
+    command = commands.add_parser("evaluate", help="measure a checkpoint and write its model card")
+    command.add_argument("--model", choices=SIZES, default=MODEL.name)
     command = commands.add_parser("check", help="print the slips of a checkpoint's samples")
     command.add_argument("model", type=Path, nargs="?", default=MODEL)
     args = parser.parse_args()
     if args.command == "generate":
         print("\n\n---\n\n".join(write_tale(args.seed + i) for i in range(args.count)))
     elif args.command == "train":
-        train(args.steps, args.seed)
+        train(args.model, args.steps, args.seed)
     elif args.command == "check":
         sampled(args.model)
+    elif args.model == DRAFT.name:
+        evaluate_draft()
     else:
         evaluate()
 

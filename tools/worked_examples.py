@@ -70,7 +70,9 @@ def computed(state: State, key: Key, texts: dict[str, str]) -> str:
     if row is None:
         return "waits" if key in state.waiting else ""
     tokens = completion.tokens[row["start"] : row["start"] + row["num_tokens"]]
-    return " ".join(["·" * row["num_padding"], *(written(token, texts) for token in tokens)])
+    drafts, right = row.get("drafts", []), row.get("num_accepted", 0)
+    guesses = [f"{written(token, texts)}?" if i < right else f"~~{written(token, texts)}~~" for i, token in enumerate(drafts)]
+    return " ".join(["·" * row["num_padding"], *(written(token, texts) for token in tokens), *guesses])
 
 
 def written(token: int, texts: dict[str, str]) -> str:
@@ -86,7 +88,8 @@ def outcome(step: dict, key: Key, texts: dict[str, str]) -> str:
 
 def work(trace: Trace, state: State) -> dict[str, str]:
     """How many tokens a step computes, of how many that it may, and what of this is for nothing."""
-    options, num_tokens = trace.header["options"], sum(row["num_tokens"] for row in state.rows.values())
+    options = trace.header["options"]
+    num_tokens = sum(row["num_tokens"] + len(row.get("drafts", [])) for row in state.rows.values())
     if most := options.get("max_num_batched_tokens"):
         cells = {"budget used": f"{num_tokens} of {most}"}
     else:

@@ -6,6 +6,7 @@ pytorch_model.bin, whole or in shards; or the one file of a training checkpoint.
 in one line that names it.
 """
 
+import functools
 import logging
 import math
 import os
@@ -23,8 +24,9 @@ from .training_checkpoint import SUFFIXES, read_sizes, training_tensors
 logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parent.parent.parent
-# The bundled model: beside the stages, or, if they are installed as a wheel, where that puts it.
+# The bundled models: beside the stages, or, if they are installed as a wheel, where that puts them.
 BUNDLED = next(filter(Path.is_dir, ROOT.glob("stagewise/models/tinytales")), ROOT / "models" / "tinytales")
+BUNDLED_NAMES = ("tinytales", "tinytales-draft")
 HUB_SIZES = {
     "gpt2": dict(n_layer=12, n_head=12, n_embd=768),
     "gpt2-medium": dict(n_layer=24, n_head=16, n_embd=1024),
@@ -50,7 +52,7 @@ class Checkpoint:
     Attributes:
         directory: where it is; of a training checkpoint the file.
         sizes: of the model, the fields of ModelConfig by name.
-        tokenizer: its tokenizer.
+        tokenizer: its tokenizer, read when it is first asked for.
 
     Raises:
         ValueError: there is no such model, or a file is wrong; the message names it.
@@ -58,10 +60,13 @@ class Checkpoint:
     """
 
     def __init__(self, config: Any):
-        self.load_format = config.load_format
+        self.load_format, self._tokenizer = config.load_format, config.tokenizer
         self.directory = find_model(config.model, config.load_format)
         self.sizes = read_config(config.model, self.directory, config.load_format)
-        self.tokenizer = Tokenizer(tokenizer_directory(self.directory, config.tokenizer))
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(tokenizer_directory(self.directory, self._tokenizer))
 
     def load(self, model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
         """Fill the model (built on the meta device, so that it holds no memory yet) with weights of this dtype and
@@ -92,16 +97,16 @@ def find_model(model: str, load_format: str) -> Path:
     """
     if model in HUB_SIZES:
         return BUNDLED if load_format == "dummy" else fetch(model)
-    directory = BUNDLED if model == "tinytales" else Path(model)
+    directory = BUNDLED.parent / model if model in BUNDLED_NAMES else Path(model)
     if os.path.isfile(directory):
         if directory.suffix not in SUFFIXES:
             raise ValueError(
                 f"model {model!r} is a file: give its directory; as a file, {', '.join(SUFFIXES)} are read"
             )
     elif not os.path.isdir(directory):
-        names = ", ".join(["tinytales", *HUB_SIZES])
+        names = ", ".join([*BUNDLED_NAMES, *HUB_SIZES])
         why = f"model {model!r}: there is no directory {directory}"
-        if directory == BUNDLED:
+        if model in BUNDLED_NAMES:
             why += ", which comes with the repository of these stages; without it take --model gpt2, which is fetched"
         raise ValueError(f"{why}; the named models are {names}")
     return directory

@@ -74,7 +74,7 @@ class State:
     num_seats: int = 0
     longest_first: bool = False
     counts: dict[str, int] = field(
-        default_factory=lambda: dict(output=0, useful=0, recomputed=0, padding=0, carried=0, preemptions=0)
+        default_factory=lambda: dict(output=0, useful=0, recomputed=0, padding=0, carried=0, refused=0, preemptions=0)
     )
 
     @classmethod
@@ -102,21 +102,24 @@ class State:
 
     def compute(self, key: Key, completion: Completion, row: dict) -> None:
         """A row of the forward pass."""
-        start, end = row["start"], row["start"] + row["num_tokens"]
+        drafts = row.get("drafts", [])
+        accepted = drafts[: row.get("num_accepted", 0)]  # guesses that were right: they are computed like all others
+        start, end = row["start"], row["start"] + row["num_tokens"] + len(accepted)
         if row["num_tokens"] == 0:  # it is finished, and carried along
             self.counts["carried"] += row["num_padding"]
             completion.slot, completion.recomputed = row["slot"], 0
             return
         completion.recomputed = max(0, min(end, completion.furthest) - start)
         self.counts["recomputed"] += completion.recomputed
-        self.counts["useful"] += row["num_tokens"] - completion.recomputed
+        self.counts["useful"] += row["num_tokens"] + len(accepted) - completion.recomputed
+        self.counts["refused"] += len(drafts) - len(accepted)
         self.counts["padding"] += row["num_padding"]
         completion.furthest, completion.num_computed = max(completion.furthest, end), end
         completion.slot = row["slot"]
         if row["phase"] == "prefill":
             completion.padding = row["num_padding"]
         if row["blocks"] is not None:
-            size, tokens = self.block_size, completion.tokens
+            size, tokens = self.block_size, completion.tokens + list(accepted)
             for i, block in enumerate(row["blocks"]):
                 own = tokens[i * size : min((i + 1) * size, end)]
                 if (i + 1) * size > start:  # written in this step, or not yet

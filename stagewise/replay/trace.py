@@ -7,12 +7,12 @@ what a stage has no word for. Times are seconds by one clock that begins anywher
 
 Header: {"trace": 3, …}
     trace           the version of this schema
-    stage           "stage01_single" … "stage06_fast"
+    stage           "stage01_single" … "stage07_speculative"
     model           as --model names it
     options         the engine's options, by name: max_num_seqs, max_num_batched_tokens, block_size, policy …
     max_model_len   the longest sequence, in tokens
     num_slots       of the KV cache (stage 4)
-    num_blocks      of the KV cache (stages 5, 6)
+    num_blocks      of the KV cache (from stage 5)
     free, num_findable
                     the free blocks when the trace begins, in the order in which they are taken, and how many of these,
                     the last ones, the prefix cache can find (a live page; else all blocks are free, in rising order)
@@ -23,8 +23,9 @@ record has the events since the last forward pass, if there were any (the last r
 does not end with one was cut short, or is an old one.
     step            counts from 0 (on a live page: from the engine's first step)
     start, seconds  when its forward pass began, and how long it took from there to the end of the commit
-    parts           seconds of "schedule", "build", "forward", "sample", "commit" (stages 1 to 3 schedule nothing).
-                    The first two are before `start`, the others make up `seconds`
+    parts           seconds of "schedule", "draft", "build", "forward", "sample", "commit" (stages 1 to 3 schedule
+                    nothing; before stage 7 nothing is guessed). The first three are before `start`, the others make up
+                    `seconds`
     before          events since the last step, up to this forward pass, in their order
     rows            what the forward pass computed, see below
     after           events of what came of it, in their order
@@ -32,7 +33,7 @@ does not end with one was cut short, or is an old one.
     kv_tokens_reserved, kv_tokens_used
                     of the KV cache during the step, in tokens (from stage 3; else null)
     num_blocks_shared, num_blocks_saved
-                    blocks that several completions hold, and how many more there would be if each had its own (5, 6)
+                    blocks that several completions hold, and how many more there would be if each had its own (from 5)
 
 Row: one completion's part in the forward pass.
     request_id, index
@@ -42,13 +43,16 @@ Row: one completion's part in the forward pass.
     num_tokens      0 for a finished row that is carried along
     num_padding     places that went through the model without a token of a live request
     slot            its row of the KV cache (stages 3, 4; else null)
-    blocks          its block table (stages 5, 6; else null)
+    blocks          its block table (from stage 5; else null)
+    drafts, num_accepted
+                    tokens that were guessed to follow, and went through the model behind the others; the first
+                    num_accepted of them were right: each is the token of an event below (stage 7)
 
 Event: {"kind": …, "request_id": …, "index": …, …}
     queued          a request came: prompt_token_ids, output_token_ids (not empty if it was under way when the trace
                     began), max_tokens, n (completions that are wanted), place ([key, arrival]: the queue is in the
                     order of place and index; null in stages 1 to 3, whose queue is in the order of these events)
-    admitted        it runs from this step on: slot (stages 3, 4), num_cached_tokens (stages 5, 6: so many tokens were
+    admitted        it runs from this step on: slot (stages 3, 4), num_cached_tokens (from stage 5: so many tokens were
                     found in the prefix cache, and are not computed)
     refused         it is the next in the queue and could not be admitted to this step: reason, one of
                       "running"   as many as may run already: most
@@ -88,7 +92,7 @@ from ..stages import PACKAGES
 
 VERSION = 3
 PHASES = ("prefill", "decode")
-PARTS = ("schedule", "build", "forward", "sample", "commit")
+PARTS = ("schedule", "draft", "build", "forward", "sample", "commit")
 MEMORY = ("kv_tokens_reserved", "kv_tokens_used", "num_blocks_shared", "num_blocks_saved")
 REASONS = ("running", "budget", "whole", "scores", "blocks", "preempted")  # of "refused"
 
@@ -120,6 +124,7 @@ ROW = dict(
     slot=(int, NULL),
     blocks=(list, NULL),
 )
+ROW_OF_SOME = dict(drafts=(list, tuple), num_accepted=int)
 WHOSE = dict(request_id=str, index=int)  # of every event but these
 OF_THE_ENGINE = ("evicted", "taken", "released", "restarted")
 EVENTS: dict[Any, dict] = dict(
@@ -178,9 +183,14 @@ def at_rest(last: dict) -> dict:
 
 def whole_step(step: dict) -> dict:
     """A step with all fields of the schema: a stage leaves out those that say nothing there."""
-    rows = [filled(row, ROW, dict(index=0, num_padding=0)) for row in step["rows"]]
+    rows = [filled(row, ROW, dict(index=0, num_padding=0)) | guesses(row) for row in step["rows"]]
     events = {when: [whole_event(event) for event in step[when]] for when in ("before", "after")}
     return filled(step | events | {"rows": rows}, STEP, {})
+
+
+def guesses(row: dict) -> dict:
+    """What a row says of its guesses; nothing if it had none."""
+    return {name: row[name] for name in ROW_OF_SOME} if row.get("drafts") else {}
 
 
 def whole_event(event: dict) -> dict:
@@ -265,7 +275,7 @@ def check_step(record: Any, number: int) -> None:
         one_of("part", part, PARTS)
         check("parts", {part: seconds}, {part: TIME})
     for row in record["rows"]:
-        check("a row", row, ROW)
+        check("a row", row, ROW, ROW_OF_SOME)
         one_of("phase", row["phase"], PHASES)
     for event in record["before"] + record["after"]:
         kind = event.get("kind") if isinstance(event, dict) else None

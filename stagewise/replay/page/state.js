@@ -47,7 +47,7 @@ class State {
     this.contents = []; // block -> {tokens, key}: whose keys and values are in it, and who computed them
     this.rows = new Map(); // key -> row of this step
     this.numSeats = 0; // admissions so far
-    this.counts = { output: 0, useful: 0, recomputed: 0, padding: 0, carried: 0, preemptions: 0 };
+    this.counts = { output: 0, useful: 0, recomputed: 0, padding: 0, carried: 0, refused: 0, preemptions: 0 };
   }
 
   copy() {
@@ -79,7 +79,8 @@ class State {
   /** A row of the forward pass. */
   compute(key, row) {
     const completion = this.completions.get(key);
-    const end = row.start + row.num_tokens;
+    const accepted = row.num_accepted ?? 0; // guesses that were right: they are computed like all others
+    const end = row.start + row.num_tokens + accepted;
     if (row.num_tokens === 0) {
       // it is finished, and carried along
       this.counts.carried += row.num_padding;
@@ -88,18 +89,22 @@ class State {
     }
     const recomputed = Math.max(0, Math.min(end, completion.furthest) - row.start);
     this.counts.recomputed += recomputed;
-    this.counts.useful += row.num_tokens - recomputed;
+    this.counts.useful += row.num_tokens + accepted - recomputed;
+    this.counts.refused += (row.drafts?.length ?? 0) - accepted;
     this.counts.padding += row.num_padding;
     const changed = { recomputed, numComputed: end, furthest: Math.max(completion.furthest, end), slot: row.slot };
     if (row.phase === "prefill") changed.padding = row.num_padding;
     if (row.blocks !== null) {
       const size = this.blockSize;
+      const { output, numOutput } = completion;
+      const guessed = output.slice(0, numOutput).concat(row.drafts?.slice(0, accepted) ?? []);
+      const known = accepted ? { ...completion, output: guessed, numOutput: guessed.length } : completion;
       const first = completion.blocks.length ? Math.floor(row.start / size) : 0;
       for (let i = first; i < row.blocks.length; i++) {
         const block = row.blocks[i];
         const written = (i + 1) * size > row.start; // in this step, or not yet
         if (written || !this.contents[block]) {
-          this.contents[block] = { tokens: tokensOf(completion, i * size, Math.min((i + 1) * size, end)), key };
+          this.contents[block] = { tokens: tokensOf(known, i * size, Math.min((i + 1) * size, end)), key };
         }
       }
       changed.blocks = row.blocks;

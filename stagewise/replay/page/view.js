@@ -7,7 +7,7 @@ const MOST_CHIPS = 40;
 const MOST_DONE = 12;
 const MOST_MEASURED = 120; // steps of a run that is short enough to try each
 const CHARACTER = 0.57; // is about so many rem wide
-const PART_NAMES = ["schedule", "build", "forward", "sample", "commit"];
+const PART_NAMES = ["schedule", "draft", "build", "forward", "sample", "commit"];
 
 class View {
   /** chosen: the request that the fragment names, shared by all views; onChange: to be called when it changes. */
@@ -54,6 +54,7 @@ class View {
       entry("computed", "computed in this step"),
       entry("again", "computed again"),
       ...(this.replay.cached ? [entry("kept", "in the KV cache")] : []),
+      ...(this.replay.stage >= 7 ? [entry("right", "guessed, and right"), entry("wrong", "guessed, and refused")] : []),
       entry("fresh", "the token that came of it"),
       ...(this.replay.stage < 4 ? [entry("idle", "computed for nothing")] : []),
     );
@@ -151,9 +152,10 @@ class View {
     setText(this.ended, since);
     this.step = this.replay.steps[number];
     this.state = this.replay.at(number);
-    this.fresh = new Map(
-      this.step.after.filter(({ kind }) => kind === "token").map((event) => [keyOf(event), event.token_id]),
-    );
+    this.fresh = new Map(); // the tokens that each got
+    for (const event of this.step.after.filter(({ kind }) => kind === "token")) {
+      this.fresh.set(keyOf(event), [...(this.fresh.get(keyOf(event)) ?? []), event.token_id]);
+    }
     this.showMemory(); // first: a canvas that writes has the browser lay out what was changed before
     this.showWords();
     this.showBudget();
@@ -203,7 +205,7 @@ class View {
   showBudget() {
     const { step, state, replay, nodes } = this;
     const budget = replay.stage >= 4 ? replay.header.options.max_num_batched_tokens : null;
-    const used = step.rows.reduce((sum, row) => sum + row.num_tokens, 0);
+    const used = step.rows.reduce((sum, row) => sum + row.num_tokens + (row.drafts?.length ?? 0), 0);
     const idle = step.rows.reduce((sum, row) => sum + row.num_padding, 0);
     const all = budget ?? used + idle;
     const rows = state
@@ -216,6 +218,7 @@ class View {
       return [
         ["again", row, recomputed],
         [own, row, row.num_tokens - recomputed],
+        ["refused", row, row.drafts?.length ?? 0],
       ];
     });
     const shown = [...segments, ["idle", null, idle]].filter(([, , size]) => size);
@@ -298,6 +301,7 @@ class View {
       ...(recomputed ? [`${recomputed === row.num_tokens ? "all" : recomputed} again`] : []),
       ...(row.num_padding ? [`${row.num_padding} padding`] : []),
       ...(togo > 0 ? [`${togo} to go`] : []),
+      ...(row.drafts ? [`${row.num_accepted} of ${count(row.drafts.length, "guessed token")} right`] : []),
     ];
     return [isPrefill(this.replay, row) ? "prefill" : "decode", details.join(", ")];
   }
@@ -319,7 +323,11 @@ class View {
       else pieces.push([className, this.text(id)]);
     });
     if (until < length) pieces.push(["gap", ` … ${length - until} more`]);
-    else if (this.fresh.has(key)) pieces.push(["token fresh", this.text(this.fresh.get(key))]);
+    else {
+      const { drafts = [], num_accepted: accepted } = this.state.rows.get(key) ?? {};
+      drafts.forEach((id, i) => pieces.push([`token guess ${i < accepted ? "right" : "wrong"}`, this.text(id)]));
+      if (this.fresh.has(key)) pieces.push(["token fresh", this.text(this.fresh.get(key).at(-1))]);
+    }
     return pieces;
   }
 
@@ -503,16 +511,17 @@ class View {
 
   showNumbers() {
     const { state, step, replay, nodes } = this;
-    const { output, useful, recomputed, padding, carried, preemptions } = state.counts;
+    const { output, useful, recomputed, padding, carried, refused, preemptions } = state.counts;
     const seconds = replay.ends(this.number);
     const speed = (output / seconds).toFixed(output < 10 * seconds ? 1 : 0);
     setText(nodes["numbers-note"], `${count(output, "output token")} in ${seconds.toFixed(2)} s: ${speed} tokens/s`);
-    const all = useful + recomputed + padding + carried;
+    const all = useful + recomputed + padding + carried + refused;
     const kinds = [
       ["useful", "computed for the first time", useful],
       ["again", "computed again", recomputed],
       ["padding", "padding", padding],
       ["carried", "carried along", carried],
+      ["refused", "guessed, and refused", refused],
     ];
     fillBar(
       nodes.computed,
@@ -570,7 +579,8 @@ class View {
       ["prompt", text(prompt)],
       ["", text(tokensOf(completion, prompt.length))],
     ];
-    if (this.fresh.has(this.chosenKey)) pieces.push(["token fresh", this.text(this.fresh.get(this.chosenKey))]);
+    const fresh = this.fresh.get(this.chosenKey) ?? [];
+    pieces.push(["", text(fresh.slice(0, -1))], ...fresh.slice(-1).map((id) => ["token fresh", this.text(id)]));
     fillText(nodes.full, pieces);
   }
 }

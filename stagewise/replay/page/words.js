@@ -241,6 +241,9 @@ function passInWords(replay, state) {
     parts.push(`${names} compute${several ? "" : "s"} ${what}, to get one more${several ? " each" : ""}`);
   } else if (decodes.length) {
     parts.push(decodes.length > 1 ? `${names} compute one token each` : `${names} computes one token`);
+    const guesses = decodes.reduce((sum, row) => sum + (row.drafts?.length ?? 0), 0);
+    const right = decodes.reduce((sum, row) => sum + (row.num_accepted ?? 0), 0);
+    if (guesses) parts.push(`${count(guesses, "guessed token")} behind ${decodes.length > 1 ? "them" : "it"}, ${right} right`);
   }
   const carried = rows.filter((row) => !row.num_tokens);
   if (carried.length) {

@@ -1,0 +1,305 @@
+"""What guessing gains: stage 7 beside stage 6, on real text at GPT-2's cost (bench/wide.py).
+
+    python -m bench.speculative --json bench/results/speculative-float32.json --plot stage07_speculative/pictures/speed.png
+    python -m bench.speculative --dtype bfloat16 --json bench/results/speculative-bfloat16.json
+
+Three kinds of text. "tales": openings, sampled with temperature 0.8 and seeds. "quote": a question about a tale, whose
+answer is to be four sentences of it in a row (a form, `structured_outputs`, holds it to that; the model chooses which).
+"list": lines that are to be put into another order. The last two copy from their prompts, greedily.
+
+Everyone completes the same requests in every turn, one engine after the other, REPEAT turns; a gain is the ratio to
+stage 6 in the same turn, and the median of these is shown. All outputs are compared: they must be stage 6's.
+`independent` is the draft model with random numbers of its own.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import wide
+from bench.machine import describe, is_busy
+from tools.engines import STAGES
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+from tale_grammar import write_tale  # noqa: E402
+
+SIX, SEVEN = (next(stage for stage in STAGES if stage.number == number) for number in (6, 7))
+DRAFT = "tinytales-draft"
+REPEAT, TOKENS = 3, 128
+COUNTS = (1, 4, 32)
+FIXED = (1, 2, 4, 8, 16)
+OPENINGS = (
+    "Once upon a time",
+    "In the days when the winters were long, a brave mouse named Otto lived near a windy harbor.",
+    "There was once a shy bear",
+    "In a village by the sea",
+    "One morning a girl named Mara",
+    "Long ago, a fox named Anton",
+    "A small duck lived in a garden.",
+    "Deep in the forest",
+)
+
+
+def sentences(seed: int) -> list[str]:
+    text = " ".join(write_tale(seed).split())
+    return [sentence.strip() + "." for sentence in text.split(". ") if len(sentence) > 20]
+
+
+def tales(number: int) -> list[tuple[str, dict]]:
+    params = dict(temperature=0.8, max_tokens=TOKENS, ignore_eos=True)
+    return [(OPENINGS[i % len(OPENINGS)], {**params, "seed": i}) for i in range(number)]
+
+
+def quotes(number: int) -> list[tuple[str, dict]]:
+    jobs = []
+    for i in range(number):
+        parts = sentences(i)[:20]
+        runs = [" " + " ".join(parts[k : k + 4]) for k in range(len(parts) - 3)]
+        prompt = f"{' '.join(parts)}\n\nWhich part of the tale tells how it began? This one:"
+        jobs.append((prompt, dict(temperature=0, max_tokens=TOKENS, form={"choice": runs})))
+    return jobs
+
+
+def lists(number: int) -> list[tuple[str, dict]]:
+    jobs = []
+    for i in range(number):
+        lines = sorted(set(sentences(1000 + i)))[:8]
+        prompt = "\n".join(f"- {line}" for line in lines) + "\n\nThe same in the order of the tale:\n\n"
+        grammar = "start: " + " ".join(["line"] * 6) + "\nline: " + " | ".join(json.dumps(f"- {x}\n") for x in lines)
+        jobs.append((prompt, dict(temperature=0, max_tokens=TOKENS, form={"grammar": grammar})))
+    return jobs
+
+
+TEXTS: dict[str, Callable[[int], list[tuple[str, dict]]]] = {"tales": tales, "quote": quotes, "list": lists}
+
+
+def params_of(stage: Any, how: dict) -> Any:
+    how = dict(how)
+    form = how.pop("form", None)
+    return stage.SamplingParams(**how, structured_outputs=form and stage.StructuredOutputsParams(**form))
+
+
+@contextlib.contextmanager
+def own_numbers(on: bool) -> Iterator[None]:
+    """Meanwhile guesses are drawn with other random numbers than the tokens that verify them."""
+    request = SEVEN.part("request").Request
+    guessed = request.guessed
+
+    def independent(self: Any, draft: list[int]) -> Any:
+        other = guessed(self, draft)
+        other.seed = self.seed ^ 0x5DEECE66D
+        return other
+
+    if on:
+        request.guessed = independent
+    try:
+        yield
+    finally:
+        request.guessed = guessed
+
+
+class Bench:
+    """The engines of one number of requests.
+
+    Args:
+        folder: of the wide checkpoint.
+    """
+
+    def __init__(self, folder: str, dtype: str, count: int):
+        options = dict(dtype=dtype, max_num_seqs=count, device="cpu", enable_prefix_caching=False)
+        self.six = SIX.LLM(folder, **options)
+        self.by = {name: SEVEN.LLM(folder, speculate=name, **options) for name in ("ngram", DRAFT)}
+        self.count = count
+
+    def variants(self, text: str) -> list[tuple[str, str, int | str]]:
+        """(name, drafter, how many)"""
+        rows = [("prompt lookup", "ngram", "auto"), ("draft model", DRAFT, "auto")]
+        if text != "tales":
+            return rows + [(f"prompt lookup, {k}", "ngram", k) for k in FIXED[2:]]
+        return [*rows, *((f"draft model, {k}", DRAFT, k) for k in FIXED), ("independent", DRAFT, "auto")]
+
+    def run(self, text: str) -> tuple[list[dict], list]:
+        """A turn: a record of each engine."""
+        jobs = TEXTS[text](max(self.count, 4))
+        records, outputs = [], []
+        first = self.complete(self.six, SIX, jobs, outputs)
+        records.append({"engine": "stage 6", **first})
+        for name, drafter, number in self.variants(text):
+            llm = self.by[drafter]
+            llm.engine.speculator.num_drafts = number
+            with own_numbers(name == "independent"):
+                records.append({"engine": name, "num_drafts": number, **self.complete(llm, SEVEN, jobs, outputs)})
+        return records, outputs
+
+    def complete(self, llm: Any, stage: Any, jobs: list, outputs: list) -> dict:
+        llm.stats = type(llm.stats)()
+        params = [params_of(stage, how) for _, how in jobs]
+        start = time.perf_counter()
+        results = llm.generate([prompt for prompt, _ in jobs], params)
+        seconds = time.perf_counter() - start
+        outputs.append([(c.token_ids, c.text, c.finish_reason) for result in results for c in result.outputs])
+        waits = [(r.metrics.e2e - r.metrics.ttft) / max(1, len(r.outputs[0].token_ids) - 1) for r in results]
+        stats, tokens = llm.stats, sum(len(result.outputs[0].token_ids) for result in results)
+        record = {"tokens": tokens, "seconds": seconds, "speed": tokens / seconds, "forwards": stats.num_forwards}
+        record |= {"per_token": statistics.median(waits), "same": outputs[-1] == outputs[0]}
+        if stage is SEVEN:
+            record |= {"drafts": stats.num_drafts, "drafted": stats.num_draft_tokens}
+            record |= {"accepted": stats.num_accepted_tokens, "by_place": stats.num_accepted_tokens_per_pos}
+        return record
+
+
+def measure(folder: str, dtype: str, counts: list[int], texts: list[str], repeat: int) -> list[dict]:
+    """Cells: of each text, number of requests and engine the medians over all turns."""
+    cells = []
+    for count in counts:
+        bench = Bench(folder, dtype, count)
+        costs = bench.by[DRAFT].engine.speculator
+        for text in texts:
+            bench.run(text)  # whatever is done only once
+            turns = []
+            for turn in range(repeat):
+                print(f"{dtype}, {count} at once, {text}: turn {turn + 1} of {repeat}", file=sys.stderr)
+                turns.append(bench.run(text)[0])
+            for i, last in enumerate(turns[-1]):
+                own = [records[i] for records in turns]
+                gains = [record["speed"] / records[0]["speed"] for record, records in zip(own, turns, strict=True)]
+                cell = {"text": text, "count": count, **last, "gain": statistics.median(gains), "gains": gains}
+                for name in ("speed", "seconds", "per_token"):
+                    cell[name] = statistics.median(record[name] for record in own)
+                cell["same"] = all(record["same"] for record in own)
+                cells.append(cell | derived(cell, costs.costs.seconds, costs.drafter.seconds))
+    return cells
+
+
+def derived(cell: dict, costs: list[float], draft_seconds: float) -> dict:
+    """What follows from the counts: the rate at which guesses were right, tokens a step, and what these predict."""
+    steps = cell["tokens"] / (cell["forwards"] * cell["count"])
+    if not cell.get("drafts"):
+        return {"a_step": steps}
+    tried = cell["accepted"] + sum(cell["drafts"] - right for right in cell["by_place"][:1])
+    tried += sum(a - b for a, b in zip(cell["by_place"], cell["by_place"][1:], strict=False))
+    rate = cell["accepted"] / max(1, tried)
+    more = {"a_step": steps, "rate": rate, "refused": (cell["drafted"] - cell["accepted"]) / cell["tokens"]}
+    if isinstance(cell["num_drafts"], int) and cell["engine"].startswith("draft") and rate < 1:
+        k = cell["num_drafts"]
+        expected = (1 - rate ** (k + 1)) / (1 - rate)
+        rows = min(cell["count"] * (k + 1), len(costs) - 1)
+        slope = costs[-1] - costs[-2]
+        seconds = costs[rows] + max(0, cell["count"] * (k + 1) - rows) * slope + k * draft_seconds
+        more |= {"expected": expected, "predicted": expected * costs[cell["count"]] / seconds}
+    return more
+
+
+def table(result: dict) -> str:
+    """A row per text and engine, a group of columns per number of requests."""
+    counts = sorted({cell["count"] for cell in result["cells"]})
+    lines = [
+        "text | who guesses | " + " | ".join(f"{n} at once" for n in counts) + " | right | tokens a step | refused",
+        "--- | --- | " + " | ".join(["---:"] * (len(counts) + 3)),
+    ]
+    cells = {(cell["text"], cell["engine"], cell["count"]): cell for cell in result["cells"]}
+    for text, engine in dict.fromkeys((cell["text"], cell["engine"]) for cell in result["cells"]):
+        row = []
+        for count in counts:
+            cell = cells.get((text, engine, count))
+            speed = f"{cell['speed']:,.0f} tok/s" if cell and engine == "stage 6" else ""
+            row.append("" if cell is None else speed or f"{cell['gain']:.2f} ×")
+        one = cells.get((text, engine, counts[0]), {})
+        more = [f"{one['rate']:.0%}", f"{one['a_step']:.1f}", f"{one['refused']:.2f}"] if "rate" in one else [""] * 3
+        lines.append(" | ".join([text, {"stage 6": "nobody (stage 6)"}.get(engine, engine), *row, *more]))
+    machine = result["machine"]
+    busy = ", beside other programs" if is_busy(machine) else ""
+    same = "All outputs are stage 6's, token for token." if all(c["same"] for c in result["cells"]) else "NOT ALL EQUAL."
+    return "\n".join(f"| {line} |" for line in lines) + (
+        f"\n\nSpeed against stage 6 in the same turn, median of {result['repeat']} turns; a number behind a name is how "
+        f"many guesses a step has, none means `auto`. The last three columns are of {counts[0]} request"
+        f"{'s' if counts[0] > 1 else ''}: how many of the guesses that were tried were right, and how many were refused "
+        f"or never tried for each token of output. {same} {result['dtype']}, {machine['device']}, {machine['threads']} "
+        f"threads{busy}. `{result['command']}`"
+    )
+
+
+def plot(result: dict) -> Any:
+    """The gain by the number of guesses, measured and predicted, and by the number of requests."""
+    from bench.plots import BLUE, GREEN, ORANGE, PURPLE, Picture
+
+    cells = [cell for cell in result["cells"] if cell["text"] == "tales"]
+    picture = Picture(figsize=(8.2, 3.2))
+    left, right = picture.subplots(1, 2)
+    counts = sorted({cell["count"] for cell in cells})
+    for count, color, marker in zip(counts, (BLUE, ORANGE, PURPLE), ("o", "s", "^"), strict=False):
+        own = [cell for cell in cells if cell["count"] == count and "predicted" in cell]
+        ks = [cell["num_drafts"] for cell in own]
+        left.plot(ks, [c["gain"] for c in own], color=color, marker=marker, label=f"{count} at once")
+        left.plot(ks, [c["predicted"] for c in own], color=color, linestyle=":", linewidth=1)
+    left.axhline(1, color="#888888", linewidth=0.8)
+    left.set(xscale="log", xlabel="guesses a step", ylabel="times stage 6's speed", ylim=(0, None))
+    left.set_xticks(FIXED, [str(k) for k in FIXED])
+    left.minorticks_off()
+    left.set_title("More guesses pay, up to a number (dotted: predicted)")
+    left.legend(fontsize=8)
+    names = {"draft model": (BLUE, "o"), "independent": (GREEN, "D"), "prompt lookup": (ORANGE, "s")}
+    for name, (color, marker) in names.items():
+        own = [cell for cell in cells if cell["engine"] == name]
+        right.plot([c["count"] for c in own], [c["gain"] for c in own], color=color, marker=marker, label=name)
+    right.axhline(1, color="#888888", linewidth=0.8)
+    right.set(xscale="log", xlabel="requests at once", ylim=(0, None))
+    right.set_xticks(counts, [str(count) for count in counts])
+    right.minorticks_off()
+    right.set_title("auto: fewer requests gain more")
+    right.legend(fontsize=8)
+    return picture
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--dtype", choices=("float32", "bfloat16"), default="float32")
+    add("--requests", type=int, nargs="+", default=list(COUNTS), metavar="N", help="how many run at once")
+    add("--texts", nargs="+", choices=TEXTS, default=list(TEXTS))
+    add("--repeat", type=int, default=REPEAT, metavar="N", help=f"turns; default: {REPEAT}")
+    add("--directory", type=Path, metavar="DIR", help="keep the wide checkpoint here, 445 MB")
+    add("--json", type=Path, metavar="FILE", help="write what was measured to this file")
+    add("--plot", type=Path, metavar="FILE", help="draw it")
+    args = parser.parse_args()
+    from bench.report import check_outputs
+
+    try:
+        check_outputs({"--json": args.json, "--plot": args.plot}, {})
+        with tempfile.TemporaryDirectory() as folder:
+            directory = str(wide.make(args.directory or Path(folder, "wide")))
+            cells = measure(directory, args.dtype, args.requests, args.texts, args.repeat)
+    except (ValueError, OSError) as error:
+        print(f"speculative: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    words = [f"--dtype {args.dtype}"] if args.dtype != "float32" else []
+    words += [f"--json {args.json}"] if args.json else []
+    result = {
+        "command": " ".join(["python -m bench.speculative", *words]),
+        "machine": describe(torch.device("cpu")),
+        "dtype": args.dtype,
+        "repeat": args.repeat,
+        "cells": cells,
+    }
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    if args.plot:
+        args.plot.parent.mkdir(parents=True, exist_ok=True)
+        plot(result).savefig(args.plot)
+    print(table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

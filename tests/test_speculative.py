@@ -1,0 +1,532 @@
+"""From stage 7 on: whoever guesses, and however well, the output is that of the stage that guesses nothing."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
+
+SPECULATIVE = [stage for stage in STAGES if stage.number >= 7]
+SIX = next(stage for stage in STAGES if stage.number == 6)
+DRAFT = "tinytales-draft"
+
+
+@pytest.fixture(params=SPECULATIVE, ids=str)
+def stage(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def draft_checkpoint(tmp_path_factory):
+    """Of the same vocabulary as `small_checkpoint`, with other weights, and a shorter context."""
+    sizes = dict(n_layer=1, n_head=2, n_embd=16, n_positions=40, vocab_size=211)
+    return str(write_checkpoint(tmp_path_factory.mktemp("draft"), seed=5, **sizes))
+
+
+class Guesser:
+    """A drafter by a function of the request and how many tokens are wanted."""
+
+    seconds = 0.0
+
+    def __init__(self, guess):
+        self.guess = guess
+
+    def draft(self, counts):
+        return {request: self.guess(request, count) for request, count in counts.items() if count}
+
+
+def engine_with(stage, checkpoint, guess, num_drafts=4, **options):
+    """An engine whose drafter is this function."""
+    llm = stage.LLM(str(checkpoint), device="cpu", num_drafts=num_drafts, **options)
+    llm.engine.speculator.drafter = Guesser(guess)
+    return llm
+
+
+def told(output):
+    """All that may be compared of an output, but for times."""
+    completions = [
+        (c.index, c.text, c.token_ids, c.cumulative_logprob, repr(c.logprobs), c.finish_reason, c.stop_reason)
+        for c in output.outputs
+    ]
+    return completions, repr(output.prompt_logprobs)
+
+
+def drawn(rng, stage, **more):
+    """Parameters of any kind."""
+    params = dict(
+        temperature=rng.choice([0, 0, 0.7, 1.0]),
+        top_k=rng.choice([0, 0, 5]),
+        top_p=rng.choice([1.0, 0.9]),
+        min_p=rng.choice([0.0, 0.05]),
+        repetition_penalty=rng.choice([1.0, 1.0, 1.2]),
+        presence_penalty=rng.choice([0.0, 0.0, 0.5]),
+        frequency_penalty=rng.choice([0.0, 0.0, -0.5, 0.5]),
+        seed=rng.randrange(100),
+        max_tokens=rng.choice([1, 2, 7, 24, 60]),
+        min_tokens=rng.choice([0, 0, 1]),
+        n=rng.choice([1, 1, 1, 3]),
+        stop_token_ids=rng.choice([(), (), (5, 17, 60)]),
+        ignore_eos=rng.random() < 0.5,
+        logprobs=rng.choice([None, None, 0, 3]),
+        prompt_logprobs=rng.choice([None, None, None, 1]),
+        logit_bias=rng.choice([None, None, {3: 2.0, 9: -100.0}]),
+        allowed_token_ids=rng.choice([None, None, None, list(range(0, 211, 2))]),
+    )
+    if params["prompt_logprobs"] is not None and rng.random() < 0.3:
+        params |= {"max_tokens": 0, "min_tokens": 0, "n": 1}
+    return stage.SamplingParams(**(params | more))
+
+
+def random_jobs(stage, rng, number=30):
+    """Prompts, some of which repeat themselves or begin like another, and parameters."""
+    prompts = random_prompts(211, [rng.randint(1, 40) for _ in range(number)], seed=rng.randrange(1000))
+    for i in range(0, number, 3):
+        prompts[i] = (prompts[i] * 8)[: rng.randint(2, 40)]
+    prompts[1] = prompts[0][:-1] + [7]
+    return prompts, [drawn(rng, stage) for _ in range(number)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(s, marks=pytest.mark.soak) for s in range(4, 40))])
+def test_whatever_is_asked_for(stage, small_checkpoint, draft_checkpoint, dtype, seed):
+    """Random requests of every kind, in small pools and small steps, with every number of guesses."""
+    rng = random.Random(seed)
+    prompts, params = random_jobs(SIX, rng)
+    expected = list(map(told, SIX.LLM(small_checkpoint, device="cpu", dtype=dtype).generate(prompts, params)))
+    for speculate in ("ngram", draft_checkpoint, small_checkpoint):
+        llm = stage.LLM(
+            small_checkpoint,
+            device="cpu",
+            dtype=dtype,
+            speculate=speculate,
+            num_drafts=rng.choice(["auto", 1, 2, 5, 16]),
+            max_num_seqs=rng.choice([1, 3, 8]),
+            max_num_batched_tokens=rng.choice([9, 33, 512]),
+            block_size=rng.choice([1, 4, 16]),
+            num_blocks=rng.choice([110, 400]),
+            policy=rng.choice(["fcfs", "fair", "shortest"]),
+            enable_prefix_caching=rng.random() < 0.7,
+        )
+        again = [in_class_of(stage, p) for p in params]
+        assert list(map(told, llm.generate(prompts, again))) == expected
+        assert llm.stats.num_accepted_tokens <= llm.stats.num_draft_tokens
+        llm.engine.scheduler.check_integrity()
+        assert llm.engine.block_manager.num_free == llm.engine.block_manager.num_blocks
+
+
+def in_class_of(stage, params):
+    """The same parameters in the class of another stage."""
+    return stage.SamplingParams(**{name: value for name, value in vars(params).items() if not name.startswith("_")})
+
+
+def answers(stage, checkpoint, prompts, params, **options):
+    return [told(output) for output in stage.LLM(str(checkpoint), device="cpu", **options).generate(prompts, params)]
+
+
+def oracle(expected, prompts):
+    """Guesses right, by the outputs that there will be."""
+    outputs = {tuple(prompt): completions[0][2] for prompt, (completions, _) in zip(prompts, expected, strict=True)}
+
+    def guess(request, count):
+        known = len(request.output_token_ids)
+        return outputs[tuple(request.prompt_token_ids)][known : known + count]
+
+    return guess
+
+
+GUESSES = {
+    "wrong": lambda right: lambda request, count: [(t + 1) % 211 for t in right(request, count)],
+    "right and then wrong": lambda right: lambda request, count: [
+        (t + (i > 1)) % 211 for i, t in enumerate(right(request, count))
+    ],
+    "the same token": lambda _: lambda request, count: [3] * count,
+    "nothing": lambda _: lambda request, count: [],
+    "one for some": lambda right: lambda request, count: right(request, count)[: len(request.output_token_ids) % 2],
+    "right": lambda right: right,
+}
+
+
+@pytest.mark.parametrize("kind", GUESSES)
+def test_whoever_guesses(stage, small_checkpoint, kind):
+    """Right, wrong, constant or no guesses: the same outputs; and right ones save as many steps as they should."""
+    prompts = random_prompts(211, [3, 9, 5])
+    params = stage.SamplingParams(temperature=1, seed=4, max_tokens=21, ignore_eos=True, logprobs=2)
+    expected = answers(stage, small_checkpoint, prompts, params, speculate="off")
+    llm = engine_with(stage, small_checkpoint, GUESSES[kind](oracle(expected, prompts)), trace=True)
+    assert [told(output) for output in llm.generate(prompts, params)] == expected
+    stats, rows = llm.stats, [row for step in llm.trace for row in step.rows]
+    assert stats.num_drafts == sum(bool(row.drafts) for row in rows)
+    assert stats.num_draft_tokens == sum(len(row.drafts) for row in rows)
+    assert stats.num_accepted_tokens == sum(row.num_accepted for row in rows) == sum(stats.num_accepted_tokens_per_pos)
+    if kind == "right":  # a token by the prompt, then five a step
+        assert stats.num_accepted_tokens == stats.num_draft_tokens == 3 * 16
+        assert stats.num_accepted_tokens_per_pos == [3 * 4] * 4
+        assert stats.num_forwards == 1 + 4
+    elif kind == "wrong":
+        assert stats.num_accepted_tokens == 0 < stats.num_draft_tokens
+        assert stats.num_forwards == 21
+    elif kind == "nothing":
+        assert stats.num_drafts == 0
+
+
+def test_nothing_is_guessed_behind_the_end(stage, small_checkpoint):
+    """Not behind `max_tokens`, the context or an end token; and each of these ends an output in the midst of guesses
+    that are right."""
+    (prompt,) = random_prompts(211, [5])
+    how = dict(temperature=1, seed=1, ignore_eos=True)
+    free = stage.SamplingParams(**how, max_tokens=30)
+    expected = answers(stage, small_checkpoint, [prompt], free, speculate="off")
+    tokens = expected[0][0][0][2]
+    seen = []
+
+    def guess(request, count):
+        known = len(request.output_token_ids)
+        seen.append((known, count))
+        return tokens[known : known + count]
+
+    stop = next(t for i, t in enumerate(tokens) if i > 6 and t not in tokens[:i])
+    for params in (
+        stage.SamplingParams(**how, max_tokens=8),
+        stage.SamplingParams(**how, max_tokens=30, stop_token_ids=[stop]),
+    ):
+        llm = engine_with(stage, small_checkpoint, guess, num_drafts=16, trace=True)
+        assert [told(o) for o in llm.generate([prompt], params)] == answers(
+            stage, small_checkpoint, [prompt], params, speculate="off"
+        )
+        assert all(known + count < params.max_tokens for known, count in seen)
+        assert all(stop not in row.drafts for step in llm.trace for row in step.rows if params.stop_token_ids)
+        assert llm.stats.num_accepted_tokens > 3
+        seen.clear()
+
+
+def test_a_stop_text_within_accepted_tokens(stage):
+    """The text ends before it, and the tokens behind it were never made."""
+    prompt, params = "Once upon a time", dict(temperature=0, max_tokens=60)
+    plain = answers(stage, TINYTALES, [prompt], stage.SamplingParams(**params), speculate="off")
+    tokens, text = plain[0][0][0][2], plain[0][0][0][1]
+    words = text.split()
+    stop = " ".join(words[8:10])
+    asked = stage.SamplingParams(**params, stop=[stop])
+    expected = answers(stage, TINYTALES, [prompt], asked, speculate="off")
+    assert expected[0][0][0][5] == "stop"
+    llm = engine_with(
+        stage, TINYTALES, lambda r, count: tokens[len(r.output_token_ids) :][:count], num_drafts=16, trace=True
+    )
+    events = list(llm.stream([prompt], asked))
+    assert max(len(event.token_ids) for event in events) > 1
+    assert "".join(event.text for event in events) == expected[0][0][0][1]
+    assert [token for event in events for token in event.token_ids] == expected[0][0][0][2]
+    assert sum(event["kind"] == "token" for step in llm.trace for event in step.after) == len(expected[0][0][0][2])
+
+
+def test_no_guess_is_ever_findable(stage, small_checkpoint):
+    """Blocks enter the prefix cache when all of their tokens are verified; then a wrong guess's keys are never read: a
+    prompt that goes on as was guessed gets what it gets alone."""
+    (prompt,) = random_prompts(211, [4])
+    params = stage.SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    tokens = answers(stage, small_checkpoint, [prompt], params, speculate="off")[0][0][0][2]
+    wrong = [(t + 1) % 211 for t in tokens]
+    llm = engine_with(
+        stage, small_checkpoint, lambda r, count: wrong[len(r.output_token_ids) :][:count], num_drafts=9, block_size=2
+    )
+    manager, entered = llm.engine.block_manager, []
+    enter = manager.enter
+
+    def watched(sequence, num_computed_tokens):
+        assert num_computed_tokens <= sequence.num_tokens
+        entered.append(num_computed_tokens)
+        enter(sequence, num_computed_tokens)
+
+    manager.enter = watched
+    llm.generate([prompt], params)
+    assert entered
+    follow = stage.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)
+    for known in range(1, 12):  # as was guessed from there on
+        asked = prompt + tokens[:known] + wrong[known : known + 5]
+        (output,) = llm.generate([asked], follow)
+        assert [told(output)] == answers(stage, small_checkpoint, [asked], follow, speculate="off")
+        assert output.num_cached_tokens <= len(prompt) + known
+
+
+def test_shared_blocks_have_no_guesses(stage, small_checkpoint):
+    """Completions of one prompt share its last block until one of them writes; guesses go into copies."""
+    (prompt,) = random_prompts(211, [6])
+    params = stage.SamplingParams(temperature=1, seed=2, n=5, max_tokens=20, ignore_eos=True, logprobs=1)
+    expected = answers(stage, small_checkpoint, [prompt], params, speculate="off")
+    rng = random.Random(1)
+    for size in (4, 16):
+        llm = engine_with(
+            stage,
+            small_checkpoint,
+            lambda r, count: [rng.choice([c[2] for c in expected[0][0]])[len(r.output_token_ids)]] * (count > 0),
+            block_size=size,
+        )
+        assert [told(output) for output in llm.generate([prompt], params)] == expected
+        assert 0 < llm.stats.num_accepted_tokens < llm.stats.num_draft_tokens
+
+
+@pytest.mark.parametrize("num_blocks", [7, 9, 14])
+def test_in_a_pool_that_is_too_small(stage, small_checkpoint, num_blocks):
+    """Guesses take only blocks that are free, and give them back; those who are preempted get the same tokens."""
+    prompts = random_prompts(211, [9, 8, 7, 3])
+    params = [
+        stage.SamplingParams(temperature=t, seed=i, max_tokens=14, ignore_eos=True) for i, t in enumerate([0, 1, 0, 1])
+    ]
+    expected = answers(stage, small_checkpoint, prompts, params, speculate="off")
+    options = dict(num_blocks=num_blocks, block_size=4, watermark=0.0)
+    llm = engine_with(stage, small_checkpoint, oracle(expected, prompts), num_drafts=6, **options)
+    for i, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
+        llm.add_request(str(i), prompt, asked)
+    done = {}
+    while llm.has_unfinished_requests():
+        done |= {int(output.request_id): told(output) for output in llm.step() if output.finished}
+        llm.engine.scheduler.check_integrity()
+        for request in llm.engine.scheduler.running:  # what was guessed has no room any more
+            table = llm.engine.block_manager.block_table(request)
+            assert len(table) == llm.engine.block_manager.num_needed(request.num_computed_tokens)
+    assert [done[i] for i in range(4)] == expected
+    assert llm.stats.num_preemptions > 0 or num_blocks == 14
+    assert llm.stats.num_accepted_tokens > 0
+
+
+def test_functions_of_the_caller_see_each_output_once(stage, small_checkpoint):
+    """A logits processor is asked about outputs that exist, once for each token, in their order."""
+    calls = []
+
+    def watch(output_token_ids, logits):
+        calls.append(list(output_token_ids))
+        return logits
+
+    (prompt,) = random_prompts(211, [5])
+    params = dict(temperature=0, max_tokens=17, ignore_eos=True)
+    expected = answers(stage, small_checkpoint, [prompt], stage.SamplingParams(**params), speculate="off")
+    guess = GUESSES["right and then wrong"](oracle(expected, [prompt]))
+    llm = engine_with(stage, small_checkpoint, guess)
+    (output,) = llm.generate([prompt], stage.SamplingParams(**params, logits_processors=[watch]))
+    tokens = expected[0][0][0][2]
+    assert output.outputs[0].token_ids == tokens
+    assert calls == [tokens[:i] for i in range(17)]
+    assert llm.stats.num_accepted_tokens > 0
+
+
+def test_a_request_that_fails_behind_right_guesses(stage, small_checkpoint):
+    """It ends there with the tokens that it has, as without guesses; the others go on."""
+
+    def fail(output_token_ids, logits):
+        if len(output_token_ids) == 6:
+            raise ZeroDivisionError("mine")
+        return logits
+
+    prompts = random_prompts(211, [5, 4])
+    plain = stage.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    params = [stage.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logits_processors=[fail]), plain]
+    right = oracle(answers(stage, small_checkpoint, prompts, plain, speculate="off"), prompts)
+    expected = answers(stage, small_checkpoint, prompts, params, speculate="off")
+    assert len(expected[0][0][0][2]) == 6 and expected[0][0][0][5] == "abort"
+    llm = engine_with(stage, small_checkpoint, right, num_drafts=8)
+    assert [told(output) for output in llm.generate(prompts, params)] == expected
+
+
+@pytest.mark.parametrize("form", [{"regex": "[a-z]{3,9} (and [a-z]{2,5} )+end"}, {"choice": ["one two", "one three"]}])
+@pytest.mark.parametrize("speculate", ["ngram", DRAFT])
+def test_forms(stage, form, speculate):
+    params = [
+        stage.SamplingParams(
+            temperature=t, seed=3, max_tokens=40, structured_outputs=stage.StructuredOutputsParams(**form)
+        )
+        for t in (0, 1.0)
+    ]
+    prompts = ["Say one two or one three:", "the words: and so and so and so"]
+    expected = answers(stage, TINYTALES, prompts, params, speculate="off")
+    llm = stage.LLM(str(TINYTALES), device="cpu", speculate=speculate, num_drafts=5)
+    assert [told(output) for output in llm.generate(prompts, params)] == expected
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_the_model_as_its_own_drafter(stage, temperature):
+    """It draws with the same random number, so it is always right: also where it draws."""
+    prompts = ["Once upon a time", "There was once a shy bear", "A fox"]
+    params = stage.SamplingParams(temperature=temperature, seed=1, max_tokens=41, ignore_eos=True, logprobs=1)
+    expected = answers(stage, TINYTALES, prompts, params, speculate="off")
+    llm = stage.LLM(str(TINYTALES), device="cpu", speculate="tinytales", num_drafts=4)
+    assert [told(output) for output in llm.generate(prompts, params)] == expected
+    assert llm.stats.num_accepted_tokens == llm.stats.num_draft_tokens == 3 * 32
+    assert llm.stats.num_forwards == 1 + 8
+
+
+def test_the_bundled_draft_model(stage):
+    """At most 4 MB, of the same vocabulary, and right more often than not."""
+    assert (TINYTALES.parent / DRAFT / "model.safetensors").stat().st_size < 4e6
+    prompts = ["Once upon a time", "There was once a shy bear", "In a village by the sea"]
+    params = stage.SamplingParams(temperature=0.8, seed=1, max_tokens=120)
+    expected = answers(stage, TINYTALES, prompts, params, speculate="off")
+    llm = stage.LLM(str(TINYTALES), device="cpu", speculate=DRAFT, num_drafts=4)
+    assert [told(output) for output in llm.generate(prompts, params)] == expected
+    assert llm.stats.num_accepted_tokens_per_pos[0] > 0.6 * llm.stats.num_drafts
+
+
+def test_beams_go_without(stage, small_checkpoint):
+    prompts = random_prompts(211, [5, 9])
+    plain, guessing = (
+        stage.LLM(small_checkpoint, device="cpu", speculate=how).beam_search(prompts, 3, 9)
+        for how in ("off", small_checkpoint)
+    )
+    assert list(map(told, plain)) == list(map(told, guessing))
+
+
+def test_a_stream_that_is_left_and_aborts(stage, small_checkpoint):
+    """In the midst of it all, with a draft model: who goes on gets the same, and places are given to others."""
+    prompts = random_prompts(211, [5, 9, 3, 7])
+    params = stage.SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    expected = answers(stage, small_checkpoint, prompts, params, speculate="off")
+    llm = stage.LLM(small_checkpoint, device="cpu", speculate=small_checkpoint, num_drafts=3, max_num_seqs=2)
+    for _ in range(3):
+        events = llm.stream(prompts, params)
+        list(itertools.islice(events, 5))
+        events.close()
+        assert [told(output) for output in llm.generate(prompts, params)] == expected
+
+
+# --- How many -----------------------------------------------------------------------------------------------------------
+
+
+def speculator_with(stage, small_checkpoint, seconds, **options):
+    llm = stage.LLM(small_checkpoint, device="cpu", **options)
+    llm.engine.speculator.costs.seconds = seconds
+    return llm.engine.speculator
+
+
+def requests_of(stage, number):
+    params = stage.SamplingParams(max_tokens=100)
+    return [stage.make_request(params, [1, 2, 3], [4, 5]) for _ in range(number)]
+
+
+FREE, FULL = [0.0] + [1.0] * 64, [0.0, *(float(n) for n in range(1, 65))]  # a step's seconds by its tokens
+
+
+def test_auto_weighs_what_a_row_costs(stage, small_checkpoint):
+    """Where rows are free all guesses pay, where a row costs as much as a step none does; between, the more likely."""
+    free = speculator_with(stage, small_checkpoint, FREE)
+    rooms = dict.fromkeys(requests_of(stage, 2), 16)
+    assert list(free.best_counts(rooms, 2).values()) == [16, 16]
+    assert speculator_with(stage, small_checkpoint, FULL).best_counts(rooms, 2) == {}
+    some = speculator_with(stage, small_checkpoint, [0.0] + [1 + 0.1 * n for n in range(64)])
+    good, bad = rooms
+    some.block_manager.trim = lambda *_: None
+    for _ in range(20):
+        some.learn({good: [1, 2, 3]}, [good] * 4)
+        some.learn({bad: [1, 2, 3]}, [bad])
+    counts = some.best_counts(rooms, 2)
+    assert counts.get(good, 0) > 4 > counts.get(bad, 0)
+
+
+def test_auto_stops_where_many_run(stage, small_checkpoint):
+    """With 32 requests a row more costs what its share of the step does: too much for what guesses bring."""
+    limited = speculator_with(stage, small_checkpoint, [0.0] + [max(1.0, n / 8) for n in range(1, 65)])
+    many, few = (dict.fromkeys(requests_of(stage, n), 16) for n in (32, 1))
+    assert limited.best_counts(many, 32) == {}
+    assert limited.best_counts(few, 1)
+
+
+def test_auto_counts_the_drafters_time(stage, small_checkpoint):
+    slow = speculator_with(stage, small_checkpoint, FREE, speculate=small_checkpoint)
+    rooms = dict.fromkeys(requests_of(stage, 1), 16)
+    slow.drafter.seconds = 0.0
+    assert slow.best_counts(rooms, 1)
+    slow.drafter.seconds = 10.0
+    assert slow.best_counts(rooms, 1) == {}
+
+
+def test_what_was_tried_in_vain_is_tried_again(stage, small_checkpoint):
+    """When guesses have been wrong for long none are made; after a while there is another try, and not many."""
+    prompts = random_prompts(211, [5])
+    params = stage.SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    wrong = engine_with(stage, small_checkpoint, lambda r, count: [210] * count, num_drafts="auto")
+    costs = wrong.engine.speculator.costs
+    costs.seconds, costs.add = [0.0] + [1 + 0.2 * n for n in range(64)], lambda *_: None
+    for _ in range(6):
+        wrong.generate(prompts, params)
+    assert 0 < wrong.stats.num_drafts < 60
+    before = wrong.stats.num_drafts
+    for _ in range(6):
+        wrong.generate(prompts, params)
+    assert before < wrong.stats.num_drafts
+
+
+def test_steps_are_timed_by_their_tokens(stage, small_checkpoint):
+    seconds = stage.LLM(small_checkpoint, device="cpu").engine.speculator.costs.seconds
+    assert len(seconds) == 65 and min(seconds[1:]) > 0
+    interpolated = stage.part("speculator").interpolated
+    assert interpolated({1: 1.0, 2: 2.0, 4: 3.0}, 6) == [0.0, 1.0, 2.0, 2.5, 3.0, 3.5, 4.0]
+    costs = stage.part("speculator").Costs({1: 1.0, 2: 1.0, 4: 1.0})
+    for _ in range(80):
+        costs.add(3, 1.5)  # steps of three or four take longer now
+    assert costs.seconds[1] == costs.seconds[2] == 1.0 and costs.seconds[4] == pytest.approx(1.75, abs=0.3)
+
+
+# --- Drafters -----------------------------------------------------------------------------------------------------------
+
+
+def looked_up(stage, prompt, output, count):
+    request = stage.make_request(stage.SamplingParams(max_tokens=100), prompt, output)
+    return stage.part("drafters").PromptLookup().draft({request: count}).get(request)
+
+
+def test_prompt_lookup(stage):
+    assert looked_up(stage, [1, 2, 3, 4, 5, 6, 1, 2], [3], 3) == [4, 5, 6]
+    assert looked_up(stage, [1, 2, 3], [4], 3) is None
+    assert looked_up(stage, [7, 1, 2, 8, 9, 1, 2, 5, 5], [1, 2], 2) == [5, 5]  # the latest
+    assert looked_up(stage, [4, 7, 1, 2, 8, 9, 1, 2, 5, 4, 7], [1, 2], 1) == [8]  # the longest
+    assert looked_up(stage, [3], [3, 3], 4) == [3, 3, 3, 3]  # it goes on as if it came again
+    assert looked_up(stage, [1, 2, 1], [2], 5) == [1, 2, 1, 2, 1]
+
+
+def test_prompt_lookup_goes_on_where_it_was(stage):
+    """An index that grows with the output says what one from scratch does."""
+    rng, lookup = random.Random(0), stage.part("drafters").PromptLookup()
+    request = stage.make_request(stage.SamplingParams(max_tokens=1000), [rng.randrange(4) for _ in range(9)], [])
+    for _ in range(200):
+        request.output_token_ids += [rng.randrange(4) for _ in range(rng.randint(1, 3))]
+        fresh = looked_up(stage, request.prompt_token_ids, request.output_token_ids, 5)
+        assert lookup.draft({request: 5}).get(request) == fresh
+
+
+def test_drafters_let_go_of_requests(stage, small_checkpoint):
+    import gc
+    import weakref
+
+    for speculate in ("ngram", small_checkpoint):
+        llm = stage.LLM(small_checkpoint, device="cpu", speculate=speculate, num_drafts=2)
+        llm.add_request("a", [1, 2, 3, 1, 2], stage.SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
+        (request,) = llm._router.unfinished
+        weak = weakref.ref(request)
+        del request
+        while llm.has_unfinished_requests():
+            llm.step()
+        gc.collect()
+        assert weak() is None
+
+
+# --- Options ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"num_drafts": 0}, "num_drafts must be a whole number from 1 to 16, got 0"),
+        ({"num_drafts": 17}, "num_drafts must be a whole number from 1 to 16, got 17"),
+        ({"num_drafts": "many"}, "num_drafts must be one of auto, got 'many'"),
+        ({"speculate": "no/such"}, "there is no directory no/such"),
+        ({"speculate": DRAFT}, f"speculate: the vocabulary of '{DRAFT}' has 50257 tokens, that of the model 211"),
+    ],
+)
+def test_wrong_options(stage, small_checkpoint, options, message):
+    with pytest.raises(ValueError, match=message):
+        stage.LLM(small_checkpoint, device="cpu", **options)
+
+
+def test_dtypes_of_the_drafter(stage, small_checkpoint):
+    llm = stage.LLM(small_checkpoint, device="cpu", dtype="bfloat16", speculate=small_checkpoint)
+    assert llm.engine.speculator.drafter.runner.dtype == torch.bfloat16
