@@ -46,6 +46,7 @@ MAKERS = {
     "structured": "bench.structured",
     "forms": "bench.forms",
     "speculative": "bench.speculative",
+    "assisted": "bench.assisted",
 }
 
 

@@ -12,7 +12,6 @@ from .fast_model import OPTIMIZATIONS, enabled
 from .scheduler import POLICIES
 from .support.options import DTYPES, Options, any_text, known_device, one_of, option, share, whole, yes_or_no
 
-
 MOST_DRAFTS = 16  # guesses for a request in a step
 
 
@@ -89,10 +88,10 @@ class EngineConfig(Options):
         "auto", one_of(*BACKENDS), "torch, c, triton, or auto: Triton on CUDA, C on a CPU that has a compiler"
     )
     speculate: str = option(
-        "ngram",
+        "auto",
         any_text,
         "who guesses the next tokens: ngram (what followed the last tokens when they came before), a model, as of "
-        "--model, of the same vocabulary, or off",
+        "--model, of the same vocabulary, off, or auto: ngram on a CPU; off on CUDA, where steps begin ahead",
     )
     num_drafts: int | str = option(
         "auto",

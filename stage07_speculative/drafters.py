@@ -151,15 +151,18 @@ class DraftModel:
         for request, tokens in new.items():
             place = self._places[request]
             start, first = len(place.tokens), place.number * self.width
-            place.tokens += tokens
+            end = start + len(tokens)
             token_ids += tokens
-            positions += range(start, len(place.tokens))
-            slots += range(first * self.block_size + start, first * self.block_size + len(place.tokens))
+            positions += range(start, end)
+            slots += range(first * self.block_size + start, first * self.block_size + end)
             tables.append(list(range(first, first + self.width)))
             ends.append(len(token_ids))
-            lengths.append(len(place.tokens))
+            lengths.append(end)
         lists = token_ids, positions, slots, tables, ends, lengths, [end - 1 for end in ends[1:]]
-        return self.runner.forward(Batch(*(torch.tensor(one, dtype=torch.int64, device="cpu") for one in lists)))
+        logits = self.runner.forward(Batch(*(torch.tensor(one, dtype=torch.int64, device="cpu") for one in lists)))
+        for request, tokens in new.items():  # not before they are there: a step may be interrupted anywhere
+            self._places[request].tokens += tokens
+        return logits
 
 
 class Place:

@@ -50,7 +50,7 @@ class Engine:
             config.enable_chunked_prefill,
         )
         self.speculator = Speculator(config, self.runner, self.block_manager, self.model_config, self.max_model_len)
-        if self.runner.device.type == "cuda" and "overlap" in enabled(config.disable) and config.speculate == "off":
+        if self.runner.device.type == "cuda" and "overlap" in enabled(config.disable) and not self.speculator.drafter:
             self.runner.run_ahead(self.scheduler)
 
     def add(self, request: Request) -> None:
@@ -65,9 +65,9 @@ class Engine:
             self.scheduler.remove(completion)
 
     def step(self) -> list[Request]:
-        """One forward pass over the rows that the scheduler picks, and over what is guessed to follow them. Each request
-        whose tokens are now all computed (it is ready) gets its next one; and for as long as that is the one that was
-        guessed, the one after it, whose logits are there already."""
+        """One forward pass over the rows that the scheduler picks, and over what is guessed to follow them. A request
+        whose tokens are now all computed (it is ready) gets its next one; and for as long as that is what was guessed,
+        the one after it, whose logits are there already."""
         rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last in the queue wait again
         drafts = self.speculator.draft(rows)
         batch = Batch.of(rows, self.block_manager, self.scheduler.num_places, drafts)

@@ -65,11 +65,14 @@ class Speculator:
         max_model_len: int,
     ):
         self.block_manager, self.most_tokens = block_manager, config.max_num_batched_tokens
-        self.num_drafts = config.num_drafts
+        self.num_drafts, self.vocab_size = config.num_drafts, model_config.vocab_size
+        who = config.speculate
         self.drafter: Drafter | None = None
-        if config.speculate == "ngram":
+        if who == "auto":
+            who = "ngram" if runner.device.type == "cpu" else "off"
+        if who == "ngram":
             self.drafter = PromptLookup()
-        elif config.speculate != "off":
+        elif who != "off":
             self.drafter = DraftModel(config, model_config, max_model_len)
         self.runner, self.costs = runner, Costs({1: 1.0, 2: 1.0})
         if self.drafter is not None and self.num_drafts == "auto":
@@ -84,10 +87,17 @@ class Speculator:
         left = self.most_tokens - sum(row.num_tokens for row in rows)
         counts, drafts = self.plan(rows), {}
         for request, draft in (self.drafter.draft(counts) if any(counts.values()) else {}).items():
-            draft = before_end(request, draft)[:left]
+            draft = self.before_end(request, draft[: counts[request]])[:left]
             if draft := draft[: self.block_manager.extend(request, len(draft))]:
                 drafts[request], left = draft, left - len(draft)
         return drafts
+
+    def before_end(self, request: Request, draft: list[int]) -> list[int]:
+        """The guesses before one that would end the output: the model says that by itself, and nothing follows it. Nor
+        does anything follow what is no token."""
+        ending, size = request.controls.ending, self.vocab_size
+        wrong = (i for i, token_id in enumerate(draft) if token_id in ending or not 0 <= token_id < size)
+        return draft[: next(wrong, len(draft))]
 
     def plan(self, rows: list[Row]) -> dict[Request, int]:
         """How many guesses each request is to have, of those that may have any."""
@@ -134,11 +144,13 @@ class Speculator:
         it: a quick look, which says no where many requests run."""
         seconds = self.costs.seconds
         now = MARGIN * num_requests / seconds[num_tokens]
-        return any((num_requests + i * rate) / seconds[num_tokens + i] > now for i in range(1, len(seconds) - num_tokens))
+        return any(
+            (num_requests + i * rate) / seconds[num_tokens + i] > now for i in range(1, len(seconds) - num_tokens)
+        )
 
     def learn(self, drafts: dict[Request, list[int]], news: list[Request]) -> dict[Request, int]:
-        """A step with these guesses has been done, and each request is as often in the news as it got a token: take back
-        the blocks of wrong guesses. Returns how many were right."""
+        """A step with these guesses has been done, and each request is in the news as often as it got a token: take
+        back the blocks of wrong guesses. Returns how many were right."""
         accepted = {}
         if self.drafter is not None and self.num_drafts == "auto":
             self.costs.add(*self.runner.last)
@@ -150,12 +162,6 @@ class Speculator:
             if not request.finished:
                 self.block_manager.trim(request, request.num_computed_tokens)
         return accepted
-
-
-def before_end(request: Request, draft: list[int]) -> list[int]:
-    """The guesses before one that would end the output: the model says that by itself, and nothing follows it."""
-    ending = request.controls.ending
-    return draft[: next((i for i, token_id in enumerate(draft) if token_id in ending), len(draft))]
 
 
 class Costs:
@@ -178,7 +184,7 @@ class Costs:
 
 
 def interpolated(measured: dict[int, float], most: int) -> list[float]:
-    """What has been measured of some sizes, for each size up to the largest: on straight lines, also beyond the last."""
+    """What has been measured of some sizes, for each size up to the largest: on straight lines, beyond the last too."""
     sizes, values = sorted(measured), [0.0]
     for size in range(1, most + 1):
         i = next((i for i, one in enumerate(sizes) if one >= size), len(sizes) - 1) or 1

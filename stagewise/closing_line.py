@@ -28,6 +28,8 @@ def closing_line(stage: Stage, stats: Any, seconds: float, as_json: bool, detail
     if as_json and latencies is not None:
         counts = {"requests": stats.num_requests, "truncated": stats.num_truncated}
         counts |= {"output_tokens": stats.num_output_tokens, "seconds": seconds}
+        if "num_drafts" in has:
+            counts |= {"drafted": stats.num_draft_tokens, "accepted": stats.num_accepted_tokens}
         if cached is not None:
             counts |= {"prefix_cache_hit_rate": cached, "preemptions": stats.num_preemptions}
         return json.dumps({**counts, "tokens_per_second": tokens_per_second, **latencies})
@@ -45,6 +47,15 @@ def closing_line(stage: Stage, stats: Any, seconds: float, as_json: bool, detail
     if cached is not None:
         rows["prefix cache"] = f"{cached:.0%} of the prompts' tokens found"
         rows["preemptions"] = f"{stats.num_preemptions:,}"
+    if "num_drafts" in has and stats.num_drafts:
+        rate, a_step = (
+            stats.num_accepted_tokens / stats.num_draft_tokens,
+            1 + stats.num_accepted_tokens / stats.num_drafts,
+        )
+        rows["drafted"] = f"{stats.num_draft_tokens:,} tokens, {stats.num_accepted_tokens:,} accepted ({rate:.0%})"
+        rows["tokens a step"] = f"{a_step:.1f} where there were drafts ({stats.num_drafts:,} times)"
+    elif "num_drafts" in has:
+        rows["drafted"] = "nothing"
     if latencies is None:
         rows["time to first token"] = f"mean {1e3 * stats.ttft_seconds / max(1, stats.num_requests):,.0f} ms"
     for kind, percentiles in (latencies or {}).items():

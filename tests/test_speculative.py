@@ -1,11 +1,20 @@
 """From stage 7 on: whoever guesses, and however well, the output is that of the stage that guesses nothing."""
 
+import gc
 import itertools
+import json
 import random
+import re
+import weakref
 
+import httpx
 import pytest
 import torch
 
+from stagewise.cli import main
+from stagewise.replay.state import states
+from stagewise.replay.trace import Trace, check_step, lines_of
+from stagewise.serving.clients.server import server
 from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
 
 SPECULATIVE = [stage for stage in STAGES if stage.number >= 7]
@@ -84,7 +93,7 @@ def random_jobs(stage, rng, number=30):
     prompts = random_prompts(211, [rng.randint(1, 40) for _ in range(number)], seed=rng.randrange(1000))
     for i in range(0, number, 3):
         prompts[i] = (prompts[i] * 8)[: rng.randint(2, 40)]
-    prompts[1] = prompts[0][:-1] + [7]
+    prompts[1] = [*prompts[0][:-1], 7]
     return prompts, [drawn(rng, stage) for _ in range(number)]
 
 
@@ -138,10 +147,12 @@ def oracle(expected, prompts):
 
 GUESSES = {
     "wrong": lambda right: lambda request, count: [(t + 1) % 211 for t in right(request, count)],
-    "right and then wrong": lambda right: lambda request, count: [
-        (t + (i > 1)) % 211 for i, t in enumerate(right(request, count))
-    ],
+    "right and then wrong": lambda right: (
+        lambda request, count: [(t + (i > 1)) % 211 for i, t in enumerate(right(request, count))]
+    ),
     "the same token": lambda _: lambda request, count: [3] * count,
+    "too many": lambda right: lambda request, count: [*right(request, 100), 5, 5, 5, 5, 5, 5],
+    "no tokens": lambda right: lambda request, count: [*right(request, 1), 211, 10**9, -1],
     "nothing": lambda _: lambda request, count: [],
     "one for some": lambda right: lambda request, count: right(request, count)[: len(request.output_token_ids) % 2],
     "right": lambda right: right,
@@ -324,7 +335,8 @@ def test_a_request_that_fails_behind_right_guesses(stage, small_checkpoint):
     params = [stage.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logits_processors=[fail]), plain]
     right = oracle(answers(stage, small_checkpoint, prompts, plain, speculate="off"), prompts)
     expected = answers(stage, small_checkpoint, prompts, params, speculate="off")
-    assert len(expected[0][0][0][2]) == 6 and expected[0][0][0][5] == "abort"
+    assert len(expected[0][0][0][2]) == 6
+    assert expected[0][0][0][5] == "abort"
     llm = engine_with(stage, small_checkpoint, right, num_drafts=8)
     assert [told(output) for output in llm.generate(prompts, params)] == expected
 
@@ -389,7 +401,7 @@ def test_a_stream_that_is_left_and_aborts(stage, small_checkpoint):
         assert [told(output) for output in llm.generate(prompts, params)] == expected
 
 
-# --- How many -----------------------------------------------------------------------------------------------------------
+# --- How many ---------------------------------------------------------------------------------------------------------
 
 
 def speculator_with(stage, small_checkpoint, seconds, **options):
@@ -457,16 +469,18 @@ def test_what_was_tried_in_vain_is_tried_again(stage, small_checkpoint):
 
 def test_steps_are_timed_by_their_tokens(stage, small_checkpoint):
     seconds = stage.LLM(small_checkpoint, device="cpu").engine.speculator.costs.seconds
-    assert len(seconds) == 65 and min(seconds[1:]) > 0
+    assert len(seconds) == 65
+    assert min(seconds[1:]) > 0
     interpolated = stage.part("speculator").interpolated
     assert interpolated({1: 1.0, 2: 2.0, 4: 3.0}, 6) == [0.0, 1.0, 2.0, 2.5, 3.0, 3.5, 4.0]
     costs = stage.part("speculator").Costs({1: 1.0, 2: 1.0, 4: 1.0})
     for _ in range(80):
         costs.add(3, 1.5)  # steps of three or four take longer now
-    assert costs.seconds[1] == costs.seconds[2] == 1.0 and costs.seconds[4] == pytest.approx(1.75, abs=0.3)
+    assert costs.seconds[1] == costs.seconds[2] == 1.0
+    assert costs.seconds[4] == pytest.approx(1.75, abs=0.3)
 
 
-# --- Drafters -----------------------------------------------------------------------------------------------------------
+# --- Drafters ---------------------------------------------------------------------------------------------------------
 
 
 def looked_up(stage, prompt, output, count):
@@ -494,9 +508,6 @@ def test_prompt_lookup_goes_on_where_it_was(stage):
 
 
 def test_drafters_let_go_of_requests(stage, small_checkpoint):
-    import gc
-    import weakref
-
     for speculate in ("ngram", small_checkpoint):
         llm = stage.LLM(small_checkpoint, device="cpu", speculate=speculate, num_drafts=2)
         llm.add_request("a", [1, 2, 3, 1, 2], stage.SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
@@ -509,11 +520,11 @@ def test_drafters_let_go_of_requests(stage, small_checkpoint):
         assert weak() is None
 
 
-# --- Options ------------------------------------------------------------------------------------------------------------
+# --- Options ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    ("options", "message"),
     [
         ({"num_drafts": 0}, "num_drafts must be a whole number from 1 to 16, got 0"),
         ({"num_drafts": 17}, "num_drafts must be a whole number from 1 to 16, got 17"),
@@ -530,3 +541,71 @@ def test_wrong_options(stage, small_checkpoint, options, message):
 def test_dtypes_of_the_drafter(stage, small_checkpoint):
     llm = stage.LLM(small_checkpoint, device="cpu", dtype="bfloat16", speculate=small_checkpoint)
     assert llm.engine.speculator.drafter.runner.dtype == torch.bfloat16
+
+
+# --- Seen -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("speculate", ["tinytales-draft", "off"])
+def test_the_closing_line(stage, capsys, speculate):
+    flags = ["--prompts", "Once upon a time", "--speculate", speculate, "--num-drafts", "3", "--max-tokens", "20"]
+    assert main(stage, [*flags, "--temperature", "0", "--stats"], "stage07") == 0
+    said = capsys.readouterr().err
+    if speculate == "off":
+        assert "drafted:              nothing" in said
+    else:
+        drafted, accepted = re.search(r"drafted: +(\d+) tokens, (\d+) accepted \(\d+%\)", said).groups()
+        assert int(drafted) > int(accepted) > 3
+        assert re.search(r"tokens a step: +\d\.\d where there were drafts \(\d+ times\)", said)
+
+
+def test_the_replay_knows_what_was_guessed(stage, small_checkpoint):
+    """Accepted tokens are in the sequence and in the blocks, refused ones in neither; and the page's own counts."""
+    prompts = random_prompts(211, [5, 3])
+    params = stage.SamplingParams(temperature=1, seed=4, max_tokens=20, ignore_eos=True)
+    expected = answers(stage, small_checkpoint, prompts, params, speculate="off")
+    guess = GUESSES["right and then wrong"](oracle(expected, prompts))
+    llm = engine_with(stage, small_checkpoint, guess, trace=True, block_size=4)
+    llm.generate(prompts, params)
+    lines = json.loads(json.dumps(list(lines_of(llm))))
+    trace, seen = Trace("made", lines[0], lines[1:]), 0
+    for line in lines[1:]:
+        check_step(line, line["step"])
+    for state, step in zip(states(trace), trace.steps, strict=True):
+        for key, row in state.rows.items():
+            completion = state.completions[key]
+            drafts, accepted = row.get("drafts", []), row.get("num_accepted", 0)
+            sequence = [*completion.tokens, *drafts[:accepted]]
+            assert completion.num_computed == row["start"] + row["num_tokens"] + accepted
+            for i, block in enumerate(row["blocks"]):
+                tokens, _ = state.contents[block]
+                assert list(tokens) == sequence[4 * i : min(4 * i + 4, completion.num_computed)]
+            new = [
+                event["token_id"]
+                for event in step["after"]
+                if event["kind"] == "token" and event["request_id"] == key[0]
+            ]
+            assert new[:-1] == drafts[:accepted]
+            seen += bool(drafts)
+    stats = llm.stats
+    assert seen == stats.num_drafts > 5
+    assert state.counts["refused"] == stats.num_draft_tokens - stats.num_accepted_tokens > 0
+    assert state.counts["useful"] + state.counts["refused"] == stats.num_tokens_computed
+
+
+def test_the_servers_metrics(stage):
+    with server("--stage", stage.number, "--model", "tinytales", "--speculate", DRAFT, "--num-drafts", 3) as (url, _):
+        body = {"model": "tinytales", "prompt": "Once upon a time", "max_tokens": 30, "temperature": 0, "stream": True}
+        text = httpx.post(f"{url}/v1/completions", json=body, timeout=60).text
+        said = httpx.get(f"{url}/metrics", timeout=60).text
+    chunks = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+    assert len(chunks) < 25  # an event may have several tokens
+    numbers = {name: float(value) for name, value in re.findall(r"^vllm:spec_decode_(\S+?) (\S+)$", said, re.MULTILINE)}
+    model = 'model_name="tinytales"'
+    drafts, drafted, accepted = (
+        numbers[f"{name}_total{{{model}}}"] for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    )
+    assert drafted >= 3 * (drafts - 1) > 0
+    places = [numbers[f'num_accepted_tokens_per_pos_total{{{model},position="{i}"}}'] for i in range(3)]
+    assert places == sorted(places, reverse=True)
+    assert sum(places) == accepted > 0

@@ -71,7 +71,9 @@ def computed(state: State, key: Key, texts: dict[str, str]) -> str:
         return "waits" if key in state.waiting else ""
     tokens = completion.tokens[row["start"] : row["start"] + row["num_tokens"]]
     drafts, right = row.get("drafts", []), row.get("num_accepted", 0)
-    guesses = [f"{written(token, texts)}?" if i < right else f"~~{written(token, texts)}~~" for i, token in enumerate(drafts)]
+    guesses = [
+        f"{written(token, texts)}?" if i < right else f"~~{written(token, texts)}~~" for i, token in enumerate(drafts)
+    ]
     return " ".join(["·" * row["num_padding"], *(written(token, texts) for token in tokens), *guesses])
 
 

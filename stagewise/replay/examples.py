@@ -2,7 +2,7 @@
 
     python -m stagewise.replay.examples preemption beams      # only these
 
-They run the bundled model, greedily but for `completions`, so that everybody gets the same steps; the times are those
+They run the bundled model, greedily or with a seed, so that everybody gets the same steps; the times are those
 of the machine that made them.
 """
 
@@ -70,6 +70,7 @@ WHOLE = {"max_num_seqs": 3, "max_model_len": 160, "max_num_batched_tokens": 160,
 SHARED = tuple(f"{LONG} {end}" for end in ("the sun", "a boat", "a bear", "his friends"))
 TOO_LONG, TOO_FEW = f"{LONG} {TALES[4]}", {"num_blocks": 6, "watermark": 0.0}  # it waits, others fit beside TALES[4]
 DRAWN = {"n": 4, "temperature": 0.8, "seed": 3}
+SAMPLED = {"temperature": 0.8, "seed": 1}
 
 EXAMPLES: dict[str, tuple[Run, ...]] = {
     "recomputation": (Run("stage01_single", TALES[:1], (12,), {}), Run("stage03_kvcache", TALES[:1], (12,), {})),
@@ -88,6 +89,10 @@ EXAMPLES: dict[str, tuple[Run, ...]] = {
     "preemption": (Run("stage05_paged", TALES[:5], (40,) * 5, {"num_blocks": 9, "watermark": 0.0}),),
     "head_of_line": (
         Run("stage05_paged", (TALES[4], TOO_LONG, TALES[3], TALES[5], TALES[7]), (24, 4, 12, 8, 8), TOO_FEW),
+    ),
+    "speculation": (
+        Run("stage06_fast", TALES[:1], (32,), {}, SAMPLED),
+        Run("stage07_speculative", TALES[:1], (32,), {"speculate": "tinytales-draft", "num_drafts": 4}, SAMPLED),
     ),
     "beams": (Run("stage05_paged", TALES[1:2], (24,), {"num_blocks": 16}, beam_width=3),),
 }

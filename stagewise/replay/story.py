@@ -4,7 +4,8 @@
     look             "rows" or "memory": what of a step is to be seen first
     stops            each {at, says, text}. `at` is the event by which a stop is found, [kind, who, which, trace]: of
                      this kind and completion the first one (or the second, …), in the first trace (or the second).
-                     Beside the events of trace.py there is "carried": a finished row goes through the model
+                     Beside the events of trace.py there is "carried": a finished row goes through the model; and
+                     "right" and "wrong": a row whose guesses were all right, and one that had a wrong one
     verdict          what came of it
 
 In `title`, `message`, `text` and `verdict` braces hold what is read off the traces: {a.steps} and {b.steps} are of a
@@ -82,6 +83,7 @@ class Run:
         at_once: the most rows of a step.
         computed, recomputed: tokens that went through the model, and those of them that had before.
         idle: places that did without a token; carried_rows: rows of finished completions.
+        accepted, rejected: tokens that were guessed and were right, or not.
         largest: the most tokens in a step after the first.
         output, prompts, cached: tokens made, in all prompts, found in the prefix cache.
         finished, completions: how many there are.
@@ -109,6 +111,8 @@ class Run:
         self.steps, self.at_once = len(steps), max(len(step["rows"]) for step in steps)
         self.computed, self.recomputed = state.counts["useful"] + state.counts["recomputed"], state.counts["recomputed"]
         self.idle, self.output = state.counts["padding"] + state.counts["carried"], state.counts["output"]
+        guessed = [(len(row.get("drafts", ())), row.get("num_accepted", 0)) for step in steps for row in step["rows"]]
+        self.accepted, self.rejected = sum(right for _, right in guessed), sum(all - right for all, right in guessed)
         self.carried_rows = sum(row["num_tokens"] == 0 for step in steps for row in step["rows"])
         self.largest = max(sum(row["num_tokens"] for row in step["rows"]) for step in steps[1:])
         self.prompts, self.completions = sum(self.prompt.values()), len(state.completions)
@@ -143,6 +147,9 @@ class Run:
             moment[key] = dict(
                 tokens=row.get("num_tokens", 0),
                 padding=row.get("num_padding", 0),
+                guesses=len(row.get("drafts", ())),
+                accepted=row.get("num_accepted", 0),
+                new=new[key],
                 again=completion.recomputed if row else 0,
                 length=len(completion.tokens),
                 output=len(completion.output) + new[key],
@@ -153,8 +160,8 @@ class Run:
         """What can be said of a step, and of a completion in it.
 
         waiting, held, unheld, shared (blocks), reserved, used (places of the KV cache), step_padding; of the
-        completion: tokens and padding in its row, those of the tokens that are computed again, its length before the
-        step, and its output after it.
+        completion: tokens, padding and guesses in its row, how many of these were accepted, those of the tokens that
+        are computed again, its length before the step, its new tokens, and its output after it.
         """
         return self.moments[step]["step"] | self.moments[step].get(self.key(who), {})
 
@@ -163,6 +170,8 @@ class Run:
         key, found = self.key(who), []
         for number, step in enumerate(self.trace.steps):
             carried = [{**row, "kind": "carried"} for row in step["rows"] if row["num_tokens"] == 0]
+            for row in (row for row in step["rows"] if row.get("drafts")):
+                carried.append({**row, "kind": "right" if row["num_accepted"] == len(row["drafts"]) else "wrong"})
             for event in [*step["before"], *carried, *step["after"]]:
                 if (event["kind"], event.get("request_id"), event.get("index")) == (kind, *key):
                     found.append((number, event))

@@ -89,6 +89,8 @@ class Metrics:
             preemptions.add_metric([self.model_name], self.engine.llm.stats.num_preemptions)
             yield preemptions
             yield self._cache_config(core)
+        if self.stage.has_option("speculate"):
+            yield from self._speculation(self.engine.llm.stats)
         yield self._gauge("kv_cache_usage_perc", "The share of the KV cache in use; 1 is all.", used)
 
     def _cache_config(self, core: Any) -> GaugeMetricFamily:
@@ -98,6 +100,23 @@ class Metrics:
         family = GaugeMetricFamily("vllm:cache_config_info", "How the KV cache is made.", labels=list(labels))
         family.add_metric([str(value) for value in labels.values()], 1)
         return family
+
+    def _speculation(self, stats: Any) -> Iterator[CounterMetricFamily]:
+        """Names and meanings as vLLM's."""
+        model = [self.model_name]
+        counts = {"num_drafts": (stats.num_drafts, "Times that tokens were guessed for a completion.")}
+        counts |= {"num_draft_tokens": (stats.num_draft_tokens, "Tokens that were guessed.")}
+        counts |= {"num_accepted_tokens": (stats.num_accepted_tokens, "Guesses that were right.")}
+        for name, (value, text) in counts.items():
+            family = CounterMetricFamily(f"vllm:spec_decode_{name}", text, labels=["model_name"])
+            family.add_metric(model, value)
+            yield family
+        text = "Guesses that were right, by their place behind the last token."
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        family = CounterMetricFamily(name, text, labels=["model_name", "position"])
+        for position, value in enumerate(list(stats.num_accepted_tokens_per_pos)):
+            family.add_metric([*model, str(position)], value)
+        yield family
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
