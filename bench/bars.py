@@ -12,6 +12,7 @@ IDEAS = {  # of the stages, for all pictures
     "stage04_continuous": "continuous batch",
     "stage05_paged": "paged KV",
     "stage06_fast": "fast kernels",
+    "stage07_speculative": "speculation",
 }
 LEFT, TRACK, LANE, TOP = 150, 260, 32, 44  # pixels
 

@@ -8,8 +8,8 @@ A README, or another page in the root, a folder there or a package of stagewise,
 line and `<!-- end -->` is written here. Pictures of the same name beside the result are drawn anew if the page shows
 them: .png by plots.py, .svg by bars.py. `<!-- comparison: FILE FILE … -->` is several results in one table,
 `<!-- company: FILE -->` is one of `--company` with several values, and `<!-- ablation: FILE … -->`, `profile`,
-`accuracy`, `linear`, `layer`, `caches`, `serving`, `rude`, `structured` and `forms` are what the commands of these
-names print.
+`accuracy`, `linear`, `layer`, `caches`, `serving`, `rude`, `structured`, `forms` and `speculative` are what the
+commands of these names print.
 """
 
 import argparse
@@ -147,6 +147,7 @@ LOSES = {
     "stage04_continuous": ("all outputs are equally long", "equal"),
     "stage05_paged": ("memory is plenty, and no prompts begin alike", "tail"),
     "stage06_fast": ("there are many threads: they wait for each other", None),
+    "stage07_speculative": ("guesses are refused: many requests at once, or text that nobody can guess", None),
 }
 
 

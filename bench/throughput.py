@@ -1,6 +1,6 @@
 """The stages side by side: the same requests through each engine, in one run.
 
-    python -m bench.throughput                                                  # stages 1 to 6, workload tail
+    python -m bench.throughput                                                  # all stages, workload tail
     python -m bench.throughput --stages 4 5 --workload mixed --kv-cache-bytes 603979776 --json FILE --plot FILE.png
     python -m bench.throughput --stages 4 5 --workload mixed --rate 0.5         # requests arrive one by one
     python -m bench.throughput --stages 5 --workload decode --peers hf,hf-continuous,vllm,openvino

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NoReturn
 
 COMMANDS = {
-    "run": "complete prompts with an engine: stagewise run --stage 6 --prompts 'Once upon a time'",
+    "run": "complete prompts with an engine: stagewise run --stage 7 --prompts 'Once upon a time'",
     "batch": "complete the lines of a file: stagewise batch --input IN.jsonl --output OUT.jsonl",
     "serve": "serve an engine with OpenAI's HTTP interface",
     "replay": "make a page of traces, which shows a run step by step",

@@ -182,7 +182,7 @@ def paged(
     size: int = 16,
     stage: str = "stage05_paged",
 ):
-    """Stages 5 and 6: blocks, a prefix cache, forks that share blocks, preemption."""
+    """From stage 5 on: blocks, a prefix cache, forks that share blocks, preemption."""
     options = dict(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, block_size=size)
     engine = Engine(stage, seed, num_requests, max_tokens, n, **options)
     engine.header["num_blocks"] = num_blocks

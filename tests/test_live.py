@@ -444,7 +444,7 @@ def test_a_viewer_does_not_hold_up_the_end():
             with urllib.request.urlopen(f"{url}/live", timeout=600) as response:
                 assert response.readline() == b"event: run\n"
                 about = json.loads(response.readline().removeprefix(b"data: "))
-                assert about["header"]["stage"] == "stage06_fast"
+                assert about["header"]["stage"] == "stage07_speculative"
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(timeout=200) == 0
                 assert response.read().endswith(b"event: bye\ndata: {}\n\n")

@@ -311,7 +311,8 @@ def test_the_benchmark(babble, requests_file, tmp_path, capsys, no_probe, monkey
         assert row["peak_bytes"] > 50e6
     for row in result["summary"][:-1]:
         assert 0 < row["ttft_p50"] <= row["ttft_p95"] < row["seconds"]
-        assert 0 < row["itl_p50"] <= row["itl_p95"]
+        assert 0 <= row["itl_p50"] <= row["itl_p95"]
+        assert row["itl_p50"] or row["engine"] == "stage07_speculative"  # tokens of one step come at once
     before, last, hf = result["summary"][-3:]
     assert last["ratio"] == pytest.approx(last["tokens_per_second"] / before["tokens_per_second"])
     assert hf["ratio_to"] == str(STAGES[-1])

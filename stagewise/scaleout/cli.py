@@ -1,6 +1,6 @@
 """The command line with --ray:
 
-    python -m stage06 --input IN.jsonl --output OUT.jsonl --ray auto --actors 2 --cpus-per-actor 1
+    python -m stage07 --input IN.jsonl --output OUT.jsonl --ray auto --actors 2 --cpus-per-actor 1
 
 Exit status: 0 done, 1 some lines are errors, 2 bad input, 130 interrupted.
 """

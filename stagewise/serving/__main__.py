@@ -1,4 +1,4 @@
-"""The command line: `python -m stagewise serve --stage 6 --model tinytales --port 8000`.
+"""The command line: `python -m stagewise serve --stage 7 --model tinytales --port 8000`.
 
 Exit status: 0 ended by a signal when all was done, 2 bad input, 130 or 143 ended at once by a second signal.
 """

@@ -1,5 +1,5 @@
 "use strict";
-// The KV memory of a step: a pool of blocks (stages 5 and 6) on a canvas, or slots (stages 3 and 4).
+// The KV memory of a step: a pool of blocks (from stage 5 on) on a canvas, or slots (stages 3 and 4).
 
 const CELL_MIN = 5;
 const CELL_MAX = 54;

@@ -43,7 +43,7 @@ const PRESETS = {
     name: "Memory runs out",
     why: ({ stage, longest, size }) =>
       stage < 5
-        ? "A slot has room for the longest sequence, so whoever runs has all the memory it will need: stages 5 and 6 can run out."
+        ? "A slot has room for the longest sequence, so whoever runs has all the memory it will need: from stage 5 on it can run out."
         : longest < 2 * size
           ? "No request can be longer than a block, so none grows."
           : null,
@@ -72,7 +72,7 @@ const PRESETS = {
     name: "Same prompt",
     why: ({ stage, caching, longest, size }) =>
       stage < 5
-        ? "Stage 4 has no prefix cache: stages 5 and 6 have."
+        ? "Stage 4 has no prefix cache: from stage 5 on there is one."
         : !caching
           ? "The prefix cache is off (--no-prefix-caching)."
           : longest < size + 12
