@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from tests.adapter import ROOT, STAGES, stages_that_change
+from tests.adapter import ROOT, stages_that_change
 
-PAGED = [stage for stage in STAGES if stage.number >= 5]
+PAGED = stages_that_change("attention.py", "kernels/attention.c")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CPU = torch.device("cpu")
 DEVICES = {"torch": CPU, "c": CPU, "triton": torch.device("cuda" if torch.cuda.is_available() else "cpu")}

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.adapter import ROOT, STAGES
+from tests.adapter import ROOT, stages_that_change
 
-WITH_C = [stage for stage in STAGES if stage.number >= 5]
+WITH_C = stages_that_change("support/compiler.py", "kernels/c_kernel.py")
 CPU = torch.device("cpu")
 LIMIT = 60  # seconds, for what takes one: machines can be ten times slower
 

@@ -8,6 +8,7 @@ const STAGE_IDEAS = [
   "continuous batching",
   "paged KV cache",
   "paged KV cache, fast",
+  "guesses, verified",
 ];
 
 /** Of each of these engines, the options that both have and in which they differ: "max_num_batched_tokens 16". */
