@@ -68,7 +68,8 @@ def run_hf(job: dict) -> dict:
         def complete(prompt: list[int]) -> list[int]:
             ids = torch.tensor([prompt])
             how = dict(max_new_tokens=TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
-            out = large.generate(ids, attention_mask=torch.ones_like(ids), **how, **options)
+            mask = torch.ones_like(ids)
+            out = large.generate(ids, attention_mask=mask, **how, **options)  # pyright: ignore[reportAttributeAccessIssue]
             return out[0, len(prompt) :].tolist()
 
         return timed(complete, job["prompts"])
@@ -265,7 +266,7 @@ def main() -> int:
         for file in [*(TINYTALES.parent / DRAFT).glob("*.*"), TINYTALES / "merges.txt", TINYTALES / "vocab.json"]:
             (draft / file.name).symlink_to(file)
         tokenizer = Stage(6).LLM("tinytales", device="cpu").get_tokenizer()
-        job = {"model": str(wide.make(args.directory or place / "wide").resolve()), "draft": str(draft)}
+        job: dict[str, Any] = {"model": str(wide.make(args.directory or place / "wide").resolve()), "draft": str(draft)}
         job |= {"prompts": [tokenizer.encode(text) for text in OPENINGS[:4]], "dtype": args.dtype}
         job |= {"threads": torch.get_num_threads(), "folder": folder, "result": str(place / "result.json")}
         (place / "job.json").write_text(json.dumps(job))

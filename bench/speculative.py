@@ -122,7 +122,7 @@ class Bench:
 
     def variants(self, text: str) -> list[tuple[str, str, int | str]]:
         """(name, drafter, how many)"""
-        rows = [("prompt lookup", "ngram", "auto"), ("draft model", DRAFT, "auto")]
+        rows: list[tuple[str, str, int | str]] = [("prompt lookup", "ngram", "auto"), ("draft model", DRAFT, "auto")]
         if text != "tales":
             return rows + [(f"prompt lookup, {k}", "ngram", k) for k in FIXED[2:]]
         fixed = FIXED[:3] if self.count >= 16 else FIXED  # with so many, more guesses only take longer

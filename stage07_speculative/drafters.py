@@ -159,7 +159,8 @@ class DraftModel:
             ends.append(len(token_ids))
             lengths.append(end)
         lists = token_ids, positions, slots, tables, ends, lengths, [end - 1 for end in ends[1:]]
-        logits = self.runner.forward(Batch(*(torch.tensor(one, dtype=torch.int64, device="cpu") for one in lists)))
+        tensors = (torch.tensor(one, dtype=torch.int64, device="cpu") for one in lists)
+        logits = self.runner.forward(Batch(*tensors))  # pyright: ignore[reportArgumentType]
         for request, tokens in new.items():  # not before they are there: a step may be interrupted anywhere
             self._places[request].tokens += tokens
         return logits

@@ -102,7 +102,7 @@ class Speculator:
     def plan(self, rows: list[Row]) -> dict[Request, int]:
         """How many guesses each request is to have, of those that may have any."""
         rooms = {row.request: self.room(row.request) for row in rows if row.ready and row.request.output_token_ids}
-        if self.num_drafts != "auto":
+        if isinstance(self.num_drafts, int):
             return {request: min(room, self.num_drafts) for request, room in rooms.items()}
         counts = self.best_counts(rooms, sum(row.num_tokens for row in rows))
         for request in rooms.keys() - counts.keys():
@@ -127,11 +127,12 @@ class Speculator:
         # The k-th guess of a request counts if all before it are right, too.
         gains = ((rate**k, k, request) for request, rate in rates.items() for k in range(1, rooms[request] + 1))
         ordered = sorted(gains, key=lambda gain: -gain[0])[:most]
-        seconds, expected, deepest, num_best = self.costs.seconds, float(len(rooms)), 0, 0
+        seconds, a_guess = self.costs.seconds, 0.0 if self.drafter is None else self.drafter.seconds
+        expected, deepest, num_best = float(len(rooms)), 0, 0
         best = MARGIN * len(rooms) / seconds[num_tokens]
         for i, (gain, k, _) in enumerate(ordered, start=1):
             expected, deepest = expected + gain, max(deepest, k)
-            speed = expected / (seconds[num_tokens + i] + deepest * self.drafter.seconds)
+            speed = expected / (seconds[num_tokens + i] + deepest * a_guess)
             if speed > best:
                 best, num_best = speed, i
         counts: dict[Request, int] = {}
