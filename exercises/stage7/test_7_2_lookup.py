@@ -158,14 +158,14 @@ def test_long_sequences(work):
 
 
 def test_nothing_is_searched(work):
-    """The answer's own instructions behind 1,000 tokens; the memory that it takes behind 4,000."""
+    """The answer's own instructions behind 400 tokens; the memory that it takes behind 4,000."""
     rng = random.Random(1)
-    lookup = work.Lookup([rng.randrange(60) for _ in range(1000)])
-    for what, calls in (("add", [([rng.randrange(60)],) for _ in range(50)]), ("guess", [(5,)] * 50)):
+    lookup = work.Lookup([rng.randrange(60) for _ in range(400)])
+    for what, calls in (("add", [([rng.randrange(60)],) for _ in range(30)]), ("guess", [(5,)] * 30)):
         with work.measured() as measured:
             work.each(lookup, what, calls)
-        require(measured.instructions < 1000 * 50, f"50 times {what} behind 1,000 tokens: instructions of Python",
-                f"fewer than {1000 * 50:,}", measured.instructions,
+        require(measured.instructions < 1000 * 30, f"30 times {what} behind 400 tokens: instructions of Python",
+                f"fewer than {1000 * 30:,}", measured.instructions,
                 "the sequence is searched, or entered anew: each token need be entered only once")  # fmt: skip
     lookup = work.Lookup([1, 2, *(rng.randrange(3, 60) for _ in range(4000)), 1, 2])
     with work.measured() as measured:
