@@ -1,0 +1,90 @@
+"""A solution of exercise 7.2."""
+
+import itertools
+
+
+class Lookup:
+    """Guesses that what followed the last tokens when they came before follows again."""
+
+    def __init__(self, token_ids: list[int]):
+        self.token_ids: list[int] = []
+        self.places: dict[tuple[int, ...], int] = {}  # of each n-gram the place behind it, where it came last
+        self.add(token_ids)
+
+    def add(self, token_ids: list[int]) -> None:
+        """The sequence goes on with these."""
+        for token_id in token_ids:
+            end = len(self.token_ids)
+            for n in range(2, min(4, end) + 1):  # something follows them now
+                self.places[tuple(self.token_ids[end - n :])] = end
+            self.token_ids.append(token_id)
+
+    def guess(self, count: int) -> list[int]:
+        """What comes next, so many tokens at most; none if the last two have not come before."""
+        for n in (4, 3, 2):
+            place = self.places.get(tuple(self.token_ids[-n:]))
+            if place is not None:
+                following = self.token_ids[place : place + count]
+                return list(itertools.islice(itertools.cycle(following), count))
+        return []
+
+
+# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+
+ENTER = "                self.places[tuple(self.token_ids[end - n :])] = end\n"
+GIVE = "                return list(itertools.islice(itertools.cycle(following), count))\n"
+GUESS = "            place = self.places.get(tuple(self.token_ids[-n:]))\n"
+ADD = """            end = len(self.token_ids)
+            for n in range(2, min(4, end) + 1):  # something follows them now
+                self.places[tuple(self.token_ids[end - n :])] = end
+            self.token_ids.append(token_id)
+"""
+AFTER = """            self.token_ids.append(token_id)
+            end = len(self.token_ids)
+            for n in range(2, min(4, end) + 1):
+                self.places[tuple(self.token_ids[end - n :])] = end
+"""
+SEARCH = """            ends = [i for i in range(n, len(self.token_ids)) if self.token_ids[i - n : i] == self.token_ids[-n:]]
+            place = ends[-1] if ends else None
+"""
+PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
+MUTANTS = [
+    ("with the match", "self.token_ids[place : place + count]", "self.token_ids[place - n : place - n + count]", "behind the match"),
+    ("one too far", "self.token_ids[place : place + count]", "self.token_ids[place + 1 : place + 1 + count]", "right behind the match"),
+    ("as many as there are", GIVE, "                return self.token_ids[place:]\n", "count is the most"),
+    ("at least one", "islice(itertools.cycle(following), count)", "islice(itertools.cycle(self.token_ids[place:]), max(1, count))", "count is the most"),
+    ("a single token", ("in (4, 3, 2)", "in range(2,"), ("in (4, 3, 2, 1)", "in range(1,"), "one token is too little"),
+    ("the end itself", ADD, AFTER, "expected:"),
+    ("the end itself, where nothing else is", GUESS, GUESS + "            if n == 2 and place is None and len(self.token_ids) > 1:\n                place = len(self.token_ids) - 2\n", "expected:"),
+    ("tokens in any order", ("tuple(self.token_ids[end - n :])", "tuple(self.token_ids[-n:])"), ("tuple(sorted(self.token_ids[end - n :]))", "tuple(sorted(self.token_ids[-n:]))"), "in the same order"),
+    ("the shortest first", "in (4, 3, 2)", "in (2, 3, 4)", "the longest match counts"),
+    ("two only", "in (4, 3, 2)", "in (2,)", "the longest match counts"),
+    ("three at most", "in (4, 3, 2)", "in (3, 2)", "expected:"),
+    ("five at first", ("in (4, 3, 2)", "min(4, end)"), ("in (5, 4, 3, 2)", "min(5, end)"), "at most the last four"),
+    ("three at least", "in (4, 3, 2)", "in (4, 3)", "expected:"),
+    ("the first of them", ENTER, "                self.places.setdefault(tuple(self.token_ids[end - n :]), end)\n", "the latest counts"),
+    ("nothing beyond the end", GIVE, "                return following\n", "as if it came again"),
+    ("the sequence again", "itertools.cycle(following)", "itertools.chain(following, itertools.cycle(self.token_ids))", "not with the beginning"),
+    ("the last token again", "itertools.cycle(following)", "itertools.chain(following, itertools.repeat(self.token_ids[-1]))", "not with its last token"),
+    ("no overlap", "            if place is not None:", "            if place is not None and place <= len(self.token_ids) - n:", "may overlap the end"),
+    ("a guess is a token", GIVE, GIVE.replace("return ", "drafts = ") + "                self.add(drafts)\n                return drafts\n", "expected:"),
+    ("a guess is a token when it is long", GIVE, GIVE.replace("return ", "drafts = ") + "                self.add(drafts if count == 2 else [])\n                return drafts\n", "only add makes it go on"),
+    ("one index for all", "self.places: dict[tuple[int, ...], int] = {}", "self.places: dict[tuple[int, ...], int] = Lookup.__dict__.get('kept', {})\n        Lookup.kept = self.places", "expected:"),
+    ("the caller's list", "        self.token_ids: list[int] = []\n", "        self.token_ids: list[int] = token_ids if len(token_ids) == 4 else []\n        token_ids = [] if len(token_ids) == 4 else token_ids\n", "expected:"),
+    ("only the last of several", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(token_id)\n        self.places.pop(tuple(self.token_ids[-5:-2]), None)\n", "expected:"),
+    ("only what was there at first", "        for token_id in token_ids:\n", "        if self.token_ids:\n            self.token_ids += token_ids\n            return\n        for token_id in token_ids:\n", "a sequence that grows"),
+    ("place 2 is none", "if place is not None:", "if place and place > 2:", "expected:"),
+    ("by hash", ("tuple(self.token_ids[end - n :])", "tuple(self.token_ids[-n:])"), ("(n, sum(self.token_ids[end - n :]))", "(n, sum(self.token_ids[-n:]))"), "expected:"),
+    ("the low bits of tokens", ("tuple(self.token_ids[end - n :])", "tuple(self.token_ids[-n:])"), ("tuple(t & 65535 for t in self.token_ids[end - n :])", "tuple(t & 65535 for t in self.token_ids[-n:])"), "expected:"),
+    ("searches each time", GUESS, SEARCH, "entered only once"),
+    ("enters all anew", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(token_id)\n        if len(token_ids) == 1 < len(self.token_ids):\n"
+     "            sequence, self.token_ids = self.token_ids, []\n            self.add(sequence)\n", "entered only once"),
+    ("copies the rest", "self.token_ids[place : place + count]", "self.token_ids[place:]", "five tokens of it are enough"),
+    ("forgets what is long ago", "            if place is not None:", "            if place is not None and place > len(self.token_ids) - 1000:", "expected:"),
+]  # fmt: skip
+
+ALSO_RIGHT = [
+    ("token by token", GIVE, "                return [following[i % len(following)] for i in range(count)]\n"),
+    ("an index for each length", ("self.places[tuple(self.token_ids[end - n :])]", "self.places.get(tuple(self.token_ids[-n:]))"),
+     ("self.places[(n, *self.token_ids[end - n :])]", "self.places.get((n, *self.token_ids[-n:]))")),
+]  # fmt: skip

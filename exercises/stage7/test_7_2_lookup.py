@@ -1,0 +1,174 @@
+"""Matches of each length, the latest of them, the end of the sequence, and a slow search of all places."""
+
+import random
+
+from exercises.examples import Example, at_random
+from exercises.grading import OneOf, expect, require
+
+
+def check(work, token_ids, count, expected, mistakes=None):
+    """In one go, and token by token with a guess behind each."""
+    expect(f"guess({count}) behind {token_ids}", work.Lookup(token_ids).guess(count), expected, mistakes)
+    lookup = work.Lookup([])
+    for token_id in token_ids:
+        lookup.guess(1)
+        lookup.add([token_id])
+    expect(f"guess({count}) behind {token_ids}, added one by one", lookup.guess(count), expected, mistakes,
+           likely="a sequence that grows is the same sequence")  # fmt: skip
+
+
+def test_a_match(work):
+    said = {"the guess begins behind the match, not with it": [1, 2, 3], "count is the most that is guessed": [3, 5, 6, 1, 2],
+            "what is right behind the match is the first guess": [5, 6, 1]}  # fmt: skip
+    check(work, [7, 1, 2, 3, 5, 6, 1, 2], 3, [3, 5, 6], said)
+    check(work, [7, 1, 2, 3, 5, 6, 1, 2], 1, [3], {"count is the most that is guessed": [3, 5, 6, 1, 2]})
+    check(work, [7, 1, 2, 3, 5, 6, 1, 2], 0, [], {"count is the most that is guessed": [3]})
+
+
+def test_no_match(work):
+    check(work, [1, 2, 3, 4, 5, 6], 3, [])
+    said = {"one token is too little: most tokens came before somewhere": OneOf([[8, 9, 6], [8, 9]])}
+    check(work, [2, 8, 9, 6, 7, 2], 3, [], said)
+    for token_ids in ([], [1], [1, 2], [1, 1]):
+        check(
+            work,
+            token_ids,
+            3,
+            [],
+            {"the end itself is no match: nothing has followed it": OneOf([[1, 1, 1], [1, 2, 1], [1]])},
+        )
+    check(
+        work,
+        [1, 2, 3, 1, 5, 2, 1, 3, 2],
+        3,
+        [],
+        {"the tokens of a match are in the same order": OneOf([[2, 2, 2], [5, 2, 1], [1, 5, 2]])},
+    )
+
+
+def test_the_longest_counts(work):
+    latest = "the longest match counts, and only then the latest"
+    first = "of equal matches the latest counts"
+    check(work, [1, 2, 3, 4, 8, 9, 3, 4, 7, 1, 2, 3, 4], 2, [8, 9], {latest: [7, 1]})
+    check(work, [0, 2, 3, 4, 8, 9, 3, 4, 7, 1, 2, 3, 4], 2, [8, 9], {latest: [7, 1]})
+    check(work, [0, 2, 3, 4, 8, 9, 3, 4, 7, 1, 5, 3, 4], 2, [7, 1], {first: [8, 9]})
+    check(work, [1, 2, 3, 4, 8, 9, 1, 2, 3, 4, 7, 5, 1, 2, 3, 4], 2, [7, 5], {first: [8, 9]})
+    said = {"at most the last four are looked up: of two equal matches of four the latest counts": [8, 6]}
+    check(work, [5, 1, 2, 3, 4, 8, 6, 1, 2, 3, 4, 7, 9, 5, 1, 2, 3, 4], 2, [7, 9], said)
+
+
+def test_the_end_comes_again(work):
+    said = {"what follows ends with the sequence: it goes on as if it came again": [9, 1, 2],
+            "it goes on with what followed the match, not with the beginning of the sequence": [9, 1, 2, 7, 1, 2, 3],
+            "it goes on with what followed the match, not with its last token": [9, 1, 2, 2, 2, 2, 2]}  # fmt: skip
+    check(work, [7, 1, 2, 3, 5, 1, 2, 9, 1, 2], 7, [9, 1, 2, 9, 1, 2, 9], said)
+    said = {"a match may overlap the end: something has followed it": [],
+            "what follows ends with the sequence: it goes on as if it came again": [5]}  # fmt: skip
+    check(work, [5, 5, 5], 3, [5, 5, 5], said)
+    check(work, [6, 8, 6, 8, 6], 4, [8, 6, 8, 6], {
+        "a match may overlap the end: something has followed it": [],
+        "what follows ends with the sequence: it goes on as if it came again": [8, 6]})  # fmt: skip
+
+
+def test_a_guess_may_be_wrong(work):
+    lookup = work.Lookup([1, 2, 3, 4, 1, 2])
+    said = "a guess is not a token of the sequence: only add makes it go on"
+    expect("guess(2) behind [1, 2, 3, 4, 1, 2]", lookup.guess(2), [3, 4])
+    expect("the same guess once more", lookup.guess(2), [3, 4], likely=said)
+    lookup.add([9, 1, 2])
+    expect(
+        "after [9, 1, 2] came",
+        lookup.guess(3),
+        [9, 1, 2],
+        {"of equal matches the latest counts": [3, 4, 1]},
+        likely=said,
+    )
+    lookup.add([])
+    expect("after nothing came", lookup.guess(3), [9, 1, 2])
+
+
+def test_sequences_of_their_own(work):
+    one, two = work.Lookup([1, 2, 3, 1]), work.Lookup([1, 2, 4, 1])
+    one.add([2])
+    two.add([2])
+    said = {"each sequence has an index of its own": OneOf([([4], [4]), ([3], [3]), ([], [4])])}
+    expect("1 2 3 1 2 and 1 2 4 1 2, one after the other", (one.guess(1), two.guess(1)), ([3], [4]), said)
+    given = [1, 2, 3, 1]
+    lookup = work.Lookup(given)
+    lookup.add([2])
+    expect(
+        "the list that was given, after something was added",
+        given,
+        [1, 2, 3, 1],
+        likely="the engine goes on with it: work on a copy",
+    )
+    before = lookup.guess(3)
+    lookup.add([4, 1, 2])
+    expect("guess(3), after 4 1 2 was added", lookup.guess(3), [4, 1, 2])
+    expect("an earlier guess, after something was added", work.reread(before), [3, 1, 2])
+
+
+def slowly(token_ids, count):
+    """Every place, from the last: the first that the longest end of the sequence fits."""
+    for n in (4, 3, 2):
+        for place in range(len(token_ids) - 1, n - 1, -1):
+            if token_ids[place - n : place] == token_ids[len(token_ids) - n :]:
+                longer = list(token_ids)
+                for i in range(count):
+                    longer.append(longer[place + i])
+                return longer[len(token_ids) :]
+    return []
+
+
+def test_any_sequence(work):
+    """Two or three tokens that come again and again; some are added, one or several at a time."""
+
+    def check(choose):
+        most = choose.between(1, 2)
+        token_ids = choose.some(lambda: choose.upto(most), 8)
+        example = Example(work, __file__)
+        example.do(f"lookup = work.Lookup({token_ids})")
+        for _ in choose.each(lambda: None, 6):
+            count = choose.upto(9)
+            example.expect(f"lookup.guess({count})", slowly(token_ids, count))
+            more = choose.some(lambda: choose.upto(most), 3)
+            example.do(f"lookup.add({more})")
+            token_ids = token_ids + more
+        example.look("lookup.guess(7)", slowly(token_ids, 7))
+
+    at_random(check, 300)
+
+
+def test_long_sequences(work):
+    """A thousand tokens, of which some are beyond 65,535, and guesses of hundreds."""
+    rng = random.Random(0)
+    for period, count in ((700, 500), (100, 900), (900, 1200), (3, 1100), (5, 70_000)):
+        repeated = [rng.choice((65_536, 0, 1, 131_072, 70_000 + i)) for i in range(period)]
+        token_ids = (repeated * (2 + 1000 // period))[: 1100 + period // 2]
+        got = work.Lookup(token_ids).guess(count)
+        expect(
+            f"guess({count}) behind {len(token_ids):,} tokens, the same {period} again and again",
+            got,
+            slowly(token_ids, count),
+        )
+    far = [70_000, 65_537, 1, 2, *range(3, 2000), 70_000, 65_537]
+    expect("guess(3) behind 2,001 tokens, the last two as the first two", work.Lookup(far).guess(3), [1, 2, 3])
+    near = [1, 65_537, 3, 4, *range(10, 1500), 65_537, 1]
+    expect("guess(3) behind 1,496 tokens of which no two came before", work.Lookup(near).guess(3), [])
+
+
+def test_nothing_is_searched(work):
+    """The answer's own instructions behind 400 tokens; the memory that it takes behind 4,000."""
+    rng = random.Random(1)
+    lookup = work.Lookup([rng.randrange(60) for _ in range(400)])
+    for what, calls in (("add", [([rng.randrange(60)],) for _ in range(30)]), ("guess", [(5,)] * 30)):
+        with work.measured() as measured:
+            work.each(lookup, what, calls)
+        require(measured.instructions < 1000 * 30, f"30 times {what} behind 400 tokens: instructions of Python",
+                f"fewer than {1000 * 30:,}", measured.instructions,
+                "the sequence is searched, or entered anew: each token need be entered only once")  # fmt: skip
+    lookup = work.Lookup([1, 2, *(rng.randrange(3, 60) for _ in range(4000)), 1, 2])
+    with work.measured() as measured:
+        lookup.guess(5)
+    require(measured.allocated < 10_000, "one guess behind 4,004 tokens, from near their beginning: bytes taken",
+            "fewer than 10,000", measured.allocated, "the rest of the sequence is copied: five tokens of it are enough")  # fmt: skip
