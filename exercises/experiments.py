@@ -5,10 +5,11 @@ anywhere: each is computed from what the engines did a moment ago, and so is wha
 `run` are what `--with` may change; the tests make the models small with them.
 """
 
+import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -320,6 +321,65 @@ def same_bits(model: str = "gpt2", dtype: str = "float32") -> Outcome:
     )
 
 
+# --- Stage 7: guesses by the same random number -----------------------------------------------------------------------
+
+
+def guessed(
+    guesses: int = 4, each: int = 2, tokens: int = 64, temperature: str = "0.8", drafter: str = "tinytales-draft"
+) -> Outcome:
+    """Tales one at a time, with guesses that are drawn with the tokens' random numbers, and with others."""
+    from stage07_speculative import LLM, SamplingParams
+
+    prompts, how = openings() * each, dict(temperature=float(temperature), max_tokens=tokens, ignore_eos=True)
+    params = [SamplingParams(seed=300 + i, **how) for i in range(len(prompts))]
+    passes, shares, texts = [], [], []
+    for alike in (True, False):
+        llm = LLM("tinytales", device="cpu", max_num_seqs=1, speculate=drafter, num_drafts=guesses, trace=True)
+        with contextlib.nullcontext() if alike else own_numbers():
+            outputs = llm.generate(prompts, params)
+        rows = [row for step in llm.trace for row in step.rows]
+        right = sum(row.num_accepted for row in rows)
+        tried = right + sum(row.num_accepted < len(row.drafts) for row in rows)  # those behind a wrong one are not
+        passes.append(llm.stats.num_forwards)
+        shares.append(f"{right:,} of {tried:,} guesses were right ({right / max(1, tried):.0%})")
+        texts.append([output.outputs[0].token_ids for output in outputs])
+    num_tokens = len(prompts) * tokens
+    differ = "not the same: a near-tie fell differently, by kernels whose sums depend on the number of rows"
+    same = "the same, token by token" if texts[0] == texts[1] else differ
+    return Outcome(
+        passes,
+        [
+            f"{num_tokens:,} tokens came from {passes[0]:,} passes, {num_tokens / passes[0]:.2f} a pass. A pass "
+            f"verifies up to {guesses} guesses and gives one token more than are right in a row; so it always gives "
+            f"one. With the tokens' own random numbers {shares[0]}, with others {shares[1]}. A guess behind a wrong "
+            "one is not counted, since it was never tried.",
+            "With one random number both models pick the same token, except where their cumulative distributions "
+            "differ. With a number of its own the draft model picks the same only by chance: with the sum of the "
+            "products of each token's two probabilities. Where one token has nearly all of it, as inside a word, that "
+            f"is nearly 1, too; where many are likely it is small. The tales of both runs are {same}.",
+        ],
+    )
+
+
+@contextlib.contextmanager
+def own_numbers() -> Iterator[None]:
+    """Meanwhile guesses are drawn with other random numbers than the tokens that verify them."""
+    from stage07_speculative.request import Request
+
+    original = Request.guessed
+
+    def independent(self: Request, draft: list[int]) -> Request:
+        other = original(self, draft)
+        other.seed = self.seed + 1_000_000
+        return other
+
+    Request.guessed = independent
+    try:
+        yield
+    finally:
+        Request.guessed = original
+
+
 EXPERIMENTS = (
     Experiment(
         "1",
@@ -456,5 +516,29 @@ EXPERIMENTS = (
             ("model=tinytales", "other sizes, other shapes: does torch choose otherwise?"),
         ),
         same_bits,
+    ),
+    Experiment(
+        "7",
+        7,
+        "Guesses",
+        "Sixteen tales of 64 tokens, one at a time, drawn with temperature 0.8 and seeds. A draft model that learned "
+        "from the same tales guesses four tokens a step, and the model verifies them. Stage 6 takes 16 x 64 = 1,024 "
+        "passes.",
+        (
+            Question(
+                "How many passes does the model take, if a guess is drawn with the same random number as the token "
+                "that verifies it?",
+                "same numbers",
+                "passes",
+            ),
+            Question("And if the draft model draws with random numbers of its own?", "own numbers", "passes"),
+        ),
+        10,
+        (
+            ("guesses=8", "twice as many guesses: how many of them still count?"),
+            ("temperature=2", "more tokens are likely: which of the two does that hurt?"),
+            ("drafter=ngram", "prompt lookup draws nothing, so both are equal; what can it find in a tale?"),
+        ),
+        guessed,
     ),
 )

@@ -281,8 +281,8 @@ def results_of(number, **arguments):
 
 
 def test_there_is_one_for_each_stage():
-    assert [experiment.name for experiment in EXPERIMENTS] == ["1", "2", "3", "4", "5", "6", "bits"]
-    assert [experiment.stage for experiment in EXPERIMENTS] == [1, 2, 3, 4, 5, 6, 6]
+    assert [experiment.name for experiment in EXPERIMENTS] == ["1", "2", "3", "4", "5", "6", "bits", "7"]
+    assert [experiment.stage for experiment in EXPERIMENTS] == [1, 2, 3, 4, 5, 6, 6, 7]
     for experiment in EXPERIMENTS:
         assert 1 <= len(experiment.questions) <= 2
         assert experiment.seconds <= 60
@@ -389,3 +389,22 @@ def test_same_bits():
     torchs, ours = results_of(7, model="tinytales").results
     assert 0 <= torchs <= 6
     assert ours == 0
+
+
+def test_guesses():
+    """The model itself as its drafter is always right; prompt lookup draws nothing, so its numbers don't matter."""
+    assert results_of(8, each=1, tokens=11, drafter="tinytales").results[0] == 8 * (1 + 10 // 5)
+    same, own = results_of(8, each=1, tokens=8, drafter="ngram").results
+    assert 8 * 3 <= same == own <= 8 * 8
+
+
+def test_guesses_as_the_experiment_stands():
+    """The same random number helps, and the tales are the same; afterwards guesses are as before."""
+    from stage07_speculative.request import Request
+
+    before = Request.guessed
+    outcome = results_of(8)
+    same, own = outcome.results
+    assert 16 * (1 + 63 / 5) < same < 0.96 * own < 1024
+    assert "token by token" in outcome.why[1]
+    assert Request.guessed is before

@@ -1,7 +1,7 @@
-"""The six milestones on the way to an engine of one's own: what each asks, and the functions to write for it.
+"""The seven milestones on the way to an engine of one's own: what each asks, and the functions to write for it.
 
 What checks them stands in functions `check_…` that run one after the other: first those of verbs.py, each verb of the
-loop by itself, then those of a module for each milestone, single.py to sharing.py. The first line of a function's
+loop by itself, then those of a module for each milestone, single.py to speculation.py. The first line of a function's
 docstring is what `python -m exercises engine` prints for it.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Milestone:
-    """One of the six.
+    """One of the seven.
 
     Attributes:
         module: in this package, has the checks.
@@ -51,7 +51,7 @@ FILES = ("engine.py", "batch.py", "runner.py", "request.py", "sampler.py")  # of
 
 
 def built_like(directory: Path) -> int:
-    """The milestone whose files an engine has (5 for 6 too); 0 if it is built in a way of its own."""
+    """The milestone whose files an engine has (5 for 6 and 7 too); 0 if it is built in a way of its own."""
     if not all((directory / name).is_file() for name in FILES):
         return 0
     brought = {5: "block_manager.py", 4: "scheduler.py", 3: "kv_cache.py"}
@@ -145,5 +145,16 @@ MILESTONES = [
             ),
         },
         verbs=("check_sharing",),
+    ),
+    Milestone(
+        7, "speculation", "speculation", "stage07_speculative", (60, 90),
+        {
+            "drafters.py": ("PromptLookup._look_up",),
+            "batch.py": ("Batch.verified", "Batch.was_right"),
+            "engine.py": ("Engine.step", "Engine.verify"),
+            "speculator.py": ("Speculator.draft", "Speculator.room", "before_end"),
+            "block_manager.py": ("BlockManager.extend", "BlockManager.trim"),
+        },
+        verbs=("check_look_up", "check_verified", "check_ahead"),
     ),
 ]  # fmt: skip

@@ -385,3 +385,78 @@ def check_sharing(lab: Lab) -> None:
         likely = "the block that is written is shared, so who writes first takes a copy"
         expect(f"{case}: the fork writes its seventh token: copies", copies, right, likely=likely)
         manager.check_integrity()
+
+
+# --- 7. Speculation ---------------------------------------------------------------------------------------------------
+
+
+def check_look_up(lab: Lab) -> None:
+    """look up: what followed the last tokens when they came before"""
+    cases = (
+        ([1, 2, 3, 4, 5], [1, 2, 3], [4, 5], "the last tokens came before: what followed them is the guess"),
+        ([1, 2, 3, 7, 9, 2, 3, 8], [1, 2, 3], [7, 9], "the longest match counts, 1 2 3 and not 2 3"),
+        ([1, 2, 7, 1, 2, 8], [1, 2], [8, 1], "of matches of the same length the latest counts"),
+        ([5, 6, 5, 6], [5, 6], [5, 6], "the last tokens themselves are no place where they came before"),
+        ([1, 2, 3], [4], [], "nothing came before, so nothing is guessed"),
+    )
+    for prompt, output, expected, likely in cases:
+        case = f"PromptLookup.draft, two guesses, a prompt of {prompt} and an output of {output} so far"
+        with lab.case(case):
+            one = request(lab, prompt, output)
+            got = part(lab, "drafters", "PromptLookup")().draft({one: 2})
+        expect(case, list(got.get(one, [])), expected, likely=likely)
+    with lab.case(case := "PromptLookup.draft, asked again when the output has grown by 1 2"):
+        drafter, one = part(lab, "drafters", "PromptLookup")(), request(lab, [1, 2, 3, 4], [5])
+        drafter.draft({one: 2})
+        one.output_token_ids += [1, 2]
+        got = drafter.draft({one: 2})
+    expect(case, list(got.get(one, [])), [3, 4])
+
+
+def check_verified(lab: Lab) -> None:
+    """verify: who goes on with the token that was guessed, and at which row"""
+    part(lab, "speculator", "Speculator")
+    of, row = batch_of(lab), part(lab, "scheduler", "Row")
+    case = "A brings a token and the guesses 6 7, B its prompt of two; the model says 6 for A and 9 for B"
+    with lab.case(case):
+        manager, a, b = manager_of(lab, 9), request(lab, PROMPTS[0], [5]), request(lab, PROMPTS[1])
+        for one in (a, b):
+            manager.allocate(one)
+        a.num_computed_tokens = 4
+        manager.extend(a, 2)
+        batch = of([row(a, 1, True), row(b, 2, True)], manager, 0, {a: [6, 7]})
+        for one, token in ((a, 6), (b, 9)):
+            one.output_token_ids.append(token)
+        batch = batch.verified()
+        got = list(batch.sampled), [(int(count), bool(ready)) for _, count, ready in batch.rows]
+    require(batch.ready == [a], f"{case}: ready", "A alone", batch.ready, "B had no guess, so it has its token")
+    said = {
+        "the logits behind the guess are in the next row": ([0], [(1, True)]),
+        "a guess that was right has been through the model: it counts as computed": ([1], [(0, True)]),
+    }
+    expect(f"{case}: sampled; tokens of the row, and whether it is ready", got, ([1], [(1, True)]), said)
+    expect(f"{case}: tokens that go through the model again", batch.num_tokens, 0)
+    for token, reason, likely in (
+        (8, None, "7 was guessed: the rows behind a refused guess saw a wrong token"),
+        (7, "stop", "nothing follows a token that ends the output, whatever was guessed"),
+    ):
+        with lab.case(f"{case}, then {token}"):
+            a.output_token_ids[-1], a.finish_reason = token, reason
+            left = len(batch.verified().rows)
+        expect(f"{case}, then {token} (finish_reason {reason}): rows", left, 0, likely=likely)
+
+
+def check_ahead(lab: Lab) -> None:
+    """blocks: room for guesses from those that are free, and taken back"""
+    part(lab, "speculator", "Speculator")
+    case = "blocks of 4, three of them; A has 6 tokens in two"
+    with lab.case(case):
+        manager, a = manager_of(lab, 3, enable_prefix_caching=False), request(lab, range(1, 7))
+        manager.allocate(a)
+        got = [(manager.extend(a, num), len(manager.block_table(a))) for num in (2, 4, 9)]
+        said = "the rest of the last block, then one that is free, then no more: (room, blocks)"
+        expect(f"{case}: extend by 2, 4 and 9 tokens", got, [(2, 2), (4, 3), (6, 3)], likely=said)
+        manager.trim(a, 6)
+        manager.check_integrity()
+        counts = len(manager.block_table(a)), manager.num_free
+    expect(f"{case}: trim to 6 tokens: blocks, and free ones", counts, (2, 1))

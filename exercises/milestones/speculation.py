@@ -1,0 +1,196 @@
+"""Milestone 7, speculation: several tokens in a pass, guessed and verified, and the very same tokens."""
+
+from collections.abc import Callable
+
+from exercises.grading import expect, require
+
+from .blocks import BLOCK, num_blocks
+from .lab import END, SIZES, Lab, Missing, Result, Settings, greedy, prompts_of, seeded
+from .sharing import cached
+
+GUESSES = 4  # in a step, in all checks
+NUM = 30  # tokens out, in most checks
+Wrongs = Callable[[int], bool]  # of a place in the output: whether the guess for it is wrong
+WRONGS: dict[str, Wrongs] = {
+    "all guesses are wrong": lambda at: True,
+    "each third token is guessed wrong": lambda at: at % 3 == 0,
+    "the guesses are right up to token 12 and then wrong": lambda at: at > 12,
+}
+REFUSED = (
+    "a guess counts only if it is the token that the model gives there; the first that differs is replaced by that "
+    "token, and the rows behind it saw a wrong one, so nothing of them may be used"
+)
+
+
+class Guesser:
+    """A drafter that knows what comes, and is wrong where it is told to be.
+
+    Attributes:
+        asked: (how many tokens are to come at the most, how many guesses were asked for).
+    """
+
+    seconds = 0.0
+
+    def __init__(self, known: dict[tuple, list[int]], wrong: Wrongs):
+        self.known, self.wrong, self.asked = known, wrong, []
+
+    def draft(self, counts: dict) -> dict:
+        return {request: self.guess(request, count) for request, count in counts.items() if count > 0}
+
+    def guess(self, request, count: int) -> list[int]:
+        start, computed = len(request.output_token_ids), request.num_computed_tokens
+        most = len(request.prompt_token_ids) + start - 1  # its last token is about to be computed
+        case = f"{most + 1} tokens of prompt and output: num_computed_tokens, when guesses are asked for"
+        require(computed <= most, case, f"at most {most}", computed, "a refused guess does not count as computed")
+        most = min(request.params.max_tokens, SIZES["n_positions"] - len(request.prompt_token_ids))
+        self.asked.append((most - start, count))
+        tokens = self.known[tuple(request.prompt_token_ids)][start : start + count]
+        return [(token + 1) % END if self.wrong(start + i) else token for i, token in enumerate(tokens)]
+
+
+def guessing(lab: Lab, known: dict[tuple, list[int]], wrong: Wrongs = lambda at: False, **options):
+    """(an engine whose drafter is such a one, the drafter)"""
+    llm = lab.llm(speculate="ngram", num_drafts=GUESSES, block_size=BLOCK, **options)
+    speculator = getattr(getattr(llm, "engine", None), "speculator", None)
+    if not hasattr(speculator, "drafter"):
+        raise Missing("LLM has no `engine.speculator.drafter`, so nobody else can guess")
+    speculator.drafter = Guesser(known, wrong)
+    return llm, speculator.drafter
+
+
+def without(lab: Lab, case: str, prompts: list[list[int]], settings: Settings | list[Settings]) -> list[Result]:
+    """What the same engine makes of prompts without guesses."""
+    return lab.run(f"{case}, without guesses", prompts, settings, lab.shared(speculate="off", block_size=BLOCK))
+
+
+def future(prompts: list[list[int]], results: list[Result]) -> dict[tuple, list[int]]:
+    """What a drafter has to know of these outputs."""
+    return {tuple(prompt): result.token_ids for prompt, result in zip(prompts, results, strict=True)}
+
+
+def passes(num: int, wrong: Wrongs) -> int:
+    """How many passes one request needs for its tokens: the prompt's, then one for each run of right guesses."""
+    count, made = 1, 1
+    while made < num:
+        room = min(GUESSES, num - made - 1)
+        right = next((i for i in range(room) if wrong(made + i)), room)
+        count, made = count + 1, made + right + 1
+    return count
+
+
+def require_within(case: str, drafter: Guesser) -> None:
+    """Raise Wrong if more guesses were asked for than can count."""
+    likely = "nobody guesses beyond the end; and the last token need not be guessed: the row before it has it"
+    for left, count in drafter.asked:
+        said = f"{count} guesses were asked for"
+        require(count < left, f"{case}: with {left} tokens to come", f"at most {left - 1} guesses", said, likely)
+
+
+def check_right(lab: Lab) -> None:
+    """right guesses: several tokens a pass, and each token goes through the model once"""
+    prompt = prompts_of(10)[0]
+    right = lab.expected([prompt], greedy(NUM))
+    llm, drafter = guessing(lab, future([prompt], right))
+    case = f"a prompt of 10 tokens, greedy, {NUM} tokens, {GUESSES} guesses a step, all right"
+    got = lab.run(case, [prompt], greedy(NUM), llm)[0]
+    lab.same_tokens(case, prompt, got.token_ids, right[0].token_ids)
+    require_within(case, drafter)
+    count, computed = lab.counted(llm, "num_forwards", "num_tokens_computed")
+    enough = passes(NUM, lambda at: False)
+    known = {
+        NUM: "a pass gives one token: a right guess gives the next row's token, too, in the same step",
+        1 - (1 - NUM) // GUESSES: "behind the last guess that is right there is one token more: its row has logits",
+    }
+    said = f"you made {count} passes where {enough} suffice"
+    require(count <= enough, f"{case}: passes", enough, said, known.get(count, ""))
+    enough, likely = 10 + NUM - 1, "a right guess has been computed: `num_computed_tokens` counts it"
+    said = f"you computed {computed} tokens where {enough} suffice"
+    require(computed <= enough, f"{case}: tokens computed", enough, said, likely)
+
+
+def check_wrong(lab: Lab) -> None:
+    """wrong guesses: no token is another one, and none costs a pass"""
+    prompt = prompts_of(10, seed=1)[0]
+    right = lab.expected([prompt], greedy(NUM))
+    for what, wrong in WRONGS.items():
+        llm, _ = guessing(lab, future([prompt], right), wrong)
+        case = f"a prompt of 10 tokens, greedy, {NUM} tokens, {GUESSES} guesses a step; {what}"
+        got = lab.run(case, [prompt], greedy(NUM), llm)[0]
+        lab.same_tokens(case, prompt, got.token_ids, right[0].token_ids, likely=lambda at: REFUSED)
+        (count,), enough = lab.counted(llm, "num_forwards"), passes(NUM, wrong)
+        said = f"you made {count} passes where {enough} suffice"
+        likely = "the guesses before a wrong one count, and every step gives a token"
+        require(count <= enough, f"{case}: passes", enough, said, likely)
+
+
+def check_sampled(lab: Lab) -> None:
+    """the same when tokens are drawn, with penalties, in company"""
+    prompts = prompts_of(9, 14, 3, 11, seed=2)
+    more = [{}, {"repetition_penalty": 1.3}, {"frequency_penalty": 0.5}, {"temperature": 0.7, "top_k": 5}]
+    settings = [seeded(NUM - 3 * i, i, logprobs=1, **one) for i, one in enumerate(more)]
+    case = f"four requests at once, drawn by seeds, {GUESSES} guesses a step"
+    right = without(lab, case, prompts, settings)
+    for what, wrong in {"all are right": lambda at: False, **WRONGS}.items():
+        llm, _ = guessing(lab, future(prompts, right), wrong, max_num_seqs=4)
+        got = lab.run(f"{case}; {what}", prompts, settings, llm)
+        for i, (one, other) in enumerate(zip(got, right, strict=True)):
+            likely = "who samples behind a right guess sees the output with it: penalties and the draw depend on that"
+            expect(f"{case}; {what}: request {i}", one.token_ids, other.token_ids, likely=likely)
+            expect(f"{case}; {what}: log-probabilities of {i}", one.logprobs, other.logprobs, tolerance=1e-3)
+
+
+def check_ends(lab: Lab) -> None:
+    """ends: a stop within the guesses, max_tokens, the end of the context"""
+    prompt = prompts_of(10, seed=3)[0]
+    whole = without(lab, "a prompt of 10 tokens", [prompt], greedy(54))  # 64 are the context
+    ids, text = whole[0].token_ids, whole[0].text
+    cases = {f"max_tokens={num}": greedy(num) for num in (1, 2, 4, 6, 7, 54)}
+    cases |= {"no max_tokens but the context's end": greedy(60)}
+    cases |= {f"token {at} is a stop token": greedy(20, stop_token_ids=[ids[at]]) for at in (3, 4, 9)}
+    cases |= {f"characters {at} and the next are a stop text": greedy(20, stop=[text[at : at + 2]]) for at in (3, 8)}
+    for what, settings in cases.items():
+        case = f"a prompt of 10 tokens, {GUESSES} guesses a step, all right; {what}"
+        llm, drafter = guessing(lab, future([prompt], whole))
+        got, right = lab.run(case, [prompt], settings, llm)[0], without(lab, case, [prompt], settings)[0]
+        likely = "nothing follows a token that ends the output: a guess behind it does not count"
+        expect(f"{case}: token_ids", got.token_ids, right.token_ids, likely=likely)
+        ends = [(one.text, one.finish_reason, one.stop_reason) for one in (got, right)]
+        expect(f"{case}: text, finish_reason and stop_reason", *ends)
+        require_within(case, drafter)
+
+
+def check_blocks(lab: Lab) -> None:
+    """blocks: guesses take free ones only, and what is found later holds no refused guess"""
+    lengths, blocks = (10, 12, 9), 13
+    prompts, settings = prompts_of(*lengths, seed=5), [greedy(25), seeded(20, 1), greedy(28)]
+    case = f"prompts of {lengths} tokens, num_blocks={blocks}, block_size={BLOCK}, {GUESSES} guesses a step"
+    right = without(lab, case, prompts, settings)
+    for what, wrong in WRONGS.items():
+        llm, _ = guessing(lab, future(prompts, right), wrong, num_blocks=blocks, max_num_seqs=3)
+        got = lab.run(f"{case}; {what}", prompts, settings, llm)
+        for i, (one, other) in enumerate(zip(got, right, strict=True)):
+            expect(f"{case}; {what}: request {i}", one.token_ids, other.token_ids, likely=REFUSED)
+    prompt = prompts_of(10, seed=6)[0]
+    first = lab.expected([prompt], greedy(11))
+    turn = [*prompt, *first[0].token_ids, 7]
+    for what, wrong in WRONGS.items():
+        known = {**future([prompt], first), tuple(turn): lab.expected([turn], greedy(4))[0].token_ids}
+        llm, _ = guessing(lab, known, wrong)
+        case = f"a prompt of 10 tokens with an output of 11, and then both with one token more as a prompt; {what}"
+        cached(lab, case, llm, prompt, 11)
+        found = cached(lab, case, llm, turn, likely="a block that can be found holds keys of a refused guess")
+        likely = "a block can be found when all of its tokens are verified"
+        expect(f"{case}: num_cached_tokens", found, num_blocks(10 + 11 - 1) * BLOCK, likely=likely)
+
+
+def check_lookup(lab: Lab) -> None:
+    """prompt lookup: a text that repeats itself takes fewer passes"""
+    prompt = prompts_of(3, seed=7)[0]
+    settings = {**greedy(NUM), "logit_bias": {prompt[0]: 100.0}}  # it says one token, again and again
+    llm = lab.llm(speculate="ngram", num_drafts=GUESSES, block_size=BLOCK)
+    case = f"a text that is one token again and again, {NUM} tokens, speculate='ngram', {GUESSES} guesses a step"
+    got, right = lab.run(case, [prompt], settings, llm)[0], without(lab, case, [prompt], settings)[0]
+    expect(case, got.token_ids, right.token_ids)
+    (count,) = lab.counted(llm, "num_forwards")
+    most, likely = 2 * NUM // 3, "the last tokens came before: what followed them then is the guess"
+    require(count <= most, f"{case}: passes", f"at most {most}", f"you made {count} passes", likely)
