@@ -1,6 +1,6 @@
 """What guessing gains: stage 7 beside stage 6, on real text at GPT-2's cost (bench/wide.py).
 
-    python -m bench.speculative --json bench/results/speculative-float32.json --plot speed.png
+    python -m bench.speculative --json bench/results/speculative-float32.json --plot bench/results/speculative.png
     python -m bench.speculative --dtype bfloat16 --json bench/results/speculative-bfloat16.json
 
 Three kinds of text. "tales": openings, sampled with temperature 0.8 and seeds. "quote": a question about a tale, whose
