@@ -185,11 +185,12 @@ class Costs:
 
 
 def interpolated(measured: dict[int, float], most: int) -> list[float]:
-    """What has been measured of some sizes, for each size up to the largest: on straight lines, beyond the last too."""
+    """What has been measured of some sizes, for each size up to the largest: on straight lines, beyond the last too.
+    More never takes less, whatever was measured."""
     sizes, values = sorted(measured), [0.0]
     for size in range(1, most + 1):
         i = next((i for i, one in enumerate(sizes) if one >= size), len(sizes) - 1) or 1
         low, high = sizes[i - 1], sizes[i]
         slope = (measured[high] - measured[low]) / (high - low)
-        values.append(measured[low] + slope * (size - low))
+        values.append(max(values[-1], measured[low] + slope * (size - low)))
     return values

@@ -473,6 +473,7 @@ def test_steps_are_timed_by_their_tokens(stage, small_checkpoint):
     assert min(seconds[1:]) > 0
     interpolated = stage.part("speculator").interpolated
     assert interpolated({1: 1.0, 2: 2.0, 4: 3.0}, 6) == [0.0, 1.0, 2.0, 2.5, 3.0, 3.5, 4.0]
+    assert interpolated({1: 2.0, 2: 1.0}, 5) == [0.0, 2.0, 2.0, 2.0, 2.0, 2.0]
     costs = stage.part("speculator").Costs({1: 1.0, 2: 1.0, 4: 1.0})
     for _ in range(80):
         costs.add(3, 1.5)  # steps of three or four take longer now
