@@ -25,7 +25,9 @@ def optimizations(_: str, value: Any) -> tuple[str, ...]:
 def drafts(name: str, value: Any) -> int | str:
     """A check: the value is "auto", or how many."""
     if isinstance(value, str):
-        return one_of("auto")(name, value)
+        if value != "auto":
+            raise ValueError(f"{name} must be auto, or a whole number from 1 to {MOST_DRAFTS}, got {value!r}")
+        return value
     return whole(1, MOST_DRAFTS)(name, value)
 
 

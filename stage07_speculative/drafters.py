@@ -87,7 +87,10 @@ class DraftModel:
     """
 
     def __init__(self, config: Any, model_config: ModelConfig, max_model_len: int):
-        checkpoint = Checkpoint(replace(config, model=config.speculate))
+        try:
+            checkpoint = Checkpoint(replace(config, model=config.speculate))
+        except (ValueError, OSError) as error:
+            raise type(error)(f"speculate: {error}") from None
         sizes = ModelConfig(**checkpoint.sizes)
         if sizes.vocab_size != model_config.vocab_size:
             raise ValueError(

@@ -529,8 +529,8 @@ def test_drafters_let_go_of_requests(stage, small_checkpoint):
     [
         ({"num_drafts": 0}, "num_drafts must be a whole number from 1 to 16, got 0"),
         ({"num_drafts": 17}, "num_drafts must be a whole number from 1 to 16, got 17"),
-        ({"num_drafts": "many"}, "num_drafts must be one of auto, got 'many'"),
-        ({"speculate": "no/such"}, "there is no directory no/such"),
+        ({"num_drafts": "many"}, "num_drafts must be auto, or a whole number from 1 to 16, got 'many'"),
+        ({"speculate": "no/such"}, "speculate: model 'no/such': there is no directory no/such"),
         ({"speculate": DRAFT}, f"speculate: the vocabulary of '{DRAFT}' has 50257 tokens, that of the model 211"),
     ],
 )
