@@ -469,7 +469,8 @@ def test_the_longest_outputs_begin_first(stage, small_checkpoint):
     ]  # those that draw have no seed: they take one from their number
 
     def run(how):
-        llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2, policy="priority", trace=True)
+        options = dict(max_num_seqs=2, policy="priority", trace=True, **stage.one_by_one)
+        llm = stage.LLM(small_checkpoint, device="cpu", **options)
         result = how(llm)
         began = {}
         for step in llm.trace:

@@ -106,6 +106,10 @@ def happens(step, kind, request_id):
     """Whether something happens to a request in a step, read off without the code that made the story."""
     if kind == "carried":
         return any(row["request_id"] == request_id and not row["num_tokens"] for row in step["rows"])
+    if kind in ("right", "wrong"):
+        guessed = [row for row in step["rows"] if row["request_id"] == request_id and row.get("drafts")]
+        new = [e["token_id"] for e in step["after"] if e["kind"] == "token" and e["request_id"] == request_id]
+        return any((new[:-1] == row["drafts"]) == (kind == "right") for row in guessed)
     events = step["before"] + step["after"]
     return any(event["kind"] == kind and event.get("request_id") == request_id for event in events)
 

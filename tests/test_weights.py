@@ -465,6 +465,7 @@ def load_like_an_engine(weights, directory) -> str | None:
     parts = STAGES[0].part("model")
     try:
         checkpoint = weights.Checkpoint(SimpleNamespace(model=str(directory), load_format="auto", tokenizer=None))
+        assert checkpoint.tokenizer
         with torch.device("meta"):
             model = parts.GPT2(parts.ModelConfig(**checkpoint.sizes))
         checkpoint.load(model, torch.float32, torch.device("cpu"))
