@@ -64,6 +64,7 @@ def test_instructions_that_this_cpu_lacks(tmp_path):
     assert {"dot_bfloat16", "tiles_bfloat16", "tiles_split"} <= checked
 
 
+@pytest.mark.soak
 def test_tiles_that_add_in_another_order(tmp_path):
     """Decodes then take the tiles as well, and have their bits."""
     other = EMULATED.read_text().replace("sum += even + odd;", "sum += even; sum += odd;")

@@ -98,7 +98,7 @@ def random_jobs(stage, rng, number=30):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(s, marks=pytest.mark.soak) for s in range(4, 40))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.soak) for s in range(2, 40))])
 def test_whatever_is_asked_for(stage, small_checkpoint, draft_checkpoint, dtype, seed):
     """Random requests of every kind, in small pools and small steps, with every number of guesses."""
     rng = random.Random(seed)
