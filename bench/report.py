@@ -262,7 +262,7 @@ def command(result: dict) -> str:
 
 
 def comparison(results: list[dict]) -> str:
-    """Several results in one table, a row each: every engine's tok/s, the last stage against the best of the peers, and
+    """Several results in one table, a row each: every engine's tok/s, the last stage against the best other, and
     its share of the limit."""
     engines = list(dict.fromkeys(row["engine"] for result in results for row in result["summary"]))
     last = [engine for engine in engines if engine.startswith("stage")][-1]
@@ -271,17 +271,18 @@ def comparison(results: list[dict]) -> str:
     for result in results:
         rows = {row["engine"]: row for row in result["summary"]}
         speeds = {engine: row["tokens_per_second"] for engine, row in rows.items()}
-        best = max(speed for engine, speed in speeds.items() if not engine.startswith("stage"))
+        best = max(speed for engine, speed in speeds.items() if engine != last)
         cells = [f"{speeds[engine]:,.1f}" if engine in speeds else "" for engine in engines]
         cells += [f"{speeds[last] / best:.2f} ×", f"{rows[last]['limit_share']:.0%}"]
         lines.append(" | ".join([result["workload"], result["dtype"], *cells]))
     machine = results[0]["machine"]
     packages = {name: version for own in results[0]["versions"].values() for name, version in own.items()}
     packages.pop("torch", None)
+    others = "; " + ", ".join(" ".join(package) for package in packages.items()) if packages else ""
     limits = [(result["bandwidth"] / 1e9, result["matmul_rate"] / 1e9) for result in results]
     return "\n".join(f"| {line} |" for line in lines) + (
         f"\n\nOutput tokens per second; {results[0]['model']} with random weights; {machine['device']}, "
-        f"{machine['threads']} threads, torch {machine['torch']}; {', '.join(' '.join(p) for p in packages.items())}. "
+        f"{machine['threads']} threads, torch {machine['torch']}{others}. "
         f"A row is one run of all its engines, such as `{command(results[0])}`. The limits, probed in these runs: "
         f"{min(b for b, _ in limits):.0f} to {max(b for b, _ in limits):.0f} GB/s read, "
         f"{min(r for _, r in limits):,.0f} to {max(r for _, r in limits):,.0f} GFLOP/s."
