@@ -249,7 +249,7 @@ def drawn(result: dict, picture: Any) -> Any:
         own = [cell for cell in cells if cell["count"] == count and "predicted" in cell]
         ks = [cell["num_drafts"] for cell in own]
         left.plot(ks, [c["gain"] for c in own], color=color, marker=marker, label=f"{count} at once")
-        if count < 16:  # with more, sampling is a large part of a step, and no part of the prediction
+        if count < 16:  # with more, the rows are beyond those that were timed
             left.plot(ks, [c["predicted"] for c in own], color=color, linestyle=":", linewidth=1)
     left.axhline(1, color="#888888", linewidth=0.8)
     left.set(xscale="log", xlabel="guesses a step", ylabel="times stage 6's speed", ylim=(0, None))

@@ -239,9 +239,12 @@ def test_no_guess_is_ever_findable(stage, small_checkpoint):
     params = stage.SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     tokens = answers(stage, small_checkpoint, [prompt], params, speculate="off")[0][0][0][2]
     wrong = [(t + 1) % 211 for t in tokens]
-    llm = engine_with(
-        stage, small_checkpoint, lambda r, count: wrong[len(r.output_token_ids) :][:count], num_drafts=9, block_size=2
-    )
+
+    def right_then_wrong(request, count):
+        known = len(request.output_token_ids)
+        return [*tokens[known : known + 2], *wrong[known + 2 :]][:count]
+
+    llm = engine_with(stage, small_checkpoint, right_then_wrong, num_drafts=9, block_size=2)
     manager, entered = llm.engine.block_manager, []
     enter = manager.enter
 
