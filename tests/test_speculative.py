@@ -290,7 +290,8 @@ def test_in_a_pool_that_is_too_small(stage, small_checkpoint, num_blocks):
     ]
     expected = answers(stage, small_checkpoint, prompts, params, speculate="off")
     options = dict(num_blocks=num_blocks, block_size=4, watermark=0.0)
-    llm = engine_with(stage, small_checkpoint, oracle(expected, prompts), num_drafts=6, **options)
+    guess = GUESSES["right and then wrong"](oracle(expected, prompts))
+    llm = engine_with(stage, small_checkpoint, guess, num_drafts=6, **options)
     for i, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
         llm.add_request(str(i), prompt, asked)
     done = {}
