@@ -1,6 +1,6 @@
 """Other engines on the same requests: what they are, the environments that they live in, and how each is run.
 
-    python -m bench.peers hf vllm openvino llama-cpp      # makes .peers/hf …; some minutes, up to 4 GB each
+    python -m bench.peers hf vllm openvino llama-cpp ctranslate2      # makes .peers/hf …; some minutes, up to 4 GB each
 
 Each peer has an environment of its own, because their versions of torch and transformers exclude each other; llama.cpp
 is compiled, for which a C++ compiler is needed. Then
@@ -9,19 +9,24 @@ is compiled, for which a C++ compiler is needed. Then
 All get the same weights (a Hugging Face checkpoint), token ids, dtype, number of requests at once, and both cores. What
 their defaults would do to numbers is turned off: OpenVINO would keep keys and values in 8 bits, and reduce activations
 of linear layers to 8 bits. What makes them faster without touching numbers stays on, such as prefix caching.
+
+`llama-cpp-q8`, `openvino-int8` and `ctranslate2-int8` have weights in 8 bits, and whatever else their defaults then do
+to numbers: OpenVINO's do both of the above, llama.cpp's reduce activations to 8 bits and keep keys and values in 16.
 """
 
 # pyright: reportMissingImports=false
 # (Each peer is in an environment of its own.)
 
+import functools
 import importlib.metadata
 import itertools
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +34,7 @@ from bench.conditions import measured, peak_memory
 
 ROOT = Path(__file__).parent.parent
 TORCH = "torch>=2.8,<2.14"
+QUIET: dict[str, Any] = {}  # what llama.cpp calls with its messages, for as long as it lives
 
 
 def run_hf(job: dict) -> dict:
@@ -159,29 +165,52 @@ def run_vllm(job: dict) -> dict:
     return {"token_ids": tokens, "times": times, "seconds": seconds, "threads": torch.get_num_threads()}
 
 
-def run_openvino(job: dict) -> dict:
-    """OpenVINO GenAI's continuous batching, on a model exported by optimum-intel (once in a run of the benchmark)."""
-    import numpy as np
-    import openvino
-    import openvino_genai
-
-    exported = Path(job["folder"]) / "openvino"
+def export_openvino(job: dict, weights: str) -> Path:
+    """The folder of a model exported by optimum-intel, once in a run of the benchmark; weights: fp32 or int8."""
+    exported = Path(job["folder"]) / f"openvino-{weights}"
     if not (exported / "openvino_tokenizer.xml").exists():
-        export = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--weight-format", "fp32"]
+        export = [
+            sys.executable,
+            "-m",
+            "optimum.commands.optimum_cli",
+            "export",
+            "openvino",
+            "--weight-format",
+            weights,
+        ]
         export += ["--task", "text-generation-with-past", "--model", job["model"], str(exported)]
         done = subprocess.run(export, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"its export failed: {done.stderr.strip().splitlines()[-1]}")
+    return exported
+
+
+def openvino_properties(dtype: str, weights: str) -> dict[str, str]:
+    """What OpenVINO is told of numbers: everything with weights in fp32; with int8 its defaults hold for the rest."""
+    import openvino
+
+    precision = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[dtype]
+    if precision == "bf16" and "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        precision = "f32"  # what it computes in on such a CPU; it refuses another type for the cache
+    properties = {"INFERENCE_PRECISION_HINT": precision}
+    if weights == "fp32":
+        properties |= {"KV_CACHE_PRECISION": precision, "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    return properties
+
+
+def run_openvino(job: dict, weights: str = "fp32") -> dict:
+    """OpenVINO GenAI's continuous batching."""
+    import numpy as np
+    import openvino
+    import openvino_genai
+
+    exported = export_openvino(job, weights)
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.cache_size = 6  # GB
     scheduler.max_num_seqs = job["options"]["max_num_seqs"]
     scheduler.max_num_batched_tokens = 512
     scheduler.enable_prefix_caching = True
-    precision = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[job["dtype"]]
-    if precision == "bf16" and "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        precision = "f32"  # what it computes in on such a CPU; it refuses another type for the cache
-    properties = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
-    properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
+    properties = openvino_properties(job["dtype"], weights)
     pipeline = openvino_genai.ContinuousBatchingPipeline(str(exported), scheduler, "CPU", properties)
 
     def complete(requests: list) -> tuple[list, list]:
@@ -209,28 +238,35 @@ def run_openvino(job: dict) -> dict:
     return {"token_ids": tokens, "times": times, "seconds": seconds}
 
 
-def run_llama_cpp(job: dict) -> dict:
+def open_llama_cpp(job: dict, weights: str | None, num_seqs: int, room: int, rows: int) -> tuple[Any, int]:
+    """(llama.cpp's context for so many sequences in so many places, steps of at most so many tokens; the size of its
+    vocabulary)."""
+    from llama_cpp import llama_cpp as llama
+
+    llama.llama_log_set(QUIET.setdefault("log", llama.llama_log_callback(lambda level, text, data: None)), None)
+    file = write_gguf(Path(job["model"]), weights or job["dtype"], Path(job["folder"]))
+    model = llama.llama_model_load_from_file(str(file).encode(), llama.llama_model_default_params())
+    settings = llama.llama_context_default_params()
+    settings.n_seq_max, settings.n_ctx = num_seqs, room
+    settings.n_batch = settings.n_ubatch = rows
+    settings.n_threads = settings.n_threads_batch = job["threads"]
+    if job["dtype"] == "float32" and not weights:  # else float16, its default: as bfloat16, faster in `decode`
+        settings.type_k = settings.type_v = llama.GGML_TYPE_F32
+        settings.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED  # slower in `decode`
+    context = llama.llama_init_from_model(model, settings)
+    return context, llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+
+
+def run_llama_cpp(job: dict, weights: str | None = None) -> dict:
     """llama.cpp, compiled for this machine, by its Python binding. It brings batches of many sequences, but nobody who
     fills them: that is here, decodes first, then prompts, up to 512 tokens a step. What all prompts begin with is
     computed once, in a sequence of its own, which is copied (as its example `parallel` does)."""
     import numpy as np
     from llama_cpp import llama_cpp as llama
 
-    log = llama.llama_log_callback(lambda level, text, data: None)
-    llama.llama_log_set(log, None)
-    file = write_gguf(Path(job["model"]), job["dtype"], Path(job["folder"]))
-    model = llama.llama_model_load_from_file(str(file).encode(), llama.llama_model_default_params())
-    vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
     most, room = job["options"]["max_num_seqs"], max(len(prompt) + n for prompt, n in job["requests"])
-    settings = llama.llama_context_default_params()
-    settings.n_seq_max = most + 1
-    settings.n_ctx = (most + 1) * -(-room // 256) * 256
-    settings.n_batch = settings.n_ubatch = 512
-    settings.n_threads = settings.n_threads_batch = job["threads"]
-    if job["dtype"] == "float32":  # else float16, its default: as many bytes as bfloat16, faster in `decode`
-        settings.type_k = settings.type_v = llama.GGML_TYPE_F32
-        settings.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED  # slower in `decode`
-    context = llama.llama_init_from_model(model, settings)
+    places = (most + 1) * -(-room // 256) * 256
+    context, vocab_size = open_llama_cpp(job, weights, most + 1, places, 512)
     memory, batch = llama.llama_get_memory(context), llama.llama_batch_init(512, 0, 1)
 
     def compute(parts: list[tuple[int, list[int], int]]) -> None:
@@ -292,9 +328,8 @@ def run_llama_cpp(job: dict) -> dict:
 
 
 def write_gguf(checkpoint: Path, dtype: str, folder: Path) -> Path:
-    """The checkpoint in llama.cpp's format, matrices in `dtype`, in this folder (once); its tokenizer is left out."""
-    import json
-
+    """The checkpoint in llama.cpp's format, matrices in `dtype` (or q8_0: integers, a scale for each 32 in a row), in
+    this folder (once); its tokenizer is left out."""
     import gguf
     from safetensors.numpy import load_file
 
@@ -313,18 +348,77 @@ def write_gguf(checkpoint: Path, dtype: str, folder: Path) -> Path:
     writer.add_vocab_size(config["vocab_size"])
     float32 = gguf.GGMLQuantizationType.F32
     wanted = {"float32": float32, "bfloat16": gguf.GGMLQuantizationType.BF16, "float16": gguf.GGMLQuantizationType.F16}
+    wanted["q8_0"] = gguf.GGMLQuantizationType.Q8_0
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config["n_layer"])
     for name, tensor in load_file(checkpoint / "model.safetensors").items():
         kind = wanted[dtype] if tensor.ndim == 2 and "wpe" not in name else float32
         if tensor.ndim == 2 and ".c_" in name:
             tensor = tensor.T  # GPT-2's checkpoints hold [in, out]
-        data = gguf.quants.quantize(tensor, kind) if kind != float32 else tensor.copy()
+        tensor = tensor.astype("float32", order="C")
+        data = gguf.quants.quantize(tensor, kind) if kind != float32 else tensor
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def open_ctranslate2(job: dict, weights: str | None) -> tuple[Any, list[str]]:
+    """(CTranslate2's generator of a model that it converts once in a run of the benchmark, its tokens as texts). Beside
+    weights in int8 it computes in float32 where it has no bfloat16, as on most CPUs. Raises ValueError if it can't
+    compute in the type that is asked for."""
+    import ctranslate2
+
+    known, kind = ctranslate2.get_supported_compute_types("cpu"), job["dtype"]
+    if weights:
+        kind = f"{weights}_{kind}" if f"{weights}_{kind}" in known else f"{weights}_float32"
+    if kind not in known:  # it would take another one, in silence
+        raise ValueError(f"CTranslate2 has no {kind} on this CPU, only {', '.join(sorted(known))}")
+    converted = Path(job["folder"]) / "ctranslate2"
+    if not (converted / "model.bin").exists():
+        ctranslate2.converters.TransformersConverter(job["model"]).convert(str(converted), force=True)
+    generator = ctranslate2.Generator(
+        str(converted), device="cpu", compute_type=kind, inter_threads=1, intra_threads=job["threads"]
+    )
+    return generator, json.loads((converted / "vocabulary.json").read_text(encoding="utf-8"))
+
+
+def run_ctranslate2(job: dict, weights: str | None = None) -> dict:
+    """CTranslate2: static batches, sorted by length, each until its longest output is done. It has no way to go on
+    behind an end token, so end tokens are forbidden. Its int8 is that of stage 8: a scale for each output channel, and
+    for each token."""
+    generator, texts = open_ctranslate2(job, weights)
+
+    def batch(rows: list[int], requests: list) -> None:
+        longest = max(requests[i][1] for i in rows)
+
+        def came(step: Any) -> bool:
+            times[rows[step.batch_id]].append(time.perf_counter() - started)
+            return False
+
+        results = generator.generate_batch(
+            [[texts[token] for token in requests[i][0]] for i in rows],
+            min_length=longest,
+            max_length=longest,
+            include_prompt_in_result=False,
+            callback=came,
+        )
+        for i, result in zip(rows, results, strict=True):
+            tokens[i], times[i] = result.sequences_ids[0][: requests[i][1]], times[i][: requests[i][1]]
+
+    requests, size = job["requests"], job["options"]["max_num_seqs"]
+    started, warm_up = time.perf_counter(), [(prompt, 2) for prompt in job["warm_up"]]
+    tokens, times = [[] for _ in warm_up], [[] for _ in warm_up]
+    batch([*range(len(warm_up))], warm_up)
+    order = sorted(range(len(requests)), key=lambda i: -len(requests[i][0]))
+    tokens, times = [[] for _ in requests], [[] for _ in requests]
+    with measured(job):
+        started = time.perf_counter()
+        for first in range(0, len(order), size):
+            batch(order[first : first + size], requests)
+        seconds = time.perf_counter() - started
+    return {"token_ids": tokens, "times": times, "seconds": seconds}
 
 
 @dataclass(frozen=True)
@@ -336,6 +430,7 @@ class Peer:
     runner: Callable[[dict], dict]
     reported: tuple[str, ...]  # the packages whose versions are written down
     unwanted: tuple[str, ...] = ()  # installed by the others; builds for CUDA that break an import on a CPU
+    int8: bool = False  # its weights are in 8 bits: its tokens differ from the stages'
 
     @property
     def python(self) -> Path:
@@ -347,7 +442,8 @@ class Peer:
         """What bench/engines.py writes down of a peer."""
         result = self.runner(job)
         versions = {name: importlib.metadata.version(name) for name in self.reported}
-        return {**result, "peak_bytes": peak_memory(job["device"].startswith("cuda")), "versions": versions}
+        told = {"peak_bytes": peak_memory(job["device"].startswith("cuda")), "versions": versions, "int8": self.int8}
+        return {**result, **told}
 
 
 PEERS = {
@@ -368,6 +464,17 @@ PEERS = {
     "llama-cpp": Peer(
         "llama-cpp", ("llama-cpp-python", "gguf", "safetensors"), run_llama_cpp, ("llama-cpp-python", "gguf")
     ),
+    "ctranslate2": Peer(
+        "ctranslate2", (TORCH, "ctranslate2", "transformers>=4.57,<6"), run_ctranslate2, ("ctranslate2",)
+    ),
+}
+PEERS |= {
+    name: replace(PEERS[of], runner=functools.partial(runner, weights=weights), int8=True)
+    for name, of, runner, weights in (
+        ("openvino-int8", "openvino", run_openvino, "int8"),
+        ("llama-cpp-q8", "llama-cpp", run_llama_cpp, "q8_0"),
+        ("ctranslate2-int8", "ctranslate2", run_ctranslate2, "int8"),
+    )
 }
 
 
