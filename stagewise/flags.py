@@ -9,7 +9,7 @@ from typing import Any
 from .beams import Beams, drawing
 from .console import Parser
 from .scaleout.flags import add_flags as add_cluster_flags
-from .stages import NEWEST, PACKAGES, STAGES, Stage
+from .stages import EXACT, PACKAGES, STAGES, Stage
 
 
 def pair(text: str) -> tuple[int, float]:
@@ -73,7 +73,7 @@ def pick_stage(argv: list[str] | None, numbers: Iterable[int] = PACKAGES) -> Sta
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--stage", nargs="?")
     number = str(parser.parse_known_args(argv)[0].stage)
-    return STAGES[int(number) if number.isdecimal() and int(number) in numbers else NEWEST]
+    return STAGES[int(number) if number.isdecimal() and int(number) in numbers else EXACT]
 
 
 def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parser:
@@ -83,7 +83,7 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     parser.set_defaults(beam_width=None, prompt_column="prompt", id_column="id")
     if picks_stage:
         parser.add_argument(
-            "--stage", type=int, choices=list(PACKAGES), default=NEWEST, help="whose engine (default: %(default)s)"
+            "--stage", type=int, choices=list(PACKAGES), default=EXACT, help="whose engine (default: %(default)s)"
         )
     add = parser.add_argument_group("prompts").add_argument
     add("--prompts", nargs="+", metavar="TEXT", help="complete these texts")

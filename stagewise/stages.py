@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 PACKAGES = {
@@ -23,8 +22,11 @@ PACKAGES = {
     5: "stage05_paged",
     6: "stage06_fast",
     7: "stage07_speculative",
+    8: "stage08_int8",
 }
-NEWEST = max(PACKAGES)
+# The newest one whose tokens are the checkpoint's own. It runs where nobody names a stage: whoever updates a server or
+# a batch run shall not get other tokens because there is one stage more. Stage 8 rounds weights unless told otherwise.
+EXACT = 7
 
 # Name -> the module that has it.
 ELSEWHERE = {
@@ -45,7 +47,7 @@ class Setup:
     Attributes:
         config: its EngineConfig.
         directory: of the model.
-        dtype: as torch names it, such as "float32".
+        dtype: as torch names it, such as "float32"; where weights are rounded, "float32, weights in int8".
     """
 
     config: Any
@@ -128,12 +130,15 @@ class Stage:
         Raises:
             ValueError, OSError: as LLM does.
         """
+        import torch
+
         config, options_part, weights = self.EngineConfig(**options), self._part("options"), self._part("weights")
         directory = weights.find_model(config.model, config.load_format)
         sizes = self._part("model").ModelConfig(**weights.read_config(config.model, directory, config.load_format))
         longest = options_part.pick_max_model_len(config.max_model_len, sizes.n_positions)
-        dtype = options_part.pick_dtype(config.dtype, SimpleNamespace(type=device))
-        return Setup(config, directory, str(dtype).removeprefix("torch."), longest)
+        dtype = options_part.pick_dtype(config.dtype, torch.device(device))
+        int8 = self.has_option("weights") and self._part("runner").pick_int8(config.weights, torch.device(device))
+        return Setup(config, directory, type_of_numbers(dtype, int8), longest)
 
     def most_cache_bytes(self, options: dict) -> int:
         """What of a KV cache an engine with these options can fill."""
@@ -180,8 +185,12 @@ def stage_of(package: str) -> Stage:
 
 def setup_of(llm: Any) -> Setup:
     core = llm.engine
-    dtype = str(core.runner.dtype).removeprefix("torch.")
+    dtype = type_of_numbers(core.runner.dtype, getattr(core.runner, "int8", False))
     return Setup(llm.config, core.checkpoint.directory, dtype, llm.max_model_len)
+
+
+def type_of_numbers(dtype: Any, int8: bool) -> str:
+    return str(dtype).removeprefix("torch.") + (", weights in int8" if int8 else "")
 
 
 def count_tokens(stage: Stage, llm: Any, tell: Callable[[int], None]) -> None:

@@ -46,6 +46,11 @@ class Stage(stages.Stage):
         """Options with which a step gives each request one token, for those who count steps."""
         return {"speculate": "off"} if self.has_option("speculate") else {}
 
+    @property
+    def exact(self) -> dict[str, str]:
+        """Options with which its tokens are the checkpoint's, for those who compare them with another stage's."""
+        return {"weights": "as-is"} if self.has_option("weights") else {}
+
     # --- Looking inside ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager

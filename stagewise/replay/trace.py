@@ -7,7 +7,7 @@ what a stage has no word for. Times are seconds by one clock that begins anywher
 
 Header: {"trace": 3, …}
     trace           the version of this schema
-    stage           "stage01_single" … "stage07_speculative"
+    stage           "stage01_single" … "stage08_int8"
     model           as --model names it
     options         the engine's options, by name: max_num_seqs, max_num_batched_tokens, block_size, policy …
     max_model_len   the longest sequence, in tokens
@@ -46,7 +46,7 @@ Row: one completion's part in the forward pass.
     blocks          its block table (from stage 5; else null)
     drafts, num_accepted
                     tokens that were guessed to follow, and went through the model behind the others; the first
-                    num_accepted of them were right: each is the token of an event below (stage 7)
+                    num_accepted of them were right: each is the token of an event below (from stage 7)
 
 Event: {"kind": …, "request_id": …, "index": …, …}
     queued          a request came: prompt_token_ids, output_token_ids (not empty if it was under way when the trace

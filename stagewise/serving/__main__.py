@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..console import Outcome, Parser, flush_streams, prepare_streams, tell
 from ..flags import pick_stage
-from ..stages import NEWEST, SERVING, Stage
+from ..stages import EXACT, SERVING, Stage
 from . import __doc__ as description
 
 try:
@@ -30,7 +30,7 @@ def build_parser(stage: Stage, prog: str, description: str | None) -> Parser:
     """A parser with the flags that the server and batch files share."""
     parser = Parser(prog=prog, description=description, allow_abbrev=False)
     add = parser.add_argument_group("serving").add_argument
-    add("--stage", type=int, choices=list(SERVING), default=NEWEST, help="whose engine (default: %(default)s)")
+    add("--stage", type=int, choices=list(SERVING), default=EXACT, help="whose engine (default: %(default)s)")
     add("--served-model-name", metavar="NAME", help="what requests call the model (default: as --model)")
     add(
         "--chat-template",

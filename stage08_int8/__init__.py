@@ -1,0 +1,29 @@
+"""Stage 8: a byte for each weight, and what it costs: int8 with a scale for each output channel."""
+
+from .support import openmp  # noqa: F401 (first: it comes before torch)  # pyright: ignore[reportUnusedImport]
+
+# isort: split
+from .config import EngineConfig
+from .llm import LLM, AsyncLLM
+from .support.async_llm import QueueFullError
+from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
+from .support.sampling_params import SamplingParams
+from .support.scoring import SCORING, Pair, Score, score_of
+from .support.structured import StructuredOutputsParams
+
+__all__ = [
+    "LLM",
+    "SCORING",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "Logprob",
+    "Pair",
+    "QueueFullError",
+    "RequestOutput",
+    "SamplingParams",
+    "Score",
+    "StreamEvent",
+    "StructuredOutputsParams",
+    "score_of",
+]

@@ -1,0 +1,134 @@
+"""What goes through the model in a step, as tensors."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from .block_manager import BlockManager
+from .request import Request
+from .scheduler import Row
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The tokens of all requests of a step one behind the other, without padding.
+
+    Attributes:
+        token_ids, positions, slot_mapping: [num_tokens], each token with its position in its sequence and its place in
+            the KV cache.
+        block_tables, query_start_loc, seq_lens: which request has which tokens, and where keys are; see attention.py.
+        last: [n_asked], which of the tokens are those whose successor is asked for.
+        rows: the requests, and how many tokens each brings.
+        ready: the requests that are up to date with this step: each gets a token. As many completions of a
+            prompt begin as may run, all with its logits.
+        sampled, scored: which of the logits that follow are for the sampler, one for each of `ready`, and which are for
+            log-probabilities of whose prompt.
+        drafts: what was guessed of each request's output, behind the token that it brings; it goes through the model
+            in the same step, and brings as many more rows of logits.
+        tables: the blocks of each row.
+        copies: blocks of the KV cache that have to be copied before, (from, to).
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    block_tables: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    last: Tensor
+    rows: list[Row] = field(default_factory=list)
+    ready: list[Request] = field(default_factory=list)
+    sampled: Sequence[int] = ()
+    scored: Sequence[tuple[Request, slice]] = ()
+    drafts: Mapping[Request, list[int]] = field(default_factory=dict)
+    tables: Sequence[list[int]] = ()
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        rows: list[Row],
+        manager: BlockManager,
+        num_places: int = 0,
+        drafts: Mapping[Request, list[int]] = MappingProxyType({}),
+    ) -> "Batch":
+        token_ids, positions, slots, query_start_loc, seq_lens, last, ready = [], [], [], [0], [], [], []
+        sampled, scored = [], []
+        for request, num_tokens, is_ready in rows:
+            draft = drafts.get(request, [])
+            start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens + len(draft)
+            if to_score := request.to_score(num_tokens):
+                scored.append((request, slice(len(last), len(last) + len(to_score))))
+                last += [len(token_ids) + position - start for position in to_score]
+            token_ids += request.new_token_ids(num_tokens) + draft
+            positions += range(start, end)
+            slots += manager.slot_mapping(request, start, end)
+            query_start_loc.append(len(token_ids))
+            seq_lens.append(end)
+            if is_ready:
+                beginning = request.beginning[: 1 + num_places]
+                num_places -= len(beginning) - 1
+                ready += beginning
+                sampled += [len(last)] * len(beginning)
+                last += range(len(token_ids) - 1 - len(draft), len(token_ids))
+        tables = [manager.block_table(row.request) for row in rows]
+        return cls(
+            token_ids=torch.tensor(token_ids, dtype=torch.int64, device="cpu"),
+            positions=torch.tensor(positions, dtype=torch.int64, device="cpu"),
+            slot_mapping=torch.tensor(slots, dtype=torch.int64, device="cpu"),
+            block_tables=torch.tensor(rectangle(tables), dtype=torch.int64, device="cpu"),
+            query_start_loc=torch.tensor(query_start_loc, dtype=torch.int64, device="cpu"),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int64, device="cpu"),
+            last=torch.tensor(last, dtype=torch.int64, device="cpu"),
+            rows=rows,
+            ready=ready,
+            sampled=sampled,
+            scored=scored,
+            drafts=drafts,
+            tables=tables,
+            copies=manager.take_copies(),
+        )
+
+    def verified(self) -> "Batch":
+        """What comes next in the same step: the requests whose new token is the one that was guessed. All of it has
+        been through the model, so it has no tokens; a guess that was right is the token of its row."""
+        right = [request for request in self.ready if self.was_right(request)]
+        at = dict(zip(self.ready, self.sampled, strict=True))
+        return replace(
+            self,
+            token_ids=self.token_ids[:0],
+            rows=[Row(request, 1, ready=True) for request in right],
+            ready=right,
+            sampled=[at[request] + 1 for request in right],
+            scored=(),
+            drafts={request: self.drafts[request][1:] for request in right},
+        )
+
+    def was_right(self, request: Request) -> bool:
+        """Whether a request goes on with the token that was guessed."""
+        draft = self.drafts.get(request)
+        return bool(draft) and not request.finished and request.output_token_ids[-1] == draft[0]
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same with its tensors on a device."""
+        if device.type == "cpu":
+            return self
+        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def to_sample(self, logits: Tensor) -> Tensor:
+        """Of the logits those that are for the sampler: [n_asked, vocab_size] -> [n_ready, vocab_size]"""
+        return logits if self.sampled == [*range(len(logits))] else logits[self.sampled]
+
+
+def rectangle(tables: list[list[int]]) -> list[list[int]]:
+    """Block tables of the same length, filled up with zeros, which are never read."""
+    width = max(map(len, tables))
+    return [table + [0] * (width - len(table)) for table in tables]

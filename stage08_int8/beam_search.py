@@ -1,0 +1,210 @@
+"""Beam search: of all continuations of the `beam_width` best sequences, keep the `beam_width` best, token by token.
+
+The beams of a prompt share the blocks of what they have in common. In each step a beam may die, go on, or become the
+parent of several; a child is a fork, so nothing of the KV cache is copied but the last block of those that share it.
+
+The rules (what counts as finished, and when to stop) are those of Hugging Face's `generate(num_beams=...)`:
+transformers, generation/utils.py, `_beam_search`.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .batch import Batch
+from .engine import Engine
+from .request import Request
+from .scheduler import Row
+from .support.outputs import RequestOutput
+from .support.sampling_params import number, whole_number
+
+
+class BeamSearch:
+    """The search for one prompt.
+
+    Attributes:
+        beams: the sequences that are still growing, the best first; at first the prompt alone.
+        finished: (score, log-probability, output tokens) of the best that have ended, the best first.
+        done: nothing that can still come would change `finished`.
+        num_tokens: that were computed for its beams so far, one for each in a step.
+    """
+
+    def __init__(self, request: Request, beam_width: int, length_penalty: float, early_stopping: bool | str = False):
+        self.request, self.beam_width, self.length_penalty = request, beam_width, length_penalty
+        self.early_stopping = early_stopping
+        self.beams, self.logprobs = [request.fork(0)], torch.zeros(1, dtype=torch.float32, device="cpu")
+        self.finished: list[tuple[float, float, list[int]]] = []
+        self.done, self.num_tokens = False, 0
+
+    def num_blocks(self, block_size: int) -> int:
+        """The most blocks that its beams can hold: the full ones of the prompt together, all others each for itself."""
+        shared = len(self.request.prompt_token_ids) // block_size
+        longest = len(self.request.prompt_token_ids) + self.request.max_tokens - 1
+        return shared + self.beam_width * (-(-longest // block_size) - shared)
+
+    def score(self, logprob: float, length: int) -> float:
+        """A number that orders sequences as logprob / length**length_penalty does, which may be too large or too small
+        to be written: minus its logarithm."""
+        return math.inf if logprob >= 0 else self.length_penalty * math.log(length) - math.log(-logprob)
+
+    def advance(self, logits: Tensor) -> list[tuple[Request, Request]]:
+        """Replace the beams by their best continuations.
+
+        logits: [n_beams, vocab_size] float32, of all beams
+
+        Returns:
+            (parent, child) of each new beam; empty if the search is done.
+        """
+        logprobs = logits.log_softmax(dim=-1) + self.logprobs.to(logits.device)[:, None]  # [n_beams, vocab_size]
+        end_tokens, vocab_size = self.request.eos_token_ids, logits.shape[-1]
+        # Each beam has at most this many end tokens, so enough candidates are left that are none.
+        count = min(max(2, 1 + len(end_tokens)) * self.beam_width, logprobs.numel())
+        best, indices = logprobs.flatten().topk(count)
+        length = len(self.beams[0].output_token_ids) + 1
+        children = []
+        for rank, (logprob, index) in enumerate(zip(best.tolist(), indices.tolist(), strict=True)):
+            parent, token_id = self.beams[index // vocab_size], index % vocab_size
+            if token_id in end_tokens or length == self.request.max_tokens:
+                if rank < self.beam_width:
+                    self.finished.append((self.score(logprob, length), logprob, [*parent.output_token_ids, token_id]))
+            elif len(children) < self.beam_width:
+                children.append((parent, parent.fork(len(children)), logprob))
+                children[-1][1].output_token_ids.append(token_id)
+        self.finished.sort(key=lambda hypothesis: -hypothesis[0])  # stable: of two that are as good the earlier one
+        del self.finished[self.beam_width :]
+        full = len(self.finished) == self.beam_width
+        # The best beam's score, if it ended now. A guess: with a penalty over 0 a longer one could still be better, so
+        # "never" asks what it could come to at the greatest length.
+        last = self.request.max_tokens if self.early_stopping == "never" and self.length_penalty > 0 else length
+        self.done = not children or (
+            full and (self.early_stopping is True or self.score(children[0][2], last) <= self.finished[-1][0])
+        )
+        if self.done:
+            children = []
+        self.beams = [child for _, child, _ in children]
+        self.logprobs = torch.tensor([logprob for *_, logprob in children], dtype=torch.float32, device="cpu")
+        return [(parent, child) for parent, child, _ in children]
+
+    def output(self) -> RequestOutput:
+        """The result of a search that is done."""
+        root = self.request
+        root.group = [root.fork(index) for index in range(len(self.finished))]
+        for completion, (_, _, token_ids) in zip(root.group, self.finished, strict=True):
+            completion.group = root.group
+            for token_id in token_ids:
+                completion.add(token_id)
+        output = RequestOutput.of(root)
+        metrics = replace(output.metrics, first_token_time=None, inter_token_latencies=())  # beams come all at once
+        logprobs = [logprob for _, logprob, _ in self.finished]
+        columns = zip(output.outputs, logprobs, strict=True)
+        outputs = [replace(c, cumulative_logprob=logprob) for c, logprob in columns]
+        return replace(output, outputs=outputs, metrics=metrics)
+
+
+def make_searches(
+    engine: Engine, requests: list[Request], beam_width: int, length_penalty: float, early_stopping: bool | str
+) -> list[BeamSearch]:
+    """A search for each request, checked.
+
+    Raises:
+        ValueError: an argument is wrong, or the beams of a prompt could outgrow the KV cache.
+    """
+    most = min(engine.config.max_num_seqs, engine.config.max_num_batched_tokens)
+    try:
+        beam_width = whole_number("beam_width", beam_width, 1, most)
+    except ValueError as error:
+        raise ValueError(f"{error} (the most is by max_num_seqs and max_num_batched_tokens)") from None
+    length_penalty = number("length_penalty", length_penalty, -100, 100)
+    if early_stopping not in (False, True, "never"):
+        raise ValueError(f"early_stopping must be False, True or 'never', got {early_stopping!r:.80}")
+    searches = [BeamSearch(request, beam_width, length_penalty, early_stopping) for request in requests]
+    manager = engine.block_manager
+    for i, search in enumerate(searches):
+        if search.num_blocks(manager.block_size) > manager.num_blocks:
+            raise ValueError(
+                f"prompt {i}: its {beam_width} beams may need {search.num_blocks(manager.block_size)} blocks of the KV "
+                f"cache, there are {manager.num_blocks}"
+            )
+    return searches
+
+
+class BeamEngine:
+    """The engine's loop with another scheduler and another commit: same runner, same blocks. Other requests wait.
+
+    Attributes:
+        searches: those that it is to run.
+        active: those under way, as many at once as are sure to fit: a search is never preempted.
+        growing: those of them that get tokens in this step, in the order of its rows.
+    """
+
+    def __init__(self, engine: Engine, searches: list[BeamSearch]):
+        self.scheduler, self.block_manager, self.runner = engine.scheduler, engine.block_manager, engine.runner
+        self.searches, self.waiting, self.active, self.growing = searches, searches[::-1], [], []
+        self.tell = self.scheduler.tell
+
+    def run(self) -> None:
+        """Run all to their ends."""
+        for request in list(self.scheduler.running):
+            self.scheduler.preempt(request)
+        while self.waiting or self.active:
+            self.step()
+            self.active = [search for search in self.active if not search.done]
+
+    def step(self) -> list[Request]:
+        """One forward pass over all beams that grow, and the next generation of them."""
+        rows = self.schedule()
+        batch = Batch.of(rows, self.block_manager)
+        logits = self.runner.forward(batch)  # [num_tokens] -> [n_beams, vocab_size]
+        return self.commit(batch, logits)
+
+    def schedule(self) -> list[Row]:
+        """All beams that grow, and of the prompts what there is room for."""
+        while self.waiting and self._fits(self.waiting[-1]):
+            self._admit(self.waiting.pop())
+        manager, budget, rows = self.block_manager, self.scheduler.max_num_batched_tokens, []
+        self.growing = []
+        for search in sorted(self.active, key=lambda search: search.beams[0].num_new_tokens > 1):  # who grows first
+            num_tokens = [min(beam.num_new_tokens, budget) for beam in search.beams]
+            if not num_tokens[0]:
+                continue
+            budget -= sum(num_tokens)
+            for beam, n in zip(search.beams, num_tokens, strict=True):
+                manager.append(beam)
+                manager.enter(beam, beam.num_computed_tokens + n)
+                rows.append(Row(beam, n, ready=n == beam.num_new_tokens))
+            if num_tokens[0] == search.beams[0].num_new_tokens:
+                self.growing.append(search)
+        return rows
+
+    def _fits(self, search: BeamSearch) -> bool:
+        most = min(self.scheduler.max_num_seqs, self.scheduler.max_num_batched_tokens)
+        candidates = [*self.active, search]
+        num_blocks = sum(search.num_blocks(self.block_manager.block_size) for search in candidates)
+        return sum(search.beam_width for search in candidates) <= most and num_blocks <= self.block_manager.num_blocks
+
+    def _admit(self, search: BeamSearch) -> None:
+        (beam,) = search.beams
+        beam.num_computed_tokens = search.request.num_cached_tokens = self.block_manager.allocate(beam)
+        self.active.append(search)
+        self.tell("admitted", beam, num_cached_tokens=beam.num_computed_tokens)
+
+    def commit(self, batch: Batch, logits: Tensor) -> list[Request]:
+        """The next generation of beams takes over the blocks of its parents. logits: [n_beams, vocab_size]"""
+        for request, num_tokens, _ in batch.rows:
+            request.num_computed_tokens += num_tokens
+        scores = logits.split([len(search.beams) for search in self.growing])
+        for search, own in zip(self.growing, scores, strict=True):
+            parents, pairs = search.beams, search.advance(own)
+            search.num_tokens += len(parents)
+            for parent, child in pairs:
+                self.block_manager.fork(parent, child)
+                child.num_computed_tokens = parent.num_computed_tokens
+            for parent in parents:
+                self.block_manager.free(parent)
+            token_ids = [child.output_token_ids[-1] for _, child in pairs]
+            self.tell("beams", search.request, parents=[parent.index for parent, _ in pairs], token_ids=token_ids)
+            if search.done:
+                self.tell("finished", search.request, reason="beams")
+        return []

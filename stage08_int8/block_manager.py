@@ -1,0 +1,295 @@
+"""Which blocks of the KV cache belong to which sequence: paging (Kwon et al. 2023, "PagedAttention", section 4).
+
+Plain Python: the manager knows numbers of blocks and never touches what is in them. It owns every block. A block is
+held by the sequences whose tables list it, and counted; a block that none of them holds is free, but what is in it
+stays findable until the block is needed for something else.
+
+Prefix caching. A full block is entered into a dictionary under the tokens in it and the *node* of the block before it.
+Nodes are numbers that are given out once, so a node identifies a whole prefix, as in a trie, and two prefixes that end
+in the same tokens are not confused. The dictionary hashes such a key and then compares it, tokens and all: a collision
+of hashes costs time and nothing else.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+ROOT = 0  # the node before the first block
+
+
+class Sequence(Protocol):
+    """What the manager reads of a sequence; any hashable object will do."""
+
+    @property
+    def token_ids(self) -> list[int]: ...
+
+    @property
+    def num_tokens(self) -> int: ...  # so many, without putting the list together
+
+    @property
+    def num_cacheable(self) -> int: ...  # of these, the first so many need not be computed if they are found
+
+
+class Key(NamedTuple):
+    """What a full block holds: these tokens, after the prefix that `parent` identifies."""
+
+    parent: int
+    tokens: tuple[int, ...]
+
+
+@dataclass
+class _Table:
+    """A sequence's blocks in order, and the nodes of those that are entered (the first so many)."""
+
+    blocks: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+
+
+class BlockManager:
+    """Blocks for sequences of tokens.
+
+    A sequence gets its blocks with `allocate`, room for one more token at a time with `append`, and loses them with
+    `free`. `fork` gives its blocks to another sequence too; one that then writes to a shared block gets a copy of it
+    (copy-on-write), which `take_copies` tells the owner of the memory.
+
+    Args:
+        num_blocks: how many there are.
+        block_size: tokens in a block.
+        enable_prefix_caching: find what has been computed before.
+        watermark: the share of the blocks that stays free when a sequence is admitted, so that those that run can grow.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        watermark: float = 0.01,
+    ):
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.tell: Callable[..., None] = lambda *_, **__: None  # tells listeners what happens
+        self.enable_prefix_caching, self.num_reserve = enable_prefix_caching, int(watermark * num_blocks)
+        self._next_node = ROOT + 1
+        self.clear()
+
+    def clear(self) -> None:
+        """All blocks are free, and nothing is found in them."""
+        self.ref_counts = [0] * self.num_blocks
+        self._free = OrderedDict.fromkeys(range(self.num_blocks))  # in the order in which they are taken
+        self._tables: dict[Sequence, _Table] = {}
+        self._entries: dict[Key, tuple[int, int]] = {}  # -> (block, its node)
+        self._keys: dict[int, Key] = {}  # block -> its key in _entries
+        self._copies: list[tuple[int, int]] = []
+
+    # --- What there is ----------------------------------------------------------------------------------------------
+
+    def num_needed(self, num_tokens: int) -> int:
+        """How many blocks hold so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def holders(self) -> set[Sequence]:
+        return set(self._tables)
+
+    def free_blocks(self) -> tuple[list[int], int]:
+        """The free blocks in the order in which they are taken, and how many of them, the last ones, can be found."""
+        return list(self._free), sum(self.ref_counts[block] == 0 for block in self._keys)
+
+    @property
+    def num_held(self) -> int:
+        """How many blocks all sequences hold; one that several hold counts for each."""
+        return sum([len(table.blocks) for table in self._tables.values()])
+
+    def sharing(self) -> dict[str, int]:
+        """How many blocks several sequences hold, and how many more there would be if each had its own."""
+        shared, num_saved = set(), self.num_held - (self.num_blocks - self.num_free)
+        if num_saved:
+            held = [block for table in self._tables.values() for block in table.blocks]
+            shared = {block for block in held if self.ref_counts[block] > 1}
+        return {"num_blocks_shared": len(shared), "num_blocks_saved": num_saved}
+
+    def block_table(self, sequence: Sequence) -> list[int]:
+        """The blocks of a sequence, in order. Not a copy."""
+        return self._tables[sequence].blocks
+
+    def slot_mapping(self, sequence: Sequence, start: int, end: int) -> list[int]:
+        """The places in the cache of the positions start to end - 1 of a sequence: block * block_size + place in it."""
+        blocks, size = self._tables[sequence].blocks, self.block_size
+        return [blocks[i // size] * size + i % size for i in range(start, end)]
+
+    # --- Taking and giving back -------------------------------------------------------------------------------------
+
+    def num_to_take(self, sequence: Sequence) -> int:
+        """How many free blocks the tokens of a sequence take: new ones, and those that are found and not held."""
+        found = self._find(sequence)
+        num_new = self.num_needed(len(sequence.token_ids)) - len(found)
+        return num_new + sum(self.ref_counts[block] == 0 for block, _ in found)
+
+    def can_allocate(self, num_blocks: int, reserve: int = 0) -> bool:
+        """Whether so many blocks are free, beside a reserve that is left untouched."""
+        return num_blocks + reserve <= self.num_free
+
+    def could_allocate(self, sequence: Sequence, without: Iterable[Sequence], reserve: int = 0) -> bool:
+        """Whether a sequence would get its blocks, beside a reserve, if others were without theirs."""
+        lost = Counter(block for other in without for block in self._tables[other].blocks)
+        freed = {block for block, count in lost.items() if count == self.ref_counts[block]}
+        num_held = sum(self.ref_counts[block] > 0 and block not in freed for block, _ in self._find(sequence))
+        needed = self.num_needed(len(sequence.token_ids)) - num_held
+        return needed + reserve <= self.num_free + len(freed)
+
+    def allocate(self, sequence: Sequence) -> int:
+        """Give a sequence blocks for all of its tokens.
+
+        Returns:
+            how many of its first tokens are in the cache already. Always fewer than there are: at least the last one
+            has to be computed.
+        """
+        found, table = self._find(sequence), _Table()
+        for block, node in found:
+            self._hold(block)
+            table.blocks.append(block)
+            table.nodes.append(node)
+        table.blocks += [self._take() for _ in range(self.num_needed(len(sequence.token_ids)) - len(found))]
+        self._tables[sequence] = table
+        return len(found) * self.block_size
+
+    def needs_block(self, sequence: Sequence) -> bool:
+        """Whether a sequence needs another block before the key and value of its last token can be written."""
+        blocks = self._tables[sequence].blocks
+        return len(blocks) * self.block_size < sequence.num_tokens or self.ref_counts[blocks[-1]] > 1
+
+    def can_append(self, sequence: Sequence) -> bool:
+        """Whether there is a block for the last of a sequence's tokens, if it needs one."""
+        return self.num_free > 0 or not self.needs_block(sequence)
+
+    def append(self, sequence: Sequence) -> None:
+        """Make sure that the last of a sequence's tokens has a place that may be written."""
+        table = self._tables[sequence]
+        if not self.needs_block(sequence):
+            return
+        block = self._take()
+        if len(table.blocks) < self.num_needed(sequence.num_tokens):
+            table.blocks.append(block)
+        else:  # the last block is shared
+            self._copies.append((table.blocks[-1], block))
+            self.tell("copied", sequence, source=table.blocks[-1], target=block)
+            self._release(table.blocks[-1])
+            table.blocks[-1] = block
+
+    def append_ahead(self, sequence: Sequence) -> None:
+        """Give a sequence a block for a token that it does not have yet. Frees it with the others if none comes."""
+        self._tables[sequence].blocks.append(self._take())
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> int:
+        """Give a sequence room for tokens that it may get, at most so many, from blocks that are free beside the
+        reserve. Returns for how many."""
+        blocks, end = self._tables[sequence].blocks, sequence.num_tokens + num_tokens
+        while len(blocks) < self.num_needed(end) and self.num_free > self.num_reserve:
+            self.append_ahead(sequence)
+        return min(end, len(blocks) * self.block_size) - sequence.num_tokens
+
+    def trim(self, sequence: Sequence, num_tokens: int) -> None:
+        """Take back the blocks behind a sequence's first tokens."""
+        blocks = self._tables[sequence].blocks
+        while len(blocks) > self.num_needed(num_tokens):
+            self._release(blocks.pop())
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let a child that has the same tokens share its parent's blocks. Nothing is copied before someone writes."""
+        table = self._tables[parent]
+        for block in table.blocks:
+            self._hold(block)
+        self._tables[child] = _Table(list(table.blocks), list(table.nodes))
+
+    def free(self, sequence: Sequence) -> None:
+        """Take back a sequence's blocks. Its tail is the first to be used for something else: a head is worth more."""
+        for block in reversed(self._tables.pop(sequence).blocks):
+            self._release(block)
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """The blocks to be copied before the next step writes, (from, to). All at once: a `to` may be a `from` too."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def _take(self) -> int:
+        """The free block that has been of no use for the longest time. What it held can't be found any more."""
+        block, _ = self._free.popitem(last=False)
+        if block in self._keys:
+            self.tell("evicted", block=block)
+            self._forget(block)
+        self.tell("taken", block=block)
+        self.ref_counts[block] = 1
+        return block
+
+    def _hold(self, block: int) -> None:
+        if self.ref_counts[block] == 0:
+            del self._free[block]
+            self.tell("taken", block=block)
+        self.ref_counts[block] += 1
+
+    def _release(self, block: int) -> None:
+        self.ref_counts[block] -= 1
+        if self.ref_counts[block] == 0:
+            self._free[block] = None
+            if block not in self._keys:  # it can't be found: let it go first
+                self._free.move_to_end(block, last=False)
+            self.tell("released", block=block, findable=block in self._keys)
+
+    # --- Prefix caching ---------------------------------------------------------------------------------------------
+
+    def enter(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        """Make the full blocks among a sequence's first tokens findable. They may be filled in the step to come: who
+        finds them is part of that step or of a later one, and a step writes before it reads."""
+        table = self._tables[sequence]
+        num_full = num_computed_tokens // self.block_size
+        if not self.enable_prefix_caching or num_full <= len(table.nodes):
+            return
+        token_ids = sequence.token_ids
+        while len(table.nodes) < num_full:
+            i = len(table.nodes)
+            key, block = self._key(table.nodes, token_ids), table.blocks[i]
+            if key not in self._entries:  # else another block holds the same already, and this one has no name
+                self._entries[key] = block, self._next_node
+                self._keys[block] = key
+                self._next_node += 1
+            table.nodes.append(self._entries[key][1])
+
+    def _find(self, sequence: Sequence) -> list[tuple[int, int]]:
+        """The (block, node) of each full block at the beginning that is there and need not be computed."""
+        token_ids, found, nodes = sequence.token_ids, [], []
+        while self.enable_prefix_caching and (len(nodes) + 1) * self.block_size <= sequence.num_cacheable:
+            entry = self._entries.get(self._key(nodes, token_ids))
+            if entry is None:
+                break
+            found.append(entry)
+            nodes.append(entry[1])
+        return found
+
+    def _key(self, nodes: list[int], token_ids: list[int]) -> Key:
+        """The key of the block after those of `nodes`."""
+        start = len(nodes) * self.block_size
+        return Key(nodes[-1] if nodes else ROOT, tuple(token_ids[start : start + self.block_size]))
+
+    def _forget(self, block: int) -> None:
+        del self._entries[self._keys.pop(block)]
+
+    # --- What must always hold --------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless each block is either free or held exactly as often as it is counted, and what can
+        be found is what was entered."""
+        held = [0] * self.num_blocks
+        for table in self._tables.values():
+            for block in table.blocks:
+                held[block] += 1
+        if held != self.ref_counts:
+            raise RuntimeError(f"blocks are held {held}, but counted {self.ref_counts}")
+        if sorted(self._free) != [block for block, count in enumerate(held) if count == 0]:
+            raise RuntimeError(f"blocks {sorted(self._free)} are called free, but the counts are {held}")
+        if {block: key for key, (block, _) in self._entries.items()} != self._keys:
+            raise RuntimeError("the entries of the prefix cache and the blocks that they name are not the same")

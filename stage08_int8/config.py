@@ -1,0 +1,129 @@
+"""The options of an engine: each is here once, with its default, its check and its help.
+
+`LLM(**options)`, the checks and the flags of the command line are made from these fields.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .attention import BACKENDS
+from .fast_model import OPTIMIZATIONS, enabled
+from .scheduler import POLICIES
+from .support.options import DTYPES, Options, any_text, known_device, one_of, option, share, whole, yes_or_no
+
+WEIGHTS = ("auto", "int8", "as-is")
+MOST_DRAFTS = 16  # guesses for a request in a step
+
+
+def optimizations(_: str, value: Any) -> tuple[str, ...]:
+    """A check: the value is a list of names of optimizations."""
+    names = value if isinstance(value, str) else tuple(value)
+    enabled(names)
+    return tuple(names)
+
+
+def drafts(name: str, value: Any) -> int | str:
+    """A check: the value is "auto", or how many."""
+    if isinstance(value, str):
+        if value != "auto":
+            raise ValueError(f"{name} must be auto, or a whole number from 1 to {MOST_DRAFTS}, got {value!r}")
+        return value
+    return whole(1, MOST_DRAFTS)(name, value)
+
+
+def as_number(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+@dataclass(frozen=True)
+class EngineConfig(Options):
+    """What an engine is made with.
+
+    Raises:
+        ValueError: an option is wrong; names it and its value.
+    """
+
+    model: str = option("tinytales", any_text, "tinytales, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a directory")
+    dtype: str = option(
+        "auto", one_of("auto", *DTYPES), f"{', '.join(DTYPES)}, or auto: float32 on a CPU, bfloat16 on CUDA"
+    )
+    device: str = option("auto", known_device, "cpu, cuda, cuda:N, or auto: CUDA if there is one")
+    weights: str = option(
+        "auto",
+        one_of(*WEIGHTS),
+        "int8: a byte for each weight, which changes the tokens a little; as-is: the checkpoint's numbers in dtype; "
+        "auto: int8 on a CPU, as-is on CUDA",
+    )
+    load_format: str = option(
+        "auto",
+        one_of("auto", "dummy"),
+        "auto reads the checkpoint; dummy makes random weights of the model's sizes, without a download",
+    )
+    max_model_len: int | None = option(
+        None, whole(2), "longest prompt and output together, in tokens (default: the model's context)"
+    )
+    max_num_seqs: int = option(8, whole(1), "requests that run at once")
+    max_num_batched_tokens: int = option(512, whole(1), "tokens in a step; a longer prompt is prefilled in several")
+    policy: str = option(
+        "fcfs",
+        one_of(*POLICIES),
+        "which request joins first: fcfs, fair (nobody waits for all that another asked for), priority (the lowest "
+        "first), or shortest (prompt, with aging)",
+    )
+    enable_chunked_prefill: bool = option(
+        True,
+        yes_or_no,
+        "cut a prompt that does not fit into a step",
+        name="--no-chunked-prefill",
+        help="prefill every prompt in a single step, which then takes as long as it takes",
+    )
+    block_size: int = option(16, whole(1, 1024), "tokens in a block")
+    num_blocks: int | None = option(
+        None, whole(1), "blocks of the KV cache (default: as many as can be of use, in a share of what memory is free)"
+    )
+    kv_cache_bytes: int | None = option(None, whole(1), "memory for the KV cache, instead of num_blocks")
+    enable_prefix_caching: bool = option(
+        True,
+        yes_or_no,
+        "do not compute again the beginning of a prompt that the cache still holds",
+        name="--no-prefix-caching",
+        help="compute every prompt whole",
+    )
+    watermark: float = option(
+        0.01, share, "share of the blocks that an admission leaves free, for running requests to grow"
+    )
+    attention_backend: str = option(
+        "auto", one_of(*BACKENDS), "torch, c, triton, or auto: Triton on CUDA, C on a CPU that has a compiler"
+    )
+    speculate: str = option(
+        "auto",
+        any_text,
+        "who guesses the next tokens: ngram (what followed the last tokens when they came before), a model, as of "
+        "--model, of the same vocabulary, off, or auto: ngram on a CPU; off on CUDA, where steps begin ahead",
+    )
+    num_drafts: int | str = option(
+        "auto",
+        drafts,
+        f"tokens guessed in a step for each request, at most {MOST_DRAFTS}, or auto: as many as pay",
+        type=as_number,
+    )
+    disable: Sequence[str] = option(
+        (),
+        optimizations,
+        f"optimizations to turn off (see fast_model.py): {', '.join(OPTIMIZATIONS)}",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+    )
+    seed: int = option(
+        0, whole(0, 2**64 - 1), "requests without a seed of their own take one from it and from their number"
+    )
+    trace: bool = option(False, yes_or_no, "keep a StepRecord of every forward pass", name=None)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_blocks is not None and self.kv_cache_bytes is not None:
+            raise ValueError(
+                f"give num_blocks or kv_cache_bytes, not both, got {self.num_blocks} and {self.kv_cache_bytes}"
+            )

@@ -1,0 +1,130 @@
+"""The engine: the loop that turns prompts into completions. A step may give a request several tokens."""
+
+import functools
+import gc
+
+from .batch import Batch
+from .block_manager import BlockManager
+from .config import EngineConfig
+from .fast_model import enabled
+from .model import ModelConfig
+from .request import Request
+from .runner import Runner
+from .scheduler import Scheduler
+from .speculator import Speculator
+from .support.options import pick_max_model_len
+from .support.weights import Checkpoint
+
+
+class Engine:
+    """Completes requests, each from when it is added until it ends or is aborted.
+
+    The loop that calls `step` for as long as there is work is in support/router.py (`run`): it adds and aborts requests
+    between two steps, and tells all callers what is new.
+
+    Raises:
+        ValueError: an option or a file of the model is wrong; the message names it.
+        OSError: the model can't be fetched or read.
+    """
+
+    def __init__(self, config: EngineConfig):
+        if "freeze" in enabled(config.disable):
+            freeze_garbage_collector()
+        self.config, self.checkpoint = config, Checkpoint(config)
+        self.model_config, self.tokenizer = ModelConfig(**self.checkpoint.sizes), self.checkpoint.tokenizer
+        self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
+        if not config.enable_chunked_prefill and config.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"without chunked prefill max_num_batched_tokens must be at least max_model_len {self.max_model_len}, "
+                f"got {config.max_num_batched_tokens}"
+            )
+        self.runner = Runner(config, self.model_config, self.checkpoint, self.max_model_len)
+        self.block_manager = BlockManager(
+            self.runner.num_blocks, config.block_size, config.enable_prefix_caching, config.watermark
+        )
+        self.scheduler = Scheduler(
+            self.block_manager,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            config.policy,
+            config.enable_chunked_prefill,
+        )
+        self.speculator = Speculator(config, self.runner, self.block_manager, self.model_config, self.max_model_len)
+        if self.runner.device.type == "cuda" and "overlap" in enabled(config.disable) and not self.speculator.drafter:
+            self.runner.run_ahead(self.scheduler)
+
+    def add(self, request: Request) -> None:
+        """Put a request into the queue; the next steps will take it up."""
+        self.scheduler.add(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request as it is, all of its completions; its blocks are free for the next step."""
+        for completion in request.group:
+            if not completion.finished:
+                completion.finish("abort")
+            self.scheduler.remove(completion)
+
+    def step(self) -> list[Request]:
+        """One forward pass over the rows that the scheduler picks, and over what is guessed to follow them. A request
+        whose tokens are now all computed (it is ready) gets its next one; and for as long as that is what was guessed,
+        the one after it, whose logits are there already."""
+        rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last in the queue wait again
+        drafts = self.speculator.draft(rows)
+        batch = Batch.of(rows, self.block_manager, self.scheduler.num_places, drafts)
+        logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
+        news = []
+        while batch.rows:
+            tokens = self.runner.sample(batch, batch.to_sample(logits))
+            news += self.commit(batch, tokens)
+            batch = self.verify(batch)
+        self.speculator.learn(drafts, news)
+        return list(dict.fromkeys(news))
+
+    def verify(self, batch: Batch) -> Batch:
+        """The requests whose token is the one that was guessed, ready for their next; their blocks may be findable."""
+        batch = batch.verified()
+        for request in batch.ready:
+            self.block_manager.enter(request, request.num_tokens)
+        return batch
+
+    def commit(self, batch: Batch, tokens: list[tuple]) -> list[Request]:
+        """Give the tokens to their requests; one that ends with it leaves. Returns those that got one."""
+        for request, num_tokens, _ in batch.rows:
+            request.num_computed_tokens += num_tokens
+        prefilled = [request for request in batch.ready if not request.index and not request.output_token_ids]
+        for request, token in zip(batch.ready, tokens, strict=True):
+            request.add(*token)
+        # Behind a prompt its other completions begin, in the blocks of the first: before it lets go of them.
+        for request in prefilled:
+            for child in [completion for completion in request.group[1:] if not completion.finished]:
+                self.scheduler.fork(request, child)
+        for request in batch.ready:
+            if request.finished:
+                self.scheduler.remove(request)
+        return batch.ready
+
+    def check_fits(self, request: Request) -> None:
+        """Raise ValueError if a request can't be completed here: for want of room, or because of its priority."""
+        num_tokens = len(request.prompt_token_ids)
+        if num_tokens + min(1, request.params.max_tokens) > self.max_model_len:
+            what = "leave no room for an output within" if request.params.max_tokens else "are more than"
+            raise ValueError(f"{num_tokens} tokens {what} max_model_len {self.max_model_len}")
+        total = num_tokens + request.max_tokens
+        needed = self.block_manager.num_needed(max(total - 1, num_tokens))  # the last output token is never computed
+        if needed > self.runner.num_blocks:
+            raise ValueError(
+                f"{total} tokens of prompt and output need {needed} blocks of the KV cache, there are "
+                f"{self.runner.num_blocks}"
+            )
+        if request.priority and self.config.policy != "priority":
+            raise ValueError(
+                f"priority {request.priority} needs the policy 'priority', this engine's is {self.config.policy!r}"
+            )
+
+
+@functools.cache  # once
+def freeze_garbage_collector() -> None:
+    """Let the garbage collector leave alone what is there now: some 170,000 objects of torch and others, which it
+    would look through again every few hundred steps, 40 ms each time."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,497 @@
+/* Attention over a paged KV cache, on a CPU. One call does one layer of one step.
+ *
+ * The step's tokens stand one behind the other: request i owns the queries query_start_loc[i] to
+ * query_start_loc[i + 1], and has seq_lens[i] keys; its queries belong to the last of them. Position p of it
+ * is row p % block_size of the block block_tables[i][p / block_size].
+ *
+ *   query    [num_tokens, n_head * head_dim]             float32, or the type of the cache
+ *   keys     [num_blocks, n_head, head_dim, block_size]  float32, bfloat16 or float16; keys transposed
+ *   values   [num_blocks, n_head, block_size, head_dim]  the same type
+ *   out      [num_tokens, n_head * head_dim]             rows for the next product
+ *
+ * A query's result has the same bits however many queries are computed with it. So there is one order in which
+ * its sums are taken: a score's products by dimension, from the first one on; the weights by `softmax`, whose
+ * maximum is known before the first exponential; the weighted values by position, from the first key on. That
+ * is the order of product.c, and it leaves no room for the online softmax, which scales what it has whenever
+ * it meets a larger score, and so depends on where its tiles begin.
+ *
+ * There are two ways to walk in this order. A request with many queries (a prefill) is two matrix products, see
+ * prefill_attention.c. One with few queries (a decode) is here, and for it memory is the limit: it does two
+ * operations with each number that it reads. So keys and values are read once, from where they lie, and the
+ * arithmetic is arranged so that it keeps up:
+ *
+ * - The work is cut into items: some heads of one request, for up to QUERIES of its queries. Threads take
+ *   them as they come.
+ * - Transposed keys lie side by side, so a vector takes one number of each of many keys, and their scores
+ *   grow together: scores[0..15] += query[d] * keys[d][0..15]. With whole keys behind each other every single
+ *   score would have to be summed up across a vector, which costs more than its products.
+ * - A sum waits for the one before it, so some are computed side by side: those of QUERIES queries, or, for a
+ *   single one, those of SIDE pieces. A piece is one head's keys, or values, of a tile of 16 positions.
+ * - A single query has all heads walk together: a block's heads lie side by side, so memory is read in runs of
+ *   48 KB (of GPT-2 small's float32) and not of 4 KB with gaps between them, in which the CPU's prefetcher would
+ *   lose the thread each time.
+ * - Where the next block lies it can't guess at all. So while a piece is computed, the one that comes AHEAD
+ *   pieces later is asked for from memory, into the level 2 cache: four pieces of float32 are 16 KB, half of
+ *   what the level 1 cache of many CPUs holds.
+ *
+ * All GPT-2s have head_dim 64; they, with blocks of 16, 32, ... tokens, are what this is for. All other sizes
+ * go through products.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include "kernels.h"
+
+#define TILE 16 /* keys */
+#define VECS (TILE / LANES)
+#define DIM 64       /* the head_dim of every GPT-2 */
+#define QUERIES 8    /* of a head, that are computed together */
+#define HEADS 16     /* of a single query, that walk together */
+#define SIDE 4       /* pieces whose scores are computed side by side, for a single query */
+#define AHEAD 4      /* pieces */
+#define LOCATED 64   /* pieces that are looked up at a time */
+#define LINE 64      /* bytes that memory gives at once */
+#define PROMPT 8     /* from so many queries on, packing a request's keys for products pays */
+
+/* Some heads of one query, or some queries of one head, that walk along the keys together. A pair is a head and
+ * a query: pair h * max_rows + r is head h of query r. */
+#define PAIRS (HEADS > QUERIES ? HEADS : QUERIES)
+typedef struct {
+    const Cache *cache;
+    const int64_t *table; /* the request's blocks */
+    const Rows *query, *out;
+    int64_t row, position; /* the first query's row in these, and its position in the request */
+    int64_t head;          /* the first one */
+    int heads, rows;
+    Rows scores, weights; /* [PAIRS, keys]; in the same memory */
+} Walk;
+
+typedef struct {
+    float query[PAIRS][DIM]; /* or pairs of bfloat16s, for dots */
+    float sum[PAIRS];        /* of the weights */
+    vec weighted[PAIRS][DIM / LANES];
+    vec even[PAIRS][DIM / LANES], odd[PAIRS][DIM / LANES]; /* what is still to be added to it, as tiles do */
+} State;
+
+/* max_rows, 1 or QUERIES, format and kind are constants wherever the functions below are called. So for each
+ * combination the inline ones become one routine, with loops of fixed length and sums in registers. The
+ * others are compiled once for all: they are a small part of the work, and six copies took the compiler four
+ * to six seconds.
+ *
+ * TILES_BFLOAT16 is here the sum that a tile gives, by vectors: the products of TILE_INPUTS inputs, the even and
+ * the odd ones by themselves, before they are added. See `as_tiles`. */
+#define TILE_INPUTS 32
+
+/* A row of bfloat16s -> floats in the same place. */
+INLINE void as_floats(float *row, int64_t count) {
+    for (int64_t i = count - LANES; i >= 0; i -= LANES) store(row + i, fetch((const char *)row + 2 * i, BFLOAT16));
+}
+
+/* There may be fewer than max_rows queries: the others are zero, and what becomes of them is not read. */
+NOINLINE void load_queries(State *s, const Walk *w, const int max_rows, int kind) {
+    const Rows to = {(char *)s->query, sizeof(s->query[0]), 0, w->weights.format};
+    const float scale = 1 / sqrtf(DIM);
+    for (int h = 0; h < w->heads; h++)
+        for (int r = 0; r < max_rows; r++)
+            for (int d = 0; d < DIM; d += LANES) {
+                const int count = r < w->rows ? LANES : 0;
+                const vec some = scale * read_row(w->query, w->row + r, (w->head + h) * DIM + d, count);
+                write_row(&to, h * max_rows + r, d, some);
+            }
+    if (kind == TILES_BFLOAT16)
+        for (int pair = 0; pair < w->heads * max_rows; pair++) as_floats(s->query[pair], DIM);
+    memset(s->weighted, 0, sizeof(s->weighted));
+}
+
+/* Where head `head`'s keys, or values, of the tile that begins with key `key` lie. */
+typedef struct {
+    const char *at;
+    int64_t key;
+    int head;
+} Piece;
+
+/* The pieces from number `first` on, in the order in which they are read: the keys of all heads, tile by tile as
+ * they lie in memory, then their values. Behind the last one, any address does. */
+NOINLINE void locate(Piece *to, const Walk *w, int64_t first, int count, int64_t tiles) {
+    const Cache *c = w->cache;
+    const int64_t in_block = c->block_size / TILE, size = size_of((int)c->format);
+    int64_t tile = first / w->heads;
+    int head = (int)(first % w->heads);
+    for (int i = 0; i < count; i++) {
+        const int values = tile >= tiles;
+        const int64_t t = tile < 2 * tiles ? tile - values * tiles : 0;
+        const int64_t block = in_block == 1 ? t : t / in_block; /* divisions are slow */
+        const int64_t start = (w->table[block] * c->n_head + w->head + head) * DIM * c->block_size;
+        const int64_t row = (t - block * in_block) * TILE;
+        const char *at = values ? c->values + (start + row * DIM) * size : c->keys + (start + row) * size;
+        to[i] = (Piece){at, t * TILE, head};
+        if (++head == w->heads) head = 0, tile++;
+    }
+}
+
+/* Vectors are read two by two where there are two. Of bfloat16, 32 bits hold two numbers; a shift makes a
+ * vector of the first ones, a mask one of the second ones, where each by itself would take a load that widens.
+ * `in_order` undoes that. */
+#define TWO(vectors) ((vectors) > 1 ? 2 : 1)
+INLINE void fetch_two(vec *to, const char *from, const int vectors, const int format) {
+    for (int v = 0; v < TWO(vectors); v++)
+        to[v] = format == BFLOAT16 && vectors > 1 ? half_of(from, v)
+                                                  : fetch(from + v * LANES * size_of(format), format);
+}
+
+INLINE void in_order(vec *two, const int vectors, const int format) {
+    if (format == BFLOAT16 && vectors > 1) interleave(two);
+}
+
+/* The scores of some pieces' keys, for some queries each; of pieces or queries, there is one. scores, query: for
+ * each piece and query. ahead: pieces that are asked for meanwhile. stride: bytes from one dimension of the keys to
+ * the next. */
+INLINE void score(float *const *scores, const float *const *query, const char *const *keys,
+                  const char *const *ahead, int64_t stride, const int pieces, const int rows, const int format,
+                  const int kind) {
+    enum { SOME = 2 }; /* dimensions of a piece, before the next piece's */
+    vec sum[QUERIES][VECS], even[QUERIES][VECS], odd[QUERIES][VECS];
+    for (int i = 0; i < pieces * rows; i++)
+        for (int v = 0; v < VECS; v++) sum[i][v] = even[i][v] = odd[i][v] = (vec){0};
+    for (int64_t first = 0; first < DIM; first += SOME) {
+        for (int p = 0; p < pieces; p++)
+            for (int64_t d = first; d < first + SOME; d += kind == DOT_BFLOAT16 ? 2 : 1) {
+                const char *at = keys[p] + d * stride;
+                const char *later = ahead[p] + d * stride;
+                if (stride >= LINE || d % 2 == 0) __builtin_prefetch(later, 0, 2);
+                if (stride >= LINE && kind == DOT_BFLOAT16) __builtin_prefetch(later + stride, 0, 2);
+                for (int v = 0; v < VECS; v += TWO(VECS)) {
+                    const char *from = at + v * LANES * size_of(format);
+#ifdef HAS_DOT
+                    if (kind == DOT_BFLOAT16) {
+                        for (int i = v; i < v + TWO(VECS); i++, from += 2 * LANES) {
+                            const ivec both = zip(from, from + stride);
+                            for (int r = 0; r < rows; r++)
+                                DOT(sum[p * rows + r][i], splat_pair(query[p * rows + r] + d / 2), both);
+                        }
+                        continue;
+                    }
+#endif
+                    vec some[2];
+                    fetch_two(some, from, VECS, format);
+                    for (int i = 0; i < TWO(VECS); i++)
+                        for (int r = 0; r < rows; r++) {
+                            const int n = p * rows + r;
+                            const vec one = splat(query[n][d]);
+                            if (kind == FMA_FLOAT32) sum[n][v + i] = multiply_add(sum[n][v + i], one, some[i]);
+                            else if (d % 2 == 0) even[n][v + i] = multiply_add(even[n][v + i], one, some[i]);
+                            else odd[n][v + i] = multiply_add(odd[n][v + i], one, some[i]);
+                        }
+                }
+            }
+        if (kind == TILES_BFLOAT16 && (first + SOME) % TILE_INPUTS == 0)
+            for (int i = 0; i < pieces * rows; i++)
+                for (int v = 0; v < VECS; v++)
+                    sum[i][v] += even[i][v] + odd[i][v], even[i][v] = odd[i][v] = (vec){0};
+    }
+    for (int i = 0; i < pieces * rows; i++)
+        for (int v = 0; v < VECS; v += TWO(VECS)) {
+            if (kind != DOT_BFLOAT16) in_order(&sum[i][v], VECS, format);
+            for (int j = v; j < v + TWO(VECS); j++) store(scores[i] + j * LANES, sum[i][j]);
+        }
+}
+
+/* The first `count` values of a piece, each times its weight. weights: those of each query begin `stride` bytes
+ * behind the last one's. */
+INLINE void add_values(vec (*weighted)[DIM / LANES], vec (*even)[DIM / LANES], vec (*odd)[DIM / LANES],
+                       const char *weights, int64_t stride, const char *values, const char *ahead, int count,
+                       const int rows, const int format, const int kind) {
+    const int64_t row = DIM * size_of(format);
+    vec sum[QUERIES][DIM / LANES], other[QUERIES][DIM / LANES]; /* in registers meanwhile */
+    memcpy(sum, kind == TILES_BFLOAT16 ? even : weighted, sizeof(sum[0]) * (size_t)rows);
+    if (kind == TILES_BFLOAT16) memcpy(other, odd, sizeof(sum[0]) * (size_t)rows);
+#ifdef HAS_DOT
+    static const char none[DIM * 2];
+    for (int j = 0; j < count && kind == DOT_BFLOAT16; j += 2) {
+        const char *at = values + j * row, *next = j + 1 < count ? at + row : none;
+        for (int64_t line = 0; line < 2 * row; line += LINE) __builtin_prefetch(ahead + j * row + line, 0, 2);
+        for (int v = 0; v < DIM / LANES; v++) {
+            const ivec both = zip(at + v * LANES * 2, next + v * LANES * 2);
+            for (int r = 0; r < rows; r++)
+                DOT(sum[r][v], splat_pair((const float *)(weights + r * stride + j * 2)), both);
+        }
+    }
+#endif
+    for (int j = 0; j < count && kind != DOT_BFLOAT16; j++)
+        for (int v = 0; v < DIM / LANES; v += 2) {
+            const int64_t size = LANES * size_of(format), begin = v * size;
+            vec some[2];
+            fetch_two(some, values + j * row + begin, DIM / LANES, format);
+            for (int64_t line = round_up(begin, LINE); line < begin + 2 * size; line += LINE)
+                __builtin_prefetch(ahead + j * row + line, 0, 2);
+            for (int i = 0; i < 2; i++)
+                for (int r = 0; r < rows; r++) {
+                    const vec weight = splat(((const float *)(weights + r * stride))[j]);
+                    if (kind == FMA_FLOAT32 || j % 2 == 0) sum[r][v + i] = multiply_add(sum[r][v + i], weight, some[i]);
+                    else other[r][v + i] = multiply_add(other[r][v + i], weight, some[i]);
+                }
+        }
+    memcpy(kind == TILES_BFLOAT16 ? even : weighted, sum, sizeof(sum[0]) * (size_t)rows);
+    if (kind == TILES_BFLOAT16) memcpy(odd, other, sizeof(sum[0]) * (size_t)rows);
+}
+
+NOINLINE void write_out(State *s, const Walk *w, const int max_rows, const int format) {
+    for (int h = 0; h < w->heads; h++)
+        for (int r = 0; r < w->rows; r++) {
+            const int pair = h * max_rows + r;
+            const float scale = 1 / s->sum[pair];
+            for (int v = 0; v < DIM / LANES; v += 2) {
+                in_order(&s->weighted[pair][v], DIM / LANES, format);
+                for (int i = v; i < v + 2; i++)
+                    write_row(w->out, w->row + r, (w->head + h) * DIM + i * LANES, s->weighted[pair][i] * scale);
+            }
+        }
+}
+
+INLINE int at_most(int64_t n, int most) { return n < most ? (int)n : most; }
+
+INLINE void attend(const Walk *w, const int max_rows, const int format, const int kind) {
+    const int64_t num_keys = w->position + w->rows, tiles = (num_keys + TILE - 1) / TILE, pieces = tiles * w->heads;
+    const int64_t stride = w->cache->block_size * size_of(format);
+    const int side = max_rows == 1 ? SIDE : 1, all = side * max_rows;
+    Piece piece[LOCATED + SIDE + AHEAD];
+    State s;
+    load_queries(&s, w, max_rows, kind);
+    for (int64_t first = 0; first < pieces; first += LOCATED) {
+        const int count = at_most(pieces - first, LOCATED);
+        locate(piece, w, first, count + SIDE + AHEAD, tiles);
+        for (int i = 0; i < count; i += side) {
+            const char *keys[SIDE], *ahead[SIDE];
+            const float *query[SIDE * QUERIES];
+            float *scores[SIDE * QUERIES];
+            for (int n = 0; n < all; n++) {
+                const int p = n / max_rows;
+                const Piece *one = &piece[i + p < count ? i + p : count - 1]; /* the last one, again and again */
+                const int64_t pair = one->head * max_rows + n % max_rows;
+                keys[p] = one->at, ahead[p] = piece[i + p + AHEAD].at, query[n] = s.query[pair];
+                scores[n] = (float *)(w->scores.data + pair * w->scores.stride) + one->key;
+            }
+            score(scores, query, keys, ahead, stride, side, max_rows, format, kind);
+        }
+    }
+    for (int h = 0; h < w->heads; h++)
+        for (int r = 0; r < max_rows; r++) { /* a query sees the keys up to its own */
+            const int64_t pair = h * max_rows + r, visible = r < w->rows ? w->position + r + 1 : num_keys;
+            float *scores = (float *)(w->scores.data + pair * w->scores.stride);
+            s.sum[pair] = softmax(scores, visible, round_up(num_keys, PANEL), &w->weights, pair);
+            if (kind == TILES_BFLOAT16) as_floats(scores, round_up(num_keys, PANEL));
+        }
+    for (int64_t first = 0; first < pieces; first += LOCATED) {
+        const int count = at_most(pieces - first, LOCATED);
+        locate(piece, w, pieces + first, count + AHEAD, tiles);
+        for (int i = 0; i < count; i++) {
+            const int64_t pair = piece[i].head * max_rows, key = piece[i].key;
+            const char *weights = w->weights.data + pair * w->weights.stride + key * (kind == DOT_BFLOAT16 ? 2 : 4);
+            if (kind == TILES_BFLOAT16 && key % TILE_INPUTS == 0)
+                for (int r = 0; r < max_rows; r++)
+                    for (int v = 0; v < DIM / LANES; v++) s.even[pair + r][v] = s.odd[pair + r][v] = (vec){0};
+            add_values(&s.weighted[pair], &s.even[pair], &s.odd[pair], weights, w->weights.stride, piece[i].at,
+                       piece[i + AHEAD].at, at_most(num_keys - key, TILE), max_rows, format, kind);
+            if (kind == TILES_BFLOAT16 && (key % TILE_INPUTS != 0 || key + TILE >= num_keys))
+                for (int r = 0; r < max_rows; r++)
+                    for (int v = 0; v < DIM / LANES; v++)
+                        s.weighted[pair + r][v] += s.even[pair + r][v] + s.odd[pair + r][v];
+        }
+    }
+    write_out(&s, w, max_rows, kind == DOT_BFLOAT16 ? FLOAT32 : format);
+}
+
+/* Some heads of a request's queries: of all of them, by products (first < 0), or of up to QUERIES from `first` on. */
+struct Item { int64_t request, first, head, end; };
+
+static void attend_by_fma(const Walk *w) {
+    switch (w->rows == 1 ? w->cache->format : w->cache->format + 10) {
+        case FLOAT32: attend(w, 1, FLOAT32, FMA_FLOAT32); break;
+        case BFLOAT16: attend(w, 1, BFLOAT16, FMA_FLOAT32); break;
+        case FLOAT16: attend(w, 1, FLOAT16, FMA_FLOAT32); break;
+        case 10 + FLOAT32: attend(w, QUERIES, FLOAT32, FMA_FLOAT32); break;
+        case 10 + BFLOAT16: attend(w, QUERIES, BFLOAT16, FMA_FLOAT32); break;
+        case 10 + FLOAT16: attend(w, QUERIES, FLOAT16, FMA_FLOAT32); break;
+    }
+}
+
+#ifdef HAS_DOT
+WITH_BFLOAT16 NOINLINE void attend_by_dots(const Walk *w) {
+    if (w->rows == 1) attend(w, 1, BFLOAT16, DOT_BFLOAT16);
+    else attend(w, QUERIES, BFLOAT16, DOT_BFLOAT16);
+}
+#endif
+
+#ifdef __AMX_BF16__
+NOINLINE void attend_as_tiles(const Walk *w) {
+    if (w->rows == 1) attend(w, 1, BFLOAT16, TILES_BFLOAT16);
+    else attend(w, QUERIES, BFLOAT16, TILES_BFLOAT16);
+}
+#endif
+
+/* An item that is a decode, or few queries. memory: decode_attention_bytes. */
+static void decode_attention(const Rows *out, const Rows *query, const Cache *c, const Step *step,
+                             const Item *item, int kind, char *memory) {
+    const int64_t left = step->query_start_loc[item->request + 1] - item->first;
+    const int64_t num_keys = step->seq_lens[item->request];
+    const Rows scores = {memory, row_bytes(num_keys), 0, FLOAT32};
+    Walk w = {.cache = c,
+              .table = step->block_tables + item->request * step->table_width,
+              .query = query,
+              .out = out,
+              .row = item->first,
+              .position = num_keys - left,
+              .rows = at_most(left, QUERIES),
+              .scores = scores,
+              .weights = {memory, scores.stride, 0, rows_format(kind)}};
+    const int together = w.rows == 1 ? HEADS : 1;
+    for (w.head = item->head; w.head < item->end; w.head += together) {
+        w.heads = at_most(item->end - w.head, together);
+#ifdef HAS_DOT
+        if (kind == DOT_BFLOAT16) {
+            attend_by_dots(&w);
+            continue;
+        }
+#endif
+#ifdef __AMX_BF16__
+        if (kind == TILES_BFLOAT16) {
+            attend_as_tiles(&w);
+            continue;
+        }
+#endif
+        attend_by_fma(&w);
+    }
+}
+
+static int64_t decode_attention_bytes(int64_t num_keys) { return PAIRS * row_bytes(num_keys); }
+
+/* Whether vectors give the bits of this CPU's tiles, tried out with a request of TRIED tokens, once. Intel's manual
+ * says how a tile adds (vol. 2, TDPBF16PS); where it is not so, decodes take the tiles too, which costs some time. */
+static int as_tiles(void) {
+#ifdef __AMX_BF16__
+    enum { TRIED = 150, BLOCKS = (TRIED + TILE - 1) / TILE };
+    static int alike = -1;
+    if (alike >= 0) return alike;
+    const int64_t bytes = BLOCKS * TILE * DIM * 2, all = prefill_attention_bytes(TRIED, DIM);
+    const int64_t few = decode_attention_bytes(TRIED);
+    char *memory = aligned_alloc(64, (size_t)round_up(all + few + 3 * bytes, 64));
+    if (!memory) return 0;
+    int64_t table[BLOCKS], starts[2] = {0, 1}, length;
+    uint16_t *numbers = (uint16_t *)(memory + all + few), random = 1;
+    for (int64_t i = 0; i < 3 * bytes / 2; i++) { /* of either sign, from 2^-7 to 2 */
+        random = (uint16_t)(random * 25173 + 13849);
+        numbers[i] = (uint16_t)((random & 0x8000) | (0x3c00 + (random & 0x7fff) % 0x400));
+    }
+    for (int64_t b = 0; b < BLOCKS; b++) table[b] = b;
+    const Cache cache = {(char *)numbers, (char *)numbers + bytes, 1, DIM, TILE, BFLOAT16};
+    const Rows query = {(char *)numbers + 2 * bytes, DIM * 2, 0, BFLOAT16};
+    int same = 1;
+    begin_products(TILES_BFLOAT16);
+    for (length = 1; length <= TRIED; length++) {
+        float ways[2][DIM];
+        const Rows out[2] = {{(char *)ways[0], 0, 0, FLOAT32}, {(char *)ways[1], 0, 0, FLOAT32}};
+        const Step step = {.block_tables = table, .query_start_loc = starts, .seq_lens = &length, .num_tokens = 1,
+                           .num_seqs = 1, .table_width = BLOCKS};
+        const Rows mine = {query.data + (length - 1) * query.stride, query.stride, 0, BFLOAT16};
+        prefill_attention(&out[0], &mine, &cache, &step, 0, 0, TILES_BFLOAT16, memory);
+        decode_attention(&out[1], &mine, &cache, &step, &(Item){0, 0, 0, 1}, TILES_BFLOAT16, memory + all);
+        same &= memcmp(ways[0], ways[1], sizeof(ways[0])) == 0;
+    }
+    end_products(TILES_BFLOAT16);
+    free(memory);
+    return alike = same;
+#else
+    return 0;
+#endif
+}
+
+/* Whether a request goes through products: they pay for many queries, and they can do every size and kind. */
+static int by_products(const Step *step, const Cache *c, int64_t i, int kind, int prompts) {
+    const int64_t count = step->query_start_loc[i + 1] - step->query_start_loc[i];
+    return (prompts && count >= PROMPT) || c->head_dim != DIM || c->block_size % TILE != 0 ||
+           (kind == TILES_BFLOAT16 && !as_tiles());
+}
+
+int plan_attention(Plan *plan, const Step *step, const Cache *cache, int kind, int prompts, int threads) {
+    const int64_t n_head = cache->n_head;
+    Item *items = malloc(sizeof(Item) * (size_t)(step->num_tokens * n_head + 1));
+    int64_t count = 0, decodes = 0;
+    *plan = (Plan){.items = items};
+    if (!items) return -1;
+    for (int64_t i = 0; i < step->num_seqs; i++) { /* large ones first, so that small ones fill up the end */
+        const int64_t num_queries = step->query_start_loc[i + 1] - step->query_start_loc[i];
+        const int products = by_products(step, cache, i, kind, prompts);
+        const int64_t bytes = products ? prefill_attention_bytes(step->seq_lens[i], cache->head_dim)
+                                       : decode_attention_bytes(step->seq_lens[i]);
+        if (num_queries && bytes > plan->bytes) plan->bytes = bytes;
+        if (!products) decodes += (num_queries + QUERIES - 1) / QUERIES;
+        else if (num_queries)
+            for (int64_t head = 0; head < n_head; head++) items[count++] = (Item){i, -1, head, head + 1};
+    }
+    /* Heads of a decode's item: many make long runs of memory, few make enough items for all threads. */
+    const int64_t share = decodes * n_head / (4 * threads);
+    const int64_t heads = share < 1 ? 1 : share < n_head ? share : n_head;
+    for (int64_t i = 0; i < step->num_seqs; i++) {
+        if (by_products(step, cache, i, kind, prompts)) continue;
+        for (int64_t q = step->query_start_loc[i]; q < step->query_start_loc[i + 1]; q += QUERIES)
+            for (int64_t head = 0; head < n_head; head += heads)
+                items[count++] = (Item){i, q, head, head + heads < n_head ? head + heads : n_head};
+    }
+    plan->count = count;
+    if (!plan->bytes) return 0;
+    plan->memory = aligned_alloc(64, (size_t)(plan->bytes * threads));
+    return plan->memory ? 0 : -1;
+}
+
+void free_plan(Plan *plan) {
+    free(plan->items);
+    free(plan->memory);
+}
+
+void paged_attention(const Team *team, const Rows *out, const Rows *query, const Cache *cache,
+                     const Step *step, const Plan *plan, int kind) {
+    begin_products(kind);
+    IN_ORDER(n, plan->count, team) {
+        const Item *item = &plan->items[n];
+        char *memory = plan->memory + plan->bytes * team->me;
+        if (item->first < 0)
+            prefill_attention(out, query, cache, step, item->request, item->head, kind, memory);
+        else decode_attention(out, query, cache, step, item, kind, memory);
+    }
+    end_products(kind);
+    meet(team);
+}
+
+/* One head of one token. */
+INLINE void write_one(const Cache *c, const char *k, const char *v, char *keys, char *values,
+                      const int64_t size) {
+    const int64_t step = c->block_size * size;
+    for (int64_t d = 0; d < c->head_dim; d++) {
+        __builtin_prefetch(keys + (d + c->head_dim) * step, 1); /* the next head's */
+        memcpy(keys + d * step, k + d * size, (size_t)size);
+    }
+    memcpy(values, v, (size_t)(c->head_dim * size));
+}
+
+/* A key is spread over its block: each of its numbers goes to another line of the CPU's cache. So the tokens
+ * of a block are written together, head by head, while these lines are there. */
+void write_kv(const Team *team, const Cache *c, const Rows *qkv, const Step *step) {
+    const int64_t size = size_of((int)c->format), width = c->n_head * c->head_dim * size;
+    const int64_t *slots = step->slot_mapping, n = step->num_tokens;
+    EACH(first, n, team) {
+        const int64_t block = slots[first] / c->block_size;
+        if (first > 0 && slots[first - 1] / c->block_size == block) continue; /* not its block's first */
+        int64_t end = first + 1;
+        while (end < n && slots[end] / c->block_size == block) end++;
+        for (int64_t head = 0; head < c->n_head; head++)
+            for (int64_t t = first; t < end; t++) {
+                const int64_t start = (block * c->n_head + head) * c->head_dim * c->block_size;
+                const int64_t row = slots[t] % c->block_size;
+                const char *k = qkv->data + t * qkv->stride + width + head * c->head_dim * size;
+                char *keys = c->keys + (start + row) * size;
+                char *values = c->values + (start + row * c->head_dim) * size;
+                if (size == 4) write_one(c, k, k + width, keys, values, 4);
+                else write_one(c, k, k + width, keys, values, 2);
+            }
+    }
+    meet(team);
+}

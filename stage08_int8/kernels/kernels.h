@@ -1,0 +1,94 @@
+/* The kernels, and what they are given. forward.c calls them one after the other; c_kernel.py can call each
+ * by itself. */
+#ifndef KERNELS_H
+#define KERNELS_H
+#include "product.h"
+#include "team.h"
+
+/* A linear layer y = x W + b; its weights are packed for one kind of product. */
+typedef struct {
+    const char *panels; /* [out / 32] panels, the last one filled up with zeros */
+    const float *bias;  /* filled up likewise, or NULL */
+    int64_t in, out, kind;
+    const float *scales; /* [out], filled up likewise: what a weight of 1 stands for, with int8; else NULL */
+} Linear;
+
+/* What becomes of y: out = y; out += y (a residual); as rows for the next kernel, to = y; to = GELU(y). */
+enum { STORE, ADD, TO_ROWS, GELU };
+
+/* All of these are called by every thread of a team, and return when the last one is done. */
+
+/* weight: [out, in], with so many numbers from one output, and one input, to the next ->
+ * the panels of a kind. */
+void pack(const Team *team, char *panels, const char *weight, int64_t format, int64_t out_stride,
+          int64_t in_stride, int64_t out, int64_t in, int kind);
+/* next: the layer that will be called next, or NULL. */
+void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
+            const Rows *to, const Linear *next);
+void linear_in_passes(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue,
+                      float *out, const Rows *to, const Linear *next, float *scratch);
+
+/* Rows of numbers -> rows of integers, as int8 products want them; each has a scale of its own. */
+void quantize(const Team *team, const Rows *to, const Rows *from, int64_t num_rows, int64_t width);
+/* What stands in the last bytes of such a row. */
+typedef struct {
+    float scale; /* what an integer of 1 stands for */
+    int32_t sum; /* of the row's integers */
+} Scale;
+INLINE Scale *scale_of(const Rows *rows, int64_t row) {
+    return (Scale *)(rows->data + (row + 1) * rows->stride) - 1;
+}
+
+void embed(const Team *team, float *x, const void *wte, const void *wpe, int64_t format,
+           const int64_t *token_ids, const int64_t *positions, int64_t num_tokens, int64_t n_embd);
+/* The same with wte in int8, where it lies packed for the last layer; of that, a token is a column. */
+void embed_int8(const Team *team, float *x, const Linear *wte, const void *wpe, int64_t format,
+                const int64_t *token_ids, const int64_t *positions, int64_t num_tokens);
+/* The layer norm of row which[t] of x, or of row t without `which`. */
+void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t *which, int64_t num_rows,
+                int64_t n_embd, const float *weight, const float *bias, float epsilon);
+void argmax(const Team *team, int64_t *best, const float *logits, int64_t num_rows, int64_t vocab_size);
+
+/* A layer's keys and values. */
+typedef struct {
+    char *keys;   /* [num_blocks, n_head, head_dim, block_size]: a block's keys, transposed */
+    char *values; /* [num_blocks, n_head, block_size, head_dim] */
+    int64_t n_head, head_dim, block_size, format;
+} Cache;
+
+/* Whose tokens a step has, and where their keys and values lie; see attention.py. */
+typedef struct {
+    const int64_t *token_ids, *positions, *slot_mapping, *block_tables, *query_start_loc, *seq_lens, *last;
+    int64_t num_tokens, num_seqs, table_width, num_last;
+} Step;
+
+/* qkv: [num_tokens, 3 * n_embd], queries, keys and values, in the cache's format. */
+void write_kv(const Team *team, const Cache *cache, const Rows *qkv, const Step *step);
+
+/* How a step's attention is cut into items, the same in all layers, and memory for each thread. */
+typedef struct Item Item;
+typedef struct {
+    Item *items;
+    int64_t count, bytes;
+    char *memory; /* `bytes` for each thread */
+} Plan;
+
+/* prompts: let many queries of a request go through products. -1 if there is no memory; free_plan in any case. */
+int plan_attention(Plan *plan, const Step *step, const Cache *cache, int kind, int prompts, int threads);
+void free_plan(Plan *plan);
+/* query: [num_tokens, n_embd], or more. */
+void paged_attention(const Team *team, const Rows *out, const Rows *query, const Cache *cache,
+                     const Step *step, const Plan *plan, int kind);
+
+/* One head of a request's queries, in prefill_attention_bytes of memory. */
+void prefill_attention(const Rows *out, const Rows *query, const Cache *cache, const Step *step, int64_t i,
+                       int64_t head, int kind, char *memory);
+int64_t prefill_attention_bytes(int64_t num_keys, int64_t head_dim);
+
+/* A row of scores -> e^(score - maximum) of the first `visible` ones, as row `row` of `weights`, which may be the same
+ * memory, and zeros behind them, up to `padded`, a multiple of PANEL; returns the sum. */
+float softmax(float *scores, int64_t visible, int64_t padded, const Rows *weights, int64_t row);
+
+/* Bytes of a row of so many floats, 64 of them to spare: see rows() in fast_model.py. */
+INLINE int64_t row_bytes(int64_t count) { return 4 * (round_up(count, PANEL) + 16); }
+#endif

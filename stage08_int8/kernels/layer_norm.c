@@ -1,0 +1,74 @@
+/* The small layers: embedding, layer norm, the largest logit. Each is one pass over what it reads; the layer
+ * norm's result is written in the format that the next product wants, so that nobody has to convert it. */
+#include <math.h>
+#include "kernels.h"
+
+void embed(const Team *team, float *x, const void *wte, const void *wpe, int64_t format,
+           const int64_t *token_ids, const int64_t *positions, int64_t num_tokens, int64_t n_embd) {
+    const int numbers = (int)format;
+    const int64_t size = size_of(numbers), row = n_embd * size;
+    EACH(t, num_tokens, team) {
+        const char *token = (const char *)wte + token_ids[t] * row;
+        const char *position = (const char *)wpe + positions[t] * row;
+        float *to = x + t * n_embd;
+        int64_t c = 0;
+        for (; c + LANES <= n_embd; c += LANES)
+            store(to + c, fetch(token + c * size, numbers) + fetch(position + c * size, numbers));
+        for (; c < n_embd; c++) to[c] = fetch_one(token, c, numbers) + fetch_one(position, c, numbers);
+    }
+    meet(team);
+}
+
+void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t *which, int64_t num_rows,
+                int64_t n_embd, const float *weight, const float *bias, float epsilon) {
+    EACH(t, num_rows, team) {
+        const float *from = x + (which ? which[t] : t) * n_embd;
+        vec sums = {0}, squares = {0};
+        for (int64_t c = 0; c < n_embd; c += LANES) sums += load_some(from + c, n_embd - c);
+        const float mean = sum_of(sums) / (float)n_embd;
+        int64_t c = 0;
+        for (; c + LANES <= n_embd; c += LANES) {
+            const vec centered = load(from + c) - mean;
+            squares += centered * centered;
+        }
+        float rest = 0;
+        for (; c < n_embd; c++) rest += (from[c] - mean) * (from[c] - mean);
+        const float scale = 1 / sqrtf((sum_of(squares) + rest) / (float)n_embd + epsilon);
+        for (int64_t c = 0; c < n_embd; c += LANES) {
+            const int64_t left = n_embd - c;
+            const vec normed = (load_some(from + c, left) - mean) * scale;
+            write_some(to, t, c, normed * load_some(weight + c, left) + load_some(bias + c, left), left);
+        }
+    }
+    meet(team);
+}
+
+/* The first of the largest; -1 if that is no finite number, or if one is NaN: the maximum piece by piece, and
+ * then only the piece where it was seen once more. */
+void argmax(const Team *team, int64_t *best, const float *logits, int64_t num_rows, int64_t vocab_size) {
+    enum { PIECE = 1024 };
+    EACH(t, num_rows, team) {
+        const float *row = logits + t * vocab_size;
+        float highest = -INFINITY;
+        int64_t where = 0;
+        ivec nans = {0};
+        int nan = 0;
+        for (int64_t from = 0; from < vocab_size; from += PIECE) {
+            const int64_t end = vocab_size - from < PIECE ? vocab_size : from + PIECE;
+            vec most = splat(-INFINITY);
+            int64_t c = from;
+            for (; c + LANES <= end; c += LANES) {
+                const vec some = load(row + c);
+                most = larger(some, most), nans |= some != some;
+            }
+            float here = most[0];
+            for (int i = 1; i < LANES; i++) here = most[i] > here ? most[i] : here;
+            for (; c < end; c++) here = row[c] > here ? row[c] : here, nan |= row[c] != row[c];
+            if (here > highest) highest = here, where = from;
+        }
+        for (int i = 0; i < LANES; i++) nan |= nans[i];
+        while (!nan && where + 1 < vocab_size && row[where] < highest) where++;
+        best[t] = !nan && row[where] - row[where] == 0 ? where : -1;
+    }
+    meet(team);
+}

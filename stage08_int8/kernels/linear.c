@@ -1,0 +1,193 @@
+/* A linear layer, and what follows it, in one go.
+ *
+ * - The weights are packed (see product.c), so that a panel of 32 columns is one run of memory. The CPU's
+ *   prefetcher follows a run, but only within a page; so the kernel asks for what comes next itself: 8 KB
+ *   ahead when there are few rows, and when they need several passes over a piece of a panel, a part of the
+ *   next piece in each pass: then memory is at work while the sums are.
+ * - With many rows, a piece stays in the cache while 512 of them pass by: 384 of a panel's inputs, as a long
+ *   panel, the next one, which is asked for, and the rows would not fit together: GPT-2's has 3,072. Tiles
+ *   are too fast for that: with them, as many rows as fill half of the level 2 cache go through all panels
+ *   before the next ones do, in pieces of 128 inputs, which fit into the level 1 cache.
+ * - Without AVX-512, a bfloat16 panel that several passes read is widened to float32 once: to do it in each
+ *   pass takes a quarter of the rate. With two passes it is not worth it.
+ * - A panel's results are still in the level 1 cache when the bias, GELU or the residual is applied to them:
+ *   fusion. Without it, each of them would be a pass over the whole matrix; `linear_in_passes` is that, to
+ *   measure it. Where the result will be written is prefetched before the product; otherwise the CPU would wait for
+ *   it behind the product.
+ *
+ * Threads share the panels, each has a run of them. With its last one, a thread asks for the first one of the
+ * `next` layer, so that memory has no pause between two layers.
+ */
+#include <math.h>
+#include <unistd.h>
+#include "kernels.h"
+
+#define NEAR 8192      /* bytes */
+#define TOGETHER 512   /* rows that go through the panels together, at most */
+#define TILE_DEPTH 128 /* inputs of a piece, with tiles */
+#define VECTOR_DEPTH 384
+/* Measured on a Zen 3: there the prefetcher keeps up with one pass over whole float32 panels by itself, and
+ * asking costs a seventh of the bandwidth. With AVX-512, on a Xeon, it does not keep up from two rows on. */
+#define STREAMS_ITSELF (LANES < 16)
+#define PASSES 32      /* with more of them, reading a panel takes hardly any time, and asking ahead would */
+
+/* x / (1 + e^-2u) = 0.5 x (1 + tanh u), u = sqrt(2 / pi) (x + 0.044715 x^3): GPT-2's form of GELU. */
+INLINE vec gelu(vec x) {
+    const vec u2 = 1.5957691216f * (x + 0.044715f * x * x * x);
+    const vec e = exponential((vec)((ivec)u2 | (int32_t)0x80000000)); /* e^-|2u| */
+    return x * (vec)(((ivec)splat(1) & (u2 > 0)) | ((ivec)e & (u2 <= 0))) * reciprocal(1 + e);
+}
+
+/* Sums of integers -> what they stand for. */
+INLINE vec scaled(vec sum, const Scale *row, const Linear *w, int64_t column) {
+    const ivec whole = (ivec)sum - row->sum * above((int)w->kind);
+    return __builtin_convertvector(whole, vec) * (row->scale * load(w->scales + column));
+}
+
+/* The sums of a block of rows and a panel -> where they belong. */
+INLINE void finish(const Linear *w, const Rows *x, int64_t row, int count, int64_t column, float (*y)[PANEL],
+                   int epilogue, float *out, const Rows *to) {
+    const int width = w->out - column < PANEL ? (int)(w->out - column) : PANEL;
+    for (int r = 0; r < count; r++)
+        for (int c = 0; c < PANEL; c += LANES) {
+            vec value = load(y[r] + c);
+            if (w->scales) value = scaled(value, scale_of(x, row + r), w, column + c);
+            if (w->bias) value += load(w->bias + column + c);
+            float *at = out + (row + r) * w->out + column + c;
+            if (epilogue == GELU) value = gelu(value);
+            if (epilogue >= TO_ROWS) write_row(to, row + r, column + c, value);
+            else if (c + LANES <= width) {
+                if (epilogue == ADD) value += load(at);
+                store(at, value);
+            }
+            else
+                for (int i = 0; i < width - c; i++) at[i] = epilogue == ADD ? at[i] + value[i] : value[i];
+        }
+}
+
+/* Ask for the memory that `finish` will write to; it was somewhere else in the meantime. */
+INLINE void expect(const Linear *w, int64_t row, int count, int64_t column, int epilogue, float *out,
+                   const Rows *to) {
+    const Rows floats = {(char *)out, 4 * w->out, 0, FLOAT32};
+    for (int r = 0; r < count; r++) ask_for(epilogue >= TO_ROWS ? to : &floats, row + r, column, PANEL, 1);
+}
+
+static int64_t panels_of(const Linear *w) { return (w->out + PANEL - 1) / PANEL; }
+
+/* How many rows go through all panels together, at most TOGETHER: with tiles, as many as fill half of the
+ * level 2 cache. */
+static int64_t rows_together(int kind, const Rows *x) {
+    if (kind < TILES_BFLOAT16) return TOGETHER;
+    long size = 0;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+    size = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    const int64_t row = x->stride * (x->format == SPLIT ? 2 : 1);
+    const int64_t rows = (size > 0 ? size : 1 << 19) / 2 / row;
+    return rows < BLOCK ? BLOCK : rows > TOGETHER ? TOGETHER : rows / BLOCK * BLOCK;
+}
+
+/* How many of a panel's inputs meet all rows before the next ones do. */
+static int64_t depth_of(int kind, int64_t passes, int64_t in) {
+    if (kind >= TILES_BFLOAT16) return TILE_DEPTH;
+    /* By AVX-512 a bfloat16 panel, half as long, is up to a tenth faster at once. So is one that many rows read. */
+    if (LANES == 16 && (kind != FMA_FLOAT32 || passes > PASSES)) return in;
+    return VECTOR_DEPTH;
+}
+
+/* The chunks of rows that go through the panels one behind the other. A chunk makes so many passes over each
+ * piece of a panel, a block of rows in each; a pass asks for its share of what is needed next. */
+typedef struct {
+    int64_t rows, count, passes, block, depth;
+    int streams; /* whether a panel is read just once, from front to back */
+    float share;
+} Chunk;
+
+static Chunk chunk_of(const Linear *w, int64_t num_rows, int64_t rows, int64_t i) {
+    const int kind = (int)w->kind;
+    const int64_t count = num_rows - i * rows < rows ? num_rows - i * rows : rows;
+    const int64_t passes = (count + product_block(kind) - 1) / product_block(kind);
+    const int64_t block = kind >= TILES_BFLOAT16 ? BLOCK : (count + passes - 1) / passes; /* even parts */
+    const int streams = passes == 1 && !in_parts(kind, (int)block);
+    const int64_t depth = streams ? w->in : depth_of(kind, passes, w->in);
+    const int silent = passes > PASSES || (streams && STREAMS_ITSELF && kind == FMA_FLOAT32);
+    return (Chunk){rows, count, passes, block, depth, streams, silent ? 0 : 1.0f / (float)passes};
+}
+
+/* One panel, for the rows of a chunk that begins at row `begin`. after: what is needed behind it, or NULL. */
+static void one_panel(const Linear *w, const Rows *x, int64_t begin, const Chunk *c, int64_t p, int epilogue,
+                      float *out, const Rows *to, const char *after) {
+    float y[TOGETHER][PANEL] __attribute__((aligned(64)));
+    const int kind = (int)w->kind;
+    const int64_t bytes = panel_bytes(kind, w->in);
+    const char *panel = w->panels + p * bytes;
+    float wide[VECTOR_DEPTH * PANEL] __attribute__((aligned(64)));
+    const int widened = LANES < 16 && kind == FMA_BFLOAT16 && c->passes > 2;
+    for (int64_t k = 0; k < w->in; k += c->depth) {
+        const int64_t k_end = k + c->depth < w->in ? k + c->depth : w->in;
+        const char *piece = panel + panel_bytes(kind, k);
+        const char *ahead = k_end < w->in ? panel + panel_bytes(kind, k_end) : after;
+        const float share = ahead ? c->share : 0;
+        if (widened) widen(piece, round_up(k_end, GROUP) - k, wide);
+        for (int64_t r = 0; r < c->count; r += c->block) {
+            const int rows = (int)(c->count - r < c->block ? c->count - r : c->block);
+            if (k_end == w->in) expect(w, begin + r, rows, p * PANEL, epilogue, out, to);
+            if (widened) product(FMA_FLOAT32, x, begin + r, rows, wide, k, k_end, y[r], PANEL, ahead, share / 2);
+            else product(kind, x, begin + r, rows, piece, k, k_end, y[r], PANEL, ahead, share);
+            if (share > 0) ahead += (int64_t)((float)(bytes * (k_end - k) / w->in) * share);
+            if (k_end == w->in) finish(w, x, begin + r, rows, p * PANEL, y + r, epilogue, out, to);
+        }
+    }
+}
+
+/* The first panel of this thread's run. */
+static const char *first_panel(const Team *team, const Linear *w, int kind) {
+    return w->panels + run_of(team, team->me, panels_of(w)) * panel_bytes(kind, w->in);
+}
+
+void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
+            const Rows *to, const Linear *next) {
+    const int kind = (int)w->kind;
+    const int64_t panels = panels_of(w), bytes = panel_bytes(kind, w->in), rows = rows_together(kind, x);
+    const int64_t chunks = (num_rows + rows - 1) / rows;
+    begin_products(kind);
+    for (int64_t i = 0; i < chunks; i++) {
+        const Chunk chunk = chunk_of(w, num_rows, rows, i);
+        EACH(p, panels, team) {
+            const char *after = w->panels + p * bytes + (chunk.streams ? NEAR : bytes);
+            if (p + 1 == run_of(team, team->me + 1, panels)) /* the last one of this thread's run */
+                after = next && i + 1 == chunks ? first_panel(team, next, kind) : NULL;
+            one_panel(w, x, i * rows, &chunk, p, epilogue, out, to, after);
+        }
+        if (i + 1 < chunks) meet(team);
+    }
+    end_products(kind);
+    meet(team);
+}
+
+void linear_in_passes(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue,
+                      float *out, const Rows *to, const Linear *next, float *scratch) {
+    Linear bare = *w;
+    bare.bias = NULL;
+    linear(team, &bare, x, num_rows, STORE, scratch, to, next);
+    for (int pass = 0; pass < 3; pass++) { /* bias; GELU; residual, or the next layer's format */
+        EACH(r, num_rows, team)
+            for (int64_t c = 0; c < w->out; c += LANES) {
+                vec value = {0};
+                float *at = scratch + r * w->out + c;
+                const size_t some = sizeof(float) * (size_t)(w->out - c < LANES ? w->out - c : LANES);
+                memcpy(&value, at, some);
+                if (pass == 0 && w->bias) value += load(w->bias + c);
+                if (pass == 1 && epilogue == GELU) value = gelu(value);
+                if (pass == 2 && epilogue >= TO_ROWS) write_row(to, r, c, value);
+                if (pass == 2 && epilogue < TO_ROWS) {
+                    vec before = {0};
+                    at = out + r * w->out + c;
+                    memcpy(&before, at, some);
+                    if (epilogue == ADD) value += before;
+                }
+                memcpy(at, &value, some);
+            }
+        meet(team);
+    }
+}

@@ -1,0 +1,495 @@
+/* The innermost loops. A panel is 32 columns of a weight matrix, packed so that it is read from front to
+ * back, once:
+ *
+ *   FLOAT32   [k][32]            the columns' weights of one input side by side
+ *   BFLOAT16  [k / 2][32][2]     pairs: those of two neighbouring inputs, as the instructions below want them
+ *             [k / 4][32][4]     for MATRIX_BFLOAT16: those of four
+ *   SPLIT     [k / 32][2][16][32][2]  for each 32 inputs, the upper halves as pairs, then the lower ones
+ *   INT8      [k / 4][32][4]     fours
+ *             [k / 2][32][2]     for PAIRS_INT8: pairs
+ *
+ * With few rows, reading the panel is what takes the time; with many, the multiplications are, and then each
+ * number that is loaded has to be used for several of them: a block of sums stays in registers while the
+ * inputs go by.
+ *
+ *   AVX-512   8 rows x 32 columns in 16 of 32 registers: for each input 10 loads for 16 vector
+ *             multiplications. There is room for 12 rows' sums, but not for 12 rows' addresses: the loop would
+ *             fetch them again and again, and be a tenth slower.
+ *   AVX2      6 rows x 16 columns in 12 of 16 registers, as in BLIS (Van Zee and van de Geijn 2015): 8 loads
+ *             for 12 multiplications. Two of these can begin in a cycle, and six instructions
+ *             of all kinds; so the loop must not have many others: it is unrolled by four inputs, and the
+ *             multiplication is spelled out; otherwise GCC copies sums (a tenth slower). Up to 3 rows have
+ *             registers for all 32 columns.
+ *   NEON      6 rows x 16 columns in 24 of 32 registers.
+ *
+ *   FMA_*           sum += activation * weights, everywhere. A bfloat16 weight is the upper half of a
+ *                   float32: a shift. For many rows it is shifted once, not for each block: see `widen`.
+ *   DOT_BFLOAT16    AVX-512-BF16, BFDOT of ARMv8.6: sum += a0 * w0 + a1 * w1 for as many pairs as a vector has
+ *                   in one instruction: twice the rate on some CPUs.
+ *   DOT_INT8        AVX-512-VNNI, AVX-VNNI, SDOT of ARMv8.2: four products of int8, in sums of 32 bits.
+ *   PAIRS_INT8      elsewhere: weights are widened to int16 in registers, where rows are already, and two products are
+ *                   added to sums of 32 bits.
+ *   MATRIX_BFLOAT16 BFMMLA of ARMv8.6: 2 rows x 4 inputs times 4 inputs x 2 columns in one instruction. A vector
+ *                   holds 2 x 2 sums; 16 of them are 8 rows x 8 columns, or fewer rows and more columns.
+ *   TILES_BFLOAT16  AMX: a tile of 16 rows x 32 inputs times one of 32 inputs x 16 columns in one
+ *                   instruction. Four tiles of sums, two of rows, two of weights: each tile that is loaded is
+ *                   used twice.
+ *   TILES_INT8      AMX: 16 rows x 64 inputs times 64 inputs x 16 columns.
+ *   TILES_SPLIT     float32 by AMX: with a = a_high + a_low, w = w_high + w_low, three products of bfloat16
+ *                   tiles, a_high w_low + a_high w_high + a_low w_high. What is left out, a_low w_low, is
+ *                   less than 2^-16 of it. Source: Henry, Tang and Heinecke 2019, "Leveraging the bfloat16
+ *                   Artificial Intelligence Datatype For Higher-Precision Computations".
+ */
+/* Loops of tiles that begin anywhere were up to a tenth slower, with one row. */
+#if defined(__AMX_BF16__) && !defined(__clang__)
+#pragma GCC optimize("align-loops=64")
+#endif
+#include "product.h"
+#if defined(__AMX_BF16__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
+#define VECS (PANEL / LANES)
+#ifdef __AVX512F__
+#define SUM_ROWS 8 /* 16 of 32 registers hold sums */
+#define COLUMNS(rows) VECS
+#else
+#define SUM_ROWS 6
+#ifdef __aarch64__
+#define COLUMNS(rows) ((rows) > 3 ? 4 : 8)
+#else
+#define COLUMNS(rows) ((rows) > 3 ? 2 : 4)
+#endif
+#endif
+#define MATRIX_ROWS 8
+
+/* ARM's CPUs differ in what they have, and a build is for all of them: the CPU is asked when the kernels run. */
+#ifdef __aarch64__
+static int has_bfloat16(void) {
+#if defined(__linux__)
+    return getauxval(AT_HWCAP2) >> 14 & 1; /* HWCAP2_BF16 */
+#elif defined(__APPLE__)
+    int has = 0;
+    size_t size = sizeof(has);
+    return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, NULL, 0) == 0 && has;
+#else
+    return 0;
+#endif
+}
+static int has_dots(void) {
+#if defined(__linux__)
+    return getauxval(AT_HWCAP) >> 20 & 1; /* HWCAP_ASIMDDP */
+#elif defined(__APPLE__)
+    int has = 0;
+    size_t size = sizeof(has);
+    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, NULL, 0) == 0 && has;
+#else
+    return 0;
+#endif
+}
+#endif
+
+/* Whether this build, on this CPU, has a kind. Linux gives a process the tiles' 8 KB of registers only if it
+ * asks. */
+int has_kind(int kind) {
+#if defined(__AMX_BF16__) && defined(__linux__)
+    const int request = 0x1023 /* ARCH_REQ_XCOMP_PERM */, tile_data = 18;
+#ifdef __AMX_INT8__
+    if (kind == TILES_INT8) return syscall(SYS_arch_prctl, request, tile_data) == 0;
+#endif
+    if (kind == TILES_BFLOAT16 || kind == TILES_SPLIT) return syscall(SYS_arch_prctl, request, tile_data) == 0;
+#endif
+#ifdef __aarch64__
+    if (kind == DOT_BFLOAT16 || kind == MATRIX_BFLOAT16) return has_bfloat16();
+    if (kind == DOT_INT8) return has_dots();
+#endif
+#ifdef HAS_DOT
+    if (kind == DOT_BFLOAT16) return 1;
+#endif
+#ifdef HAS_DOT_INT8
+    if (kind == DOT_INT8) return 1;
+#endif
+    return kind == FMA_FLOAT32 || kind == FMA_BFLOAT16 || kind == PAIRS_INT8;
+}
+
+int in_parts(int kind, int rows) { return kind < MATRIX_BFLOAT16 && COLUMNS(rows) < VECS; }
+
+int product_block(int kind) {
+    return kind >= TILES_BFLOAT16 ? BLOCK : kind == MATRIX_BFLOAT16 ? MATRIX_ROWS : SUM_ROWS;
+}
+
+/* For each part of a panel, COLUMNS vectors wide from column `from` on: begin with zeros, or (`add`) with the
+ * sums in `out`, and end with sums in `out`. Unrolled; otherwise the compiler would keep the sums in memory, where a
+ * loop could count through them. */
+#define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL16 _Pragma("GCC unroll 16")
+#define EACH_PART for (int from = 0; from < PANEL; from += COLUMNS(rows) * LANES)
+#define BEGIN_SUMS \
+    vec sum[SUM_ROWS][VECS]; \
+    UNROLL for (int r = 0; r < rows; r++) \
+        for (int v = 0; v < COLUMNS(rows); v++) \
+            sum[r][v] = add ? load(out + r * out_stride + from + v * LANES) : (vec){0};
+#define STORE_SUMS \
+    UNROLL for (int r = 0; r < rows; r++) \
+        for (int v = 0; v < COLUMNS(rows); v++) store(out + r * out_stride + from + v * LANES, sum[r][v]);
+/* Prefetch; each part its share of two lines. */
+#define ASK_AHEAD(at) \
+    for (int line = 4 * from; line < 4 * (from + COLUMNS(rows) * LANES); line += 64) \
+        __builtin_prefetch((at) + line, 0, 2);
+/* The same for several inputs at once: each part asks for a run of its own, and for no line twice. */
+#define WHOLE (COLUMNS(rows) == VECS)
+#define ASK_FOR_RUN(bytes) \
+    for (int64_t line = 0; line < (bytes); line += 64) __builtin_prefetch(ahead + line, 0, 2); \
+    ahead += (bytes);
+
+/* sum += a * b */
+#if defined(__FMA__) && LANES == 8
+#define MULTIPLY_ADD(sum, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b))
+#else
+#define MULTIPLY_ADD(sum, a, b) (sum) = multiply_add(sum, a, b)
+#endif
+
+/* One input: the rows' activations x[r * stride] times the weights of the part's columns, which WEIGHTS(v)
+ * loads. */
+#define ONE_INPUT(x, WEIGHTS) \
+    if (rows == 1) { \
+        const vec one = splat(*(x)); \
+        for (int v = 0; v < COLUMNS(rows); v++) sum[0][v] = multiply_add(sum[0][v], one, WEIGHTS(v)); \
+    } else if (COLUMNS(rows) == 2) { \
+        const vec left = WEIGHTS(0), right = WEIGHTS(1); \
+        UNROLL for (int r = 0; r < rows; r++) { \
+            const vec one = splat((x)[r * stride]); \
+            MULTIPLY_ADD(sum[r][0], one, left); \
+            MULTIPLY_ADD(sum[r][1], one, right); \
+        } \
+    } else { \
+        vec one[SUM_ROWS]; \
+        UNROLL for (int r = 0; r < rows; r++) one[r] = splat((x)[r * stride]); \
+        for (int v = 0; v < COLUMNS(rows); v++) { \
+            const vec some = WEIGHTS(v); \
+            UNROLL for (int r = 0; r < rows; r++) MULTIPLY_ADD(sum[r][v], one[r], some); \
+        } \
+    }
+
+INLINE void fma_float32_loop(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
+                             int64_t out_stride, int add, const char *ahead, int64_t step, const int rows,
+                             const int ask) {
+    EACH_PART {
+        BEGIN_SUMS
+        const float *w = panel + from;
+        const int64_t share = 4 * step * COLUMNS(rows) / VECS;
+        for (int64_t i = 0; i < k; i += 4, w += 4 * PANEL) {
+            if (ask && !WHOLE) { ASK_FOR_RUN(share) }
+            UNROLL for (int j = 0; j < 4; j++) {
+#define FLOATS(v) load(w + j * PANEL + (v) * LANES)
+                if (ask && WHOLE) { ASK_AHEAD(ahead + (i + j) * step) }
+                ONE_INPUT(x + i + j, FLOATS)
+            }
+        }
+        STORE_SUMS
+    }
+}
+
+INLINE void fma_float32(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
+                        int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
+    fma_float32_loop(x, stride, panel, k, out, out_stride, add, ahead, step, rows, 1);
+}
+
+/* The same without prefetches: where nothing is to be asked for, they would only take the loads' place. */
+INLINE void fma_float32_silent(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
+                               int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
+    fma_float32_loop(x, stride, panel, k, out, out_stride, add, ahead, step, rows, 0);
+}
+
+INLINE void fma_bfloat16(const float *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
+                         int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
+    EACH_PART {
+        BEGIN_SUMS
+        const uint16_t *w = panel + 2 * from;
+        const int inputs = WHOLE ? 2 : 4;
+        const int64_t share = inputs / 2 * step * COLUMNS(rows) / VECS;
+        for (int64_t i = 0; i < k; i += inputs, w += inputs * PANEL) {
+            if (WHOLE) { ASK_AHEAD(ahead + i / 2 * step) }
+            else { ASK_FOR_RUN(share) }
+            UNROLL for (int j = 0; j < inputs; j++) {
+#define HALVES(v) half_of(w + j / 2 * 2 * PANEL + 2 * (v) * LANES, j % 2)
+                ONE_INPUT(x + i + j, HALVES)
+            }
+        }
+        STORE_SUMS
+    }
+}
+
+void widen(const void *panel, int64_t k, float *wide) {
+    const uint16_t *pairs = panel;
+    for (int64_t i = 0; i < k * PANEL; i += 2 * PANEL)
+        for (int c = 0; c < PANEL; c += LANES) {
+            store(wide + i + c, half_of(pairs + i + 2 * c, 0));
+            store(wide + i + PANEL + c, half_of(pairs + i + 2 * c, 1));
+        }
+}
+
+#ifdef HAS_DOT
+WITH_BFLOAT16 INLINE void dot_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
+                         int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
+    EACH_PART {
+        BEGIN_SUMS
+        for (int64_t i = 0; i < k; i += 2) {
+            ASK_AHEAD(ahead + i / 2 * step)
+            ivec pairs[SUM_ROWS];
+            UNROLL for (int r = 0; r < rows; r++) pairs[r] = splat_pair(x + r * stride + i);
+            UNROLL for (int v = 0; v < COLUMNS(rows); v++) {
+                const ivec w = *(const ivec *)(panel + i * PANEL + 2 * (from + v * LANES));
+                UNROLL for (int r = 0; r < rows; r++) DOT(sum[r][v], pairs[r], w);
+            }
+        }
+        STORE_SUMS
+    }
+}
+#endif
+
+/* A `vec` of sums holds integers here: zero has the same bits. */
+#ifdef HAS_DOT_INT8
+WITH_BFLOAT16 INLINE void dot_int8(const int8_t *x, int64_t stride, const int8_t *panel, int64_t k, float *out,
+                     int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
+    EACH_PART {
+        BEGIN_SUMS
+        for (int64_t i = 0; i < k; i += 4) {
+            ASK_AHEAD(ahead + i / 4 * step)
+            ivec fours[SUM_ROWS];
+            UNROLL for (int r = 0; r < rows; r++) fours[r] = splat_pair(x + r * stride + i);
+            UNROLL for (int v = 0; v < COLUMNS(rows); v++) {
+                const ivec w = *(const ivec *)(panel + i * PANEL + 4 * (from + v * LANES));
+                UNROLL for (int r = 0; r < rows; r++) DOT_INT8S(sum[r][v], fours[r], w);
+            }
+        }
+        STORE_SUMS
+    }
+}
+#endif
+
+INLINE void pairs_int8(const int16_t *x, int64_t stride, const int8_t *panel, int64_t k, float *out,
+                       int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
+    EACH_PART {
+        BEGIN_SUMS
+        for (int64_t i = 0; i < k; i += 2) {
+            if (i % 4 == 0) { ASK_AHEAD(ahead + i / 4 * step) }
+            ivec pairs[SUM_ROWS];
+            UNROLL for (int r = 0; r < rows; r++) pairs[r] = splat_pair(x + r * stride + i);
+            UNROLL for (int v = 0; v < COLUMNS(rows); v++) {
+                const ivec w = widen_pairs(panel + i * PANEL + 2 * (from + v * LANES));
+                UNROLL for (int r = 0; r < rows; r++) sum[r][v] = add_pairs(sum[r][v], pairs[r], w);
+            }
+        }
+        STORE_SUMS
+    }
+}
+
+#ifdef __aarch64__
+typedef int64_t halves __attribute__((vector_size(16)));
+
+/* Four inputs of rows a and b. */
+INLINE halves two_rows(const uint16_t *a, const uint16_t *b) {
+    halves both;
+    memcpy(&both, a, 8);
+    memcpy((char *)&both + 8, b, 8);
+    return both;
+}
+
+/* The sums of rows 2 p and 2 p + 1 and of columns 2 v and 2 v + 1 are a vector: sum[p][v - from]. Of an odd
+ * number of rows, the last one counts twice. */
+WITH_BFLOAT16 INLINE void matrix_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
+                            int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
+    const int pairs = (rows + 1) / 2, width = pairs > 2 ? 4 : pairs > 1 ? 8 : 16;
+    for (int from = 0; from < PANEL / 2; from += width) {
+        vec sum[MATRIX_ROWS / 2][16];
+        UNROLL for (int p = 0; p < pairs; p++)
+            UNROLL16 for (int v = 0; v < width; v++) {
+                const float *a = out + 2 * p * out_stride + 2 * (from + v), *b = 2 * p + 1 < rows ? a + out_stride : a;
+                sum[p][v] = add ? (vec){a[0], a[1], b[0], b[1]} : (vec){0};
+            }
+        for (int64_t i = 0; i < k; i += 4) {
+            const uint16_t *w = panel + i * PANEL + 8 * from;
+            for (int line = 0; line < 16 * width; line += 64)
+                __builtin_prefetch(ahead + i / 2 * step + 16 * from + line, 0, 2);
+            halves both[MATRIX_ROWS / 2];
+            UNROLL for (int p = 0; p < pairs; p++)
+                both[p] = two_rows(x + 2 * p * stride + i, x + (2 * p + 1 < rows ? 2 * p + 1 : 2 * p) * stride + i);
+            UNROLL16 for (int v = 0; v < width; v++) {
+                const halves weights = two_rows(w + 8 * v, w + 8 * v + 4);
+                UNROLL for (int p = 0; p < pairs; p++)
+                    __asm__(INSTRUCTION("bfmmla %0.4s, %1.8h, %2.8h")
+                            : "+w"(sum[p][v]) : "w"(both[p]), "w"(weights));
+            }
+        }
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL16 for (int v = 0; v < width; v++)
+                for (int i = 0; i < 2; i++) out[r * out_stride + 2 * (from + v) + i] = sum[r / 2][v][r % 2 * 2 + i];
+    }
+}
+#endif
+
+#ifdef __AMX_BF16__
+/* Sums are in tiles 0 to 3, rows in 4 and 5, weights in 6 and 7. Without `both`, only the first 16 rows are
+ * there. */
+#define MULTIPLY \
+    _tile_dpbf16ps(0, 4, 6); \
+    _tile_dpbf16ps(1, 4, 7); \
+    if (both) { \
+        _tile_dpbf16ps(2, 5, 6); \
+        _tile_dpbf16ps(3, 5, 7); \
+    }
+#define LOAD_ROWS(from) \
+    _tile_loadd(4, (from), stride); \
+    if (both) { _tile_loadd(5, (from) + 16 * stride, stride); }
+#define LOAD_WEIGHTS(from) \
+    _tile_loadd(6, (from), 4 * PANEL); \
+    _tile_loadd(7, (from) + 64, 4 * PANEL);
+#define ASK(lines) \
+    for (int64_t line = 0; line < (lines); line++) __builtin_prefetch(ahead + 64 * line, 0, 2); \
+    ahead += 64 * (lines);
+#define STORE_TILES \
+    _tile_stored(0, out, 4 * out_stride); \
+    _tile_stored(1, out + 16, 4 * out_stride); \
+    if (both) { \
+        _tile_stored(2, out + 16 * out_stride, 4 * out_stride); \
+        _tile_stored(3, out + 16 * out_stride + 16, 4 * out_stride); \
+    }
+#define BEGIN_TILES \
+    if (begin == 0) { \
+        _tile_zero(0); \
+        _tile_zero(1); \
+        _tile_zero(2); \
+        _tile_zero(3); \
+    } else { \
+        _tile_loadd(0, out, 4 * out_stride); \
+        _tile_loadd(1, out + 16, 4 * out_stride); \
+        if (both) { \
+            _tile_loadd(2, out + 16 * out_stride, 4 * out_stride); \
+            _tile_loadd(3, out + 16 * out_stride + 16, 4 * out_stride); \
+        } \
+    }
+
+INLINE void tiles_bfloat16(const char *x, int64_t stride, const char *panel, int64_t begin, int64_t k,
+                           float *out, int64_t out_stride, const char *ahead, int64_t lines, const int both) {
+    BEGIN_TILES
+    for (int64_t i = begin; i < k; i += 32) {
+        LOAD_ROWS(x + 2 * i)
+        ASK(lines / 2)
+        LOAD_WEIGHTS(panel + 2 * PANEL * i)
+        ASK(lines - lines / 2)
+        MULTIPLY
+    }
+    STORE_TILES
+}
+
+#ifdef __AMX_INT8__
+INLINE void tiles_int8(const char *x, int64_t stride, const char *panel, int64_t begin, int64_t k, float *out,
+                       int64_t out_stride, const char *ahead, int64_t lines, const int both) {
+    BEGIN_TILES
+    for (int64_t i = begin; i < k; i += 64) {
+        LOAD_ROWS(x + i)
+        ASK(lines / 2)
+        LOAD_WEIGHTS(panel + PANEL * i)
+        ASK(lines - lines / 2)
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(1, 4, 7);
+        if (both) {
+            _tile_dpbssd(2, 5, 6);
+            _tile_dpbssd(3, 5, 7);
+        }
+    }
+    STORE_TILES
+}
+#endif
+
+INLINE void tiles_split(const char *x, int64_t stride, int64_t plane, const char *panel, int64_t begin,
+                        int64_t k, float *out, int64_t out_stride, const char *ahead, int64_t lines,
+                        const int both) {
+    BEGIN_TILES
+    for (int64_t i = begin; i < k; i += 32) {
+        const char *high = panel + 4 * PANEL * i, *low = high + 2 * PANEL * 32;
+        LOAD_ROWS(x + 2 * i)
+        LOAD_WEIGHTS(low)
+        ASK(lines / 3)
+        MULTIPLY
+        LOAD_WEIGHTS(high)
+        ASK(lines / 3)
+        MULTIPLY
+        LOAD_ROWS(x + plane + 2 * i)
+        ASK(lines - lines / 3 * 2)
+        MULTIPLY
+    }
+    STORE_TILES
+}
+#endif
+
+void begin_products(int kind) {
+#ifdef __AMX_BF16__
+    if (kind < TILES_BFLOAT16) return;
+    typedef struct { uint8_t palette, start, none[14]; uint16_t width[16]; uint8_t height[16]; } Shape;
+    static const Shape shape = {
+        .palette = 1, .width = {[0 ... 7] = 64 /* bytes */}, .height = {[0 ... 7] = 16 /* rows */}};
+    _tile_loadconfig(&shape);
+#endif
+}
+
+void end_products(int kind) {
+#ifdef __AMX_BF16__
+    if (kind >= TILES_BFLOAT16) _tile_release();
+#endif
+}
+
+WITH_BFLOAT16
+void product(int kind, const Rows *rows, int64_t first, int count, const void *panel, int64_t begin,
+             int64_t end, float *out, int64_t stride, const void *ahead, float share) {
+    const char *x = rows->data + first * rows->stride;
+    const int64_t k = round_up(end, panel_format(kind) == INT8 ? 2 * GROUP : GROUP);
+    const int64_t step = (int64_t)(128 * share); /* bytes ahead, for each 128 of the panel */
+#define ONE(function, type, weight, n) \
+    case n: \
+        function((const type *)x + begin, rows->stride / (int64_t)sizeof(type), (const weight *)panel, \
+                 k - begin, out, stride, begin > 0, ahead, step, n); \
+        break;
+    /* Each number of rows becomes a loop of its own, with its sums in registers. */
+#define UP_TO_6(function, type, weight) \
+    ONE(function, type, weight, 1) ONE(function, type, weight, 2) ONE(function, type, weight, 3) \
+    ONE(function, type, weight, 4) ONE(function, type, weight, 5) ONE(function, type, weight, 6)
+#define UP_TO_8(function, type, weight) \
+    UP_TO_6(function, type, weight) ONE(function, type, weight, 7) ONE(function, type, weight, 8)
+#ifdef __AVX512F__
+#define EACH(...) switch (count) { UP_TO_8(__VA_ARGS__) }
+#else
+#define EACH(...) switch (count) { UP_TO_6(__VA_ARGS__) }
+#endif
+    if (kind == FMA_FLOAT32 && step) EACH(fma_float32, float, float)
+    if (kind == FMA_FLOAT32 && !step) EACH(fma_float32_silent, float, float)
+    if (kind == FMA_BFLOAT16) EACH(fma_bfloat16, float, uint16_t)
+#ifdef HAS_DOT
+    if (kind == DOT_BFLOAT16) EACH(dot_bfloat16, uint16_t, uint16_t)
+#endif
+#ifdef HAS_DOT_INT8
+    if (kind == DOT_INT8) EACH(dot_int8, int8_t, int8_t)
+#endif
+    if (kind == PAIRS_INT8) EACH(pairs_int8, int16_t, int8_t)
+#ifdef __aarch64__
+    if (kind == MATRIX_BFLOAT16) switch (count) { UP_TO_8(matrix_bfloat16, uint16_t, uint16_t) }
+#endif
+#ifdef __AMX_BF16__
+    panel = (const char *)panel - panel_bytes(kind, begin); /* these count from the panel's first input */
+    const int64_t lines = (int64_t)((kind == TILES_SPLIT ? 64 : 32) * share); /* ahead, for each 32 inputs */
+#define BY_TILES(function, ...) \
+    if (count > 16) function(x, __VA_ARGS__, panel, begin, k, out, stride, ahead, lines, 1); \
+    else function(x, __VA_ARGS__, panel, begin, k, out, stride, ahead, lines, 0);
+    if (kind == TILES_BFLOAT16) { BY_TILES(tiles_bfloat16, rows->stride) }
+    if (kind == TILES_SPLIT) { BY_TILES(tiles_split, rows->stride, rows->plane) }
+#ifdef __AMX_INT8__
+    if (kind == TILES_INT8) { BY_TILES(tiles_int8, rows->stride) }
+#endif
+#endif
+}

@@ -1,0 +1,338 @@
+/* Vectors as wide as the CPU's registers, and the formats of numbers.
+ *
+ * Their types are the compiler's (GCC's and Clang's) own: the same text becomes AVX-512, AVX2, SSE or NEON.
+ */
+#ifndef VECTORS_H
+#define VECTORS_H
+#include <stdint.h>
+#include <string.h>
+#if defined(__AVX512F__) || defined(__AVXVNNI__) /* only there: it takes the compiler half a second, in each file */
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+#if defined(__AVX512F__)
+#define LANES 16 /* floats in a vector */
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define INLINE static inline __attribute__((always_inline))
+#define NOINLINE static __attribute__((noinline))
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef int8_t bvec __attribute__((vector_size(LANES), aligned(1), may_alias));
+typedef int16_t pairs_vec __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
+
+/* SPLIT is a float32 as the sum of two bfloat16s: 16 bits of its 24-bit mantissa. INT8 and INT16 are whole numbers
+ * from -127 to 127, of rows that have a scale; see quantize.c. */
+enum { FLOAT32, BFLOAT16, FLOAT16, SPLIT, INT8, INT16 };
+
+INLINE int64_t size_of(int format) { return format == FLOAT32 ? 4 : format == INT8 ? 1 : 2; } /* bytes; of a SPLIT's half */
+INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+INLINE vec splat(float x) {
+#if LANES == 16
+    return (vec){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+#elif LANES == 8
+    return (vec){x, x, x, x, x, x, x, x}; /* one instruction; {0} + x would be three */
+#else
+    return (vec){x, x, x, x};
+#endif
+}
+INLINE vec splat_bits(int32_t x) {
+    float same;
+    memcpy(&same, &x, 4);
+    return splat(same);
+}
+INLINE vec load(const float *from) { return *(const vec *)from; }
+INLINE void store(float *to, vec x) { *(vec *)to = x; }
+/* sum + a * b, rounded once where the CPU can. The compiler may fuse the two by itself, and may not, here and there
+ * or at another level: with this, all that adds in the same order gives the same bits. */
+INLINE vec multiply_add(vec sum, vec a, vec b) {
+#ifdef __AVX512F__
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__) && LANES == 8
+    typedef float whole __attribute__((vector_size(32)));
+    return (vec)__builtin_ia32_vfmaddps256((whole)a, (whole)b, (whole)sum);
+#elif defined(__aarch64__)
+    return (vec)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+#else
+    return sum + a * b;
+#endif
+}
+INLINE vec larger(vec a, vec b) {
+#ifdef __AVX512F__
+    return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+    typedef float whole __attribute__((vector_size(32)));
+    return (vec)__builtin_ia32_maxps256((whole)a, (whole)b);
+#else
+    return (vec)(((ivec)a & (a > b)) | ((ivec)b & (a <= b)));
+#endif
+}
+
+INLINE float largest_of(vec x) {
+#ifdef __AVX512F__
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    float largest = x[0];
+    for (int i = 1; i < LANES; i++) largest = x[i] > largest ? x[i] : largest;
+    return largest;
+#endif
+}
+
+INLINE float sum_of(vec x) {
+    float sum = 0;
+    for (int i = 0; i < LANES; i++) sum += x[i];
+    return sum;
+}
+
+/* LANES numbers from memory, as float32. */
+INLINE vec fetch(const void *from, int format) {
+    if (format == FLOAT32) return *(const vec *)from;
+    const ivec bits = __builtin_convertvector(*(const hvec *)from, ivec);
+    if (format == BFLOAT16) return (vec)(bits << 16);              /* the upper half of a float32 */
+    const vec magnitude = (vec)((bits & 0x7fff) << 13) * 0x1p112f; /* another bias; infinity becomes 65536 */
+    return (vec)((ivec)magnitude | (bits & 0x8000) << 16);
+}
+
+/* The even or the odd ones of LANES pairs of bfloat16, as float32. */
+INLINE vec half_of(const void *pairs, int odd) {
+    const ivec both = *(const ivec *)pairs;
+    return odd ? (vec)(both & ~0xffff) : (vec)(both << 16);
+}
+
+/* One number of a format. */
+INLINE float fetch_one(const void *from, int64_t i, int format) {
+    if (format == FLOAT32) return ((const float *)from)[i];
+    const hvec same = ((const uint16_t *)from)[i] - (hvec){0};
+    return fetch(&same, format)[0];
+}
+
+/* (0 2 4 ...), (1 3 5 ...) -> (0 1 2 ...), in two vectors. */
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
+#endif
+INLINE void interleave(vec *two) {
+    const vec a = two[0], b = two[1];
+#if LANES == 16
+    two[0] = SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    two[1] = SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif LANES == 8
+    two[0] = SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+    two[1] = SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+    two[0] = SHUFFLE(a, b, 0, 4, 1, 5);
+    two[1] = SHUFFLE(a, b, 2, 6, 3, 7);
+#endif
+}
+
+/* ARM's instructions are spelled out; the compiler, which has been told of no more than NEON, has to let them
+ * pass: Clang in a function that says so, GCC's assembler anywhere. */
+#if defined(__aarch64__) && defined(__clang__)
+#define WITH_BFLOAT16 __attribute__((target("bf16,dotprod")))
+#define INSTRUCTION(text) text
+#define DOTS
+#else
+#define WITH_BFLOAT16
+#define INSTRUCTION(text) ".arch_extension bf16\n\t" text
+#define DOTS ".arch armv8.2-a+dotprod\n\t" /* as an extension of ARMv8.0 it is not let pass */
+#endif
+
+/* sum += a0 * w0 + a1 * w1, where `pairs` holds the a's and w the w's. Who compiles may bring their own. */
+#if defined(HAS_DOT)
+#elif defined(__AVX512BF16__)
+#define HAS_DOT
+#define DOT(sum, pairs, w) (sum) = (vec)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(pairs), (__m512bh)(w))
+#elif defined(__aarch64__)
+#define HAS_DOT
+#define DOT(sum, pairs, w) \
+    __asm__(INSTRUCTION("bfdot %0.4s, %1.8h, %2.8h") : "+w"(sum) : "w"(pairs), "w"(w))
+#endif
+
+/* sum += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3, for the four integers of each 32 bits. Where one of the factors has to
+ * be unsigned, it is the weight, from which ABOVE has not been taken yet. (AVX2's vpmaddubsw, which is older, sums pairs
+ * in 16 bits and cuts off what is larger: with weights of 127 it is wrong.) */
+#if defined(HAS_DOT_INT8)
+#elif defined(__AVX512VNNI__)
+#define HAS_DOT_INT8
+#define ABOVE 128
+#define DOT_INT8S(sum, fours, w) (sum) = (vec)_mm512_dpbusd_epi32((__m512i)(sum), (__m512i)(w), (__m512i)(fours))
+#elif defined(__AVXVNNI__)
+#define HAS_DOT_INT8
+#define ABOVE 128
+#define DOT_INT8S(sum, fours, w) (sum) = (vec)_mm256_dpbusd_avx_epi32((__m256i)(sum), (__m256i)(w), (__m256i)(fours))
+#elif defined(__aarch64__)
+#define HAS_DOT_INT8
+#define ABOVE 0
+#define DOT_INT8S(sum, fours, w) \
+    __asm__(DOTS "sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(fours), "w"(w))
+#endif
+#ifndef ABOVE
+#define ABOVE 0
+#endif
+
+/* The same for two integers of 16 bits, which every CPU has in some form: sum += a0 * w0 + a1 * w1. */
+INLINE vec add_pairs(vec sum, ivec pairs, ivec w) {
+#if defined(__AVX512BW__)
+    return (vec)((ivec)sum + (ivec)_mm512_madd_epi16((__m512i)pairs, (__m512i)w));
+#elif defined(__AVX2__) && LANES == 8
+    typedef int16_t whole __attribute__((vector_size(32)));
+    return (vec)((ivec)sum + (ivec)__builtin_ia32_pmaddwd256((whole)pairs, (whole)w));
+#elif defined(__SSE2__) && LANES == 4
+    typedef int16_t whole __attribute__((vector_size(16)));
+    return (vec)((ivec)sum + (ivec)__builtin_ia32_pmaddwd128((whole)pairs, (whole)w));
+#else
+    return (vec)((ivec)sum + (pairs << 16 >> 16) * (w << 16 >> 16) + (pairs >> 16) * (w >> 16));
+#endif
+}
+
+/* LANES pairs of int8, as pairs of int16. */
+INLINE ivec widen_pairs(const void *from) {
+#if defined(__AVX512BW__)
+    return (ivec)_mm512_cvtepi8_epi16(_mm256_loadu_si256(from));
+#else
+    typedef int8_t bytes __attribute__((vector_size(2 * LANES), aligned(1), may_alias));
+    return (ivec)__builtin_convertvector(*(const bytes *)from, pairs_vec);
+#endif
+}
+
+/* LANES pairs: a bfloat16 of one run of memory, and one of another. */
+INLINE ivec zip(const void *a, const void *b) {
+#ifdef __AVX512BW__ /* three instructions; GCC 12 makes twelve of what is below */
+    static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i first = _mm512_castsi256_si512(_mm256_loadu_si256(a));
+    const __m512i both = _mm512_inserti64x4(first, _mm256_loadu_si256(b), 1);
+    return (ivec)_mm512_permutexvar_epi16(_mm512_loadu_si512(order), both);
+#else
+    return __builtin_convertvector(*(const hvec *)a, ivec) | __builtin_convertvector(*(const hvec *)b, ivec) << 16;
+#endif
+}
+
+/* A pair of bfloat16s, or four int8, in each place. */
+INLINE ivec splat_pair(const void *from) {
+    int32_t pair;
+    memcpy(&pair, from, 4);
+    return (ivec)splat_bits(pair);
+}
+
+/* To the nearest bfloat16, ties to even. */
+INLINE hvec to_bfloat16(vec x) {
+#ifdef __AVX512BF16__
+    return (hvec)_mm512_cvtneps_pbh((__m512)x);
+#else
+    const ivec bits = (ivec)x;
+    return __builtin_convertvector((bits + 0x7fff + (bits >> 16 & 1)) >> 16 & 0xffff, hvec);
+#endif
+}
+
+/* To the nearest float16, ties to even; from 65520 on, to infinity. */
+INLINE hvec to_float16(vec x) {
+    const ivec bits = (ivec)x, magnitude = bits & 0x7fffffff;
+    const ivec usual = (magnitude - (112 << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13; /* another bias */
+    const ivec small = (ivec)((vec)magnitude + 0.5f) - 0x3f000000; /* 0.5 has 24 bits behind the point */
+    const ivec tiny = magnitude < 0x38800000, large = magnitude > 0x47800000, nan = magnitude > 0x7f800000;
+    const ivec half = (small & tiny) | (usual & ~tiny & ~large) | (large & 0x7c00) | (nan & 0x200);
+    return __builtin_convertvector(half | (bits >> 16 & 0x8000), hvec);
+}
+
+/* 1 / x to 1e-7: an estimate and one step of Newton's method. A division would take three times as long. */
+INLINE vec reciprocal(vec x) {
+#if defined(__AVX512F__)
+    const vec r = (vec)_mm512_rcp14_ps((__m512)x);
+    return r * (2 - x * r);
+#elif defined(__AVX__)
+    typedef float whole __attribute__((vector_size(32)));
+    const vec r = (vec)__builtin_ia32_rcpps256((whole)x);
+    return r * (2 - x * r);
+#else
+    return 1 / x;
+#endif
+}
+
+/* e^x for x <= 0, to 3e-7: 2^n 2^r with |r| <= 1/2, and 2^r by the polynomial of degree 5 that is closest to
+ * it there. */
+INLINE vec exponential(vec x) {
+    /* Adding 1.5 * 2^23 leaves no bits behind the point. */
+    const vec rounded = larger(x, splat(-87.0f)) * 1.44269504f + 12582912.0f;
+    const vec r = larger(x, splat(-87.0f)) * 1.44269504f - (rounded - 12582912.0f);
+    vec p = r * 1.32764715e-3f + 9.67554159e-3f;
+    p = (((p * r + 5.55071328e-2f) * r + 2.40221197e-1f) * r + 6.93146967e-1f) * r + 1.0f;
+    return (vec)((ivec)p + ((ivec)rounded << 23)); /* n is in the lowest bits, and is added to the exponent */
+}
+
+/* A matrix of activations, row behind row. What products read has room for a whole number of vectors and 32s
+ * in each row, and zeros behind its last number (rows() in fast_model.py); other rows are read and written by
+ * read_row and write_some. The second halves of a SPLIT lie `plane` bytes on. */
+typedef struct {
+    char *data;
+    int64_t stride, plane; /* bytes */
+    int64_t format;
+} Rows;
+
+INLINE void write_row(const Rows *to, int64_t row, int64_t column, vec x) {
+    char *at = to->data + row * to->stride + column * size_of((int)to->format);
+    if (to->format == FLOAT32) {
+        *(vec *)at = x;
+        return;
+    }
+    if (to->format == FLOAT16) {
+        *(hvec *)at = to_float16(x);
+        return;
+    }
+    const hvec high = to_bfloat16(x);
+    *(hvec *)at = high;
+    if (to->format == SPLIT) *(hvec *)(at + to->plane) = to_bfloat16(x - fetch(&high, BFLOAT16));
+}
+
+/* Prefetch `count` numbers of a row, to read them (not of a SPLIT) or to write there: for that, too, the CPU has
+ * to have a line of memory. Clang wants to see which of the two it is. */
+INLINE void ask_for(const Rows *rows, int64_t row, int64_t column, int64_t count, const int writing) {
+    const int64_t size = size_of((int)rows->format);
+    const char *at = rows->data + row * rows->stride + column * size;
+    for (int64_t i = 0; i < count * size; i += 64) {
+        if (writing) __builtin_prefetch(at + i, 1);
+        else __builtin_prefetch(at + i);
+        if (writing && rows->format == SPLIT) __builtin_prefetch(at + rows->plane + i, 1);
+    }
+}
+
+/* `count` floats, at most a vector; zeros behind them. */
+INLINE vec load_some(const float *from, int64_t count) {
+    if (count >= LANES) return load(from);
+    vec x = {0};
+    if (count > 0) memcpy(&x, from, sizeof(float) * (size_t)count);
+    return x;
+}
+
+/* `count` numbers of a row, as float32; not of a SPLIT. */
+INLINE vec read_row(const Rows *from, int64_t row, int64_t column, int64_t count) {
+    const int64_t size = size_of((int)from->format);
+    const char *at = from->data + row * from->stride + column * size;
+    if (count >= LANES) return fetch(at, (int)from->format);
+    char buffer[sizeof(vec)] = {0};
+    if (count > 0) memcpy(buffer, at, (size_t)(count * size));
+    return fetch(buffer, (int)from->format);
+}
+
+/* The first `count` of a vector. */
+INLINE void write_some(const Rows *to, int64_t row, int64_t column, vec x, int64_t count) {
+    if (count >= LANES) {
+        write_row(to, row, column, x);
+        return;
+    }
+    char buffer[2][sizeof(vec)];
+    const Rows one = {buffer[0], 0, (int64_t)sizeof(vec), to->format};
+    char *at = to->data + row * to->stride + column * size_of((int)to->format);
+    write_row(&one, 0, 0, x);
+    memcpy(at, buffer[0], (size_t)(count * size_of((int)to->format)));
+    if (to->format == SPLIT) memcpy(at + to->plane, buffer[1], (size_t)(2 * count));
+}
+#endif

@@ -1,0 +1,91 @@
+"""The keys and values of all requests, in blocks, and how much memory they take.
+
+The cache is a pool of blocks, each with room for `block_size` tokens in every layer. Which block belongs to whom is the
+block manager's business; the cache gets places. Place s is number s % block_size of block s // block_size.
+"""
+
+import functools
+from collections.abc import Callable
+
+import psutil
+import torch
+from torch import Tensor
+
+from .attention import PagedAttention
+from .support import memory
+
+SHARE_OF_FREE_MEMORY = 0.5  # what the cache may take by default; the rest is for the activations of a prefill
+SHARE_OF_FREE_CUDA_MEMORY = 0.9  # after those have been measured
+PREFAULT = 128 << 20  # numbers of it that have their memory from the start: those of 7,281 tokens of GPT-2 small
+
+
+class KVCache:
+    """Room for the keys and values of `num_blocks` blocks, allocated once, written in place. Owned by the runner.
+    `paged_attention` is the function that reads it; with `pages` (on a CPU) its memory is in large pages, with
+    `prefault` that of the first blocks, which are the first to be taken, is there from the start."""
+
+    def __init__(
+        self,
+        n_layer: int,
+        num_blocks: int,
+        block_size: int,
+        n_head: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        paged_attention: PagedAttention,
+        pages: bool = False,
+        prefault: bool = False,
+    ):
+        self.block_size, self.paged_attention = block_size, paged_attention
+        # Nothing is read before it is written, so it need not be zero. A block's keys are transposed: see attention.py.
+        make = memory.empty if pages else functools.partial(torch.empty, device=device)
+        self.keys = make((n_layer, num_blocks, n_head, head_dim, block_size), dtype=dtype)
+        self.values = make((n_layer, num_blocks, n_head, block_size, head_dim), dtype=dtype)
+        if prefault:
+            # The system gives memory when it is first touched: do that now, not within a step, as far as most runs
+            # need it. A pool may be far larger than what is ever in use.
+            first = PREFAULT // (2 * self.keys[:, 0].numel())
+            self.keys[:, :first].zero_()
+            self.values[:, :first].zero_()
+
+    def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+        """Put a layer's keys and values of new tokens where they belong.
+
+        slot_mapping: [num_tokens], a slot each; k, v: [num_tokens, n_head, head_dim]
+        """
+        blocks, rows = slot_mapping // self.block_size, slot_mapping % self.block_size
+        self.keys[layer][blocks, :, :, rows] = k
+        self.values[layer][blocks, :, rows] = v
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks, in every layer: (from, to)."""
+        if pairs:
+            source, target = zip(*pairs, strict=True)
+            self.keys[:, list(target)] = self.keys[:, list(source)]
+            self.values[:, list(target)] = self.values[:, list(source)]
+
+
+def bytes_per_token(n_layer: int, n_embd: int, dtype: torch.dtype) -> int:
+    """What one token takes: a key and a value of n_embd numbers in every layer."""
+    return 2 * n_layer * n_embd * dtype.itemsize
+
+
+def default_cache_bytes(device: torch.device, full_step: Callable[[], None]) -> int:
+    """What the cache may take. On a CPU half of the memory that is free now; on CUDA, where no other program needs it,
+    90% of it without what a full step takes, which is run to see."""
+    if device.type != "cuda":
+        return int(psutil.virtual_memory().available * SHARE_OF_FREE_MEMORY)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    full_step()
+    taken = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info(device)[0] * SHARE_OF_FREE_CUDA_MEMORY) - taken
+
+
+def check_cache_bytes(num_bytes: int, device: torch.device) -> None:
+    """Raise ValueError unless a device has so much memory: a system that promises it anyway may kill us later."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if num_bytes > free:
+        raise ValueError(f"the KV cache would take {num_bytes:,} bytes of memory, there are {free:,} free")

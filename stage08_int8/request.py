@@ -1,0 +1,193 @@
+"""One request: what was asked, where it is, and what has come of it so far."""
+
+import copy
+import enum
+import time
+from typing import Any
+
+from .support.controls import Controls
+from .support.outputs import Logprob
+from .support.sampling_params import SamplingParams
+from .support.text import Text
+from .support.tokenizer import Tokenizer
+
+
+class RequestState(enum.Enum):
+    """Where a request is that is not finished: in the queue (again, if it was preempted), or in the batch."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+
+
+class Request:
+    """A prompt on its way to a completion. `add` is the only way that it grows, and decides when it ends.
+
+    A request for n completions is n of these, its `group`: the first one is prefilled, the others are forked from it.
+
+    Args:
+        request_id: unique within the engine.
+        prompt: the prompt as given, None if it was token ids.
+        prompt_token_ids: the prompt's tokens, at least one.
+        params: how to sample and when to stop.
+        seed: the key of every draw for this request.
+        max_length: prompt and output together never have more tokens.
+        tokenizer: turns tokens into text.
+        eos_token_ids: the model's end tokens.
+        priority: lower is admitted earlier, under the policy "priority".
+        score_from: with params.prompt_logprobs, the first token of the prompt that gets one.
+
+    Attributes:
+        state: changed by the scheduler.
+        num_computed_tokens: how many tokens of the sequence have their keys and values in the cache.
+        num_cached_tokens: how many of its prompt were there already when it was first admitted.
+        place: its rank in the queue, given by the scheduler; running requests with a later one are preempted first.
+        index: which completion of its group it is.
+        num_ahead: how many completions its caller asked for before this group, in the same call.
+        prompt_logprobs: of the prompt's tokens so far; None unless they were asked for.
+        output_token_ids: the output's tokens, the one that ended it among them.
+        token_times: when each of them came, in seconds of time.perf_counter.
+        logprobs: of each of them, if they were asked for.
+        text: what they say, up to a stop text.
+        finish_reason, stop_reason: why it ended; None while it goes on.
+        controls: what its parameters ask of the logits.
+        told: how many of its tokens, and of its text's characters, a stream has given out, and whether its end.
+    """
+
+    place: Any  # None until it is queued
+    first_scheduled_time: float | None
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        seed: int,
+        max_length: int,
+        tokenizer: Tokenizer,
+        eos_token_ids: tuple[int, ...],
+        priority: int = 0,
+        score_from: int = 1,
+    ):
+        self.request_id, self.prompt, self.prompt_token_ids = request_id, prompt, prompt_token_ids
+        self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
+        self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
+        self.controls = Controls(params, tokenizer, eos_token_ids)
+        self.priority, self.place, self.first_scheduled_time = priority, None, None
+        self.index, self.num_ahead, self.num_cached_tokens = 0, 0, 0
+        self.group: list[Request] = [self]
+        self.prompt_logprobs = None if params.prompt_logprobs is None else [None] * score_from
+        self.arrival_time, self.inbox = time.perf_counter(), None  # of its caller, see support/router.py
+        self.told = 0, 0, False
+        self.begin()
+        self.wait()
+
+    def begin(self) -> None:
+        """It has no output yet."""
+        self.output_token_ids: list[int] = []
+        self.token_times: list[float] = []
+        self.logprobs: list[dict[int, Logprob]] = []
+        self.text = Text(self.tokenizer, self.params)
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+
+    def wait(self) -> None:
+        """It is in the queue, and nothing of it in the cache."""
+        self.state, self.num_computed_tokens = RequestState.WAITING, 0
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def group_finished(self) -> bool:
+        return all(completion.finished for completion in self.group)
+
+    def fork(self, index: int) -> "Request":
+        """Another completion of the same prompt, in the same group, with the same tokens so far."""
+        child = copy.copy(self)
+        child.index, child.text, child.controls = index, self.text.copy(), self.controls.fork(index)
+        child.output_token_ids, child.token_times = [*self.output_token_ids], [*self.token_times]
+        child.logprobs = [*self.logprobs]
+        return child
+
+    def guessed(self, draft: list[int]) -> "Request":
+        """The request as it would be with these tokens more: for a sampler, which only reads it. Functions of the
+        caller's and forms are left out: they are asked about outputs that exist."""
+        other = copy.copy(self)
+        other.output_token_ids = self.output_token_ids + draft
+        if self.controls.may_fail:
+            other.controls = Controls(SamplingParams(), self.tokenizer, ())
+        return other
+
+    @property
+    def beginning(self) -> list["Request"]:
+        """Who samples from this one's logits: itself; behind the prompt, the whole group."""
+        return [self] if self.output_token_ids or self.index else self.group
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and output: the sequence that the model sees."""
+        return self.prompt_token_ids + self.output_token_ids
+
+    @property
+    def num_tokens(self) -> int:
+        """As many as `token_ids`, without putting that list together."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_new_tokens(self) -> int:
+        """The tokens that have to go through the model before the next one can be sampled: 1 in a decode."""
+        return self.num_tokens - self.num_computed_tokens
+
+    def new_token_ids(self, num_tokens: int) -> list[int]:
+        """The next tokens to go through the model."""
+        start = self.num_computed_tokens - len(self.prompt_token_ids)
+        if start >= 0:
+            return self.output_token_ids[start : start + num_tokens]
+        return self.token_ids[self.num_computed_tokens : self.num_computed_tokens + num_tokens]
+
+    @property
+    def num_cacheable(self) -> int:
+        """How many of its first tokens need not be computed if their keys and values are in the cache: all but the
+        last, unless log-probabilities are wanted of what follows earlier ones."""
+        if self.prompt_logprobs is None or len(self.prompt_logprobs) == len(self.prompt_token_ids):
+            return self.num_tokens - 1
+        return len(self.prompt_logprobs) - 1
+
+    def to_score(self, num_tokens: int) -> range:
+        """Positions among the next tokens whose logits score the next token of the prompt."""
+        if self.prompt_logprobs is None:
+            return range(0)
+        start = max(self.num_computed_tokens, len(self.prompt_logprobs) - 1)
+        return range(start, min(self.num_computed_tokens + num_tokens, len(self.prompt_token_ids) - 1))
+
+    def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
+        """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With -1 there is no
+        token: the logits were no numbers. With `max_tokens` 0 none was wanted: the prompt was to be scored."""
+        if token_id < 0 or not self.max_tokens:
+            self.finish("abort" if token_id < 0 else "length")
+            return
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+        self.token_times.append(time.perf_counter())
+        self.output_token_ids.append(token_id)
+        if token_id in self.eos_token_ids and not self.params.ignore_eos:
+            self.finish("stop", None, token_id)
+        elif token_id in self.params.stop_token_ids:
+            self.finish("stop", token_id, token_id)
+        elif stop := self.text.add(token_id, self._may_stop):
+            self.finish_reason, self.stop_reason = "stop", stop
+        elif len(self.output_token_ids) >= self.max_tokens:
+            self.finish("length")
+
+    def finish(self, reason: str, stop_reason: str | int | None = None, stop_token_id: int | None = None) -> None:
+        """End it as it is, unless what is left of its text completes a stop text."""
+        if stop := self.text.flush(self._may_stop, stop_token_id):
+            reason, stop_reason = "stop", stop
+        self.finish_reason, self.stop_reason = reason, stop_reason
+
+    @property
+    def _may_stop(self) -> bool:
+        """Whether a stop text may end the output."""
+        return len(self.output_token_ids) > self.params.min_tokens

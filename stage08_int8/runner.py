@@ -1,0 +1,158 @@
+"""The model on its device: from a batch to the logits of the tokens that follow."""
+
+import contextlib
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .attention import pick_backend
+from .batch import Batch
+from .config import EngineConfig
+from .cuda_graphs import GraphedGPT2
+from .fast_model import FastGPT2, enabled, pick_model
+from .kernels import c_kernel
+from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
+from .model import GPT2, ModelConfig
+from .quantize import quantizing
+from .run_ahead import RunAhead
+from .sampler import choose
+from .sampler import sample as sample_rows
+from .scheduler import Scheduler
+from .support.isolation import isolated, tokens_of
+from .support.openmp import WAITS_BRIEFLY
+from .support.options import in_words, pick_device, pick_dtype
+from .support.threads import ThreadLimit
+from .support.weights import Checkpoint
+
+sample = isolated(sample_rows)  # an error on one row is that request's alone: it gets the token -1
+CROWDED = 0.85  # with fewer free cores than this, not even a single thread has one to itself
+
+
+def pick_int8(name: str, device: torch.device) -> bool:
+    """Whether the option `weights` comes to int8 there. Raises ValueError where it can't."""
+    if name == "int8" and device.type != "cpu":
+        raise ValueError(f"weights 'int8' run on a CPU, not on {device}; there it is as-is")
+    return name != "as-is" and device.type == "cpu"
+
+
+class Runner:
+    """Owns the model and the KV cache.
+
+    Args:
+        config: the options of the engine.
+        model_config: the sizes of the model.
+        checkpoint: where its weights come from.
+        max_model_len: the longest sequence, in tokens.
+    """
+
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, checkpoint: Checkpoint, max_model_len: int):
+        self.device = pick_device(config.device)
+        self.dtype = pick_dtype(config.dtype, self.device)
+        self.thread_limit = ThreadLimit()
+        n_head, head_dim, on = model_config.n_head, model_config.n_embd // model_config.n_head, enabled(config.disable)
+        self.attention_backend, paged_attention = pick_backend(config.attention_backend, self.device, head_dim, on)
+        with torch.device("meta"):  # no memory yet: the checkpoint brings the tensors
+            self.model = GPT2(model_config).eval()
+        self.int8 = pick_int8(config.weights, self.device)
+        checkpoint.load(self.model, self.dtype, self.device, quantizing(self.model) if self.int8 else None)
+        self.bytes_per_token = bytes_per_token(model_config.n_layer, model_config.n_embd, self.dtype)
+        sizes = (config.block_size, n_head, head_dim, self.dtype, self.device, paged_attention)
+        self.num_blocks = self._pick_num_blocks(config, max_model_len, KVCache(model_config.n_layer, 1, *sizes))
+        self.kv_cache_bytes = self.num_blocks * config.block_size * self.bytes_per_token
+        check_cache_bytes(self.kv_cache_bytes, self.device)
+        # Only Triton's attention can be recorded: torch's asks for lengths. Graphs fill up their batches with rows that
+        # write to a block of their own, the one behind all others.
+        graphs = self.device.type == "cuda" and "graphs" in on and self.attention_backend == "triton"
+        how = {"pages": "pages" in on and self.device.type == "cpu", "prefault": "prefault" in on}
+        self.cache = KVCache(model_config.n_layer, self.num_blocks + graphs, *sizes, **how)
+        if graphs:
+            width = -(-max_model_len // config.block_size)
+            self.model = GraphedGPT2(self.model, config.max_num_seqs, width, spare_block=self.num_blocks)
+        elif self.attention_backend == "c":
+            self.model = pick_model(self.model, on, config.max_num_seqs)
+        self.argmax = c_kernel.argmax if "argmax" in on and self.attention_backend == "c" else None
+        # The kernels' threads can share their cores with other programs (kernels/team.h) if OpenMP's wait briefly;
+        # torch's own operations can't.
+        self.waits_briefly = WAITS_BRIEFLY and isinstance(self.model, FastGPT2)
+        self.ahead: RunAhead | None = None
+        self.last = 0, 0.0  # how many tokens the latest forward pass had, and its seconds; on a CPU
+
+    def run_ahead(self, scheduler: Scheduler) -> None:
+        """From now on, begin the next step before the host has read the tokens of this one."""
+        self.ahead = RunAhead(self.model, self.cache, scheduler)
+
+    def describe(self) -> str:
+        """What the options came to, for people."""
+        cache = f"{self.num_blocks:,} blocks in {self.kv_cache_bytes / 1e6:,.0f} MB of KV cache"
+        weights = ", weights in int8" if self.int8 else ""
+        return f"{in_words(self.device, self.dtype)}{weights}, attention: {self.attention_backend}, {cache}"
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The logits of the tokens whose predecessors are `batch.last`: [n_asked, vocab_size] float32."""
+        logits = self.ahead.take(batch.rows) if self.ahead is not None else None
+        if logits is not None and not batch.copies:
+            return logits
+        self.cache.copy_blocks(batch.copies)
+        # Beside other programs: as many threads as there are free cores; if there is none, as many as ever, which the
+        # system lets compete with the others.
+        crowded = self.waits_briefly and self.thread_limit.free < CROWDED
+        with contextlib.nullcontext() if crowded else self.thread_limit:
+            start = time.perf_counter()
+            logits = self.model(batch.to(self.device), self.cache)
+        if self.device.type == "cpu":
+            self.last = batch.num_tokens, time.perf_counter() - start
+        return logits
+
+    def sample(self, batch: Batch, logits: Tensor) -> list[tuple]:
+        """As `sampler.sample`. On CUDA the next step begins meanwhile, if nothing speaks against it (`can_predict`)."""
+        with self.thread_limit:
+            if self.ahead is None or len(batch.ready) < len(batch.rows) or not self.ahead.can_predict(batch.rows):
+                return sample(logits, batch.ready, self.argmax)
+            token_ids = self.ahead.read(batch.rows, choose(logits, batch.ready))  # then the logits may be others
+            return tokens_of(token_ids, batch.ready)
+
+    def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
+        """How many blocks the options ask for, or can be of use and fit into what is free."""
+        block_bytes = config.block_size * self.bytes_per_token
+        if config.num_blocks is not None:
+            return config.num_blocks
+        room, most = config.kv_cache_bytes, math.inf
+        if room is None:
+            room = default_cache_bytes(self.device, lambda: self.full_step(config, small_cache))
+            most = config.max_num_seqs * -(-max_model_len // config.block_size)
+        if room < block_bytes:
+            raise ValueError(f"a block of {config.block_size} tokens needs {block_bytes:,} bytes, there are {room:,}")
+        return int(min(room // block_bytes, most))
+
+    def full_step(self, config: EngineConfig, cache: KVCache) -> None:
+        """The largest step there is, on whatever the cache holds: for measuring what it takes."""
+        logits = self.try_step(config.max_num_batched_tokens, cache)
+        logits.sort(dim=-1)
+        logits.double().softmax(dim=-1).cumsum(dim=-1)  # with the sort, what takes the most in the sampler
+
+    def time_rows(self, sizes: Sequence[int], times: int = 2) -> dict[int, float]:
+        """Seconds of the model for so many tokens whose logits are all asked for: the best of some times, before there
+        are requests."""
+        seconds = dict.fromkeys(sizes, math.inf)
+        self.try_step(sizes[-1], self.cache)  # what is only done once
+        for size in [*sizes] * times:
+            start = time.perf_counter()
+            with self.thread_limit:
+                self.try_step(size, self.cache)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            seconds[size] = min(seconds[size], time.perf_counter() - start)
+        return seconds
+
+    @torch.inference_mode()
+    def try_step(self, num_tokens: int, cache: KVCache) -> Tensor:
+        """The logits of as many tokens, on whatever the cache holds."""
+        tokens = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
+        ends = torch.tensor([0, len(tokens)], dtype=torch.int64, device=self.device)
+        table = torch.zeros(1, -(-len(tokens) // cache.block_size), dtype=torch.int64, device=self.device)
+        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], last=tokens)
+        with torch.autocast(self.device.type, enabled=False):  # as in a step, see support/turn.py
+            return self.model(batch, cache)

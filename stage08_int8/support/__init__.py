@@ -1,0 +1,1 @@
+"""What the engine needs and its chapter does not teach. Nothing here imports a file of the directory above."""

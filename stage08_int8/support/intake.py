@@ -1,0 +1,114 @@
+"""From prompts and sampling parameters to requests: what comes in is checked here, before anything is computed."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from numbers import Integral
+from typing import Any
+
+from .philox import derive_seed
+from .prompts import truncated, unwrapped
+from .sampling_params import SamplingParams, whole_number
+from .scoring import Pair, encode_pair
+from .turn import Turn
+
+# A text, token ids, {"prompt": text} or {"prompt_token_ids": token ids}, or what is to be scored.
+Prompt = str | list[int] | Mapping[str, Any] | Pair
+Prompts = str | Mapping[str, Any] | Sequence[Prompt]  # a single text, or dict, is one prompt
+Params = SamplingParams | Sequence[SamplingParams]  # one for all prompts, or one per prompt
+
+
+def text_of(prompt: Prompt) -> str | None:
+    """None if it was given as token ids."""
+    if isinstance(prompt, Pair):
+        return "".join(map(str, prompt)) if isinstance(prompt.prompt, str) else None
+    return prompt if isinstance(prompt, str) else None
+
+
+class Intake:
+    """Makes the requests of an engine. What is wrong with them is a ValueError that names it and the limit; where the
+    engine can't run at all, that is a RuntimeError.
+
+    Args:
+        engine: has the tokenizer, the sizes, and `check_fits`.
+        make_request: the class of its requests.
+        turn: whose turn it is to run the engine.
+    """
+
+    def __init__(self, engine: Any, make_request: Callable[..., Any], turn: Turn):
+        self.engine, self.make_request, self.turn = engine, make_request, turn
+        self._numbers = itertools.count()  # of requests
+
+    def requests(
+        self, prompts: Prompts, sampling_params: Params | None, priority: Sequence[int] | None = None
+    ) -> list[Any]:
+        """One request per prompt, all of them checked, for steps to follow; an error names the prompt's index."""
+        self.turn.check()
+        prompts = [prompts] if isinstance(prompts, str | Pair | Mapping) else list(prompts)
+        params = SamplingParams() if sampling_params is None else sampling_params
+        params = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(params) != len(prompts):
+            raise ValueError(
+                f"got {len(prompts)} prompts but {len(params)} sampling_params; give one, or one per prompt"
+            )
+        priority = [0] * len(prompts) if priority is None else list(priority)
+        if len(priority) != len(prompts):
+            raise ValueError(f"got {len(prompts)} prompts but {len(priority)} priorities; give one per prompt")
+        requests, num_ahead = [], 0
+        for i, columns in enumerate(zip(prompts, params, priority, strict=True)):
+            try:
+                requests.append(self.request(*columns))
+            except ValueError as error:
+                raise ValueError(f"prompt {i}: {error}") from None
+            requests[-1].num_ahead, num_ahead = num_ahead, num_ahead + len(requests[-1].group)
+        return requests
+
+    def request(self, prompt: Prompt, params: SamplingParams, priority: int = 0, number: int | None = None) -> Any:
+        """A checked request. Its number, None takes the next one, is its id, and seeds its draws if it has no seed."""
+        self.turn.check_process()
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
+        given, text = unwrapped(prompt)
+        context, continuation = encode_pair(given, self.engine.tokenizer) if isinstance(given, Pair) else (given, [])
+        token_ids = truncated(self._token_ids(context), params, self.engine.max_model_len)
+        token_ids += self._token_ids(continuation) if continuation else []
+        vocab_size = self.engine.model_config.vocab_size
+        params = replace(params, logprobs=vocab_size) if params.logprobs == -1 else params
+        self._check(token_ids, params)
+        number = next(self._numbers) if number is None else number
+        request = self.make_request(
+            request_id=str(number),
+            prompt=text_of(text),
+            prompt_token_ids=token_ids,
+            params=params,
+            seed=derive_seed(self.engine.config.seed, number) if params.seed is None else params.seed,
+            max_length=self.engine.max_model_len,
+            tokenizer=self.engine.tokenizer,
+            eos_token_ids=self.engine.model_config.eos_token_ids,
+            priority=whole_number("priority", priority, -(2**63), 2**63 - 1),
+            score_from=len(token_ids) - len(continuation) if continuation else 1,
+        )
+        request.controls.check(vocab_size)
+        self.engine.check_fits(request)
+        request.group += [request.fork(index) for index in range(1, params.n)]
+        return request
+
+    def _token_ids(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.engine.tokenizer.encode(prompt)
+        if not isinstance(prompt, list | tuple) or any(
+            not isinstance(t, Integral) or isinstance(t, bool) for t in prompt
+        ):
+            raise ValueError(f"a prompt is a text or a list of token ids, got {prompt!r:.80}")
+        if not prompt:
+            raise ValueError("an empty list of token ids; to start from nothing, give the empty text ''")
+        return [int(t) for t in prompt]
+
+    def _check(self, token_ids: list[int], params: SamplingParams) -> None:
+        """Whether the model has these tokens, and can do what the parameters ask for."""
+        vocab_size = self.engine.model_config.vocab_size
+        if bad := [t for t in token_ids if not 0 <= t < vocab_size]:
+            raise ValueError(f"token {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (number := getattr(params, name)) is not None and number > vocab_size:
+                raise ValueError(f"{name} {number} is over the model's vocabulary of {vocab_size} tokens")

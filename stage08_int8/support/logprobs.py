@@ -1,0 +1,35 @@
+"""Log-probabilities, for requests that ask for them: of the chosen token and of the most likely ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .outputs import Logprob
+
+NOT_FINITE = (
+    "no token can be chosen: the model's logits are no numbers (its weights are damaged, or its values too large for "
+    "this dtype), or the request's controls forbid all tokens"
+)
+
+
+def logprob_entries(
+    logits: Tensor, token_ids: Tensor, counts: list[Any], text: Callable[[int], str]
+) -> list[dict[int, Logprob]]:
+    """Of each row the log-probability of a token, and those of the `counts[i]` most likely ones.
+
+    logits: [n, vocab_size]; token_ids: [n]
+    """
+    logprobs = logits.log_softmax(dim=-1)  # [n, vocab_size]
+    chosen = logprobs.gather(-1, token_ids[:, None])  # [n, 1]
+    best = logprobs.topk(max(counts), dim=-1)  # 2 x [n, most], descending
+    ids = torch.cat([token_ids[:, None], best.indices], dim=-1)  # [n, 1 + most]: the chosen one first
+    values = torch.cat([chosen, best.values], dim=-1)  # [n, 1 + most]
+    better = [(logprobs > chosen).sum(dim=-1, keepdim=True), torch.searchsorted(-best.values, -best.values)]
+    ranks = torch.cat(better, dim=-1) + 1  # [n, 1 + most]
+    columns = zip(counts, ids.tolist(), values.tolist(), ranks.tolist(), strict=True)
+    return [
+        {i: Logprob(value, rank, text(i)) for i, value, rank in [*zip(*row, strict=True)][: 1 + count]}
+        for count, *row in columns
+    ]

@@ -1,0 +1,200 @@
+"""What the engine gives back: results and stream events. They are made from a request, whose class is request.py's."""
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """A token's log-probability under the model's raw logits, and its place among all tokens (1 is the most likely)."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Moments in the life of a request, by `time.perf_counter`, and the times between its tokens; all in seconds."""
+
+    arrival_time: float
+    first_token_time: float | None  # None: it never came so far
+    finished_time: float | None
+    first_scheduled_time: float | None
+    inter_token_latencies: tuple[float, ...]
+
+    @classmethod
+    def of(cls, request: Any) -> "RequestMetrics":
+        times = [completion.token_times for completion in request.group if completion.token_times]
+        return cls(
+            request.arrival_time,
+            min((tokens[0] for tokens in times), default=None),
+            max((tokens[-1] for tokens in times), default=None),
+            request.group[0].first_scheduled_time,
+            tuple(after - before for tokens in times for before, after in itertools.pairwise(tokens)),
+        )
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token, in seconds, from the arrival."""
+        return self._since_arrival(self.first_token_time)
+
+    @property
+    def queue_time(self) -> float | None:
+        """Seconds from the arrival to the first step that it was part of."""
+        return self._since_arrival(self.first_scheduled_time)
+
+    @property
+    def e2e(self) -> float | None:
+        """End to end: seconds from the arrival to the last token."""
+        return self._since_arrival(self.finished_time)
+
+    def _since_arrival(self, moment: float | None) -> float | None:
+        return None if moment is None else moment - self.arrival_time
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """A completion.
+
+    Attributes:
+        index: which completion of its request.
+        text: the generated text, without the end token and without the stop text that ended it.
+        token_ids: the generated tokens, with the one that ended it.
+        cumulative_logprob: the sum of the chosen tokens' log-probabilities; None unless logprobs were asked for.
+        logprobs: for each generated token, token id -> Logprob of the chosen and of the most likely tokens; or None.
+        finish_reason: "stop" (the end token, a stop text, a stop token), "length" or "abort".
+        stop_reason: the stop text or the stop token id that ended it; None for the end token and for other reasons.
+        length_limit: of "length" which limit it was, "max_tokens" or "max_model_len", the context; else None.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    length_limit: str | None = None
+
+    @classmethod
+    def of(cls, request: Any) -> "CompletionOutput":
+        asked = request.params.logprobs is not None
+        chosen = zip(request.output_token_ids, request.logprobs, strict=False)
+        return cls(
+            index=request.index,
+            text=request.text.text,
+            token_ids=list(request.output_token_ids),
+            cumulative_logprob=sum((entry[i].logprob for i, entry in chosen), 0.0) if asked else None,
+            logprobs=list(request.logprobs) if asked else None,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            length_limit=length_limit(request),
+        )
+
+
+def length_limit(request: Any) -> str | None:
+    """Which limit it reached."""
+    if request.finish_reason != "length":
+        return None
+    return "max_model_len" if request.max_tokens < request.params.max_tokens else "max_tokens"
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """The result of one request. `prompt` is None if the prompt was given as token ids; `num_cached_tokens` of its
+    tokens were found in the prefix cache and not computed.
+
+    `prompt_logprobs`, if asked for: for each token of the prompt what `logprobs` of a completion has for its tokens;
+    None for the first, which follows nothing, and in a Pair for all but its continuation.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+    @classmethod
+    def of(cls, request: Any) -> "RequestOutput":
+        """The result of the group so far; `finished` says if it is the whole one."""
+        first = request.group[0]
+        return cls(
+            request.request_id,
+            request.prompt,
+            request.prompt_token_ids,
+            [CompletionOutput.of(completion) for completion in request.group],
+            request.group_finished,
+            RequestMetrics.of(request),
+            first.num_cached_tokens,
+            prompt_logprobs=first.prompt_logprobs and list(first.prompt_logprobs),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain values, ready for JSON."""
+        metrics: dict[str, Any] = {
+            "ttft": self.metrics.ttft,
+            "e2e": self.metrics.e2e,
+            "queue_time": self.metrics.queue_time,
+        }
+        metrics["inter_token_latencies"] = list(self.metrics.inter_token_latencies)
+        return {**asdict(self), "metrics": metrics}
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """News of a stream: what one step added to a completion (`completion_index`, with n > 1) of prompt `index`.
+
+    `text` may be empty (half a character, or a possible beginning of a stop text, is held back). `finish_reason` is
+    None until the last event of the completion; `stop_reason` then says which stop text or token it was. `logprobs` are
+    those of `token_ids`, if asked for. The counts of tokens are so far. The first event of a request has its
+    `prompt_logprobs`, if asked for. `queue_time` is that of RequestMetrics.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    completion_index: int = 0
+    num_cached_tokens: int = 0
+    queue_time: float | None = None
+
+    @classmethod
+    def take(cls, request: Any, index: int) -> "StreamEvent":
+        """What is new since the last call, of prompt `index`. Text that may be part of a stop text is held back."""
+        (begin, start, _), text = request.told, request.text.text
+        end = len(text) if request.finished else request.text.num_certain
+        first = request.group[0]
+        scheduled = first.first_scheduled_time
+        request.told = len(request.output_token_ids), end, request.finished
+        return cls(
+            index,
+            text[start:end],
+            request.output_token_ids[begin:],
+            request.finish_reason,
+            stop_reason=request.stop_reason,
+            logprobs=request.logprobs[begin:] if request.params.logprobs is not None else None,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_output_tokens=len(request.output_token_ids),
+            prompt_logprobs=request.prompt_logprobs and list(request.prompt_logprobs)
+            if not begin and not request.index
+            else None,
+            completion_index=request.index,
+            num_cached_tokens=first.num_cached_tokens,
+            queue_time=scheduled and scheduled - first.arrival_time,
+        )
+
+
+def finished_groups(completions: Iterable[Any]) -> list[Any]:
+    """The first completion of each request that is done, all n of it, with these."""
+    return list(dict.fromkeys([c.group[0] for c in completions if c.finished and c.group_finished]))

@@ -1,0 +1,97 @@
+"""How likely a text is: log-probabilities of the tokens of a prompt, and of a continuation behind a prompt."""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .around import around
+from .logprobs import NOT_FINITE, logprob_entries
+from .outputs import Logprob, RequestOutput
+from .sampling_params import SamplingParams
+from .tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+SCORING = SamplingParams(max_tokens=0, prompt_logprobs=0)  # nothing is generated
+
+
+class Pair(NamedTuple):
+    """A continuation that is to be scored behind a prompt: two texts, or two lists of token ids. It goes where a prompt
+    goes, with the parameters SCORING."""
+
+    prompt: str | list[int]
+    continuation: str | list[int]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a continuation is: the sum of its tokens' log-probabilities, how many tokens that are, and whether
+    each of them is the most likely one, as greedy decoding would choose it."""
+
+    logprob: float
+    num_tokens: int
+    is_greedy: bool
+
+
+def encode_pair(pair: tuple[Any, Any], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The tokens of both, by the rules of EleutherAI's lm-evaluation-harness (`_encode_pair`): spaces at the end of a
+    prompt become the continuation's, whose first word they belong to, and the continuation is what the whole text has
+    behind as many tokens as the prompt has."""
+    prompt, continuation = pair
+    if not any(all(isinstance(part, kind) for part in pair) for kind in (str, list | tuple)):
+        raise ValueError("a prompt and its continuation are two texts, or two lists of token ids")
+    if not continuation:
+        raise ValueError("an empty continuation: there is nothing to score")
+    if not isinstance(prompt, str):
+        return prompt, continuation
+    if not prompt.strip():  # the beginning of a text
+        return tokenizer.encode(""), tokenizer.encode(prompt + continuation)
+    begin, whole = tokenizer.encode(prompt.rstrip()), tokenizer.encode(prompt + continuation)
+    if len(whole) <= len(begin):  # "walk" and "ing" are one token together: each by itself
+        return begin, tokenizer.encode(prompt[len(prompt.rstrip()) :] + continuation)
+    return begin, whole[len(begin) :]
+
+
+class Scorer:
+    """Gives requests the log-probabilities of their prompts, from logits that the engine's forward pass makes for that:
+    `batch.scored` says which are whose."""
+
+    def __init__(self, engine: Any):
+        self._failed: dict[Any, None] = {}
+        around(engine.runner, "forward", self.forward)
+
+    def forward(self, forward: Callable, batch: Any) -> Tensor:
+        """Scores are the same however often they are computed, so it does not matter whether the step then happens."""
+        logits, self._failed = forward(batch), {}  # [num_tokens] -> [n_asked, vocab_size]
+        for request, rows in batch.scored:
+            entries = score_rows(logits[rows], request)
+            if any(math.isnan(next(iter(entry.values())).logprob) for entry in entries):
+                logger.warning("request %s fails: %s", request.request_id, NOT_FINITE)
+                self._failed[request] = None
+            request.prompt_logprobs += entries
+        return logits
+
+    def take_failed(self) -> dict[Any, None]:
+        """The requests that can't be scored, since the last call."""
+        failed, self._failed = self._failed, {}
+        return failed
+
+
+def score_rows(logits: Tensor, request: Any) -> list[dict[int, Logprob]]:
+    """[n, vocab_size] -> the entries of the next n tokens of the prompt, each with the token itself first."""
+    start, n = len(request.prompt_logprobs), len(logits)
+    token_ids = torch.tensor(request.prompt_token_ids[start : start + n], dtype=torch.int64, device=logits.device)
+    return logprob_entries(logits, token_ids, [request.params.prompt_logprobs] * n, request.tokenizer.token_text)
+
+
+def score_of(output: RequestOutput) -> Score:
+    """Of the result of a Pair. Raises RuntimeError if it was aborted."""
+    if output.outputs[0].finish_reason == "abort":
+        raise RuntimeError(f"request {output.request_id} was aborted before it was scored; the log may say why")
+    columns = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)  # pyright: ignore[reportArgumentType]
+    chosen = [entries[token_id] for token_id, entries in columns if entries is not None]
+    return Score(sum(c.logprob for c in chosen), len(chosen), all(c.rank == 1 for c in chosen))

@@ -1,0 +1,70 @@
+"""A completion's text while it grows: whole characters only, and nothing from a stop text on."""
+
+import copy
+
+from .sampling_params import SamplingParams
+from .tokenizer import Detokenizer, Tokenizer
+
+
+class Text:
+    """What the tokens so far say.
+
+    Args:
+        tokenizer: turns tokens into text.
+        params: has the stop texts (the text ends before the first of them that appears in it, or behind it), and says
+            what else is in the text.
+
+    Attributes:
+        text: as far as it is complete: the bytes of a character may be spread over several tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams):
+        self.text, self._stops, self._params = "", params.stop, params
+        self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
+
+    def copy(self) -> "Text":
+        other = copy.copy(self)
+        other._detokenizer = self._detokenizer.copy()
+        return other
+
+    def add(self, token_id: int, may_stop: bool) -> str | None:
+        """Append a token. Returns the stop text that this completes, if it may stop; the text then ends before it."""
+        return self._append(self._detokenizer.add(token_id), may_stop)
+
+    def flush(self, may_stop: bool, stop_token_id: int | None = None) -> str | None:
+        """No token follows: append what is left of a character that never got its last bytes. Returns as `add`.
+
+        stop_token_id: the token that ended it, whose text is left out unless stop texts are to be in the text.
+        """
+        last = ""
+        if stop_token_id is not None and self._params.include_stop_str_in_output:
+            last = self._detokenizer.add(stop_token_id)
+        return self._append(last + self._detokenizer.flush(), may_stop)
+
+    def _append(self, new_text: str, may_stop: bool) -> str | None:
+        if not self._params.detokenize:
+            return None
+        old_length = len(self.text)
+        self.text += new_text
+        if not (new_text and may_stop):
+            return None
+        # A stop text that this completes may begin in earlier text, but ends in the new one.
+        found = [(self.text.find(stop, max(0, old_length - len(stop) + 1)), stop) for stop in self._stops]
+        position, stop = min((pair for pair in found if pair[0] >= 0), default=(0, None), key=lambda pair: pair[0])
+        if stop is not None:
+            self.text = self.text[: position + len(stop) * self._params.include_stop_str_in_output]
+        return stop
+
+    @property
+    def num_certain(self) -> int:
+        """How many of its characters stay whatever comes: the rest could be the beginning of a stop text."""
+        if self._params.include_stop_str_in_output:
+            return len(self.text)
+        return min((self._begin_of(stop) for stop in self._stops), default=len(self.text))
+
+    def _begin_of(self, stop: str) -> int:
+        """Where the longest ending of the text begins that a stop text begins with."""
+        start = self.text.find(stop[0], max(0, len(self.text) - len(stop) + 1))
+        while start >= 0 and not stop.startswith(self.text[start:]):
+            start = self.text.find(stop[0], start + 1)
+        return len(self.text) if start < 0 else start

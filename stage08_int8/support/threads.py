@@ -1,0 +1,66 @@
+"""How many threads torch may use: as many as there are cores that are free.
+
+torch cuts an operation into as many parts as there are cores, and at its end the threads wait for each other, a hundred
+times in a step. They spin meanwhile: the fastest way as long as each of them has a core. But if another program takes a
+core, a browser say, the thread that is waited for may not be running, and the others spin in vain until the system puts
+it back, some milliseconds later. Beside two busy programs on two cores that made a step three to seven times slower;
+one thread alone waits for none.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+
+INTERVAL = 0.1  # seconds between two looks
+
+
+def without_gradients(step: Callable[..., Any], *arguments: Any) -> Any:
+    """Call `step` as inference: torch notes nothing for a backward pass."""
+    with torch.inference_mode():
+        return step(*arguments)
+
+
+class ThreadLimit:
+    """`with limit:` lets torch use, in that block, the threads for which there were cores lately.
+
+    The number of threads that it finds (`torch.set_num_threads`, OMP_NUM_THREADS) is the most it takes, and is back
+    afterwards.
+    """
+
+    def __init__(self):
+        self._most = self._limit = torch.get_num_threads()
+        self.free = float(self._most)  # cores, at the last look
+        self._looked = self._look()
+
+    def run(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """Call `step` within the limit."""
+        with self:
+            return step(*arguments)
+
+    def __enter__(self) -> None:
+        if (found := torch.get_num_threads()) != self._limit:  # else an exit was interrupted, and it is our own
+            self._most = found
+        if time.monotonic() - self._looked[0] >= INTERVAL:
+            before, self._looked = self._looked, self._look()
+            seconds, idle, own = (new - old for new, old in zip(self._looked, before, strict=True))
+            self.free = (idle + own) / seconds  # those that nobody used, and those that were ours
+        self._limit = max(1, min(self._most, round(self.free)))
+        if self._limit != found:
+            torch.set_num_threads(self._limit)
+
+    def __exit__(self, *_) -> None:
+        if self._limit != self._most:
+            torch.set_num_threads(self._most)
+
+    @staticmethod
+    def _look() -> tuple[float, float, float]:
+        """The time, and how many seconds the cores that we may use have idled and have worked for us so far."""
+        cores = dict(enumerate(psutil.cpu_times(percpu=True)))
+        if hasattr(os, "sched_getaffinity") and os.sched_getaffinity(0) <= cores.keys():
+            cores = {number: cores[number] for number in os.sched_getaffinity(0)}
+        idle = sum(core.idle + getattr(core, "iowait", 0) for core in cores.values())
+        return time.monotonic(), idle, time.process_time()
