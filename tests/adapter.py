@@ -29,9 +29,11 @@ class Stage(engines.Stage):
         return status, stdout.getvalue(), stderr.getvalue()
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen:
-        """Start the command line as a user would, in a process of its own."""
+        """Start the command line as a user would, in a process of its own; with the checkpoint's weights, as in this
+        process (`as_is` in conftest.py), unless it says which."""
+        exact = [] if "--weights" in arguments else [f"--{name}={value}" for name, value in self.exact.items()]
         return subprocess.Popen(
-            [sys.executable, "-m", self.command, *map(str, arguments)],
+            [sys.executable, "-m", self.command, *map(str, arguments), *exact],
             cwd=ROOT,
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,

@@ -16,7 +16,7 @@ import torch  # not earlier: it reads that number when it is imported
 
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before a kernel is defined
 
-from tests.adapter import BATCHED, STAGES, TINYTALES, stages_that_change, write_checkpoint
+from tests.adapter import BATCHED, STAGES, TINYTALES, Stage, stages_that_change, write_checkpoint
 
 # The browser's tests need what `make test-browser` installs; `make test` does not run them.
 collect_ignore = [] if importlib.util.find_spec("selenium") else ["browser"]
@@ -31,6 +31,9 @@ SIZES = {
     "4 heads": dict(n_layer=3, n_head=4, n_embd=32, n_positions=64, vocab_size=307, layer_norm_epsilon=1e-3),
     "8 heads": dict(n_layer=2, n_head=8, n_embd=64, n_positions=128, vocab_size=503),
 }
+
+KERNELS = ("test_same_bits", "test_other_cpus")  # stage 8's kernels have all kinds of stage 6's
+BOTH = ("tests.test_parity", "tests.test_staging", "tests.test_milestones")  # in which stage 6 stays
 
 
 @pytest.fixture
@@ -56,7 +59,26 @@ def pytest_generate_tests(metafunc):
         if name in metafunc.fixturenames and not own:
             picked = [stage for stage in stages if files is None or stage in stages_that_change(*files)]
             picked = [stage for stage in picked if stage.number in numbers]
-            metafunc.parametrize(name, picked, ids=[stage.directory for stage in picked], indirect=True)
+            ids = [stage.directory for stage in picked]
+            # Where a test is about no file, stage 8 as-is answers for stage 6, too: it has its bits. Both
+            # run against Hugging Face, and all three in `make soak`.
+            general = files is None and len(picked) > 3 and metafunc.module.__name__ not in BOTH
+            marks = [[pytest.mark.soak] if general and stage.number == 6 else [] for stage in picked]
+            params = [pytest.param(stage, marks=soak) for stage, soak in zip(picked, marks, strict=True)]
+            metafunc.parametrize(name, params, ids=ids, indirect=True)
+
+
+def pytest_collection_modifyitems(items):
+    """One of stages 7 and 8 is enough for `make test`; `make soak` runs both. The tests run stage 8 as-is, and then it
+    has stage 7's bits (`test_int8.py`), and stage 7's files but for those that int8 changes. So it answers for both
+    where a test runs on all stages; stage 7 does where guesses are tested, which are its idea."""
+    about_one = ("test_staging", "test_milestones")  # its files, its chapter, its milestone
+    for item in items:
+        params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        stages = [one.number for one in params if isinstance(one, Stage)]
+        left_out = [8] if item.path.stem == "test_speculative" else [6, 7] if item.path.stem in KERNELS else [7]
+        if len(stages) == 1 and stages[0] in left_out and item.path.stem not in about_one:
+            item.add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,6 +95,18 @@ def one_tokenizer():
         for stage in STAGES:
             patch.setattr(stage.part("weights"), "Tokenizer", reader(stage))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def as_is():
+    """An engine of stage 8 leaves its weights as they are unless it is told "int8": tests hold the stages against each
+    other, against Hugging Face, against a file. All of it is here and in `Stage.start`, since engines are made in many
+    ways: by a test, the command line, a server. That users get int8, and what it does, is in `test_int8.py`."""
+    runner = next(stage.part("runner") for stage in STAGES if stage.has_option("weights"))
+    with pytest.MonkeyPatch.context() as patch:
+        own = runner.pick_int8
+        patch.setattr(runner, "pick_int8", lambda name, device: name != "auto" and own(name, device))
+        yield own
 
 
 @pytest.fixture(scope="session", params=SIZES)

@@ -213,6 +213,7 @@ def test_keys_and_values_are_written_as_kv_cache_does(stage, c, dtype, n_head, h
     assert torch.equal(caches[0].values, caches[1].values)
 
 
+@pytest.mark.parametrize("stage", stages_that_change("support/memory.py"), ids=str)
 def test_memory_in_large_pages(stage):
     memory = stage.part("memory")
     for shape, dtype in (
@@ -229,6 +230,7 @@ def test_memory_in_large_pages(stage):
             assert tensor.data_ptr() % memory.PAGE == 0
 
 
+@pytest.mark.parametrize("stage", stages_that_change("support/memory.py"), ids=str)
 def test_an_arena_keeps_copies(stage):
     """Of all sizes and types, also of what is longer than a chunk; none is written over by a later one."""
     memory, generator = stage.part("memory"), torch.Generator().manual_seed(0)

@@ -19,7 +19,11 @@ CPU = torch.device("cpu")
 LIMIT = 60  # seconds, for what takes one: machines can be ten times slower
 
 
-@pytest.fixture(params=WITH_C, ids=lambda stage: stage.directory)
+# A stage that only has other kernels compiles and keeps them as the one before: make soak.
+OWN = stages_that_change("support/compiler.py")
+
+
+@pytest.fixture(params=[pytest.param(s, marks=[pytest.mark.soak] * (s not in OWN)) for s in WITH_C], ids=str)
 def stage(request):
     return request.param
 

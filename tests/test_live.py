@@ -400,7 +400,7 @@ def test_the_lever_for_blocks_works_with_any_pool(stage, num_blocks, small_check
 
     async def go(app):
         async with Onlooker(app) as onlooker:
-            long = [ask_async(app, "/v1/completions", body([1] * 10, max_tokens=20)) for _ in range(40)]
+            long = [ask_async(app, "/v1/completions", body([1] * 10, max_tokens=20)) for _ in range(120)]
             long = asyncio.gather(*long)
             await until(lambda: onlooker.tokens())
             response = await ask_async(app, "/live/levers", {"num_blocks": 1})

@@ -1,5 +1,7 @@
-"""Stage 6's kernels without Python and torch, as a C program that checks itself (kernels/check.c): on this CPU, for ARM
-under an emulator, and by Clang, which is macOS's compiler. Nothing here says how fast they are there."""
+"""The kernels of stages 6 and 8 without Python and torch, as a C program that checks itself (kernels/check.c): on this
+CPU, for ARM under an emulator, and by Clang, which is macOS's compiler. Nothing here says how fast they are there.
+
+Stage 8's kernels are stage 6's, and those of int8: `make test` checks them, and stage 6's own only in `make soak`."""
 
 import os
 import platform
@@ -13,31 +15,47 @@ from stage06_fast.support.compiler import OPTIMIZE
 from tests.adapter import ROOT, STAGES, cpu_flags
 
 FILES = ("support/compiler.py",)
-SOURCES = [ROOT / "tests/kernels/check.c", *sorted((ROOT / "stage06_fast/kernels").glob("*.c"))]
-FLAGS = [*OPTIMIZE, "-fno-math-errno", "-I", str(ROOT / "stage06_fast/kernels")]
+SIX, INT8 = (next(stage for stage in STAGES if stage.number == number) for number in (6, 8))
+KERNELS = pytest.mark.parametrize("kernels", [INT8, pytest.param(SIX, marks=pytest.mark.soak)], ids=str)
+OF_INT8 = {"pairs_int8", "dot_int8", "tiles_int8"}
 EMULATED = ROOT / "tests/kernels/emulated.h"
 ARM = "aarch64-linux-gnu"
 
 
-def build(directory: Path, compiler: str, *flags: str, libraries: tuple[str, ...] = ()) -> Path:
+def sources(stage) -> list[str]:
+    return [str(ROOT / "tests/kernels/check.c"), *map(str, sorted((ROOT / stage.directory / "kernels").glob("*.c")))]
+
+
+def flags(stage) -> list[str]:
+    with_int8 = ["-DWITH_INT8"] if stage is INT8 else []
+    return [*OPTIMIZE, "-fno-math-errno", *with_int8, "-I", str(ROOT / stage.directory / "kernels")]
+
+
+def build(directory: Path, stage, compiler: str, *more: str, libraries: tuple[str, ...] = ()) -> Path:
     """The program. What it needs is told by name where it is missing: on Debian, apt-get install it."""
     assert shutil.which(compiler), f"there is no {compiler}; `make test-arm` says what to install"
     program = directory / "check"
-    command = [compiler, *FLAGS, *flags, *map(str, SOURCES), *libraries, "-lm", "-o", str(program)]
+    command = [compiler, *flags(stage), *more, *sources(stage), *libraries, "-lm", "-o", str(program)]
     made = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert made.returncode == 0, made.stderr[-2000:]
     return program
 
 
-def check(*command: str | Path) -> tuple[set[str], set[str]]:
+def check(stage, *command: str | Path) -> tuple[set[str], set[str]]:
     """Run the program: (the kinds of product that it checked, those that the CPU does not have)."""
-    ran = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300)
+    # Its threads are many and its work is small: those that wait shall not take the cores from the others.
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    ran = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300, env=environment)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
     lines = [line.split() for line in ran.stdout.splitlines()]
     checked = {words[3].rstrip(":") for words in lines if words[:3] == ["ok", "linear", "layer"]}
+    missing = {words[1].rstrip(":") for words in lines if words[0] == "--"}
+    assert len(checked | missing) == len(checked) + len(missing) == (9 if stage is INT8 else 6)
     assert sum(words[:2] == ["ok", "attention"] for words in lines) >= 6
     assert sum(words[:3] == ["ok", "bits", "of"] for words in lines) >= 6
-    return checked, {words[1].rstrip(":") for words in lines if words[0] == "--"}
+    exact = {words[4].rstrip(":") for words in lines if words[:4] == ["ok", "sums", "of", "integers"]}
+    assert exact == checked & OF_INT8
+    return checked, missing
 
 
 # Levels of x86-64, and what each brings.
@@ -46,22 +64,41 @@ NEEDS = {"x86-64-v4": {"avx512f", "avx512bw", "avx512vl"}, "x86-64-v3": {"avx2",
 
 
 @pytest.mark.parametrize("march", LEVELS, ids=list(LEVELS.values()))
-def test_on_this_cpu(tmp_path, march):
+@KERNELS
+def test_on_this_cpu(tmp_path, kernels, march):
     """With all that it has, and as a CPU with less."""
     if needed := NEEDS.get(march, set()) - cpu_flags():
         pytest.skip(f"this CPU has no {', '.join(sorted(needed))}")
     flags = [f"-march={march}"] if march and platform.machine() == "x86_64" else []
-    checked, missing = check(build(tmp_path, os.environ.get("CC") or "cc", "-fopenmp", *flags))
-    assert {"fma_float32", "fma_bfloat16"} <= checked
-    assert len(checked | missing) == 6
+    checked, missing = check(kernels, build(tmp_path, kernels, os.environ.get("CC") or "cc", "-fopenmp", *flags))
+    assert {"fma_float32", "fma_bfloat16", *(["pairs_int8"] if kernels is INT8 else [])} <= checked
     if march != "native" and platform.machine() == "x86_64":
-        assert "dot_bfloat16" in missing
+        assert {"dot_bfloat16", *(["dot_int8"] if kernels is INT8 else [])} <= missing
 
 
-def test_instructions_that_this_cpu_lacks(tmp_path):
-    """Products of bfloat16s and tiles, in plain C: that the kernels use them rightly, and in one order."""
-    checked, _ = check(build(tmp_path, "cc", "-fopenmp", "-march=native", "-include", str(EMULATED)))
-    assert {"dot_bfloat16", "tiles_bfloat16", "tiles_split"} <= checked
+@pytest.mark.parametrize("march", ["native", pytest.param("x86-64-v3", marks=pytest.mark.soak)])
+@KERNELS
+def test_instructions_that_this_cpu_lacks(tmp_path, kernels, march):
+    """Products of bfloat16s and of int8, and tiles, in plain C: that the kernels use them rightly, and in one order."""
+    if march != "native" and (needed := NEEDS[march] - cpu_flags()):
+        pytest.skip(f"this CPU has no {', '.join(sorted(needed))}")
+    program = build(tmp_path, kernels, "cc", "-fopenmp", f"-march={march}", "-include", str(EMULATED))
+    checked, _ = check(kernels, program)
+    assert {"dot_bfloat16", "tiles_bfloat16", "tiles_split", *(OF_INT8 if kernels is INT8 else [])} <= checked
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
+@pytest.mark.parametrize("cpu", ["sapphirerapids", "alderlake", "znver3"])
+def test_what_is_compiled_for_other_cpus(tmp_path, cpu):
+    """Their own instructions, spelled as the compiler wants them: AMX, AVX-VNNI, AVX2."""
+    for file in ("product.c", "quantize.c"):
+        command = ["cc", *flags(INT8), f"-march={cpu}", "-S", str(ROOT / INT8.directory / "kernels" / file), "-o", file]
+        made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert made.returncode == 0, made.stderr[-2000:]
+    text = (tmp_path / "product.c").read_text()
+    own = {"sapphirerapids": ("tdpbssd", "vpdpbusd"), "alderlake": ("vpdpbusd",), "znver3": ()}[cpu]
+    assert "vpmaddwd" in text
+    assert tuple(name for name in ("tdpbssd", "vpdpbusd") if name in text) == own
 
 
 @pytest.mark.soak
@@ -70,15 +107,15 @@ def test_tiles_that_add_in_another_order(tmp_path):
     other = EMULATED.read_text().replace("sum += even + odd;", "sum += even; sum += odd;")
     assert other != EMULATED.read_text()
     (tmp_path / "other.h").write_text(other)
-    check(build(tmp_path, "cc", "-fopenmp", "-march=native", "-include", str(tmp_path / "other.h")))
+    check(INT8, build(tmp_path, INT8, "cc", "-fopenmp", "-march=native", "-include", str(tmp_path / "other.h")))
 
 
 # What is wrong in the kernels, and the line of the program that has to tell it.
 WRONG = {
     "one input of each product is left out": (
         "product.c",
-        "k = round_up(end, GROUP);",
-        "k = round_up(end, GROUP) - 4;",
+        "k = round_up(end, panel_format(kind) == INT8 ? 2 * GROUP : GROUP);",
+        "k = round_up(end, panel_format(kind) == INT8 ? 2 * GROUP : GROUP) - 4;",
         "linear layer fma_float32",
     ),
     "a single row adds in another way": (
@@ -111,6 +148,48 @@ WRONG = {
         "return sum_of(sum) * (padded % 64 ? 1 : 1.000001f);",
         "bits of attention float32, fma_float32",
     ),
+    "a row has its neighbor's scale": (
+        "linear.c",
+        "scaled(value, scale_of(x, row + r), w, column + c)",
+        "scaled(value, scale_of(x, row + (r ^ 1)), w, column + c)",
+        "linear layer pairs_int8",
+    ),
+    "a column has another one's scale": (
+        "linear.c",
+        "load(w->scales + column)",
+        "load(w->scales + column / 2)",
+        "linear layer pairs_int8",
+    ),
+    "what was added to the weights is not taken away": (
+        "linear.c",
+        "(ivec)sum - row->sum * above((int)w->kind)",
+        "(ivec)sum",
+        "sums of integers dot_int8",
+    ),
+    "a sum goes through 16 bits": (
+        "product.c",
+        "sum[r][v] = add_pairs(sum[r][v], pairs[r], w);",
+        "sum[r][v] = (vec)((ivec)add_pairs(sum[r][v], pairs[r], w) << 16 >> 16);",
+        "sums of integers pairs_int8",
+    ),
+    "numbers are rounded to other units than said": (
+        "quantize.c",
+        "splat(per_unit)",
+        "splat(0.99f * per_unit)",
+        "integers of 8 bits",
+    ),
+    "a row's units depend on the one before": (
+        "quantize.c",
+        "const float largest = largest_of(most)",
+        "const float largest = largest_of(most) * (r % 2 ? 1.01f : 1)",
+        "bits of integers of 8 bits",
+    ),
+    "a token is read from where another one lies": (
+        "quantize.c",
+        "token % PANEL",
+        "(token ^ 1) % PANEL",
+        "embedding pairs_int8",
+    ),
 }
 
 
@@ -118,20 +197,37 @@ WRONG = {
 def objects(tmp_path_factory):
     """The program's files, compiled quickly."""
     directory = tmp_path_factory.mktemp("objects")
-    subprocess.run(
-        ["cc", *FLAGS, "-O1", "-march=native", "-c", *map(str, SOURCES)], cwd=directory, check=True, timeout=300
-    )
+    command = ["cc", *flags(INT8), "-O1", "-march=native", "-c", *sources(INT8)]
+    subprocess.run(command, cwd=directory, check=True, timeout=300)
     return directory
 
 
-@pytest.mark.parametrize("name", WRONG)
+# Each takes two seconds: what attention and layer norms do is stage 6's, and stays as it is.
+LATER = ("layer_norm.c", "attention.c", "prefill_attention.c")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.soak] * (WRONG[name][0] in LATER)) for name in WRONG]
+)
 def test_what_is_wrong_is_told(objects, tmp_path, name):
     file, right, wrong, line = WRONG[name]
-    source = (ROOT / "stage06_fast/kernels" / file).read_text()
+    if line.endswith("dot_int8") and not INT8.part("kernels.c_kernel").has_kind("dot_int8"):
+        pytest.skip("this CPU has no dot_int8")
+    source = (ROOT / INT8.directory / "kernels" / file).read_text()
     assert source.count(right) == 1
     (tmp_path / file).write_text(source.replace(right, wrong))
     others = [one for one in objects.glob("*.o") if one.stem != Path(file).stem]
-    command = ["cc", *FLAGS, "-O1", "-march=native", str(tmp_path / file), *map(str, others), "-lm", "-o", "check"]
+    command = [
+        "cc",
+        *flags(INT8),
+        "-O1",
+        "-march=native",
+        str(tmp_path / file),
+        *map(str, others),
+        "-lm",
+        "-o",
+        "check",
+    ]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=300)
     ran = subprocess.run([str(tmp_path / "check")], capture_output=True, text=True, timeout=300)
     assert ran.returncode > 0
@@ -157,38 +253,58 @@ def test_which_threads_a_compiler_can_use(stage, caplog):
 # --- With compilers and an emulator that are installed for it: make test-arm ------------------------------------------
 
 
+BOTH = pytest.mark.parametrize("kernels", [SIX, INT8], ids=str)
+
+
 @pytest.mark.arm
 @pytest.mark.parametrize(
     ("cpu", "has"),
-    [("cortex-a72", set()), ("max", {"dot_bfloat16", "matrix_bfloat16"})],
-    ids=["plain NEON", "with bfloat16"],
+    [
+        ("cortex-a72", set()),
+        ("neoverse-n1", {"dot_int8"}),
+        ("max", {"dot_bfloat16", "matrix_bfloat16", "dot_int8"}),
+    ],
+    ids=["plain NEON", "with products of int8", "with bfloat16"],
 )
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
-def test_on_arm(tmp_path, compiler, cpu, has):
-    """One build for both CPUs: what one of them lacks is found out when it runs."""
+@BOTH
+def test_on_arm(tmp_path, kernels, compiler, cpu, has):
+    """One build for all CPUs: what one of them lacks is found out when it runs."""
+    if kernels is SIX and has == {"dot_int8"}:
+        pytest.skip("stage 6 has no use for what it has more than the one before")
     if compiler == "gcc":
-        program = build(tmp_path, f"{ARM}-gcc", "-fopenmp")
+        program = build(tmp_path, kernels, f"{ARM}-gcc", "-fopenmp")
     else:
-        program = build(tmp_path, "clang", f"--target={ARM}", "-I", f"/usr/{ARM}/include")
+        program = build(tmp_path, kernels, "clang", f"--target={ARM}", "-I", f"/usr/{ARM}/include")
     assert shutil.which("qemu-aarch64"), "there is no qemu-aarch64; `make test-arm` says what to install"
-    checked, missing = check("qemu-aarch64", "-L", f"/usr/{ARM}", "-cpu", cpu, program)
-    assert checked == {"fma_float32", "fma_bfloat16"} | has
-    assert missing == {"dot_bfloat16", "matrix_bfloat16", "tiles_bfloat16", "tiles_split"} - has
+    checked, missing = check(kernels, "qemu-aarch64", "-L", f"/usr/{ARM}", "-cpu", cpu, program)
+    everywhere, some = (
+        {"fma_float32", "fma_bfloat16"},
+        {"dot_bfloat16", "matrix_bfloat16", "tiles_bfloat16", "tiles_split"},
+    )
+    if kernels is INT8:
+        everywhere, some = everywhere | {"pairs_int8"}, some | {"dot_int8", "tiles_int8"}
+    assert checked == everywhere | has & some
+    assert missing == some - has
 
 
 @pytest.mark.arm
-def test_by_clang_with_its_own_threads(tmp_path):
+@BOTH
+def test_by_clang_with_its_own_threads(tmp_path, kernels):
     """As on macOS: OpenMP's library is there, its header is not, and the flag is hidden."""
     library = max(Path("/usr/lib").glob("llvm-*/lib/libomp.so"))
-    program = build(tmp_path, "clang", "-Xclang", "-fopenmp", libraries=(str(library), f"-Wl,-rpath,{library.parent}"))
-    check(program)
+    threads = ("-Xclang", "-fopenmp")
+    program = build(tmp_path, kernels, "clang", *threads, libraries=(str(library), f"-Wl,-rpath,{library.parent}"))
+    check(kernels, program)
     symbols = subprocess.run(["nm", "-D", str(program)], capture_output=True, text=True, check=True).stdout
     assert "__kmpc_fork_call" in symbols
 
 
 @pytest.mark.arm
-def test_by_clang_without_openmp(tmp_path):
-    check(build(tmp_path, "clang"))
+@pytest.mark.parametrize("march", ["x86-64", "x86-64-v3", "native"])
+@BOTH
+def test_by_clang_without_openmp(tmp_path, kernels, march):
+    check(kernels, build(tmp_path, kernels, "clang", f"-march={march}"))
 
 
 @pytest.mark.arm

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from stagewise import cli, stages
+from stagewise import cli, flags, stages
+from stagewise.__main__ import run
 from tests.adapter import ROOT, STAGES, TINYTALES
 
 sys.path.insert(0, str(ROOT / "tools"))  # a tool finds its neighbours as when it is run
@@ -231,6 +232,16 @@ def test_there_is_one_registry():
     """Of the stages; and what it says without importing them is so."""
     assert list(sync_stages.read_stages()) == list(stages.PACKAGES.values())
     assert [number for number, stage in stages.STAGES.items() if stage.can_serve] == list(stages.SERVING)
+
+
+def test_who_names_no_stage_gets_the_checkpoints_tokens(capsys):
+    """The newest stage that does not round weights: on the command line, in batch runs, and in the server."""
+    assert max(number for number, stage in stages.STAGES.items() if not stage.has_option("weights")) == stages.EXACT
+    assert flags.pick_stage([]) is flags.pick_stage([], stages.SERVING) is stages.STAGES[stages.EXACT]
+    for command in ("run", "batch", "serve"):
+        with pytest.raises(SystemExit):
+            run(command, ["--help"], "x")
+        assert f"whose engine (default: {stages.EXACT})" in " ".join(capsys.readouterr().out.split())
 
 
 def test_only_the_registry_looks_into_stages():

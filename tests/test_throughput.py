@@ -188,6 +188,8 @@ def test_work_of_a_pass_by_hand():
     assert moved == 4 * (weights + head)
     _, with_cache = pass_work(config, 4, tokens=1, logits=1, attended=6, cached=6)
     assert with_cache - moved == 4 * 6 * 2 * 2 * 3  # keys and values of two layers
+    _, in_int8 = pass_work(config, 4, tokens=1, logits=1, attended=6, cached=6, weight_bytes=1)
+    assert with_cache - in_int8 == 3 * (weights + head)
     assert least_seconds((100, 10), bandwidth=10, rate=50) == 2
     assert least_seconds((100, 10), bandwidth=1, rate=50) == 10
 
@@ -275,6 +277,7 @@ def test_a_workload_may_begin_with_a_byte_order_mark(tmp_path):
 def no_probe(monkeypatch):
     """The probe reads a gigabyte; what it says is not the subject here."""
     monkeypatch.setattr(throughput, "probe", lambda device, dtype: (1e10, 1e11))
+    monkeypatch.setattr(throughput, "int8_rate", lambda: 4e11)
 
 
 @pytest.fixture
@@ -288,7 +291,7 @@ def requests_file(tmp_path):
 @pytest.mark.soak
 def test_the_benchmark(babble, requests_file, tmp_path, capsys, no_probe, monkeypatch):
     """All stages and a peer through one workload; a peer that is not there and one that breaks are named."""
-    here = SimpleNamespace(python=Path(sys.executable), environment="here")
+    here = SimpleNamespace(python=Path(sys.executable), environment="here", int8=False)
     peers = {"hf": here, "vllm": here, "openvino": SimpleNamespace(python=Path("nowhere"), environment="openvino")}
     monkeypatch.setattr(throughput, "PEERS", peers)
     files = {"--json": tmp_path / "result.json", "--plot": tmp_path / "picture.png"}
@@ -302,17 +305,20 @@ def test_the_benchmark(babble, requests_file, tmp_path, capsys, no_probe, monkey
     assert re.search(r"vllm is missing: .*No module named 'vllm'", stderr)
     result = json.loads(files["--json"].read_text())
     assert [row["engine"] for row in result["summary"]] == [*map(str, STAGES), "hf"]
-    assert all(row["same_ids_share"] == 1 for row in result["summary"])
+    assert all(row["same_ids_share"] == 1 for row in result["summary"] if not row["int8"])
+    assert [row["engine"] for row in result["summary"] if row["int8"]] == ["stage08_int8"]
+    assert result["int8_least_seconds"] < result["least_seconds"]
     outputs = [n for _, n in workloads.make_workload("tail", count=3)] + [5]
     for row in result["summary"]:
         assert row["output_tokens"] == sum(outputs)
         assert row["tokens_per_second"] == pytest.approx(sum(outputs) / row["seconds"])
-        assert row["limit_share"] == pytest.approx(result["least_seconds"] / row["seconds"])
+        least = result["int8_least_seconds" if row["int8"] else "least_seconds"]
+        assert row["limit_share"] == pytest.approx(least / row["seconds"])
         assert row["peak_bytes"] > 50e6
     for row in result["summary"][:-1]:
         assert 0 < row["ttft_p50"] <= row["ttft_p95"] < row["seconds"]
         assert 0 <= row["itl_p50"] <= row["itl_p95"]
-        assert row["itl_p50"] or row["engine"] == "stage07_speculative"  # tokens of one step come at once
+        assert row["itl_p50"] or row["engine"] > "stage07"  # tokens of one step come at once
     before, last, hf = result["summary"][-3:]
     assert last["ratio"] == pytest.approx(last["tokens_per_second"] / before["tokens_per_second"])
     assert hf["ratio_to"] == str(STAGES[-1])
@@ -411,6 +417,33 @@ def test_other_tokens_print_no_speed(babble, capsys, no_probe, monkeypatch):
     stdout, stderr = capsys.readouterr()
     assert "stage05_paged made other tokens than stage01_single for 100% of the requests" in stderr
     assert stdout == ""
+
+
+def test_weights_in_int8_may_make_other_tokens(babble, tmp_path, capsys, no_probe, monkeypatch):
+    """How many are the same is told; the limit is another one; and an exact engine that differs is still wrong."""
+    made = {"stage08_int8": [[1, 2, 3, 4]], "stage01_single": [[1, 2, 5, 4]], "stage05_paged": [[1, 2, 5, 4]]}
+    jobs = []
+
+    def run(job, folder):
+        jobs.append(job)
+        name = job["engine"]
+        told = {"engine": name, "token_ids": made[name], "int8": name == "stage08_int8"}
+        return {**told, "times": None, "seconds": 1.0, "peak_bytes": 1}
+
+    monkeypatch.setattr(throughput, "run_in_fresh_process", run)
+    arguments = ["--model", str(babble), "--load-format", "auto", "--stages", "1", "5", "8", "--requests", "1"]
+    arguments += ["--device", "cpu", "--repeat", "1", "--json", str(tmp_path / "result.json"), "--weights", "int8"]
+    assert throughput.main(arguments) == 0
+    assert jobs[0]["options"]["weights"] == "int8"
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert [row["same_tokens_share"] for row in result["summary"]] == [1, 1, 0.5]
+    assert [row["same_ids_share"] for row in result["summary"]] == [1, 1, 0]
+    assert result["summary"][2]["limit_share"] == pytest.approx(result["int8_least_seconds"])
+    assert result["int8_least_seconds"] < result["least_seconds"]
+    assert "400 billion integer operations/s" in capsys.readouterr().out
+    made["stage05_paged"] = made["stage08_int8"]
+    assert throughput.main(arguments) == 1
+    assert "stage05_paged made other tokens than stage01_single" in capsys.readouterr().err
 
 
 def test_what_was_measured_survives_an_interruption(babble, tmp_path, capsys, no_probe, monkeypatch):

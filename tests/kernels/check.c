@@ -1,7 +1,7 @@
-/* Stage 6's kernels against plain loops in double precision, without Python or torch: what can run where neither is,
- * as on another CPU under an emulator (tests/test_other_cpus.py). A line for each kind of work with its largest error,
- * and one with the number of rows whose bits change with the company; the exit status is the number of lines that are
- * wrong.
+/* The kernels of stage 6, or with -DWITH_INT8 those of stage 8, against plain loops in double precision, without Python
+ * or torch: what can run where neither is, as on another CPU under an emulator (tests/test_other_cpus.py). A line for
+ * each kind of work with its largest error, and one with the number of rows whose bits change with the company; the exit
+ * status is the number of lines that are wrong.
  *
  *   cc -O3 -fno-tree-vectorize -fopenmp -I stage06_fast/kernels tests/kernels/check.c stage06_fast/kernels/[a-z]*.c -lm
  */
@@ -18,9 +18,22 @@ void layer_norm_alone(const Rows *, const float *, const int64_t *, int64_t, int
 void argmax_alone(int64_t *, const float *, int64_t, int64_t, int);
 void write_kv_alone(const Cache *, const Rows *, const Step *, int);
 int paged_attention_alone(const Rows *, const Rows *, const Cache *, const Step *, int, int, int);
+#ifdef WITH_INT8
+void quantize_alone(const Rows *, const Rows *, int64_t, int64_t, int);
+void embed_int8_alone(float *, const Linear *, const void *, int64_t, const int64_t *, const int64_t *, int64_t, int);
+static int of_int8(int kind) { return kind == PAIRS_INT8 || kind == DOT_INT8 || kind == TILES_INT8; }
+#else
+static int of_int8(int kind) { return kind < 0; }
+#endif
 
-static const char *const kinds[] = {"fma_float32",     "fma_bfloat16",   "dot_bfloat16",
-                                    "matrix_bfloat16", "tiles_bfloat16", "tiles_split"};
+static const char *const kinds[] = {
+    [FMA_FLOAT32] = "fma_float32",         [FMA_BFLOAT16] = "fma_bfloat16",     [DOT_BFLOAT16] = "dot_bfloat16",
+    [MATRIX_BFLOAT16] = "matrix_bfloat16", [TILES_BFLOAT16] = "tiles_bfloat16", [TILES_SPLIT] = "tiles_split",
+#ifdef WITH_INT8
+    [PAIRS_INT8] = "pairs_int8",           [DOT_INT8] = "dot_int8",             [TILES_INT8] = "tiles_int8",
+#endif
+};
+enum { KINDS = sizeof(kinds) / sizeof(*kinds) };
 static const char *const formats[] = {"float32", "bfloat16", "float16"};
 static int wrong = 0;
 
@@ -68,40 +81,92 @@ static void put(const Rows *rows, int64_t row, int64_t column, float x) {
 }
 
 static Rows rows_of(int64_t count, int64_t width, int format) {
-    const int64_t stride = round_up(width, 32) * (format == FLOAT32 ? 4 : 2) + 64;
+    const int64_t stride = round_up(width, 64) * size_of(format) + 64;
     return (Rows){memory(2 * count * stride), stride, count * stride, format};
+}
+
+/* What a number of a row stands for. */
+static double number_at(const Rows *rows, int64_t row, int64_t column) {
+    const char *at = rows->data + row * rows->stride;
+    if (rows->format == SPLIT)
+        return (double)fetch_one(at, column, BFLOAT16) + fetch_one(at + rows->plane, column, BFLOAT16);
+#ifdef WITH_INT8
+    if (rows->format == INT8) return (double)((const int8_t *)at)[column] * scale_of(rows, row)->scale;
+    if (rows->format == INT16) return (double)((const int16_t *)at)[column] * scale_of(rows, row)->scale;
+#endif
+    return fetch_one(at, column, (int)rows->format);
+}
+
+/* Random rows as a kind wants them, and room behind them. */
+static Rows some_rows(int kind, int64_t count, int64_t width) {
+    const int format = of_int8(kind) ? FLOAT32 : rows_format(kind);
+    const Rows x = rows_of(round_up(count, BLOCK), width, format);
+    for (int64_t i = 0; i < count * width; i++) put(&x, i / width, i % width, some());
+#ifdef WITH_INT8
+    if (of_int8(kind)) {
+        const Rows integers = rows_of(round_up(count, BLOCK), width, rows_format(kind));
+        quantize_alone(&integers, &x, count, width, 2);
+        free(x.data);
+        return integers;
+    }
+#endif
+    return x;
+}
+
+/* A layer of random weights, and what they stand for: [out, in]. */
+static Linear some_layer(int kind, int64_t in, int64_t out, float *weight, int threads) {
+    float *bias = memory(4 * round_up(out, PANEL));
+    char *panels = memory((out + PANEL - 1) / PANEL * panel_bytes(kind, in));
+    const int format = kind == FMA_FLOAT32 || kind == TILES_SPLIT ? FLOAT32 : BFLOAT16;
+    for (int64_t i = 0; i < in * out; i++) weight[i] = rounded(some(), format);
+    for (int64_t i = 0; i < out; i++) bias[i] = some();
+#ifdef WITH_INT8
+    if (of_int8(kind)) {
+        int8_t *integers = memory(in * out);
+        float *scales = memory(4 * round_up(out, PANEL));
+        for (int64_t i = 0; i < out; i++) scales[i] = (1.5f + some()) / 127;
+        for (int64_t i = 0; i < in * out; i++) {
+            integers[i] = (int8_t)lrintf(127 * weight[i]);
+            weight[i] = (float)integers[i] * scales[i / in];
+        }
+        pack_alone(panels, (const char *)integers, INT8, in, 1, out, in, kind, threads);
+        free(integers);
+        return (Linear){panels, bias, in, out, kind, scales};
+    }
+#endif
+    pack_alone(panels, (const char *)weight, FLOAT32, in, 1, out, in, kind, threads);
+    return (Linear){.panels = panels, .bias = bias, .in = in, .out = out, .kind = kind};
+}
+
+static void free_layer(const Linear *layer) {
+    free((void *)layer->panels), free((void *)layer->bias);
+#ifdef WITH_INT8
+    free((void *)layer->scales);
+#endif
 }
 
 static double plain_gelu(double x) { return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
 
 /* The largest error of a linear layer, as a share of the largest result. */
 static double linear_error(int kind, int64_t num_rows, int64_t in, int64_t out, int epilogue, int threads) {
-    const int format = kind == FMA_FLOAT32 || kind == TILES_SPLIT ? FLOAT32 : BFLOAT16, given = rows_format(kind);
     const int64_t count = round_up(num_rows, BLOCK);
-    const Rows x = rows_of(count, in, given), to = rows_of(count, out, FLOAT32);
-    float *weight = memory(4 * in * out), *bias = memory(4 * round_up(out, PANEL)), *y = memory(4 * count * out);
+    const Rows x = some_rows(kind, num_rows, in), to = rows_of(count, out, FLOAT32);
+    float *weight = memory(4 * in * out), *y = memory(4 * count * out);
     double *values = memory(8 * num_rows * in), error = 0, largest = 1e-9;
-    for (int64_t i = 0; i < num_rows * in; i++) {
-        values[i] = rounded(some(), given == BFLOAT16 ? BFLOAT16 : FLOAT32);
-        put(&x, i / in, i % in, (float)values[i]);
-    }
-    for (int64_t i = 0; i < in * out; i++) weight[i] = rounded(some(), format);
-    for (int64_t i = 0; i < out; i++) bias[i] = some();
+    for (int64_t i = 0; i < num_rows * in; i++) values[i] = number_at(&x, i / in, i % in);
     for (int64_t i = 0; i < num_rows * out; i++) y[i] = 1;
-    char *panels = memory((out + PANEL - 1) / PANEL * panel_bytes(kind, in));
-    pack_alone(panels, (const char *)weight, FLOAT32, in, 1, out, in, kind, threads);
-    const Linear layer = {panels, bias, in, out, kind};
+    const Linear layer = some_layer(kind, in, out, weight, threads);
     linear_alone(&layer, &x, num_rows, epilogue, y, &to, NULL, threads);
     for (int64_t r = 0; r < num_rows; r++)
         for (int64_t c = 0; c < out; c++) {
-            double sum = bias[c];
+            double sum = layer.bias[c];
             for (int64_t i = 0; i < in; i++) sum += values[r * in + i] * weight[c * in + i];
             if (epilogue == GELU) sum = plain_gelu(sum);
             if (epilogue == ADD) sum += 1;
             const double is = epilogue >= TO_ROWS ? ((float *)(to.data + r * to.stride))[c] : y[r * out + c];
             error = fmax(error, fabs(is - sum)), largest = fmax(largest, fabs(sum));
         }
-    free(x.data), free(to.data), free(weight), free(bias), free(y), free(values), free(panels);
+    free(x.data), free(to.data), free(weight), free(y), free(values), free_layer(&layer);
     return error / largest;
 }
 
@@ -119,15 +184,10 @@ static void check_linear(int kind) {
 /* How many rows get other bits from a linear layer among few rows than among all. */
 static int64_t linear_differs(int kind, int64_t all, int64_t in, int64_t out, int epilogue) {
     static const int counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 17, 32, 33, 65, 97};
-    const Rows x = rows_of(round_up(all, BLOCK), in, rows_format(kind)), whole = rows_of(round_up(all, BLOCK), out, FLOAT32);
-    float *weight = memory(4 * in * out), *bias = memory(4 * round_up(out, PANEL));
-    char *panels = memory((out + PANEL - 1) / PANEL * panel_bytes(kind, in));
+    const Rows x = some_rows(kind, all, in), whole = rows_of(round_up(all, BLOCK), out, FLOAT32);
+    float *weight = memory(4 * in * out);
+    const Linear layer = some_layer(kind, in, out, weight, 1);
     int64_t differ = 0, first = 0;
-    for (int64_t i = 0; i < all * in; i++) put(&x, i / in, i % in, some());
-    for (int64_t i = 0; i < in * out; i++) weight[i] = some();
-    for (int64_t i = 0; i < out; i++) bias[i] = some();
-    pack_alone(panels, (const char *)weight, FLOAT32, in, 1, out, in, kind, 1);
-    const Linear layer = {panels, bias, in, out, kind};
     linear_alone(&layer, &x, all, epilogue, NULL, &whole, NULL, 1);
     for (size_t n = 0; n < sizeof(counts) / sizeof(*counts); n++) {
         first = (first + 11) % (all - counts[n] + 1);
@@ -137,7 +197,7 @@ static int64_t linear_differs(int kind, int64_t all, int64_t in, int64_t out, in
             differ += memcmp(to.data + r * to.stride, whole.data + (first + r) * whole.stride, 4 * (size_t)out) != 0;
         free(to.data);
     }
-    free(x.data), free(whole.data), free(weight), free(bias), free(panels);
+    free(x.data), free(whole.data), free(weight), free_layer(&layer);
     return differ;
 }
 
@@ -146,6 +206,85 @@ static void check_linear_bits(int kind) {
     const int64_t differ = linear_differs(kind, 600, 67, 45, GELU) + linear_differs(kind, 100, 768, 64, TO_ROWS);
     report("bits of a linear layer", kinds[kind], (double)differ, 0);
 }
+
+#ifdef WITH_INT8
+/* How many sums of integers are not exact, with scales of 1, which leave them alone. */
+static void check_sums(int kind) {
+    enum { N = 37, IN = 1000, OUT = 45 };
+    const Rows x = some_rows(kind, N, IN), to = rows_of(64, OUT, FLOAT32);
+    float ones[64];
+    int8_t *weight = memory(IN * OUT);
+    char *panels = memory(2 * panel_bytes(kind, IN));
+    int64_t wrongs = 0;
+    for (int i = 0; i < 64; i++) ones[i] = 1;
+    for (int i = 0; i < IN * OUT; i++) weight[i] = (int8_t)(i < IN ? 127 : i < 2 * IN ? -127 : lrintf(127 * some()));
+    for (int r = 0; r < N; r++) scale_of(&x, r)->scale = 1;
+    pack_alone(panels, (const char *)weight, INT8, IN, 1, OUT, IN, kind, 2);
+    const Linear layer = {panels, NULL, IN, OUT, kind, ones};
+    linear_alone(&layer, &x, N, TO_ROWS, NULL, &to, NULL, 2);
+    for (int r = 0; r < N; r++)
+        for (int c = 0; c < OUT; c++) {
+            double sum = 0;
+            for (int i = 0; i < IN; i++) sum += number_at(&x, r, i) * weight[c * IN + i];
+            wrongs += number_at(&to, r, c) != sum;
+        }
+    free(x.data), free(to.data), free(weight), free(panels);
+    report("sums of integers", kinds[kind], (double)wrongs, 0);
+}
+
+/* Each number is off by half a unit at most, also in the last row, which is of halves; its scale and sum are as said;
+ * behind the numbers there are zeros. A row alone becomes what it is among others. */
+static void check_quantize(int format) {
+    enum { N = 9, WIDTH = 131 };
+    const Rows x = rows_of(32, WIDTH, FLOAT32), to = rows_of(32, WIDTH, format), one = rows_of(1, WIDTH, format);
+    const char *const what = format == INT8 ? "of 8 bits" : "of 16 bits";
+    int64_t differ = 0;
+    double error = 0;
+    memset(to.data, 0xff, (size_t)(32 * to.stride));
+    for (int i = 0; i < N * WIDTH; i++) {
+        const int r = i / WIDTH, c = i % WIDTH;
+        put(&x, r, c, r == N - 1 ? (c ? (float)c - 65.5f : 127) : ldexpf(some(), 20 * r - 60) * (r > 1));
+    }
+    quantize_alone(&to, &x, N, WIDTH, 3);
+    for (int r = 0; r < N; r++) {
+        double largest = 0;
+        int64_t sum = 0;
+        for (int c = 0; c < WIDTH; c++) largest = fmax(largest, fabs(number_at(&x, r, c)));
+        for (int c = 0; c < round_up(WIDTH, 64); c++) {
+            const char *at = to.data + r * to.stride;
+            const int whole = format == INT8 ? ((const int8_t *)at)[c] : ((const int16_t *)at)[c];
+            const double exact = c < WIDTH && largest > 0 ? number_at(&x, r, c) * 127 / largest : 0;
+            /* Of a half, the even one; but in other rows a float's rounding may decide. */
+            error = fmax(error, r == N - 1 ? fabs(whole - rint(exact)) : fabs(whole - exact) - 0.5);
+            sum += whole;
+        }
+        error = fmax(error, fabs(scale_of(&to, r)->scale - largest / 127) / fmax(largest, 1e-300));
+        error = fmax(error, (double)llabs(sum - scale_of(&to, r)->sum));
+        const Rows alone = {x.data + r * x.stride, x.stride, 0, FLOAT32};
+        quantize_alone(&one, &alone, 1, WIDTH, 1);
+        differ += memcmp(one.data, to.data + r * to.stride, (size_t)(WIDTH * size_of(format))) != 0 ||
+                  memcmp(scale_of(&one, 0), scale_of(&to, r), sizeof(Scale)) != 0;
+    }
+    free(x.data), free(to.data), free(one.data);
+    report("integers", what, error, 1e-5);
+    report("bits of integers", what, (double)differ, 0);
+}
+
+static void check_embed(int kind) {
+    enum { TOKENS = 77, WIDTH = 35, N = 6 };
+    static const int64_t ids[N] = {0, 76, 31, 32, 64, 1}, positions[N] = {0, 1, 2, 3, 1, 0};
+    float *table = memory(4 * TOKENS * WIDTH), places[4][WIDTH], x[N][WIDTH];
+    double error = 0;
+    const Linear wte = some_layer(kind, WIDTH, TOKENS, table, 1);
+    for (int i = 0; i < 4 * WIDTH; i++) places[i / WIDTH][i % WIDTH] = some();
+    embed_int8_alone(*x, &wte, places, FLOAT32, ids, positions, N, 2);
+    for (int t = 0; t < N; t++)
+        for (int c = 0; c < WIDTH; c++)
+            error = fmax(error, fabs(x[t][c] - ((double)table[ids[t] * WIDTH + c] + places[positions[t]][c])));
+    free(table), free_layer(&wte);
+    report("embedding", kinds[kind], error, 1e-6);
+}
+#endif
 
 /* How many rows get other bits from a layer norm as the only one than among others. */
 static void check_layer_norm_bits(void) {
@@ -318,9 +457,16 @@ static void check_attention_bits(int kind, int format) {
 }
 
 int main(void) {
-    for (int kind = 0; kind <= TILES_SPLIT; kind++)
+    for (int kind = 0; kind < KINDS; kind++) {
         if (has_kind(kind)) check_linear(kind), check_linear_bits(kind);
         else printf("-- %s: not on this CPU\n", kinds[kind]);
+#ifdef WITH_INT8
+        if (of_int8(kind) && has_kind(kind)) check_sums(kind), check_embed(kind);
+    }
+    check_quantize(INT8), check_quantize(INT16);
+#else
+    }
+#endif
     check_layer_norm();
     check_layer_norm_bits();
     check_argmax();

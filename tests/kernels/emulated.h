@@ -1,7 +1,7 @@
-/* Instructions that few CPUs have, in plain C, for `cc -include emulated.h`: the products of bfloat16s of AVX-512 and
- * AMX's tiles. It shows whether the kernels use them rightly, not how fast they are. Source of what they compute:
- * Intel's Software Developer's Manual, vol. 2, VDPBF16PS and TDPBF16PS (numbers too small for a float32's usual form,
- * which they take for zero, aside). */
+/* Instructions that few CPUs have, in plain C, for `cc -include emulated.h`: the products of bfloat16s and of int8 of
+ * AVX-512, and AMX's tiles. It shows whether the kernels use them rightly, not how fast they are. Source of what they
+ * compute: Intel's Software Developer's Manual, vol. 2, VDPBF16PS, VPDPBUSD, TDPBF16PS and TDPBSSD (numbers too small for
+ * a float32's usual form, which they take for zero, aside). */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -12,12 +12,14 @@
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
+#undef _tile_dpbssd
 #define _tile_loadconfig emulated_loadconfig
 #define _tile_release emulated_release
 #define _tile_loadd emulated_loadd
 #define _tile_stored emulated_stored
 #define _tile_zero emulated_zero
 #define _tile_dpbf16ps emulated_dpbf16ps
+#define _tile_dpbssd emulated_dpbssd
 #endif
 
 /* sum += odd products, then sum += even ones. */
@@ -32,6 +34,19 @@
         } \
     } while (0)
 
+/* sum += four products: of the weight's bytes, which have no sign, and the row's, which have. */
+#define HAS_DOT_INT8
+#define ABOVE 128
+#define DOT_INT8S(sum, fours, w) \
+    do { \
+        for (int lane = 0; lane < LANES; lane++) { \
+            ivec whole = (ivec)(sum); \
+            for (int shift = 0; shift < 32; shift += 8) \
+                whole[lane] += (uint8_t)((uint32_t)(w)[lane] >> shift) * (int8_t)((uint32_t)(fours)[lane] >> shift); \
+            (sum) = (vec)whole; \
+        } \
+    } while (0)
+
 static inline float emulated_float(uint32_t bits) {
     float x;
     memcpy(&x, &bits, 4);
@@ -40,6 +55,7 @@ static inline float emulated_float(uint32_t bits) {
 
 /* Tiles: 16 rows of 64 bytes each. */
 #define __AMX_BF16__ 1
+#define __AMX_INT8__ 1
 #define SYS_arch_prctl 0
 #define syscall(...) 0
 static _Thread_local uint32_t emulated_tiles[8][16][16];
@@ -66,4 +82,12 @@ static inline void _tile_dpbf16ps(int to, int a, int b) {
             sum += even + odd;
             memcpy(&emulated_tiles[to][r][c], &sum, 4);
         }
+}
+static inline void _tile_dpbssd(int to, int a, int b) {
+    for (int r = 0; r < 16; r++)
+        for (int c = 0; c < 16; c++)
+            for (int k = 0; k < 64; k++) {
+                const int8_t x = (int8_t)(emulated_tiles[a][r][k / 4] >> 8 * (k % 4));
+                emulated_tiles[to][r][c] += (uint32_t)(x * (int8_t)(emulated_tiles[b][k / 4][c] >> 8 * (k % 4)));
+            }
 }
