@@ -380,6 +380,103 @@ def own_numbers() -> Iterator[None]:
         Request.guessed = original
 
 
+# --- Stage 8: a quarter of the bytes, and what rounding costs ---------------------------------------------------------
+
+
+def quartered(model: str = "gpt2", dtype: str = "float32", requests: int = 32, tokens: int = 16) -> Outcome:
+    """Decode steps with the checkpoint's weights and with weights in int8: of one request, and of several."""
+    from stage08_int8 import LLM
+
+    times: dict[tuple[int, str], float] = {}
+    for count in (1, requests):
+        for weights in ("as-is", "int8"):
+            llm = LLM(model, load_format="dummy", device="cpu", dtype=dtype, weights=weights, speculate="off",
+                      max_num_seqs=count, num_blocks=4 * count, trace=True)  # fmt: skip
+            if llm.engine.runner.attention_backend != "c":
+                raise ValueError("stage 8's kernels need a C compiler, and there is none; install gcc or clang")
+            times[count, weights] = step_seconds(llm, count, tokens)
+    config = llm.engine.model_config
+    layers = config.n_layer * (4 * config.n_embd**2 + 2 * config.n_embd * config.n_inner)
+    num = layers + config.vocab_size * config.n_embd
+    faster = [times[count, "as-is"] / times[count, "int8"] for count in (1, requests)]
+    size = llm.engine.runner.dtype.itemsize
+    ms = {key: f"{1e3 * seconds:.1f} ms" for key, seconds in times.items()}
+    return Outcome(
+        faster,
+        [
+            f"A step multiplies by {num / 1e6:.1f} million weights: {num * size / 1e6:,.0f} MB in {dtype}, "
+            f"{num / 1e6:,.0f} MB in int8, a {'quarter' if size == 4 else 'half'} of it. A step of one request took "
+            f"{ms[1, 'as-is']} and {ms[1, 'int8']}. It mostly waits for weights; what it does beside that (attention, "
+            "norms, rounding the activations) takes as long as before.",
+            f"A step of {requests} took {ms[requests, 'as-is']} and {ms[requests, 'int8']}. It reads the same weights "
+            f"once, and does {requests} times as much arithmetic; so what counts is how many products an instruction "
+            "has room for: four bytes lie where one float32 does. Instructions that add four products of bytes at once "
+            "use all of that; a CPU without them has to widen the bytes first.",
+        ],
+    )
+
+
+def step_seconds(llm: Any, count: int, tokens: int) -> float:
+    """The median decode step of so many requests, after as many that warm up."""
+    from stage08_int8 import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=1 + tokens, ignore_eos=True)
+    for _ in range(2):
+        llm.trace.clear()
+        llm.generate(prompts_of(count, 8), params)
+    steps = [step for step in llm.trace if all(row.phase == "decode" for row in step.rows)]
+    return statistics.median(step.seconds for step in steps if len(step.rows) == count)
+
+
+def rounding(tokens: int = 200, model: str = "tinytales", dtype: str = "float32") -> Outcome:
+    """How long greedy tales stay the same with weights in int8; and, behind the same text, how often another token is
+    the likeliest."""
+    from stage08_int8 import LLM, SamplingParams
+
+    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    asked = SamplingParams(max_tokens=0, prompt_logprobs=2)
+    texts, scores, drawn = [], [], []
+    for weights in ("as-is", "int8"):
+        llm = LLM(model, device="cpu", dtype=dtype, weights=weights)
+        texts.append([output.outputs[0].token_ids for output in llm.generate(openings(), greedy)])
+        if not drawn:  # by the checkpoint's weights, for both
+            outputs = llm.generate(*tales(SamplingParams, tokens))
+            drawn = [output.prompt_token_ids + output.outputs[0].token_ids for output in outputs]
+        scores.append([output.prompt_logprobs[1:] for output in llm.generate(drawn, asked)])
+    firsts = sorted(first_difference(one, other) for one, other in zip(*texts, strict=True))
+    tops, gaps, bits = [], [], []
+    for outputs in scores:
+        rows = [entries for output in outputs for entries in output]
+        ranked = [sorted(entries.values(), key=lambda entry: entry.rank) for entries in rows]
+        gaps.append([math.exp(first.logprob) - math.exp(second.logprob) for first, second, *_ in ranked])
+        tops.append([min(entries, key=lambda token: entries[token].rank) for entries in rows])
+        chosen = [token for ids in drawn for token in ids[1:]]
+        cost = sum(entries[token].logprob for token, entries in zip(chosen, rows, strict=True))
+        bits.append(-cost / math.log(2) / len(rows))
+    others = [gap for a, b, gap in zip(*tops, gaps[0], strict=True) if a != b]
+    ends = [f"{first:,}" for first in firsts if first < math.inf]
+    same = len(firsts) - len(ends)
+    differ = f"; the others agree in their first {', '.join(ends)} tokens" if ends else ""
+    apart = f", where the two likeliest were {100 * max(others):.1f} % apart at the most" if others else ""
+    return Outcome(
+        [statistics.median(firsts), 1000 * len(others) / len(tops[0])],
+        [
+            f"{same} of {len(firsts)} greedy tales are the same to the end{differ}.",
+            f"Behind the same text, another token was the likeliest at {len(others)} of {len(tops[0]):,} places"
+            f"{apart}. A greedy text that has taken the other token goes on as another text: one such place is all it "
+            "takes. How far the texts agree says how often a text comes to such a place, not how large a rounding is.",
+            f"A token of the tales, which were drawn, costs {bits[0]:.4f} bits by the checkpoint's weights, and "
+            f"{bits[1]:.4f} by those in int8. Such a number says how much a model has lost; the first difference does "
+            "not.",
+        ],
+    )
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> float:
+    """How many tokens there are before the first that differs; infinite if none does."""
+    return next((number for number, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), math.inf)
+
+
 EXPERIMENTS = (
     Experiment(
         "1",
@@ -540,5 +637,51 @@ EXPERIMENTS = (
             ("drafter=ngram", "prompt lookup draws nothing, so both are equal; what can it find in a tale?"),
         ),
         guessed,
+    ),
+    Experiment(
+        "8",
+        8,
+        "A quarter of the bytes",
+        "Stage 8 with weights in float32, and with weights in int8; GPT-2's sizes with random weights, and no guesses. "
+        "One request is decoded alone, then 32 together.",
+        (
+            Question(
+                "How many times as fast is a step of one request with a quarter of the bytes?", "one request", "times"
+            ),
+            Question("And a step of 32 requests?", "32 requests", "times"),
+        ),
+        20,
+        (
+            ("dtype=bfloat16", "against half the bytes, what is left to gain?"),
+            ("requests=128", "arithmetic is nearly all of it: how many products has your CPU room for?"),
+            ("model=tinytales", "a small model stays in the CPU's cache"),
+        ),
+        quartered,
+    ),
+    Experiment(
+        "loss",
+        8,
+        "What rounding costs",
+        "Stage 8 completes the eight openings of examples/prompts.txt greedily, 200 tokens each, with weights in "
+        "float32 and in int8. Then both read the same drawn tales, and say at each place which token is the likeliest.",
+        (
+            Question(
+                "After how many tokens do the two texts of an opening differ for the first time, in the median?",
+                "first difference",
+                "tokens",
+            ),
+            Question(
+                "Of 1,000 places in the same text, at how many is another token the likeliest?", "likeliest", "of 1,000"
+            ),
+        ),
+        20,
+        (
+            ("tokens=20", "short texts have less time to differ; does the share of places change?"),
+            (
+                "dtype=bfloat16",
+                "against weights that are rounded to bfloat16: which of the two is further from float32?",
+            ),
+        ),
+        rounding,
     ),
 )

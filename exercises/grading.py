@@ -123,7 +123,7 @@ def type_seen(got: object, expected: object) -> str:
     """Which types differ, where the values are the same."""
     if isinstance(got, list | tuple) and type(got) is type(expected):
         return next(filter(None, (type_seen(x, y) for x, y in zip(got, expected, strict=True))), "")
-    if type(got) is type(expected) and hasattr(got, "dtype"):
+    if type(got) is type(expected) and hasattr(got, "dtype") and got.dtype != expected.dtype:
         return f"its dtype is {got.dtype}, and {expected.dtype} is wanted"
     if type(got) is type(expected) or (type(got) is int and type(expected) is float):
         return ""

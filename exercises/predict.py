@@ -4,7 +4,7 @@ python -m exercises predict                      # the experiments, what you sai
 python -m exercises predict 4                    # asks for your prediction, runs the experiment and compares
 python -m exercises predict 4 --say 900 1400     # the same without asking
 python -m exercises predict 4 --with slots=8     # the experiment again, changed; when it is compared as it stands
-python -m exercises predict bits                 # an experiment of stage 6 that has a name
+python -m exercises predict bits                 # an experiment that has a name: bits is of stage 6, loss of stage 8
 """
 
 import argparse

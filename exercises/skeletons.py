@@ -191,7 +191,7 @@ def main(argv: Sequence[str]) -> int:
     """The command `start`."""
     parser = argparse.ArgumentParser(prog="python -m exercises start", description=start.__doc__.split("\n")[0])
     numbers = [milestone.number for milestone in MILESTONES]
-    parser.add_argument("milestone", type=int, choices=numbers, metavar="N", help="which of the seven")
+    parser.add_argument("milestone", type=int, choices=numbers, metavar="N", help="which of the eight")
     parser.add_argument("--directory", type=Path, default=Path("mine"), help="where to; default: mine")
     parser.add_argument("--aside", action="store_true", help="move work that is there to a directory beside it, first")
     args = parser.parse_args(argv)

@@ -89,10 +89,10 @@ def edited(exercise, old, new, folder) -> Path:
 
 def test_there_are_enough():
     assert len(EXERCISES) >= 30
-    for stage in (1, 2, 3, 4, 5, 6, 7):
+    for stage in (1, 2, 3, 4, 5, 6, 7, 8):
         own = [exercise.number for exercise in EXERCISES if exercise.text.parent.name == f"stage{stage}"]
         assert own == [f"{stage}.{i}" for i in range(1, len(own) + 1)]
-        assert len(own) >= (2 if stage == 7 else 4)
+        assert len(own) >= (2 if stage >= 7 else 4)
 
 
 @by_number
@@ -124,6 +124,29 @@ def test_solution_passes(exercise):
     result = grade(exercise, exercise.solution)
     assert (result.state, result.message) == ("passed", "")
     assert result.seconds < 20  # five where nothing else runs
+
+
+def test_the_instructions_of_8_2():
+    """They saturate at both ends, or have room; and an operand of another type or shape is refused."""
+    import torch
+
+    from exercises.stage8.instructions import vpdpbusd, vpmaddubsw
+
+    pairs = torch.tensor([[255, 255], [255, 255], [2, 3]], dtype=torch.uint8)
+    signed = torch.tensor([[127, 127], [-128, -128], [5, -7]], dtype=torch.int8)
+    expect("vpmaddubsw", vpmaddubsw(pairs, signed), torch.tensor([32767, -32768, -11], dtype=torch.int16))
+    sums, fours = torch.tensor([7, -2], dtype=torch.int32), torch.tensor([[255] * 4, [1, 2, 3, 4]], dtype=torch.uint8)
+    bytes_ = torch.tensor([[127] * 4, [-1, 1, -1, 1]], dtype=torch.int8)
+    expect("vpdpbusd", vpdpbusd(sums, fours, bytes_), torch.tensor([7 + 4 * 255 * 127, 0], dtype=torch.int32))
+    for call, words in (
+        (lambda: vpmaddubsw(signed, signed), "unsigned must be torch.uint8, got torch.int8"),
+        (lambda: vpmaddubsw(pairs, signed.int()), "signed must be torch.int8, got torch.int32"),
+        (lambda: vpmaddubsw(pairs, signed[:2]), r"as many lanes as the others have, got \[3, 2\]"),
+        (lambda: vpmaddubsw(fours, bytes_), r"unsigned must be \[lanes, 2\]"),
+        (lambda: vpdpbusd(sums.long(), fours, bytes_), "sums must be torch.int32"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
 
 
 @by_answer("edit", ALSO_RIGHT)

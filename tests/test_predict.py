@@ -281,8 +281,8 @@ def results_of(number, **arguments):
 
 
 def test_there_is_one_for_each_stage():
-    assert [experiment.name for experiment in EXPERIMENTS] == ["1", "2", "3", "4", "5", "6", "bits", "7"]
-    assert [experiment.stage for experiment in EXPERIMENTS] == [1, 2, 3, 4, 5, 6, 6, 7]
+    assert [experiment.name for experiment in EXPERIMENTS] == ["1", "2", "3", "4", "5", "6", "bits", "7", "8", "loss"]
+    assert [experiment.stage for experiment in EXPERIMENTS] == [1, 2, 3, 4, 5, 6, 6, 7, 8, 8]
     for experiment in EXPERIMENTS:
         assert 1 <= len(experiment.questions) <= 2
         assert experiment.seconds <= 60
@@ -408,3 +408,32 @@ def test_guesses_as_the_experiment_stands():
     assert 16 * (1 + 63 / 5) < same < 0.96 * own < 1024
     assert "token by token" in outcome.why[1]
     assert Request.guessed is before
+
+
+def test_a_quarter_of_the_bytes(small):
+    needs_kernels()
+    assert all(times > 0 for times in results_of(9, model=small, requests=3, tokens=4).results)
+    outcome = results_of(9, model=small, dtype="bfloat16", requests=2, tokens=3)
+    assert "in bfloat16" in outcome.why[0]
+    assert "a half of it" in outcome.why[0]
+
+
+def test_without_a_compiler_the_quarter_says_so(small, monkeypatch):
+    from stage08_int8 import runner
+
+    original = runner.pick_backend
+    monkeypatch.setattr(runner, "pick_backend", lambda _, *rest: original("torch", *rest))
+    with pytest.raises(ValueError, match="need a C compiler"):
+        experiments.quartered(model=small)
+
+
+def test_rounding():
+    """Some greedy token is another one before the end, or none is; most places are the same."""
+    first, likeliest = results_of(10, tokens=30).results
+    assert first >= 0
+    assert 0 <= likeliest < 100
+
+
+def test_the_first_difference():
+    assert experiments.first_difference([5, 6, 7], [5, 6, 8]) == 2
+    assert experiments.first_difference([5, 6], [5, 6]) == float("inf")

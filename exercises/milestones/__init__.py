@@ -1,7 +1,7 @@
-"""The seven milestones on the way to an engine of one's own: what each asks, and the functions to write for it.
+"""The eight milestones on the way to an engine of one's own: what each asks, and the functions to write for it.
 
 What checks them stands in functions `check_…` that run one after the other: first those of verbs.py, each verb of the
-loop by itself, then those of a module for each milestone, single.py to speculation.py. The first line of a function's
+loop by itself, then those of a module for each milestone, single.py to int8.py. The first line of a function's
 docstring is what `python -m exercises engine` prints for it.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Milestone:
-    """One of the seven.
+    """One of the eight.
 
     Attributes:
         module: in this package, has the checks.
@@ -51,7 +51,7 @@ FILES = ("engine.py", "batch.py", "runner.py", "request.py", "sampler.py")  # of
 
 
 def built_like(directory: Path) -> int:
-    """The milestone whose files an engine has (5 for 6 and 7 too); 0 if it is built in a way of its own."""
+    """The milestone whose files an engine has (5 for those behind it, too); 0 if it is built in a way of its own."""
     if not all((directory / name).is_file() for name in FILES):
         return 0
     brought = {5: "block_manager.py", 4: "scheduler.py", 3: "kv_cache.py"}
@@ -156,5 +156,14 @@ MILESTONES = [
             "block_manager.py": ("BlockManager.extend", "BlockManager.trim"),
         },
         verbs=("check_look_up", "check_verified", "check_ahead"),
+    ),
+    Milestone(
+        8, "int8", "int8", "stage08_int8", (45, 75),
+        {
+            "quantize.py": (
+                "quantize", "Int8Linear.forward", "Int8Embedding.forward", "Int8Embedding.logits", "quantizing",
+            ),
+        },
+        verbs=("check_quantize", "check_int8_layer", "check_int8_table", "check_quantizing"),
     ),
 ]  # fmt: skip

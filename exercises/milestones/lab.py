@@ -199,9 +199,11 @@ class Lab:
         return Network(self.first(model).engine.runner.model)
 
     def llm(self, model: Path | None = None, **options):
-        """The engine with a model. Raises Missing if there is no such option."""
+        """The engine with a model, whose weights stay what they are. Raises Missing if there is no such option."""
+        usual = {"device": "cpu", "weights": "as-is"}
+        usual = {name: value for name, value in usual.items() if name not in options}
         try:
-            return self.own.engine(model or self.model(), {"device": "cpu"}, **options)
+            return self.own.engine(model or self.model(), usual, **options)
         except TypeError as error:
             unknown = unknown_argument(error, options)
             if unknown is None:

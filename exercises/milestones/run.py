@@ -215,7 +215,7 @@ def main(argv: Sequence[str]) -> int:
     """The command `engine`."""
     parser = argparse.ArgumentParser(prog="python -m exercises engine", description=check_engine.__doc__)
     parser.add_argument("--directory", type=Path, default=Path("mine"), help="whose engine; default: mine")
-    parser.add_argument("milestones", type=int, nargs="*", metavar="N", help="which; default: all seven")
+    parser.add_argument("milestones", type=int, nargs="*", metavar="N", help="which; default: all eight")
     args, numbers = parser.parse_args(argv), [milestone.number for milestone in MILESTONES]
     if unknown := [number for number in args.milestones if number not in numbers]:
         parser.error(f"there is no milestone {unknown[0]}; there are 1 to {numbers[-1]}")

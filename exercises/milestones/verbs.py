@@ -460,3 +460,143 @@ def check_ahead(lab: Lab) -> None:
         manager.check_integrity()
         counts = len(manager.block_table(a)), manager.num_free
     expect(f"{case}: trim to 6 tokens: blocks, and free ones", counts, (2, 1))
+
+
+# --- 8. Int8 ----------------------------------------------------------------------------------------------------------
+
+# In scales of 1/4 and 2 no number is halfway between two integers.
+FLOATS = torch.tensor([[31.75, -4.0625, 0.1875, -25.0], [3.25, -254.0, -0.75, 100.75]])
+WHOLE = [[127, -16, 1, -100], [2, -127, 0, 50]]
+
+
+def check_quantize(lab: Lab) -> None:
+    """quantize: each row as integers, by its largest number"""
+    quantize = part(lab, "quantize", "quantize")
+    for rows, what in ((FLOATS, "two rows"), (FLOATS[:, None], "the same as [2, 1, 4]")):
+        case = f"quantize, {what}: {rows.tolist()}"
+        with lab.case(case):
+            integers, scale = quantize(rows)
+        whole = torch.tensor(WHOLE, dtype=torch.int8).view(rows.shape)
+        scales = torch.tensor([0.25, 2.0]).view(*rows.shape[:-1], 1)
+        flat = rows.flatten(0, -2)
+        said = {
+            "to the nearest integer: this cuts off what is behind the point": (rows / scales).trunc().to(torch.int8),
+            "one scale for all rows; each has its own": (rows / 2).round().to(torch.int8),
+            "the largest number becomes 127 or -127": (rows * 128 / 127 / scales)
+            .round().clamp(-128, 127).to(torch.int8),
+            "the largest number without its sign": (
+                rows / (flat.amax(-1) / 127).view(scales.shape)).round().clamp(-128, 127).to(torch.int8),
+            "a scale for each column; a row has one": (rows / (flat.abs().amax(0) / 127)).round().to(torch.int8),
+        }  # fmt: skip
+        expect(f"{case}: integers", integers, whole, said)
+        said = {
+            "the last dimension stays, with the size 1": scales.squeeze(-1),
+            "what an integer of 1 stands for": 1 / scales,
+        }
+        expect(f"{case}: scales", scale, scales, said)
+    case = "quantize, a row of zeros and another"
+    with lab.case(case):
+        integers, scale = quantize(torch.stack([torch.zeros(4), FLOATS[0]]))
+    expect(f"{case}: integers", integers.tolist(), [[0] * 4, WHOLE[0]])
+    finite = bool(scale.isfinite().all())
+    require(
+        finite, f"{case}: scales", "finite numbers", scale.tolist(), "a row of zeros stays one, and divides nothing"
+    )
+
+
+def of_integers(x: Tensor, weight: Tensor) -> Tensor:
+    """The product of rows and of output channels, each rounded. [n, in], [out, in] -> [n, out]"""
+    scales = [t.double().abs().amax(-1, keepdim=True) / 127 for t in (x, weight)]
+    a, b = ((t.double() / scale).round() for t, scale in zip((x, weight), scales, strict=True))
+    return (a @ b.t()) * (scales[0] * scales[1].t())
+
+
+# Rows of four weights; a scale of 1/8, 1/2 and 1/32.
+CHANNELS = torch.tensor([[15.875, -1.0, 0.28125, 2.0], [1.625, 63.5, 0.0, -4.0], [0.5, -0.25, -3.96875, 1.0]])
+SHARED = "a row has a scale of its own: what shares the step changes nothing"
+
+
+def check_int8_layer(lab: Lab) -> None:
+    """linear layer: sums of integers, both scales, then the bias"""
+    kind, bias = part(lab, "quantize", "Int8Linear"), torch.tensor([0.75, -100.0, 8.5])
+    for own, what in ((bias, "with a bias"), (None, "without a bias")):
+        case = f"Int8Linear.forward {what}, {CHANNELS.tolist()}, of {FLOATS.tolist()}"
+        with lab.case(case), torch.inference_mode():
+            got = kind(CHANNELS, own)(FLOATS)
+        sums, add = of_integers(FLOATS, CHANNELS), 0.0 if own is None else bias.double()
+        row = torch.tensor([[0.25], [2.0]])
+        shared, channel = (FLOATS.double() / 2).round() * 2, CHANNELS.double().abs().amax(-1) / 127
+        table = (CHANNELS / channel[:, None]).round() * channel[:, None]
+        said = {
+            "activations are rounded, too": FLOATS.double() @ table.t() + add,
+            "both scales: this is without the row's": sums / row + add,
+            "both scales: this is without the channel's": sums / channel + add,
+            "the bias is added at the end, as it is": sums + add * row * channel,
+            "the bias is missing": sums,
+            SHARED: shared @ table.t() + add,
+        }  # fmt: skip
+        expected = (sums + add).float()
+        told = {what: answer.float() for what, answer in said.items() if not torch.equal(answer.float(), expected)}
+        expect(case, got, expected, told)
+    with lab.case(case := "Int8Linear.forward of bfloat16"), torch.inference_mode():
+        got = kind(CHANNELS, bias)(FLOATS.bfloat16())
+    expect(f"{case}: its type", str(got.dtype), "torch.bfloat16", likely="what comes out has the type of what went in")
+
+
+def check_int8_table(lab: Lab) -> None:
+    """vocabulary: the vectors of tokens, and the logits"""
+    kind = part(lab, "quantize", "Int8Embedding")
+    tokens = torch.tensor([2, 0, 2, 1])
+    channel = CHANNELS.abs().amax(-1, keepdim=True) / 127
+    table = (CHANNELS / channel).round() * channel
+    with lab.case(case := f"Int8Embedding.forward of tokens 2 0 2 1, {CHANNELS.tolist()}"), torch.inference_mode():
+        got = kind(CHANNELS)(tokens)
+    said = {"integers are no vectors: multiply each by its token's scale": (CHANNELS / channel).round()[tokens],
+            "these are the numbers before they were rounded": CHANNELS[tokens]}  # fmt: skip
+    expect(case, got, table[tokens], said)
+    with lab.case(case := f"Int8Embedding.logits, {CHANNELS.tolist()}, of {FLOATS.tolist()}"), torch.inference_mode():
+        got = kind(CHANNELS).logits(FLOATS)
+    said = {"activations are rounded, too": FLOATS @ table.t()}
+    expect(case, got, of_integers(FLOATS, CHANNELS).float(), said)
+
+
+def check_quantizing(lab: Lab) -> None:
+    """weights: every matrix is taken while it is read, and nothing else"""
+    quantizing, layer, table = (part(lab, "quantize", name) for name in ("quantizing", "Int8Linear", "Int8Embedding"))
+    with lab.case(case := "quantizing, a GPT2 without memory, and its tensors one by one"):
+        with torch.device("meta"):
+            model = part(lab, "model", "GPT2")(
+                part(lab, "model", "ModelConfig")(**{**SIZES, "n_embd": 6, "n_inner": 10})
+            )
+        generator = torch.Generator().manual_seed(0)
+        tensors = {name: torch.randn(p.shape, generator=generator) for name, p in model.state_dict().items()}
+        linears = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+        take = quantizing(model)
+    for name, tensor in tensors.items():
+        with lab.case(f"{case}: {name}"):
+            taken, before = take(name, tensor), tensor.clone()
+        right = name == "wte.weight" or name.removesuffix(".weight") in linears
+        expect(
+            f"{case}: whether {name} is taken", taken, right, likely="" if right else "norms, biases and positions stay"
+        )
+        expect(f"{case}: {name}, afterwards", tensor.tolist(), before.tolist())
+        if not right:
+            continue
+        got = model.get_submodule(name.removesuffix(".weight"))
+        kind = table if name == "wte.weight" else layer
+        likely = "`model.set_submodule(path, …)` puts a module in another's place"
+        then = f"{case}: {name}: the module that the model has then"
+        require(type(got) is kind, then, kind.__name__, type(got).__name__, likely)
+        integers, scales = part(lab, "quantize", "quantize")(tensor)
+        expect(f"{case}: {name}: integers", got.weight.tolist(), integers.tolist())
+        expect(f"{case}: {name}: scales", got.scales.flatten().tolist(), scales.flatten().tolist())
+    with lab.case(f"{case}: the others, by load_state_dict"):
+        rest = {name: tensor for name, tensor in tensors.items() if name in model.state_dict()}
+        model.load_state_dict(rest, assign=True)
+    lost = [name for name in linears if f"{name}.bias" not in rest]
+    expect(
+        f"{case}: layers without a bias",
+        lost,
+        [],
+        likely="a layer keeps its bias: `module.bias` of the one it replaces",
+    )

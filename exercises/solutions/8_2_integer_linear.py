@@ -1,0 +1,125 @@
+"""A solution of exercise 8.2."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Instruction = Callable[..., Tensor]
+
+
+def linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """x W + b by sums of integers. float32 [n, in], int8 [out, in], float32 [out], float32 [out] -> float32 [n, out]"""
+    scale = x.abs().amax(dim=-1, keepdim=True) / 127  # [n, 1]
+    integers = (x / torch.where(scale > 0, scale, 1.0)).round()
+    sums = (integers.double() @ weight.double().t()).float()
+    y = sums * (scale * scales)
+    return y if bias is None else y + bias
+
+
+def by_fours(x: Tensor, weight: Tensor, vpdpbusd: Instruction) -> Tensor:
+    """Exact sums of products, four at once. int8 [n, in], int8 [out, in] -> int32 [n, out]"""
+    n, out, in_ = len(x), *weight.shape
+    shifted = (x.int() + 128).to(torch.uint8)
+    sums = torch.zeros(n * out, dtype=torch.int32)
+    for i in range(0, in_, 4):
+        rows = shifted[:, None, i : i + 4].expand(n, out, 4).reshape(-1, 4)
+        columns = weight[None, :, i : i + 4].expand(n, out, 4).reshape(-1, 4)
+        sums = vpdpbusd(sums, rows, columns)
+    return sums.view(n, out) - 128 * weight.sum(dim=-1, dtype=torch.int32)
+
+
+def by_pairs(x: Tensor, weight: Tensor, vpmaddubsw: Instruction) -> Tensor:
+    """Exact sums of products, two at once. int8 [n, in], int8 [out, in] -> int32 [n, out]"""
+    n, out, in_ = len(x), *weight.shape
+    sizes = x.abs().to(torch.uint8)[:, None].expand(n, out, in_)
+    signed = weight[None] * x.sign()[:, None]  # [n, out, in]
+    pairs = vpmaddubsw(sizes.reshape(-1, 2), signed.reshape(-1, 2))
+    return pairs.view(n, out, -1).sum(dim=-1, dtype=torch.int32)
+
+
+# --- Wrong answers: (what is wrong, in the solution, instead, what the learner is told) --------------------------------
+
+SCALE = "scale = x.abs().amax(dim=-1, keepdim=True) / 127  # [n, 1]"
+SUMS = "sums = (integers.double() @ weight.double().t()).float()"
+ENDS = "    y = sums * (scale * scales)\n    return y if bias is None else y + bias\n"
+SHIFT = "shifted = (x.int() + 128).to(torch.uint8)"
+CORRECT = "return sums.view(n, out) - 128 * weight.sum(dim=-1, dtype=torch.int32)"
+SIGNED = "signed = weight[None] * x.sign()[:, None]  # [n, out, in]"
+SIZES = "sizes = x.abs().to(torch.uint8)[:, None].expand(n, out, in_)"
+PAIRS = "pairs.view(n, out, -1).sum(dim=-1, dtype=torch.int32)"
+BY_SHIFT = SIZES.replace("x.abs()", "(x.int() + 128)")
+ITSELF = "weight[None].expand(n, out, in_)"
+SATURATES = "saturates"
+MUTANTS = [
+    ("a scale for all rows", SCALE, "scale = x.abs().max() / 127", "a scale of its own"),
+    ("a scale for each input", SCALE, "scale = x.abs().amax(dim=0, keepdim=True) / 127", "Error"),
+    ("the largest with its sign", SCALE, "scale = x.amax(dim=-1, keepdim=True).clamp(min=1e-9) / 127", "without its sign"),
+    ("a row of zeros is 0 / 0", "torch.where(scale > 0, scale, 1.0)", "scale", "no largest number to divide by"),
+    ("up to 128", "keepdim=True) / 127", "keepdim=True) / 128", "becomes 127"),
+    ("cut off", ".round()", ".trunc()", "to the nearest"),
+    ("activations stay floats", ".round()", "", "are rounded"),
+    ("activations are not rounded, weights are", "(x / torch.where(scale > 0, scale, 1.0)).round()", "x / torch.where(scale > 0, scale, 1.0)", "are rounded"),
+    ("without the row's scale", "(scale * scales)", "scales", "both scales"),
+    ("without the channel's scale", "(scale * scales)", "scale", "both scales"),
+    ("the bias before the scales", ENDS, "    y = sums if bias is None else sums + bias\n    return y * (scale * scales)\n", "the bias is no integer"),
+    ("no bias", ENDS, "    return sums * (scale * scales)\n", "the bias is missing"),
+    ("None is a bias", ENDS, "    return sums * (scale * scales) + bias\n", "TypeError"),
+    ("the bias is rounded", "y + bias", "y + (bias / scales).round() * scales", "expected:"),
+    ("sums of 8 bits", SUMS, "sums = (integers.to(torch.int8)[:, None] * weight).sum(-1, dtype=torch.int8).float()", "no room"),
+    ("products of 8 bits", SUMS, "sums = (integers.to(torch.int8)[:, None] * weight).sum(-1).float()", "no room"),
+    ("sums of 16 bits", SUMS, "sums = (integers.to(torch.int16) @ weight.to(torch.int16).t()).float()", "no room"),
+    ("sums of float32", SUMS, "sums = integers @ weight.float().t()", "not exact"),
+    ("sums of bfloat16", SUMS, "sums = (integers.bfloat16() @ weight.bfloat16().t()).float()", "expected:"),
+    ("floats of 64 bits", SUMS, SUMS.replace(".float()", ""), "dtype is torch.float64"),
+    ("weights as floats", SUMS, "sums = (x / torch.where(scale > 0, scale, 1.0)).double() @ weight.double().t()\n    sums = sums.float()", "are rounded"),
+    ("no shift", (SHIFT, CORRECT), ("shifted = x.view(torch.uint8)", "return sums.view(n, out)"), "-1 is 255"),
+    ("no shift, but corrected", SHIFT, "shifted = x.view(torch.uint8)", "expected:"),
+    ("negative numbers are zeros", (SHIFT, CORRECT), ("shifted = x.clamp(min=0).to(torch.uint8)", "return sums.view(n, out)"), "negative activations"),
+    ("shifted and not corrected", CORRECT, "return sums.view(n, out)", "shifted by 128"),
+    ("corrected by the shifted operand's sum", CORRECT, "return sums.view(n, out) - 128 * x.sum(dim=-1, dtype=torch.int32)[:, None]", "the sum of the other operand"),
+    ("corrected by 128 for each input", CORRECT, "return sums.view(n, out) - 128 * in_", "the sum of the other operand"),
+    ("corrected by 127 times", "- 128 * weight.sum", "- 127 * weight.sum", "expected:"),
+    ("corrected with the wrong sign", "- 128 * weight.sum", "+ 128 * weight.sum", "expected:"),
+    ("a correction of 8 bits", "weight.sum(dim=-1, dtype=torch.int32)", "weight.sum(dim=-1, dtype=torch.int8).int()", "expected:"),
+    ("a correction of 16 bits", "128 * weight.sum(dim=-1, dtype=torch.int32)", "(128 * weight.sum(dim=-1, dtype=torch.int16)).int()", "expected:"),
+    ("fours without the instruction", "    for i in range(0, in_, 4):\n", "    return x.int() @ weight.int().t()\n    for i in range(0, in_, 4):\n", "by the instruction"),
+    ("the instruction for a part", "range(0, in_, 4):\n", "range(0, 4, 4):\n", "expected:"),
+    ("a last instruction is left out", "range(0, in_, 4):\n", "range(0, in_ - 4, 4):\n", "expected:"),
+    ("unsigned and signed are exchanged", "vpdpbusd(sums, rows, columns)", "vpdpbusd(sums, columns, rows)", "unsigned must be torch.uint8"),
+    ("sums of 64 bits", "return sums.view(n, out) - 128", "return sums.view(n, out).long() - 128", "dtype is torch.int64"),
+    ("pairs by a shift", (SIZES, SIGNED, PAIRS), (BY_SHIFT, "signed = " + ITSELF, PAIRS + " - 128 * weight.sum(dim=-1, dtype=torch.int32)"), SATURATES),
+    ("pairs by a shift of the weights", (SIZES, SIGNED, PAIRS), ("sizes = (weight.int() + 128).to(torch.uint8)[None].expand(n, out, in_)", "signed = x[:, None].expand(n, out, in_)",
+     PAIRS + " - 128 * x.sum(dim=-1, dtype=torch.int32)[:, None]"), SATURATES),
+    ("sizes without signs", SIGNED, "signed = " + ITSELF, "negative"),
+    ("pairs added in 16 bits", PAIRS, PAIRS.replace("dtype=torch.int32", "dtype=torch.int16") + ".int()", "widen"),
+    ("bytes by bytes", SIZES, SIZES + "\n    return (x.int()[:, None] * weight.int()).sum(-1, dtype=torch.int32)", "by the instruction"),
+    ("one product in each instruction", "    pairs = vpmaddubsw", "    a, b = sizes.reshape(-1, 1), signed.reshape(-1, 1)\n    none = lambda t: torch.zeros_like(t)\n"
+     "    pairs = vpmaddubsw(torch.cat([a, none(a)], 1), torch.cat([b, none(b)], 1)).view(-1, 2).int()\n    pairs = pairs.sum(-1) + 0 * vpmaddubsw(torch.cat([none(a), none(a)], 1), torch.cat([b, none(b)], 1)).view(-1, 2).int().sum(-1)\n"
+     "    return pairs.view(n, out, -1).sum(dim=-1, dtype=torch.int32)\n    pairs = vpmaddubsw", "two instructions for each pair"),
+]  # fmt: skip
+
+EVEN = """    even = torch.tensor([1, 0]).repeat(in_ // 2)
+    shifted = (x.int() + 128)[:, None].expand(n, out, in_)
+    signed = weight[None].expand(n, out, in_).reshape(-1, 2)
+    one, other = ((shifted * mask).to(torch.uint8).reshape(-1, 2) for mask in (even, 1 - even))
+    pairs = vpmaddubsw(one, signed).int() + vpmaddubsw(other, signed).int()
+    return pairs.view(n, out, -1).sum(dim=-1, dtype=torch.int32) - 128 * weight.sum(dim=-1, dtype=torch.int32)
+"""
+HALVES = """    shifted = (x.int() + 128)[:, None].expand(n, out, in_).reshape(-1, 2)
+    signed = weight[None].expand(n, out, in_).reshape(-1, 2)
+    low, high = ((half).to(torch.uint8) for half in (shifted % 16, shifted // 16))
+    pairs = vpmaddubsw(low, signed).int() + 16 * vpmaddubsw(high, signed).int()
+    return pairs.view(n, out, -1).sum(dim=-1, dtype=torch.int32) - 128 * weight.sum(dim=-1, dtype=torch.int32)
+"""
+ALSO_RIGHT = [
+    ("integers of 32 bits", SUMS, "sums = (integers.int() @ weight.int().t()).float()"),
+    ("one scale after the other", "sums * (scale * scales)", "sums * scale * scales"),
+    ("by the reciprocal", "(x / torch.where(scale > 0, scale, 1.0))", "(x * torch.where(scale > 0, 1 / scale, 0.0))"),
+    ("the weights are shifted", ("shifted[:, None, i : i + 4]", "weight[None, :, i : i + 4]", "128 * weight.sum(dim=-1, dtype=torch.int32)"),
+     ("(weight.int() + 128).to(torch.uint8)[None, :, i : i + 4]", "x[:, None, i : i + 4]", "128 * x.sum(dim=-1, dtype=torch.int32)[:, None]")),
+    ("the sign moved, by fours, too", (SHIFT, "weight[None, :, i : i + 4].expand(n, out, 4)", " - 128 * weight.sum(dim=-1, dtype=torch.int32)"),
+     ("shifted = x.abs().to(torch.uint8)", "(weight[None] * x.sign()[:, None])[:, :, i : i + 4]", "")),
+    ("one of two neighbours at a time", "    " + SIZES, EVEN + "    " + SIZES),
+    ("halves of a byte", "    " + SIZES, HALVES + "    " + SIZES),
+]  # fmt: skip
