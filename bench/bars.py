@@ -13,6 +13,7 @@ IDEAS = {  # of the stages, for all pictures
     "stage05_paged": "paged KV",
     "stage06_fast": "fast kernels",
     "stage07_speculative": "speculation",
+    "stage08_int8": "weights in int8",
 }
 LEFT, TRACK, LANE, TOP = 150, 260, 32, 44  # pixels
 

@@ -69,6 +69,7 @@ def run_engine(job: dict, stage, llm) -> dict:
         "times": times,
         "seconds": seconds,
         "machine": describe(torch.device(job["device"])),
+        "int8": bool(getattr(getattr(getattr(llm, "engine", None), "runner", None), "int8", False)),
         "peak_bytes": peak_memory(job["device"].startswith("cuda")),
         "forwards": count("num_forwards"),
         "tokens_computed": computed,

@@ -1,5 +1,6 @@
 """What the machine is and can do: its name, its memory bandwidth, its rate in matrix products."""
 
+import contextlib
 import os
 import platform
 import time
@@ -105,7 +106,30 @@ def kernel_limits(dtype: torch.dtype) -> tuple[float, float]:
     return read, 2 * n**3 / seconds(n, n, c.pack(torch.randn(n, n).to(dtype), kind))
 
 
-def pass_work(config, itemsize: int, *, tokens: int, logits: int, attended: int, cached: int) -> tuple[int, int]:
+def int8_rate() -> float:
+    """Integer operations per second in a product of two 2,048 x 2,048 matrices of int8, by torch or by stage 8's
+    linear kernel, the faster; without rounding anything to int8."""
+    from stage08_int8.fast_model import OPTIMIZATIONS, pick_int8_kind, rows
+    from stage08_int8.kernels import c_kernel as c
+
+    n, cpu, threads = 2048, torch.device("cpu"), torch.get_num_threads()
+    a, b = (torch.ones(n, n, dtype=torch.int8) for _ in range(2))
+    product = torch._int_mm  # pyright: ignore[reportPrivateImportUsage]
+    seconds = [best_seconds(lambda: product(a, b.t()), cpu)]
+    with contextlib.suppress(RuntimeError):  # no compiler
+        library, kind = c.load_kernel(), pick_int8_kind(frozenset(OPTIMIZATIONS))
+        number, format = c.KINDS[kind]
+        kept = [c.pack(b, kind), torch.ones(n), torch.empty(n, n)]
+        panels, scales, out = (tensor.data_ptr() for tensor in kept)
+        integers = rows(n, n, format, kept)
+        arguments = (c.Linear(panels, None, n, n, number, scales), integers, n, c.STORE, out, None, None, threads)
+        seconds.append(best_seconds(lambda: library.linear(*arguments), cpu))
+    return 2 * n**3 / min(seconds)
+
+
+def pass_work(
+    config, itemsize: int, *, tokens: int, logits: int, attended: int, cached: int, weight_bytes: int | None = None
+) -> tuple[int, int]:
     """(floating point operations, bytes from memory) of a forward pass that computes nothing twice.
 
     All layers count for all tokens, though in the last one only some of them are asked for, which stage 6 makes use of.
@@ -113,6 +137,7 @@ def pass_work(config, itemsize: int, *, tokens: int, logits: int, attended: int,
     Args:
         config: the model's sizes, a ModelConfig.
         itemsize: bytes of a weight, and of a number in the KV cache.
+        weight_bytes: those of a weight, if these are others; scales are too few to count.
         tokens: that go through the layers; logits: those of them whose successor is asked for.
         attended: positions that all these tokens look at, summed; cached: those of them that the cache holds.
     """
@@ -120,7 +145,7 @@ def pass_work(config, itemsize: int, *, tokens: int, logits: int, attended: int,
     body = layers * (4 * width * width + 2 * width * config.n_inner)  # weights that every token meets
     head = config.vocab_size * width  # and those that only a last position meets
     operations = 2 * body * tokens + 2 * head * logits + 4 * layers * width * attended
-    return operations, (body + head + 2 * layers * width * cached) * itemsize
+    return operations, (body + head) * (weight_bytes or itemsize) + 2 * layers * width * cached * itemsize
 
 
 def least_seconds(work: tuple[int, int], bandwidth: float, rate: float) -> float:

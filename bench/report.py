@@ -8,8 +8,8 @@ A README, or another page in the root, a folder there or a package of stagewise,
 line and `<!-- end -->` is written here. Pictures of the same name beside the result are drawn anew if the page shows
 them: .png by plots.py, .svg by bars.py. `<!-- comparison: FILE FILE … -->` is several results in one table,
 `<!-- company: FILE -->` is one of `--company` with several values, and `<!-- ablation: FILE … -->`, `profile`,
-`accuracy`, `linear`, `layer`, `caches`, `serving`, `rude`, `structured`, `forms` and `speculative` are what the
-commands of these names print.
+`accuracy`, `linear`, `layer`, `caches`, `serving`, `rude`, `structured`, `forms`, `speculative` and `quality` are what
+the commands of these names print.
 """
 
 import argparse
@@ -47,14 +47,20 @@ MAKERS = {
     "forms": "bench.forms",
     "speculative": "bench.speculative",
     "assisted": "bench.assisted",
+    "quality": "bench.quality",
 }
 
 
-def summarize(runs: list[dict], arrivals: list[float] | None, least_seconds: float | None) -> dict:
+def summarize(
+    runs: list[dict],
+    arrivals: list[float] | None,
+    least_seconds: float | None,
+    int8_least_seconds: float | None = None,
+) -> dict:
     """`runs`, with the latencies that follow from the times of the tokens, and `summary`, each engine's medians.
 
     A ratio is to the stage before in the same run; a peer's is to the last stage. With several companies an engine has
-    a row for each of them, and ratios are to others beside the same.
+    a row for each of them, and ratios are to others beside the same. The limit is another one for weights in int8.
     """
     runs = [digest(run, arrivals) for run in runs]
     summary = []
@@ -67,7 +73,8 @@ def summarize(runs: list[dict], arrivals: list[float] | None, least_seconds: flo
         stages = [other for other in summary if other["engine"].startswith("stage") and other.get("company") == company]
         row["ratio"] = row["tokens_per_second"] / stages[-1]["tokens_per_second"] if stages else None
         row["ratio_to"] = stages[-1]["engine"] if stages else None
-        row["limit_share"] = least_seconds / row["seconds"] if least_seconds else None
+        least = int8_least_seconds if row.get("int8") else least_seconds
+        row["limit_share"] = least / row["seconds"] if least else None
         summary.append(row)
     return {"versions": {run["engine"]: run["versions"] for run in runs if "versions" in run}, "summary": summary,
             "runs": [{name: value for name, value in run.items() if name != "versions"} for run in runs]}  # fmt: skip
@@ -135,6 +142,7 @@ TABLES = {
         "preemptions": lambda row: f"{row['preemptions']:.0f}" if row.get("preemptions") else None,
         "peak memory": lambda row: f"{row['peak_bytes'] / 1e9:.2f} GB",
         "requests with the same ids": share("same_ids_share", ".0%"),
+        "tokens before the first difference": share("same_tokens_share", ".0%"),
     },
 }
 
@@ -148,6 +156,7 @@ LOSES = {
     "stage05_paged": ("memory is plenty, and no prompts begin alike", "tail"),
     "stage06_fast": ("there are many threads: they wait for each other", None),
     "stage07_speculative": ("guesses are refused: many requests at once, or text that nobody can guess", None),
+    "stage08_int8": ("prompts are long, and the CPU has no instruction for int8", None),
 }
 
 
@@ -182,8 +191,9 @@ def table(result: dict, name: str) -> str:
         for title, values in cells.items():
             own = {"engine": f"`{one['engine']}`", "tok/s": f"over {result['limit']:g} s"}
             values.append(own.get(title))
-    if all(value == "100%" for value in cells.get("requests with the same ids", ())):
-        cells.pop("requests with the same ids", None)
+    for title in ("requests with the same ids", "tokens before the first difference"):
+        if all(value == "100%" for value in cells.get(title, ())):
+            cells.pop(title, None)
     sides = ["---" if title in ("engine", "no faster, or slower, when") else "---:" for title in cells]
     lines = [" | ".join(cells), " | ".join(sides)]
     lines += [" | ".join(value or "" for value in values) for values in zip(*cells.values(), strict=True)]
@@ -207,7 +217,13 @@ def caption(result: dict) -> str:
     ]
     if result["least_seconds"]:
         memory, products = result["bandwidth"] / 1e9, result["matmul_rate"] / 1e9
-        sentences.append(f"The limit, probed in the same run: {memory:.1f} GB/s read, {products:.0f} GFLOP/s. ")
+        integers = ""
+        if result.get("int8_rate"):
+            rate = result["int8_rate"] / 1e9
+            integers = f"; with weights in int8, a byte for each of them and {rate:,.0f} billion integer operations/s"
+        sentences.append(
+            f"The limit, probed in the same run: {memory:.1f} GB/s read, {products:.0f} GFLOP/s{integers}. "
+        )
     versions = {name: version for packages in result["versions"].values() for name, version in packages.items()}
     if versions.pop("torch", None):
         sentences.append(f"Peers: {', '.join(' '.join(pair) for pair in versions.items())}. ")

@@ -4,16 +4,19 @@
     python -m bench.throughput --stages 4 5 --workload mixed --kv-cache-bytes 603979776 --json FILE --plot FILE.png
     python -m bench.throughput --stages 4 5 --workload mixed --rate 0.5         # requests arrive one by one
     python -m bench.throughput --stages 5 --workload decode --peers hf,hf-continuous,vllm,openvino
+    python -m bench.throughput --stages 7 8 --peers llama-cpp-q8,openvino-int8,ctranslate2-int8 --workload single
     python -m bench.throughput --stages mine 1 2 3        # an engine of your own (exercises/engine.md)
     python -m bench.throughput --stages 5 6 --company 0,1,2,4,torch --limit 60      # a machine that others use too
 
 Every engine runs in a fresh process, in alternating order, `--repeat` times, after a warm-up; the tables show medians.
 Before a speed is printed, two things are checked: every engine made exactly the number of tokens that was asked for,
 and the stages' greedy tokens are the same (one request in twenty may differ, where two logits are as good as equal; in
-16 bits, where they are that more often, the share of equal ones is told instead).
+16 bits, where they are that more often, and of engines with weights in int8, stage 8 among them, the shares of equal
+ones are told instead).
 
 The limit is what the machine could do at best, see `needed_work` in bench/workloads.py, with the memory bandwidth and
-the rate of matrix products that torch or stage 6's kernels reach, measured before and after; the best counts.
+the rate of matrix products that torch or stage 6's kernels reach, measured before and after; the best counts. With
+weights in int8 it is the limit of a byte for each weight, and of products of integers.
 
 With `--company`, others use the machine while an engine is measured (not while it is loaded and warmed up): N processes
 that only loop, or a torch program with two threads; 0 is nobody. With several, each engine is measured beside each, and
@@ -25,8 +28,10 @@ request: `prompt_token_ids` (or `prompt`, a text) and `max_tokens`:
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
+import operator
 import os
 import re
 import shlex
@@ -41,7 +46,7 @@ import torch
 from tqdm import tqdm
 
 from bench import plots, workloads
-from bench.machine import describe, kernel_limits, least_seconds, matmul_rate, read_bandwidth
+from bench.machine import describe, int8_rate, kernel_limits, least_seconds, matmul_rate, read_bandwidth
 from bench.peers import PEERS
 from bench.report import beside, check_outputs, summarize, tables
 from tools.engines import STAGES
@@ -105,10 +110,14 @@ def run_in_fresh_process(job: dict, folder: Path) -> dict:
 
 
 def same_tokens(runs: list[dict]) -> None:
-    """Compare every run's greedy tokens with the first's: the share of requests that are equal becomes a field."""
+    """Compare every run's greedy tokens with those of the first whose weights are not in int8: the share of requests
+    that are equal becomes a field, and the share of tokens that come before a request's first difference."""
+    first = next((run for run in runs if not run.get("int8")), runs[0] if runs else {})
     for run in runs:
-        pairs = zip(runs[0]["token_ids"], run["token_ids"], strict=True)
+        pairs = list(zip(first["token_ids"], run["token_ids"], strict=True))
         run["same_ids_share"] = statistics.mean(a == b for a, b in pairs)
+        equal = [len([*itertools.takewhile(bool, map(operator.eq, *pair))]) for pair in pairs]
+        run["same_tokens_share"] = sum(equal) / sum(len(a) for a, _ in pairs)
 
 
 def stage_or_path(text: str) -> int | str:
@@ -145,6 +154,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="dummy: random weights, no download; auto: the checkpoint's",
     )
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    parser.add_argument(
+        "--weights", choices=("int8", "as-is"), help="of stage 8; default: its own, int8 on a CPU, as-is on CUDA"
+    )
+    parser.add_argument("--speculate", metavar="NAME", help="of stages 7 and later; off: a token for each forward pass")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: CUDA if there is one")
     parser.add_argument(
         "--company", metavar="N|torch,…", help="busy processes beside each engine: how many, or a torch program"
@@ -271,6 +284,7 @@ def prepare(args: argparse.Namespace) -> tuple[object, Path, dict]:
     options = {"max_num_seqs": args.max_num_seqs or workloads.SIZES.get(args.workload, (None, 8))[1]}
     if args.kv_cache_bytes is not None:
         options["kv_cache_bytes"] = args.kv_cache_bytes
+    options |= {name: getattr(args, name) for name in ("weights", "speculate") if getattr(args, name) is not None}
     job = {
         "model": args.model,
         "load_format": args.load_format,
@@ -290,8 +304,9 @@ def prepare(args: argparse.Namespace) -> tuple[object, Path, dict]:
 
 def measure(
     args: argparse.Namespace, config, directory: Path, job: dict, failures: dict[str, str]
-) -> tuple[list[dict], list[dict], tuple[float, float]]:
-    """(runs, those that took longer than the limit, what `probe` says of the machine); see `run_all`."""
+) -> tuple[list[dict], list[dict], tuple[float, float, float | None]]:
+    """(runs, those that took longer than the limit, what `probe` says of the machine, and its rate of integer products
+    if there were engines with weights in int8); see `run_all`."""
     there = [name for name in args.peers if PEERS[name].python.exists()]
     for name in args.peers:
         if name not in there:
@@ -307,17 +322,25 @@ def measure(
                 job |= {"model": str(folder), "load_format": "auto"}
         probes = [probe(*machine)]
         runs, over = run_all(job, engines, args.companies, args.repeat, failures, folder)
-        with contextlib.suppress(KeyboardInterrupt):  # the first probe will do; the runs are not to be lost
+        of_integers = None
+        with contextlib.suppress(KeyboardInterrupt, RuntimeError):  # without it; the runs are not to be lost
             probes.append(probe(*machine))
+            of_integers = int8_rate() if any(run.get("int8") for run in runs) else None
     bandwidth, rate = (max(values) for values in zip(*probes, strict=True))
-    return runs, over, (bandwidth, rate)
+    return runs, over, (bandwidth, rate, of_integers)
 
 
 def circumstances(
-    args: argparse.Namespace, config, job: dict, over: list[dict], limits: tuple[float, float]
+    args: argparse.Namespace, config, job: dict, over: list[dict], limits: tuple[float, float, float | None]
 ) -> dict[str, object]:
     """What a result says beside what the engines did: the workload, the model, the machine and what it could do."""
-    needed = workloads.needed_work(job["requests"], config, getattr(torch, job["dtype"]).itemsize)
+    bandwidth, rate, of_integers = limits
+    itemsize = getattr(torch, job["dtype"]).itemsize
+
+    def least(weight_bytes: int, rate: float) -> float | None:
+        work = workloads.needed_work(job["requests"], config, itemsize, weight_bytes)
+        return None if args.rate else sum(least_seconds(one, bandwidth, rate) for one in work)
+
     return {
         "workload": Path(args.workload).name,
         "workload_sha256": workloads.fingerprint(job["requests"]),
@@ -333,18 +356,22 @@ def circumstances(
         "dtype": job["dtype"],
         "repeat": args.repeat,
         "machine": describe(torch.device(job["device"])),
-        "bandwidth": limits[0],
-        "matmul_rate": limits[1],
-        "least_seconds": None if args.rate else sum(least_seconds(work, *limits) for work in needed),
+        "bandwidth": bandwidth,
+        "matmul_rate": rate,
+        "least_seconds": least(itemsize, rate),
+        # Attention is computed in dtype; that it counts as fast as integers makes the limit a little too high.
+        **({"int8_rate": of_integers, "int8_least_seconds": least(1, max(rate, of_integers))} if of_integers else {}),
     }
 
 
 def other_tokens(runs: list[dict]) -> str | None:
-    """What is wrong if a stage, or an engine of somebody's own, made other tokens than the first for many requests."""
-    for run in runs:
+    """What is wrong if a stage, or an engine of somebody's own, made other tokens than the first for many requests;
+    with weights in int8 it may."""
+    exact = [run for run in runs if not run.get("int8")]
+    for run in exact:
         if run["engine"] not in PEERS and run["same_ids_share"] < 0.95:
             share = 1 - run["same_ids_share"]
-            return f"{run['engine']} made other tokens than {runs[0]['engine']} for {share:.0%} of the requests"
+            return f"{run['engine']} made other tokens than {exact[0]['engine']} for {share:.0%} of the requests"
     return None
 
 
@@ -385,7 +412,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     command = f"python -m bench.throughput {shlex.join(sys.argv[1:] if argv is None else argv)}"
     result = {"command": command, **circumstances(args, config, job, over, limits), "missing": failures}
-    result |= summarize(runs, job["arrivals"], result["least_seconds"])
+    result |= summarize(runs, job["arrivals"], result["least_seconds"], result.get("int8_least_seconds"))
     return tell(result, args) or (1 if failures else 0)
 
 

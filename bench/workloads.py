@@ -128,13 +128,13 @@ def fingerprint(workload: Workload) -> str:
     return hashlib.sha256(json.dumps(workload).encode()).hexdigest()
 
 
-def needed_work(workload: Workload, config, itemsize: int) -> list[tuple[int, int]]:
+def needed_work(workload: Workload, config, itemsize: int, weight_bytes: int | None = None) -> list[tuple[int, int]]:
     """(operations, bytes) of each forward pass of an engine that wastes nothing.
 
     It computes every prompt token once (a beginning that prompts share, once for all of them) in a first pass, and then
-    decodes all requests in one batch.
+    decodes all requests in one batch. See `pass_work` for the bytes.
     """
-    work = functools.partial(pass_work, config, itemsize)
+    work = functools.partial(pass_work, config, itemsize, weight_bytes=weight_bytes)
     prompts = sorted(prompt for prompt, _ in workload)
     tokens = attended = 0
     for before, prompt in zip([[], *prompts], prompts, strict=False):

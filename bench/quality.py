@@ -1,0 +1,746 @@
+"""What int8 costs: how far an engine's predictions are from those of the same engine in float32.
+
+    python -m bench.peers openvino llama-cpp ctranslate2
+    python -m bench.quality --peers openvino llama-cpp ctranslate2 --json bench/results/quality.json
+    python -m bench.quality --draw bench/results/quality.json --histogram bench/results/quality-histogram.png
+    python -m bench.quality --draw bench/results/quality.json --speeds FILE.json --plot bench/results/quality-speed.png
+
+Held-out tales go through each engine, the logits of every position are kept, and compared with float32's: by how many
+bits per byte of text they predict it, how often the most likely token is the same one, and by the Kullback-Leibler
+divergence. Stages also write tales, which are checked as for the model's card; and openings are continued greedily, by
+all engines, until they first differ from float32.
+
+The stages' logits are the engine's own, as it makes them for `prompt_logprobs`. llama.cpp scores a tale in one batch,
+CTranslate2 too; OpenVINO token by token, for it reads its cache of 8 bits only in steps after the first. Its numbers in
+float32 are a peer's reference. llama.cpp's Q8_0 wants rows of a multiple of 32, and tinytales has 120: it gets a model
+whose features are there four times, which computes the same function (see `repeated`).
+
+A second table takes int8 apart, in torch, on stage 1's modules: numbers are rounded there and multiplied as floats.
+
+What is done is written to the file after each part, so that a later failure does not lose it.
+"""
+
+# pyright: reportMissingImports=false
+# (Each peer is in an environment of its own, which has none of this project's packages.)
+
+import argparse
+import json
+import math
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+TALES, SIMULATED, GREEDY, SAMPLES = 100, 50, 128, 200
+COPIES = 4  # of each feature, for llama.cpp
+
+Logits = Callable[[list[int]], np.ndarray]  # token ids [n] -> [n, vocab_size] float32, of what follows each of them
+
+
+# --- Comparing predictions --------------------------------------------------------------------------------------------
+
+
+def compare(engines: dict[str, Logits], tales: list[list[int]]) -> dict[str, dict]:
+    """Of each engine, over all tokens of the tales but the first of each: the `nats` of each tale (its negative
+    log-likelihood), the share of positions whose most likely token is the first engine's (`agreement`), and the mean
+    divergence of its distribution from the first engine's, in nats (`kl`)."""
+    nats, same, divergence = ({name: [] for name in engines} for _ in range(3))
+    for ids in tales:
+        exact: Any = None
+        for name, logits_of in engines.items():
+            x = np.array(logits_of(ids[:-1]), dtype=np.float32)  # [n] -> [n, vocab_size]
+            x -= x.max(axis=-1, keepdims=True)  # now 0 is the most likely token's
+            powers = np.exp(x)
+            total = powers.sum(axis=-1, keepdims=True)  # [n, vocab_size] -> [n, 1]
+            if exact is None:
+                exact = x, np.log(total), powers / total
+            nats[name].append(float((np.log(total[:, 0]) - x[np.arange(len(x)), ids[1:]]).sum(dtype=np.float64)))
+            same[name] += (x.argmax(-1) == exact[0].argmax(-1)).tolist()
+            # The sum over tokens of p log(p / q), where log p = x - log(total)
+            mean = np.einsum("nv,nv->n", exact[2], exact[0] - x)
+            divergence[name] += (mean + (np.log(total) - exact[1])[:, 0]).tolist()
+    return {
+        name: {
+            "nats": nats[name],
+            "agreement": statistics.mean(same[name]),
+            "kl": statistics.mean(divergence[name]),
+            "positions": len(same[name]),
+        }
+        for name in engines
+    }
+
+
+def per_byte(own: dict, exact: dict, sizes: list[int]) -> dict:
+    """Bits per byte of text, how many more than float32's, and the standard error of that, by tales.
+
+    sizes: bytes of each tale.
+    """
+    bits = np.array(own["nats"]) / math.log(2)
+    more, total = bits - np.array(exact["nats"]) / math.log(2), sum(sizes)
+    rest = more - more.sum() / total * np.array(sizes)  # a ratio's error: what the mean ratio does not explain
+    error = math.sqrt((rest**2).sum() * len(sizes) / max(1, len(sizes) - 1)) / total
+    return {"bits_per_byte": float(bits.sum() / total), "more": float(more.sum() / total), "more_error": error}
+
+
+def divergence(tokens: list[list[int]], exact: list[list[int]]) -> dict:
+    """Greedy outputs against float32's: the median number of tokens before the first difference (None: most outputs
+    have none), and the share of outputs without one."""
+    pairs = [list(zip(a, b, strict=True)) for a, b in zip(tokens, exact, strict=True)]
+    before = [next((i for i, (a, b) in enumerate(pair) if a != b), math.inf) for pair in pairs]
+    median = statistics.median_low(before)
+    return {
+        "greedy_median": None if median == math.inf else median,
+        "greedy_same": before.count(math.inf) / len(before),
+    }
+
+
+# --- Engines ----------------------------------------------------------------------------------------------------------
+
+
+def stage_logits(**options: Any) -> Logits:
+    """Of stage 8's engine, as it computes them for `prompt_logprobs`."""
+    from tools.engines import Stage
+
+    stage = Stage(8)
+    llm = stage.LLM(device="cpu", max_num_batched_tokens=1024, enable_prefix_caching=False, max_num_seqs=1, **options)
+    runner, kept = llm.engine.runner, []
+    forward = runner.forward
+
+    def spy(batch: Any) -> Any:
+        logits = forward(batch)
+        kept.extend(logits[rows].float().numpy().copy() for _, rows in batch.scored)
+        return logits
+
+    runner.forward = spy
+    params = stage.SamplingParams(max_tokens=0, prompt_logprobs=0)
+
+    def logits_of(ids: list[int]) -> np.ndarray:
+        kept.clear()
+        llm.generate([[*ids, 0]], params)  # it scores each token but the first
+        return np.concatenate(kept)
+
+    return logits_of
+
+
+def llama_cpp_logits(job: dict, weights: str | None) -> Logits:
+    from llama_cpp import llama_cpp as llama
+
+    from bench.peers import open_llama_cpp
+
+    context, vocab_size = open_llama_cpp(job, weights, 1, 1024, 1024)
+    memory, batch = llama.llama_get_memory(context), llama.llama_batch_init(1024, 0, 1)
+
+    def logits_of(ids: list[int]) -> np.ndarray:
+        llama.llama_memory_clear(memory, False)
+        batch.n_tokens = len(ids)
+        for i, token in enumerate(ids):
+            batch.token[i], batch.pos[i], batch.logits[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, i, 1, 1, 0
+        if code := llama.llama_decode(context, batch):
+            raise RuntimeError(f"llama_decode says {code}")
+        return np.ctypeslib.as_array(llama.llama_get_logits(context), (len(ids), vocab_size))
+
+    return logits_of
+
+
+def openvino_logits(job: dict, weights: str | None) -> Logits:
+    import openvino
+
+    from bench.peers import export_openvino, openvino_properties
+
+    weights = weights or "fp32"
+    exported = export_openvino(job, weights)
+    properties = openvino_properties(job["dtype"], weights)
+    compiled = openvino.Core().compile_model(exported / "openvino_model.xml", "CPU", properties)
+    wanted = {name for port in compiled.inputs for name in port.names}
+    request = compiled.create_infer_request()
+
+    def logits_of(ids: list[int]) -> np.ndarray:
+        request.reset_state()
+        rows = []
+        for i, token in enumerate(ids):
+            inputs = {
+                "input_ids": np.array([[token]]),
+                "attention_mask": np.ones((1, i + 1), dtype=np.int64),
+                "position_ids": np.array([[i]]),
+                "beam_idx": np.array([0], dtype=np.int32),
+            }
+            request.infer({name: value for name, value in inputs.items() if name in wanted})
+            rows.append(request.get_tensor("logits").data[0, 0].copy())
+        return np.stack(rows)
+
+    return logits_of
+
+
+def ctranslate2_logits(job: dict, weights: str | None) -> Logits:
+    from bench.peers import open_ctranslate2
+
+    generator, texts = open_ctranslate2(job, weights)
+    return lambda ids: np.array(generator.forward_batch([[texts[token] for token in ids]]))[0]
+
+
+# Of each peer: who gives its logits, the name of its int8 in bench/peers.py and there, and the types that the rest of
+# its numbers have.
+PEER_LOGITS = {
+    "llama-cpp": (llama_cpp_logits, "llama-cpp-q8", "q8_0", ("float32",)),
+    "openvino": (openvino_logits, "openvino-int8", "int8", ("float32", "bfloat16")),
+    "ctranslate2": (ctranslate2_logits, "ctranslate2-int8", "int8", ("float32",)),
+}
+
+
+def run_peer(name: str, job: dict) -> dict:
+    """In the peer's environment: `compare` for its float32 and its int8."""
+    logits, int8, weights, dtypes = PEER_LOGITS[name]
+    engines = {f"{name} float32": logits({**job, "dtype": "float32"}, None)}
+    engines |= {f"{int8} {dtype}": logits({**job, "dtype": dtype}, weights) for dtype in dtypes}
+    return compare(engines, job["tales"])
+
+
+# --- Models for the peers ---------------------------------------------------------------------------------------------
+
+
+def repeated(tensors: dict[str, Any], n_head: int, copies: int) -> dict[str, Any]:
+    """The weights of a model whose features are there several times, and its heads: the same function, for means,
+    variances and so the norms stay, and what sums over features is divided by `copies`, a power of two. It is as in
+    bench/wide.py, but 24 features stand beside their copies: so each group of 32 has the same largest number as these
+    24, all copies are rounded alike, and rounding costs what it would with groups of 24."""
+    import torch
+
+    size = tensors["transformer.wte.weight"].shape[1] if "transformer.wte.weight" in tensors else None
+    size = size or tensors["wte.weight"].shape[1]
+    which = torch.arange(size).view(n_head, -1).repeat_interleave(copies, 0).flatten()
+
+    def repeat(name: str, x: Any) -> Any:
+        if "mlp.c_fc" in name:  # [in, out], as all matrices
+            return x[which] / copies if x.dim() == 2 else x
+        if "mlp.c_proj" in name:
+            return x[..., which]
+        if "attn.c_attn" in name:
+            x = torch.cat([part[..., which] for part in x.chunk(3, dim=-1)], dim=-1)
+            return x[which] / copies if x.dim() == 2 else x
+        if "attn.c_proj.weight" in name:
+            return x[which][:, which] / copies
+        return x[..., which] / (copies if "ln_f" in name else 1)
+
+    return {name: repeat(name, x.float()).contiguous() for name, x in tensors.items()}
+
+
+def write_checkpoint(directory: Path, copies: int) -> Path:
+    """tinytales in float32, each feature so many times."""
+    from safetensors.torch import load_file, save_file
+
+    from tools.engines import TINYTALES
+
+    directory.mkdir()
+    config = json.loads((TINYTALES / "config.json").read_text(encoding="utf-8"))
+    n_embd, n_head = config["n_embd"], config["n_head"]
+    save_file(
+        repeated(load_file(TINYTALES / "model.safetensors"), n_head, copies),
+        directory / "model.safetensors",
+        {"format": "pt"},
+    )
+    config |= {"n_embd": copies * n_embd, "n_head": copies * n_head, "n_inner": config.get("n_inner") or 4 * n_embd}
+    (directory / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    for name in ("merges.txt", "vocab.json", "generation_config.json"):
+        shutil.copy(TINYTALES / name, directory)
+    return directory
+
+
+# --- Int8 taken apart -------------------------------------------------------------------------------------------------
+
+KINDS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj", "wte")
+EVERY = frozenset(KINDS)
+# What is rounded: (title, weights, activations, which matrices).
+ABLATION = (
+    ("weights: a scale per tensor", "tensor", None, EVERY),
+    ("weights: per output channel", "channel", None, EVERY),
+    ("weights: per group of 128", 128, None, EVERY),
+    ("weights: per group of 32", 32, None, EVERY),
+    ("activations: per token", None, "channel", EVERY),
+    ("activations: per group of 32", None, 32, EVERY),
+    ("weights per channel, activations per token: stage 8", "channel", "channel", EVERY),
+    ("the same, the vocabulary's matrix as it is", "channel", "channel", EVERY - {"wte"}),
+    ("both per group of 32", 32, 32, EVERY),
+    *((f"stage 8's, only `{kind}`", "channel", "channel", frozenset({kind})) for kind in KINDS),
+)
+
+
+def rounded(x: Any, scales: str | int | None) -> Any:
+    """A tensor as int8 would have it, in floats; a scale for all of it ("tensor"), for each row ("channel"), or for so
+    many numbers of a row. [..., n] -> [..., n]"""
+    import torch.nn.functional as F
+
+    if scales is None:
+        return x
+    n = x.shape[-1]
+    groups = x
+    if isinstance(scales, int):
+        groups = F.pad(x, (0, -n % scales)).unflatten(-1, (-1, scales))  # [..., n] -> [..., n_groups, scales]
+    largest = groups.abs().amax() if scales == "tensor" else groups.abs().amax(dim=-1, keepdim=True)
+    scale = (largest / 127).clamp(min=1e-30)
+    result = (groups / scale).round() * scale
+    return result.flatten(-2)[..., :n] if isinstance(scales, int) else result
+
+
+class Simulation:
+    """Stage 1's GPT-2 with numbers rounded before each product. Which numbers, its caller says by `setting`."""
+
+    def __init__(self):
+        from stage01_single import LLM
+
+        self.model = LLM(device="cpu", dtype="float32").engine.runner.model
+        self.linears = {}  # name -> module
+        for name, module in self.model.named_modules():
+            if type(module).__name__ == "Linear":
+                self.linears[name] = module
+                module.register_forward_pre_hook(lambda _, inputs, name=name: self.before(name, inputs))
+        self.original = {name: module.weight.data for name, module in self.linears.items()}
+        self.original["wte"] = self.model.wte.weight.data
+        self.largest: dict[str, Any] = {}  # of each matrix, its input's largest number in each column; if wanted
+        self.watching = False
+        self.set(None, None, frozenset())
+
+    def set(self, weights: str | int | None, activations: str | int | None, kinds: frozenset[str]) -> None:
+        self.activations, self.kinds = activations, kinds
+        for name, weight in self.original.items():
+            module = self.model.wte if name == "wte" else self.linears[name]
+            module.weight.data = rounded(weight, weights if self.counts(name) else None)
+
+    def counts(self, name: str) -> bool:
+        return any(name.endswith(kind) for kind in self.kinds)
+
+    def before(self, name: str, inputs: tuple) -> tuple:
+        (x,) = inputs
+        if self.watching:
+            columns = x.abs().amax(dim=0)  # [n, in] -> [in]
+            self.largest[name] = columns.maximum(self.largest.get(name, columns))
+        return (rounded(x, self.activations if self.counts(name) else None),)
+
+    def logits(self, ids: list[int]) -> np.ndarray:
+        import torch
+        import torch.nn.functional as F
+
+        with torch.inference_mode():
+            positions = torch.arange(len(ids))
+            visible = positions <= positions[:, None]
+            x = self.model.wte(torch.tensor(ids)) + self.model.wpe(positions)  # [n] -> [n, n_embd]
+            for layer in self.model.h:
+                x = layer(x, visible)
+            (x,) = self.before("wte", (self.model.ln_f(x),))
+            return F.linear(x, self.model.wte.weight).numpy()
+
+    def outliers(self, tales: list[list[int]]) -> list[dict]:
+        """Of each matrix, the largest numbers of the columns of its input."""
+        self.set(None, None, frozenset())
+        self.watching = True
+        for ids in tales:
+            self.logits(ids)
+        self.watching = False
+        return [
+            {
+                "matrix": name,
+                "largest": float(columns.max()),
+                "column": int(columns.argmax()),
+                "second": float(columns.topk(2).values[1]),
+                "median": float(columns.median()),
+            }
+            for name, columns in self.largest.items()
+        ]
+
+
+# --- The parts of a run -----------------------------------------------------------------------------------------------
+
+
+def held_out(count: int) -> tuple[list[list[int]], list[int]]:
+    """(tokens of so many held-out tales, each from the end token before it to its own; bytes of their texts)"""
+    sys.path.insert(0, str(ROOT / "tools"))
+    from train_tinytales import HELD_OUT, MODEL, Tale, Tokenizer, tale_tokens
+
+    tokenizer = Tokenizer(MODEL)
+    tales = [[tokenizer.end_of_text_id, *tale_tokens(tokenizer, seed)] for seed in HELD_OUT[:count]]
+    return tales, [len(Tale(seed).text.encode()) for seed in HELD_OUT[:count]]
+
+
+# As they are, these have the bits of stage 7.
+STAGE_ROWS = {
+    f"stage 8 {weights} {dtype}": {"dtype": dtype, "weights": weights}
+    for weights in ("as-is", "int8")
+    for dtype in ("float32", "bfloat16")
+}
+
+
+def kept_casts(options: dict, count: int) -> int:
+    """How many of so many sampled tales contradict neither themselves nor their prompt, as in the model's card."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    from train_tinytales import slips
+
+    from tools.engines import Stage
+
+    stage = Stage(8)
+    prompts = ["Once upon a time"] * (count // 2) + [""] * (count - count // 2)
+    llm = stage.LLM(device="cpu", max_num_seqs=32, **options)
+    outputs = llm.generate(prompts, stage.SamplingParams(temperature=0.8, max_tokens=1000))
+    return sum(not slips(prompt + o.outputs[0].text, prompt) for prompt, o in zip(prompts, outputs, strict=True))
+
+
+def greedy(engine: str, job: dict, folder: Path, **options: Any) -> list[list[int]]:
+    """What an engine of bench/engines.py makes of the job's openings."""
+    from bench.throughput import run_in_fresh_process
+
+    nothing = dict.fromkeys(("arrivals", "company", "limit"))
+    told = {"engine": engine, "device": "cpu", "load_format": "auto", "warm_up": [[1, 2]], "own": {}, **nothing}
+    own = {**job, **told, "requests": [(ids, GREEDY) for ids in job["openings"]]}
+    own["options"] = {"max_num_seqs": 16, **options}
+    return run_in_fresh_process(own, folder)["token_ids"]
+
+
+def compared_rows(compared: dict[str, dict], sizes: list[int]) -> list[dict]:
+    """A row for each engine; what `compare` says, beside the first."""
+    of, exact = next(iter(compared.items()))
+    return [{"engine": name, "of": of, **own, **per_byte(own, exact, sizes)} for name, own in compared.items()]
+
+
+def stage_part(job: dict, sizes: list[int], folder: Path, samples: int) -> Iterator[dict]:
+    """The rows of the stages: all of them as soon as their logits are compared, and each again with the rest."""
+    from tools.engines import Stage
+
+    compared = compare({name: stage_logits(**options) for name, options in STAGE_ROWS.items()}, job["tales"])
+    yield from (rows := compared_rows(compared, sizes))
+    first = None
+    for row, options in zip(rows, STAGE_ROWS.values(), strict=True):
+        tokens = greedy(str(Stage(8)), {**job, "dtype": options["dtype"]}, folder, weights=options["weights"])
+        first = first or tokens
+        yield {**row, **divergence(tokens, first), "kept": kept_casts(options, samples), "samples": samples}
+
+
+def peer_part(name: str, job: dict, sizes: list[int], folder: Path) -> Iterator[dict]:
+    """The rows of a peer, in the same way. Raises RuntimeError with its last words."""
+    from bench.peers import PEERS
+
+    python = PEERS[name].python
+    if not python.exists():
+        raise RuntimeError(f"not installed; python -m bench.peers {name} installs it")
+    job = {**job, "folder": str(folder), "result": str(folder / "compared.json")}
+    (folder / "quality.json").write_text(json.dumps(job))
+    command = [str(python), "-m", "bench.quality", "--run", name, str(folder / "quality.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        words = [line for line in done.stderr.splitlines() if line.strip()]
+        raise RuntimeError(words[-1][:300] if words else f"it ended with status {done.returncode}")
+    yield from (rows := compared_rows(json.loads(Path(job["result"]).read_text()), sizes))
+    first = None
+    for row in rows:
+        engine, _, dtype = row["engine"].rpartition(" ")
+        tokens = greedy(engine, {**job, "dtype": dtype}, folder)
+        first = first or tokens
+        yield {**row, **divergence(tokens, first)}
+
+
+def ablation_part(tales: list[list[int]], sizes: list[int]) -> tuple[list[dict], list[dict]]:
+    """(a row for each of ABLATION, the outliers of each matrix)"""
+    simulation = Simulation()
+
+    def with_setting(setting: tuple) -> Logits:
+        def logits_of(ids: list[int]) -> np.ndarray:
+            simulation.set(*setting)
+            return simulation.logits(ids)
+
+        return logits_of
+
+    settings = {"float32": (None, None, frozenset()), **{title: tuple(rest) for title, *rest in ABLATION}}
+    compared = compare({title: with_setting(setting) for title, setting in settings.items()}, tales)
+    rows = [{"what": title, **own, **per_byte(own, compared["float32"], sizes)} for title, own in compared.items()]
+    return rows, simulation.outliers(tales)
+
+
+def without_tales(row: dict) -> dict:
+    return {name: value for name, value in row.items() if name != "nats"}
+
+
+# --- Tables and pictures ----------------------------------------------------------------------------------------------
+
+
+def table(result: dict) -> str:
+    """What each engine's numbers cost, what each part of int8 costs, and what they are of."""
+    return "\n\n".join(part for part in (engines_table(result), ablation_table(result)) if part)
+
+
+def cost(row: dict) -> str:
+    return f"{row['more']:+.5f} ± {row['more_error']:.5f}"
+
+
+def engines_table(result: dict) -> str:
+    titles = ["engine", "bits per byte", "more than its float32", "same best token", "KL, nats"]
+    titles += ["greedy tokens before the first difference", "tales that keep their cast"]
+    lines = [" | ".join(titles), " | ".join(["---"] + ["---:"] * (len(titles) - 1))]
+    for row in result["rows"]:
+        own = row["engine"] == row["of"]
+        many = ""
+        if "greedy_median" in row:
+            many = "all" if row["greedy_median"] is None else f"{row['greedy_median']:.0f}"
+        cells = [f"{row['bits_per_byte']:.5f}"]
+        cells += ["", "", "", ""] if own else [cost(row), f"{row['agreement']:.2%}", f"{row['kl']:.5f}", many]
+        cells.append(f"{row['kept']} of {row['samples']}" if "kept" in row else "")
+        lines.append(" | ".join([row["engine"], *cells]))
+    versions = ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())
+    missing = "".join(f" Missing: {name} ({why})." for name, why in result.get("missing", {}).items())
+    machine, names = result["machine"], " ".join(row["engine"] for row in result["rows"])
+    notes = ""
+    if "llama-cpp-q8" in names:
+        notes += "llama.cpp's model has each feature four times, and so 24 different numbers in each group of 32. "
+    if "openvino-int8" in names:
+        notes += "OpenVINO keeps keys and values in 8 bits, too. "
+    return "\n".join(f"| {line} |" for line in lines) + (
+        f"\n\n{result['tales']} held-out tales, {result['positions']:,} tokens; ± is a standard error, by tales. "
+        f'Greedy: {result["openings"]} openings of other shapes, {GREEDY} tokens each; the median; "all" if most never '
+        "differ. All of it is of tinytales, a small model of an easy language: no other trained one is at hand. "
+        f"{notes}{machine['device']}, torch {machine['torch']}{', ' if versions else ''}{versions}.{missing} "
+        f"`{result['command']}`"
+    )
+
+
+def ablation_table(result: dict) -> str:
+    if not result.get("ablation"):
+        return ""
+    titles = ["rounded to int8", "bits per byte", "more than float32", "same best token", "KL, nats"]
+    lines = [" | ".join(titles), " | ".join(["---"] + ["---:"] * (len(titles) - 1))]
+    for row in result["ablation"]:
+        cells = [f"{row['bits_per_byte']:.5f}"]
+        own = row["what"] == "float32"
+        cells += ["", "", ""] if own else [cost(row), f"{row['agreement']:.2%}", f"{row['kl']:.5f}"]
+        lines.append(" | ".join([row["what"], *cells]))
+    alone = {row["what"].split("`")[1]: row["kl"] for row in result["ablation"] if "only `" in row["what"]}
+    kind = max(alone, key=lambda name: alone[name], default="")
+    own = [one for one in result["outliers"] if one["matrix"].endswith(kind)]
+    worst = max(own, key=lambda one: one["largest"] / one["median"])
+    costs_most = f"`{kind}` costs the most by itself. Its" if kind else "The"
+    return "\n".join(f"| {line} |" for line in lines) + (
+        f"\n\nSimulated in torch with stage 1's modules, {result['simulated']} held-out tales. Rows have 120 numbers, "
+        f"those of `mlp.c_proj` 480: a group of 128 is a whole row elsewhere. {costs_most} widest spread of "
+        f"activations is that of `{worst['matrix']}`: the largest number of column {worst['column']} is "
+        f"{worst['largest']:.3g}, of the next one {worst['second']:.3g}, of the median column {worst['median']:.3g}."
+    )
+
+
+def worst_channel(weights: dict[str, Any]) -> tuple[str, int]:
+    """The matrix and the channel whose numbers are the smallest beside the largest of the whole matrix."""
+
+    def spread(name: str) -> tuple[float, int]:
+        largest = weights[name].abs().amax(dim=1)  # [out, in] -> [out]
+        channel = int(largest.argmin())
+        return float(largest.max() / largest[channel].clamp(min=1e-30)), channel
+
+    name = max(weights, key=lambda name: spread(name)[0])
+    return name, spread(name)[1]
+
+
+def draw_histogram() -> Any:
+    """The weights of one output channel, with the integers' grid of a scale for the whole matrix, and of its own."""
+    from bench.plots import BLUE, GREY, INK, ORANGE, Picture, styled
+
+    original = Simulation().original
+    name, channel = worst_channel({name: weight for name, weight in original.items() if name.endswith("mlp.c_proj")})
+    matrix = original[name]
+    numbers = matrix[channel].numpy()
+
+    @styled
+    def draw() -> Picture:
+        picture = Picture(figsize=(9.5, 3.2))
+        edges = np.linspace(-abs(numbers).max(), abs(numbers).max(), 61)
+        for axes, largest, whose, color in zip(
+            picture.subplots(1, 2, sharey=True),
+            (float(matrix.abs().max()), float(abs(numbers).max())),
+            ("for the whole matrix", "for this channel"),
+            (ORANGE, BLUE),
+            strict=True,
+        ):
+            unit = largest / 127
+            levels = np.arange(-127, 128) * unit
+            levels = levels[abs(levels) <= edges[-1] * 1.0001]
+            error = float(np.sqrt(np.mean((np.round(numbers / unit) * unit - numbers) ** 2)))
+            axes.hist(numbers, edges, color=GREY, edgecolor=INK, linewidth=0.3)
+            low = -0.25 * axes.get_ylim()[1]
+            axes.vlines(levels, low, 0, color=color, linewidth=1 if len(levels) < 100 else 0.6)
+            axes.axhline(0, color=INK, linewidth=0.8)
+            said = f"rounding errors are {error / numbers.std():.1%} of the spread"
+            axes.set_title(f"A scale {whose}: {len(levels)} integers below,\n{said}")
+            axes.set_xlabel(f"weights of channel {channel} of {name}")
+            axes.set_yticks([tick for tick in axes.get_yticks() if tick >= 0])
+            axes.set_ylim(bottom=low)
+        picture.axes[0].set_ylabel("how many")
+        return picture
+
+    return draw()
+
+
+def draw_speeds(result: dict, speeds: Sequence[dict]) -> Any:
+    """What each engine costs in bits per byte, with its standard error, over its tokens per second."""
+    from matplotlib.lines import Line2D
+
+    from bench.plots import BLUE, GREEN, INK, ORANGE, PURPLE, Picture, styled
+
+    colors = {"stage": BLUE, "llama-cpp": ORANGE, "openvino": GREEN, "ctranslate2": PURPLE}
+    markers = {"float32": "o", "bfloat16": "s"}
+    costs = {row["engine"]: row for row in result["rows"]}
+    points = []  # (engine, dtype, whether it is in int8, tokens per second, its costs)
+    for speed in speeds:
+        for row in speed["summary"]:
+            engine, dtype, int8 = row["engine"], speed["dtype"], bool(row.get("int8"))
+            name = f"stage {int(engine[5:7])}" if engine.startswith("stage") else engine
+            if name != engine:
+                engine = f"stage 8 {'int8' if int8 else 'as-is'}"  # as it is, stage 7 has the same bits
+            own = costs.get(f"{engine} {dtype}") or costs.get(f"{engine} float32" if int8 else "")
+            if own:
+                points.append((name, dtype, int8, row["tokens_per_second"], own))
+
+    @styled
+    def draw() -> Picture:
+        picture = Picture(figsize=(8.5, 3.6))
+        axes = picture.subplots()
+        handles: dict[str, Any] = {}
+        for name, dtype, int8, speed, own in points:
+            color, marker = colors[next(start for start in colors if name.startswith(start))], markers[dtype]
+            face = color if int8 else "white"
+            axes.errorbar(speed, own["more"], own["more_error"], color=color, linewidth=1, capsize=2, zorder=1)
+            axes.scatter(speed, own["more"], marker=marker, facecolor=face, edgecolor=color, s=45, zorder=2)
+            look: dict[str, Any] = dict(marker=marker, color=color, markerfacecolor=face, linestyle="none")
+            handles[f"{name}, {dtype}"] = Line2D([], [], **look)
+        axes.axhline(0, color=INK, linewidth=0.8, zorder=0)
+        name, dtype, _, speed, own = max(points, key=lambda point: point[3])
+        axes.set_title(f"Fastest: {name}, {dtype}, {speed:.0f} tok/s, for {own['more']:+.5f} bits per byte")
+        axes.set_xlabel(f"output tokens per second, workload {speeds[0]['workload']}; filled: weights in int8")
+        axes.set_ylabel("bits per byte above its float32")
+        axes.set_xlim(left=0)
+        picture.legend(list(handles.values()), list(handles), loc="outside right center", fontsize=8)
+        return picture
+
+    return draw()
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+def measure(args: argparse.Namespace, result: dict, keep: Callable[[], None]) -> None:
+    """Fill a result, part by part; `keep` writes it down."""
+    import torch
+
+    from bench.peers import PEERS
+
+    sys.path.insert(0, str(ROOT / "tools"))
+    from train_tinytales import MODEL, Tokenizer, held_out_openings
+
+    tales, sizes = held_out(args.tales)
+    tokenizer = Tokenizer(MODEL)
+    openings = [tokenizer.encode(text) for text in held_out_openings()][: args.openings]
+    result |= {"tales": len(tales), "positions": sum(len(ids) - 1 for ids in tales), "openings": len(openings)}
+    result |= {"simulated": min(args.simulated, len(tales)), "rows": [], "ablation": [], "missing": {}, "versions": {}}
+
+    def part(name: str, run: Callable[[], None]) -> None:
+        print(f"quality: {name}", file=sys.stderr, flush=True)
+        try:
+            run()
+        except Exception as error:  # the other parts are worth having
+            traceback.print_exc()
+            result["missing"][name] = f"{type(error).__name__}: {error}"[:300]
+        keep()
+
+    done: dict[str, dict] = {}
+
+    def add(rows: Iterator[dict]) -> None:
+        for row in rows:
+            done[row["engine"]] = without_tales(row)
+            result["rows"] = list(done.values())
+            keep()
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        job = {"tales": tales, "openings": openings, "threads": torch.get_num_threads()}
+        plain = write_checkpoint(folder / "plain", 1)
+        part("stages", lambda: add(stage_part({**job, "model": str(plain)}, sizes, folder, args.samples)))
+
+        def simulate() -> None:
+            rows, outliers = ablation_part(tales[: args.simulated], sizes[: args.simulated])
+            result.update(ablation=[without_tales(row) for row in rows], outliers=outliers)
+
+        part("ablation", simulate)
+        for peer in args.peers:
+            model, own = plain, folder / peer
+            own.mkdir()
+            if peer == "llama-cpp":
+                model = write_checkpoint(folder / "repeated", COPIES)
+            part(peer, lambda p=peer, m=model, o=own: add(peer_part(p, {**job, "model": str(m)}, sizes, o)))
+            result["versions"] |= versions_of(PEERS[peer].python, PEERS[peer].reported)
+            keep()
+
+
+def versions_of(python: Path, packages: Sequence[str]) -> dict[str, str]:
+    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {list(packages)!r}}}))"
+    if not python.exists():
+        return {}
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
+    versions = json.loads(done.stdout) if done.returncode == 0 else {}
+    return {name: version for name, version in versions.items() if name != "torch"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--peers", nargs="*", choices=list(PEER_LOGITS), default=[], help="other engines in int8, and their float32")
+    add("--tales", type=int, default=TALES, metavar="N", help=f"held-out tales; default: {TALES}")
+    add("--simulated", type=int, default=SIMULATED, metavar="N", help=f"those of the simulation; default: {SIMULATED}")
+    add("--openings", type=int, default=200, metavar="N", help="that are continued greedily; default: all 200")
+    add("--samples", type=int, default=SAMPLES, metavar="N", help=f"sampled tales; default: {SAMPLES}")
+    add("--json", type=Path, metavar="FILE", help="write what was measured to this file")
+    add("--draw", type=Path, metavar="FILE", help="measure nothing: print and draw what this file says")
+    add("--speeds", type=Path, nargs="*", default=[], metavar="FILE", help="results of bench.throughput, for --plot")
+    add("--plot", type=Path, metavar="FILE", help="draw quality over speed; needs --draw and --speeds")
+    add("--histogram", type=Path, metavar="FILE", help="draw a channel's weights and their grid")
+    add("--run", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.run:
+        job = json.loads(Path(args.run[1]).read_text())
+        Path(job["result"]).write_text(json.dumps(run_peer(args.run[0], job)))
+        return 0
+    if args.plot and not (args.draw and args.speeds):
+        parser.error("--plot needs --draw and --speeds")
+    import torch
+
+    from bench.machine import describe
+    from bench.report import check_outputs, command
+
+    try:
+        given = {"--json": args.json, "--plot": args.plot, "--histogram": args.histogram}
+        check_outputs(given, {"--draw": args.draw} if args.draw else {})
+        speeds = [json.loads(path.read_text(encoding="utf-8")) for path in args.speeds]
+        result = json.loads(args.draw.read_text(encoding="utf-8")) if args.draw else {}
+    except (ValueError, OSError) as error:
+        print(f"quality: {error}", file=sys.stderr)
+        return 2
+    if not args.draw:
+        words = " ".join(sys.argv[1:] if argv is None else argv)
+        result = {"command": f"python -m bench.quality {words}".strip(), "machine": describe(torch.device("cpu"))}
+        result["command"] = command(result)
+
+        def keep() -> None:
+            if args.json:
+                args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+        measure(args, result, keep)
+    if args.histogram:
+        draw_histogram().savefig(args.histogram)
+    if args.plot:
+        draw_speeds(result, speeds).savefig(args.plot)
+    print(table(result))
+    return 1 if result.get("missing") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
