@@ -1,10 +1,11 @@
-"""Stage 6's linear kernel against torch: what each way to multiply reaches, for each number of rows.
+"""The linear kernels of stages 6 and 8 against torch: what each way to multiply reaches, for each number of rows.
 
     python -m bench.linear --json bench/results/linear.json
 
 Each way runs the 48 linear layers of GPT-2 small one after the other, so that, as in the engine, weights have left the
 CPU's cache before they are needed again. The time is the shortest of several runs. Bandwidth counts each weight once;
-operations are two per weight and row.
+operations are two per weight and row. With int8 weights the time is that of the products; turning activations into
+integers is not in it.
 """
 
 import argparse
@@ -16,8 +17,9 @@ import torch
 import torch.nn.functional as F
 
 from bench.machine import best_seconds, describe
-from stage06_fast.kernels import c_kernel as c
-from stage06_fast.support.memory import Arena
+from stage08_int8.kernels import c_kernel as c  # it has stage 6's loops too
+from stage08_int8.quantize import quantize
+from stage08_int8.support.memory import Arena
 
 SHAPES = [(768, 2304), (768, 768), (768, 3072), (3072, 768)] * 12  # (in, out) of GPT-2 small's linear layers
 NUMBERS = sum(in_ * out for in_, out in SHAPES)
@@ -25,21 +27,30 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 KINDS = {
     torch.float32: ("fma_float32", "tiles_split"),
     torch.bfloat16: ("fma_bfloat16", "dot_bfloat16", "matrix_bfloat16", "tiles_bfloat16"),
+    torch.int8: ("pairs_int8", "dot_int8", "tiles_int8"),
 }
 CPU = torch.device("cpu")
 
 
+def matrix(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    x = torch.randn(rows, columns)
+    return quantize(x)[0] if dtype == torch.int8 else x.to(dtype)
+
+
 def by_torch(dtype: torch.dtype) -> dict[int, float]:
     """Seconds of all layers, by the number of rows."""
-    weights = [torch.randn(out, in_).to(dtype) for in_, out in SHAPES]
+    weights = [matrix(out, in_, dtype) for in_, out in SHAPES]
     biases = [torch.zeros(out, dtype=dtype) for _, out in SHAPES]
     seconds = {}
     for num_rows in ROWS:
-        inputs = {in_: torch.randn(num_rows, in_).to(dtype) for in_ in (768, 3072)}
+        inputs = {in_: matrix(num_rows, in_, dtype) for in_ in (768, 3072)}
 
         def run(inputs=inputs):
             for weight, bias in zip(weights, biases, strict=True):
-                F.linear(inputs[weight.shape[1]], weight, bias)
+                if dtype == torch.int8:
+                    torch._int_mm(inputs[weight.shape[1]], weight.t())  # pyright: ignore[reportPrivateImportUsage]
+                else:
+                    F.linear(inputs[weight.shape[1]], weight, bias)
 
         seconds[num_rows] = best_seconds(run, CPU, repeat=5)
     return seconds
@@ -48,11 +59,13 @@ def by_torch(dtype: torch.dtype) -> dict[int, float]:
 def by_kernel(kind: str) -> dict[int, float]:
     number, rows_format = c.KINDS[kind]
     arena = Arena()  # as in the engine
-    panels = [c.pack(torch.randn(out, in_), kind, arena.room).data_ptr() for in_, out in SHAPES]
-    bias, out = torch.zeros(3072), torch.empty(max(ROWS), 3072)
-    layers = [c.Linear(p, bias.data_ptr(), *shape, number) for p, shape in zip(panels, SHAPES, strict=True)]
+    dtype = torch.int8 if kind.endswith("int8") else torch.float32
+    panels = [c.pack(matrix(out, in_, dtype), kind, arena.room).data_ptr() for in_, out in SHAPES]
+    bias, scales, out = torch.zeros(3072), torch.ones(3072), torch.empty(max(ROWS), 3072)
+    last = (scales.data_ptr(),) if dtype == torch.int8 else ()
+    layers = [c.Linear(p, bias.data_ptr(), *shape, number, *last) for p, shape in zip(panels, SHAPES, strict=True)]
     memory = torch.zeros(2, max(ROWS), 4 * 3072 + 64, dtype=torch.uint8)
-    stride = {in_: in_ * (4 if rows_format == 0 else 2) + 64 for in_ in (768, 3072)}
+    stride = {in_: in_ * c.SIZES[rows_format] + 64 for in_ in (768, 3072)}
     rows = {in_: c.Rows(memory.data_ptr(), s, max(ROWS) * s, rows_format) for in_, s in stride.items()}
     library, threads, seconds = c.load_kernel(), torch.get_num_threads(), {}
     for num_rows in ROWS:

@@ -277,13 +277,25 @@ INLINE void pairs_int8(const int16_t *x, int64_t stride, const int8_t *panel, in
                        int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
     EACH_PART {
         BEGIN_SUMS
-        for (int64_t i = 0; i < k; i += 2) {
-            if (i % 4 == 0) { ASK_AHEAD(ahead + i / 4 * step) }
-            ivec pairs[SUM_ROWS];
-            UNROLL for (int r = 0; r < rows; r++) pairs[r] = splat_pair(x + r * stride + i);
-            UNROLL for (int v = 0; v < COLUMNS(rows); v++) {
-                const ivec w = widen_pairs(panel + i * PANEL + 2 * (from + v * LANES));
-                UNROLL for (int r = 0; r < rows; r++) sum[r][v] = add_pairs(sum[r][v], pairs[r], w);
+        for (int64_t i = 0; i < k; i += 4) {
+            ASK_AHEAD(ahead + i / 4 * step)
+            UNROLL for (int j = 0; j < 4; j += 2) {
+                const int8_t *w = panel + (i + j) * PANEL + 2 * from;
+                if (COLUMNS(rows) == 2) { /* there are no registers for the pairs of all rows */
+                    const ivec left = widen_pairs(w), right = widen_pairs(w + 2 * LANES);
+                    UNROLL for (int r = 0; r < rows; r++) {
+                        const ivec pair = splat_pair(x + r * stride + i + j);
+                        sum[r][0] = add_pairs(sum[r][0], pair, left);
+                        sum[r][1] = add_pairs(sum[r][1], pair, right);
+                    }
+                } else {
+                    ivec pairs[SUM_ROWS];
+                    UNROLL for (int r = 0; r < rows; r++) pairs[r] = splat_pair(x + r * stride + i + j);
+                    UNROLL for (int v = 0; v < COLUMNS(rows); v++) {
+                        const ivec some = widen_pairs(w + 2 * v * LANES);
+                        UNROLL for (int r = 0; r < rows; r++) sum[r][v] = add_pairs(sum[r][v], pairs[r], some);
+                    }
+                }
             }
         }
         STORE_SUMS

@@ -183,8 +183,9 @@ INLINE vec add_pairs(vec sum, ivec pairs, ivec w) {
 #if defined(__AVX512BW__)
     return (vec)((ivec)sum + (ivec)_mm512_madd_epi16((__m512i)pairs, (__m512i)w));
 #elif defined(__AVX2__) && LANES == 8
-    typedef int16_t whole __attribute__((vector_size(32)));
-    return (vec)((ivec)sum + (ivec)__builtin_ia32_pmaddwd256((whole)pairs, (whole)w));
+    ivec both; /* spelled out, as GCC would make all products first, and has no registers for them */
+    __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(both) : "x"(pairs), "x"(w));
+    return sum;
 #elif defined(__SSE2__) && LANES == 4
     typedef int16_t whole __attribute__((vector_size(16)));
     return (vec)((ivec)sum + (ivec)__builtin_ia32_pmaddwd128((whole)pairs, (whole)w));
@@ -197,6 +198,10 @@ INLINE vec add_pairs(vec sum, ivec pairs, ivec w) {
 INLINE ivec widen_pairs(const void *from) {
 #if defined(__AVX512BW__)
     return (ivec)_mm512_cvtepi8_epi16(_mm256_loadu_si256(from));
+#elif defined(__AVX2__) && LANES == 8 /* one instruction; GCC 12 makes five of what is below */
+    ivec wide;
+    __asm__("vpmovsxbw %1, %0" : "=x"(wide) : "m"(*(const char(*)[16])from));
+    return wide;
 #else
     typedef int8_t bytes __attribute__((vector_size(2 * LANES), aligned(1), may_alias));
     return (ivec)__builtin_convertvector(*(const bytes *)from, pairs_vec);
