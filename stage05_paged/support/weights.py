@@ -216,8 +216,10 @@ def checked(
     """The tensors by name, on their device, all of them and finite."""
     loaded = {}
     for path, name, tensor in tensors:
-        loaded[name] = tensor.to(device=device, dtype=dtype)
-        if not all(map(math.isfinite, loaded[name].aminmax())):  # NaN is the least and the greatest of its tensor
+        # A copy, or the whole file would stay mapped into memory, and who changes it would change the model.
+        kept = tensor.to(device=device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
+        loaded[name] = kept
+        if not all(map(math.isfinite, kept.aminmax())):  # NaN is the least and the greatest of its tensor
             raise ValueError(f"{path}: tensor {name!r} has values that are not finite in {dtype}")
     if missing := sorted(shapes.keys() - loaded.keys()):
         raise ValueError(f"{source}: missing {name_some(missing)}")
@@ -264,9 +266,7 @@ def checkpoint_tensors(
             if name == "wte.weight":
                 embedding = tensor
             tensor = tensor.detach()
-            # A copy, or the whole file would stay mapped into memory, and who changes it would change the model.
-            tensor = tensor.t() if name.endswith(STORED_TRANSPOSED) else tensor
-            yield path, name, tensor.clone(memory_format=torch.contiguous_format)
+            yield path, name, tensor.t() if name.endswith(STORED_TRANSPOSED) else tensor
         if unexpected:
             raise ValueError(f"{path}: unexpected {name_some(sorted(unexpected))}")
     if head is not None and embedding is not None and not torch.equal(head, embedding):

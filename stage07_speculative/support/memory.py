@@ -1,4 +1,4 @@
-"""Memory in large pages.
+"""Memory in large pages, and memory given back.
 
 A CPU looks up where the memory behind an address is, page by page, and keeps the last few answers. In pages of 4 KB
 the weights of GPT-2 small are some 100,000, and each is needed once in a step: the products wait for look-ups. Linux
@@ -7,8 +7,10 @@ fewer interruptions when memory is first touched.
 """
 
 import contextlib
+import ctypes
 import math
 import mmap
+import sys
 
 import torch
 from torch import Tensor
@@ -28,6 +30,14 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     whole = torch.frombuffer(memory, dtype=torch.uint8)  # which keeps it as long as a tensor of it is there
     begin = -whole.data_ptr() % PAGE  # a large page begins at a multiple of its size
     return whole[begin : begin + num_bytes].view(dtype).view(shape)
+
+
+def give_back() -> None:
+    """Have the C library return freed memory to the system. glibc keeps what lies between pieces that are still in use;
+    so a model that is packed matrix by matrix, each of which is freed then, would be there twice."""
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # it is glibc's own function
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 class Arena:

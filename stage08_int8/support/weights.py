@@ -18,6 +18,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from .memory import give_back
 from .tokenizer import Tokenizer, read_json
 from .training_checkpoint import SUFFIXES, read_sizes, training_tensors
 
@@ -223,8 +224,12 @@ def checked(
     for path, name, tensor in tensors:
         there.add(name)
         values = tensor
-        if not take(name, tensor):
-            values = loaded[name] = tensor.to(device=device, dtype=dtype)
+        if take(name, tensor):
+            give_back()
+        else:
+            # A copy, or the whole file would stay mapped into memory, and who changes it would change the model.
+            values = tensor.to(device=device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
+            loaded[name] = values
         if not all(map(math.isfinite, values.aminmax())):  # NaN is the least and the greatest of its tensor
             raise ValueError(f"{path}: tensor {name!r} has values that are not finite in {values.dtype}")
     if missing := sorted(shapes.keys() - there):
@@ -272,9 +277,7 @@ def checkpoint_tensors(
             if name == "wte.weight":
                 embedding = tensor
             tensor = tensor.detach()
-            # A copy, or the whole file would stay mapped into memory, and who changes it would change the model.
-            tensor = tensor.t() if name.endswith(STORED_TRANSPOSED) else tensor
-            yield path, name, tensor.clone(memory_format=torch.contiguous_format)
+            yield path, name, tensor.t() if name.endswith(STORED_TRANSPOSED) else tensor
         if unexpected:
             raise ValueError(f"{path}: unexpected {name_some(sorted(unexpected))}")
     if head is not None and embedding is not None and not torch.equal(head, embedding):
