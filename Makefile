@@ -23,7 +23,7 @@ test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 -m "not soak and not browser and not cluster and not arm"
 
 soak: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n 2 -m soak
+	$(BIN)/python -m pytest -n 2 -m "soak and not browser and not cluster and not arm"
 
 clients: $(VENV)/installed-test
 	$(BIN)/python -m stagewise.serving.clients openai lm-eval vllm-tests
