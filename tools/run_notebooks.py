@@ -19,7 +19,9 @@ def main() -> None:
     for path in paths:
         notebook, started = nbformat.read(path, as_version=4), time.perf_counter()
         place = {"metadata": {"path": path.parent}}
-        client = NotebookClient(notebook, timeout=600, kernel_name="python3", resources=place, record_timing=False)
+        client = NotebookClient(
+            notebook, timeout=600, kernel_name="python3", resources=place, record_timing=False, coalesce_streams=True
+        )
         client.execute()
         notebook.metadata.pop("widgets", None)
         notebook.metadata["language_info"] = {"name": "python"}
