@@ -168,8 +168,8 @@ WRONG = {
     ),
     "a sum goes through 16 bits": (
         "product.c",
-        "sum[r][v] = add_pairs(sum[r][v], pairs[r], w);",
-        "sum[r][v] = (vec)((ivec)add_pairs(sum[r][v], pairs[r], w) << 16 >> 16);",
+        "INLINE void pairs_int8(",
+        "#define add_pairs(sum, x, w) ((vec)((ivec)add_pairs(sum, x, w) << 16 >> 16))\nINLINE void pairs_int8(",
         "sums of integers pairs_int8",
     ),
     "numbers are rounded to other units than said": (
