@@ -19,7 +19,7 @@ from .batch import Batch
 from .kernels import c_kernel as c
 from .kv_cache import KVCache
 from .model import GPT2
-from .support.memory import Arena, give_back
+from .support.memory import Arena
 
 # What can be turned off (`LLM(disable=...)`), each with what it needs to be on.
 OPTIMIZATIONS: dict[str, tuple[str, ...]] = {
@@ -139,9 +139,7 @@ class FastGPT2(nn.Module):
         }
         linears = (block.attn.c_attn, block.attn.c_proj, block.mlp.c_fc, block.mlp.c_proj)
         names = ("c_attn", "attn_c_proj", "c_fc", "mlp_c_proj")
-        packed = dict(zip(names, map(self.linear, linears), strict=True))
-        give_back()
-        return c.Layer(**norms, **packed)
+        return c.Layer(**norms, **dict(zip(names, map(self.linear, linears), strict=True)))
 
     def linear(self, module: nn.Linear) -> c.Linear:
         """A linear layer's weights, packed; the module gives up its own."""

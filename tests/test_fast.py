@@ -762,7 +762,7 @@ print(resident().rss - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc is asked to give memory back")
 def test_a_model_is_in_memory_once(stage, tmp_path):
     """Each matrix is freed behind its packing, and what is freed goes back to the system. (It did not: twice.)"""
-    sizes = dict(n_layer=4, n_head=12, n_embd=768, n_positions=32, vocab_size=500)
+    sizes = dict(n_layer=6, n_head=12, n_embd=768, n_positions=32, vocab_size=500)
     path = write_checkpoint(tmp_path, **sizes)
     weights = (path / "model.safetensors").stat().st_size
     command = [sys.executable, "-c", HELD.format(stage=stage.directory), str(path)]

@@ -50,6 +50,8 @@ class Arena:
     def room(self, num_bytes: int) -> Tensor:
         """Memory for so many bytes, uint8 [num_bytes]; it begins at a multiple of 64, a line of the CPU's cache."""
         if not self.chunks or self.used + num_bytes > len(self.chunks[-1]):
+            if self.chunks:  # of what the last one has a copy
+                give_back()
             self.chunks.append(empty((max(CHUNK, num_bytes),), torch.uint8))
             self.used = 0
         place = self.chunks[-1][self.used : self.used + num_bytes]

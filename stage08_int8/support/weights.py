@@ -225,7 +225,8 @@ def checked(
         there.add(name)
         values = tensor
         if take(name, tensor):
-            give_back()
+            if tensor.nbytes >= 1 << 22:  # it takes milliseconds
+                give_back()
         else:
             # A copy, or the whole file would stay mapped into memory, and who changes it would change the model.
             values = tensor.to(device=device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
