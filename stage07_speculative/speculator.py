@@ -4,8 +4,13 @@ Speculative Decoding", section 3).
 A request whose guesses are right with probability a, each by itself, gets 1 + a + a^2 + … + a^k tokens from a step with
 k guesses. A step over more rows takes longer: by how much the engine has measured when it was made. What is worth most
 for its time is chosen anew in every step, from how often the latest guesses were right.
+
+Worth most is what makes the product of the requests' speeds largest, so that nobody pays much for another's guesses
+(proportional fairness: Kelly, Maulloo and Tan 1998, "Rate Control for Communication Networks"). The largest sum would
+give them all to whoever is guessed best; the others, slower than before, would be waited for in the end.
 """
 
+import math
 import weakref
 
 from .block_manager import BlockManager
@@ -20,6 +25,8 @@ SIZES = (1, 2, 4, 8, 16, 32)  # of the steps that are timed when the engine is m
 MOST_TOKENS = 64  # of a step that has guesses, with "auto": in larger ones a token takes as long as one of a prompt
 BEFORE = 0.5  # how likely a guess is right, before any was tried
 MARGIN = 1.03  # guesses must promise so much: not all is in the costs
+FEW_TRIES, PROBE = 8, 2  # one request gets so many guesses while so few were tried, if good ones would pay
+GOOD = 0.9  # as likely as a good guess is right
 
 
 class Acceptance:
@@ -28,9 +35,9 @@ class Acceptance:
     def __init__(self, num_steps: int):
         self.num_steps, self.num_right, self.num_tried = num_steps, 0.0, 0.0
 
-    def rate(self, before: float) -> float:
-        """`before` is what is assumed before anything has been tried, and counts as two tries."""
-        return (self.num_right + 2 * before) / (self.num_tried + 2)
+    def rate(self, before: float, weight: int) -> float:
+        """`before` is what is assumed before anything has been tried, and counts as so many tries."""
+        return (self.num_right + weight * before) / (self.num_tried + weight)
 
     def add(self, num_right: int, num_tried: int) -> None:
         self.forget(self.num_steps)
@@ -110,6 +117,7 @@ class Speculator:
                 self.of_request[request].forget(100)
         if not counts:
             self.overall.forget(500)
+            counts = self.probe(rooms, sum(row.num_tokens for row in rows))
         return {request: counts.get(request, 0) for request in rooms}
 
     @staticmethod
@@ -118,27 +126,39 @@ class Speculator:
         return min(request.max_tokens - len(request.output_token_ids) - 1, MOST_DRAFTS)
 
     def best_counts(self, rooms: dict[Request, int], num_tokens: int) -> dict[Request, int]:
-        """The guesses that give the most tokens in a second, beside so many tokens that are none."""
+        """The guesses that are worth most, beside so many tokens that are none."""
         most = MOST_TOKENS - num_tokens
-        overall = self.overall.rate(BEFORE)
-        rates = {r: self.of_request[r].rate(overall) if r in self.of_request else overall for r in rooms}
+        overall = self.overall.rate(BEFORE, 2)
+        rates = {r: self.of_request[r].rate(overall, 6) if r in self.of_request else overall for r in rooms}
         if most <= 0 or not self.can_pay(max(rates.values(), default=0), len(rooms), num_tokens):
             return {}
-        # The k-th guess of a request counts if all before it are right, too.
-        gains = ((rate**k, k, request) for request, rate in rates.items() for k in range(1, rooms[request] + 1))
+        gains = []
+        for request, rate in rates.items():
+            expected = 1.0  # tokens: 1 + a + a^2 + …, since the k-th guess counts if all before it are right, too
+            for k in range(1, rooms[request] + 1):
+                gains.append((math.log1p(rate**k / expected), k, request))
+                expected += rate**k
         ordered = sorted(gains, key=lambda gain: -gain[0])[:most]
         seconds, a_guess = self.costs.seconds, 0.0 if self.drafter is None else self.drafter.seconds
-        expected, deepest, num_best = float(len(rooms)), 0, 0
-        best = MARGIN * len(rooms) / seconds[num_tokens]
+        faster, deepest, num_best = 0.0, 0, 0  # logarithms: their mean is that of the product's root
+        best = math.log(MARGIN)
         for i, (gain, k, _) in enumerate(ordered, start=1):
-            expected, deepest = expected + gain, max(deepest, k)
-            speed = expected / (seconds[num_tokens + i] + deepest * a_guess)
-            if speed > best:
-                best, num_best = speed, i
+            faster, deepest = faster + gain / len(rooms), max(deepest, k)
+            speedup = faster - math.log((seconds[num_tokens + i] + deepest * a_guess) / seconds[num_tokens])
+            if speedup > best:
+                best, num_best = speedup, i
         counts: dict[Request, int] = {}
         for _, k, request in ordered[:num_best]:
             counts[request] = max(k, counts.get(request, 0))
         return counts
+
+    def probe(self, rooms: dict[Request, int], num_tokens: int) -> dict[Request, int]:
+        """A few guesses of one request where none seem to pay, if they would if they were good, and little is known:
+        what is never tried is never learned."""
+        if not rooms or self.overall.num_tried >= FEW_TRIES or not self.can_pay(GOOD, len(rooms), num_tokens):
+            return {}
+        request = next(iter(rooms))
+        return {request: min(rooms[request], PROBE)}
 
     def can_pay(self, rate: float, num_requests: int, num_tokens: int) -> bool:
         """Whether there is any number of guesses that pays if each is right with this probability, whatever is before
@@ -158,7 +178,7 @@ class Speculator:
         for request, draft in drafts.items():
             num_right = accepted[request] = max(0, news.count(request) - 1)
             num_tried = num_right + (num_right < len(draft) and not request.finished)
-            self.of_request.setdefault(request, Acceptance(10)).add(num_right, num_tried)
+            self.of_request.setdefault(request, Acceptance(30)).add(num_right, num_tried)
             self.overall.add(num_right, num_tried)
             if not request.finished:
                 self.block_manager.trim(request, request.num_computed_tokens)

@@ -438,6 +438,56 @@ def test_auto_weighs_what_a_row_costs(stage, small_checkpoint):
     assert counts.get(good, 0) > 4 > counts.get(bad, 0)
 
 
+def test_auto_slows_nobody_down_for_others(stage, small_checkpoint):
+    """Eight guesses would give the first of six twice the tokens, and the most in a second; but five would be slower."""
+    costs = [0.0] + [1 + 0.08 * n for n in range(64)]
+    rates = [0.95] + [0.05] * 5
+
+    def total(counts):
+        tokens = sum(sum(rate**k for k in range(counts.get(r, 0) + 1)) for r, rate in zip(rooms, rates, strict=True))
+        return tokens / costs[6 + sum(counts.values())]
+
+    speculator = speculator_with(stage, small_checkpoint, costs)
+    rooms = dict.fromkeys(requests_of(stage, 6), 16)
+    for request, rate in zip(rooms, rates, strict=True):
+        acceptance = speculator.of_request[request] = type(speculator.overall)(10**6)
+        acceptance.add(10**6 * rate, 10**6)
+    greedy = {next(iter(rooms)): 8}
+    counts = speculator.best_counts(rooms, 6)
+    assert total(greedy) > 1.1 * total(counts)
+    assert sum(counts.values()) <= 3
+
+
+def test_alike_requests_have_alike_guesses(stage, small_checkpoint):
+    speculator = speculator_with(stage, small_checkpoint, [0.0] + [1 + 0.05 * n for n in range(64)])
+    rooms = dict.fromkeys(requests_of(stage, 4), 16)
+    speculator.overall.add(90, 100)
+    few, *_, many = sorted(speculator.best_counts(rooms, 4).values())
+    assert 2 <= few <= many <= few + 1
+
+
+def test_auto_tries_what_it_does_not_know(stage, small_checkpoint):
+    """Eight requests, and guesses that pay if they are good: it finds out, with few, whether they are."""
+    costs = [0.0] + [1.0 + 0.11 * n for n in range(64)]
+    prompts = random_prompts(211, [5] * 8)
+    params = stage.SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    known = {
+        tuple(output.prompt_token_ids): output.outputs[0].token_ids
+        for output in stage.LLM(small_checkpoint, device="cpu", speculate="off").generate(prompts, params)
+    }
+
+    def right(request, count):
+        return known[tuple(request.prompt_token_ids)][len(request.output_token_ids) :][:count]
+
+    for guess, least, most in ((right, 200, 344), (lambda r, count: [210] * count, 4, 40)):
+        llm = engine_with(stage, small_checkpoint, guess, num_drafts="auto")
+        speculator = llm.engine.speculator
+        speculator.costs.seconds, speculator.costs.add = costs, lambda *_: None
+        assert speculator.best_counts(dict.fromkeys(requests_of(stage, 8), 16), 8) == {}
+        llm.generate(prompts, params)
+        assert least <= llm.stats.num_draft_tokens <= most
+
+
 def test_auto_stops_where_many_run(stage, small_checkpoint):
     """With 32 requests a row more costs what its share of the step does: too much for what guesses bring."""
     limited = speculator_with(stage, small_checkpoint, [0.0] + [max(1.0, n / 8) for n in range(1, 65)])
