@@ -6,9 +6,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# The tests start hundreds of processes; each would compile the stages anew.
+unexport PYTHONDONTWRITEBYTECODE
 ARM_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang libomp-dev
 
-.PHONY: demo test soak clients clients-all scaleout test-browser test-arm lint notebooks site
+.PHONY: demo test soak clients clients-all scaleout test-browser test-arm lint notebooks site mermaid
 
 demo: $(VENV)/installed
 	$(BIN)/python -m stage05 --temperature 0.8 --max-tokens 1000 --prompts \
@@ -20,7 +22,7 @@ test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --project .
-	$(BIN)/python -m pytest -n 2 -m "not soak and not browser and not cluster and not arm"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak and not browser and not cluster and not arm"
 
 soak: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 -m "soak and not browser and not cluster and not arm"
@@ -35,11 +37,12 @@ clients-all: $(VENV)/installed-test
 scaleout: $(VENV)/installed-scaleout
 	$(BIN)/python -m pytest tests/scaleout
 
-test-browser: $(VENV)/installed-browser site
+# One process has the site, which it builds; another one has the other pages.
+test-browser: $(VENV)/installed-browser mermaid
 	@for program in chromium chromedriver npm; do command -v $$program > /dev/null || \
 		{ echo "no $$program; on Debian: apt-get install chromium chromium-driver npm"; exit 1; }; done
 	@test -e .axe/package || { mkdir -p .axe && cd .axe && npm pack --silent axe-core@4 && tar -xzf axe-core-*.tgz; }
-	$(BIN)/python -m pytest tests/browser
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser
 
 test-arm: $(VENV)/installed-test
 	@for program in aarch64-linux-gnu-gcc qemu-aarch64 clang; do command -v $$program > /dev/null || \
@@ -49,13 +52,15 @@ test-arm: $(VENV)/installed-test
 notebooks: $(VENV)/installed-test
 	$(BIN)/python tools/run_notebooks.py
 
+site: $(VENV)/installed-site mermaid
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c site -d site/_build/doctrees . site/_build/html
+	@echo "the site is at site/_build/html/index.html; python -m http.server --directory site/_build/html serves it"
+
 # Mermaid draws the chapters' diagrams; where npm can't fetch it, they are shown as text.
-site: $(VENV)/installed-site
+mermaid:
 	@test -e site/_build/mermaid/package || { mkdir -p site/_build/mermaid && cd site/_build/mermaid && \
 		npm pack --silent mermaid@11 > /dev/null && tar -xzf mermaid-*.tgz package/dist/mermaid.min.js; } || \
 		echo "no Mermaid: the diagrams stay text"
-	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c site -d site/_build/doctrees . site/_build/html
-	@echo "the site is at site/_build/html/index.html; python -m http.server --directory site/_build/html serves it"
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check --fix .

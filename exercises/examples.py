@@ -112,9 +112,12 @@ class Choices:
         return list(self.each(item, most, least))
 
 
+SHARE = 1.0  # of random cases; tests of right answers, which never fail, take fewer
+
+
 def at_random(check: Callable[[Choices], None], number: int = 200) -> None:
     """Check so many random cases. Of the first that fails, raise what is said of the smallest that fails like it."""
-    for seed in range(number):
+    for seed in range(round(SHARE * number)):
         choices = Choices(seed)
         wrong = fails(check, choices)
         if wrong:

@@ -130,7 +130,7 @@ class Speculator:
         most = MOST_TOKENS - num_tokens
         overall = self.overall.rate(BEFORE, 2)
         rates = {r: self.of_request[r].rate(overall, 6) if r in self.of_request else overall for r in rooms}
-        if most <= 0 or not self.can_pay(max(rates.values(), default=0), len(rooms), num_tokens):
+        if not self.can_pay(max(rates.values(), default=0), len(rooms), num_tokens):
             return {}
         gains = []
         for request, rate in rates.items():
@@ -164,6 +164,8 @@ class Speculator:
         """Whether there is any number of guesses that pays if each is right with this probability, whatever is before
         it: a quick look, which says no where many requests run."""
         seconds = self.costs.seconds
+        if num_tokens > MOST_TOKENS:
+            return False
         now = MARGIN * num_requests / seconds[num_tokens]
         return any(
             (num_requests + i * rate) / seconds[num_tokens + i] > now for i in range(1, len(seconds) - num_tokens)

@@ -1,6 +1,7 @@
 """One adapter for all stages, so that every test runs on each of them unchanged."""
 
 import contextlib
+import functools
 import io
 import os
 import subprocess
@@ -53,10 +54,15 @@ STAGES = [Stage(number) for number in stages.PACKAGES]
 BATCHED = [stage for stage in STAGES if stage.number >= 2]
 
 
+@functools.cache
+def listed_files() -> dict[str, dict[str, str]]:
+    return read_stages()
+
+
 def stages_that_change(*names: str) -> list[Stage]:
     """The stages in which one of these files is not byte for byte the one of the stage before: in the others it would
     only be tested again."""
-    listed = read_stages()
+    listed = listed_files()
     unknown = set(names).difference(*listed.values())
     assert not unknown, f"no stage has {', '.join(sorted(unknown))}; a test that is about it would run on none"
     return [stage for stage in STAGES if {listed[stage.directory].get(name) for name in names} & {"new", "changed"}]

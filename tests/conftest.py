@@ -17,6 +17,7 @@ import torch  # not earlier: it reads that number when it is imported
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before a kernel is defined
 
 from tests.adapter import BATCHED, STAGES, TINYTALES, Stage, stages_that_change, write_checkpoint
+from tools.slow_tests import LIST, read
 
 # The browser's tests need what `make test-browser` installs; `make test` does not run them.
 collect_ignore = [] if importlib.util.find_spec("selenium") else ["browser"]
@@ -68,7 +69,24 @@ def pytest_generate_tests(metafunc):
             metafunc.parametrize(name, params, ids=ids, indirect=True)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    mark_one_of_two(items)
+    mark_slow(config, items)
+
+
+def mark_slow(config, items):
+    """What takes long is for `make soak`, see tools/slow_tests.py."""
+    slow = set(read(LIST))
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker(pytest.mark.soak)
+    files = {item.nodeid.partition("::")[0] for item in items if "::" not in "".join(config.args)}
+    gone = slow - {item.nodeid for item in items}
+    if gone := sorted(each for each in gone if each.partition("::")[0] in files):
+        raise pytest.UsageError(f"{LIST} lists {len(gone)} tests that are none; take out these lines: {gone}")
+
+
+def mark_one_of_two(items):
     """One of stages 7 and 8 is enough for `make test`; `make soak` runs both. The tests run stage 8 as-is, and then it
     has stage 7's bits (`test_int8.py`), and stage 7's files but for those that int8 changes. So it answers for both
     where a test runs on all stages; stage 7 does where guesses are tested, which are its idea."""

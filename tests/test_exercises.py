@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from exercises import __main__ as cli
-from exercises import catalogue
+from exercises import catalogue, examples
 from exercises.catalogue import exercises, grade, load
 from exercises.examples import Choices, Example, at_random, fails, smallest
 from exercises.grading import OneOf, Wrong, expect, same, short
@@ -26,37 +26,11 @@ PASTE = "Paste this into Python"
 BROKEN = ("2.1", "3.2")  # these begin with code that is to be mended
 EXERCISES = list(exercises().values())
 MUTANTS = [(exercise, *mutant) for exercise in EXERCISES for mutant in exercise.answers.MUTANTS]
-SLOW = {  # those that take 4 to 20 seconds
-    "5.6 a list of free blocks",
-    "4.4 an abort that searches by hashes",
-    "4.4 an abort that searches",
-    "4.4 searches a sorted list",
-    "4.4 pops that look at everybody",
-    "5.1 a refused token is counted",
-    "5.5 tokens by CRC32",
-    "4.1 a list that waits",
-    "4.1 one list for all steps",
-    "4.1 two passes over the running ones",
-    "4.2 pass by pass",
-    "5.1 a set of free blocks",
-    "5.1 the first that is free, and copies of tables",
-    "5.5 prefixes named by numbers that are given out once",
-    "5.5 token ids of 32 bits",
-    "5.5 token ids of eight bits",
-    "5.5 tokens by Python's hash",
-    "5.6 a table copied for each token",
-    "5.6 counts anew from the tables",
-    "5.6 counts that stop at four",
-    "7.2 searches each time",
-}
 
 
 def by_answer(name, answers):
-    """A test for each answer; the slow ones are for `make soak`."""
-    ids = [f"{answer[0].number} {answer[1]}" for answer in answers]
-    marks = [[pytest.mark.soak] if each in SLOW else [] for each in ids]
-    cases = zip(answers, ids, marks, strict=True)
-    return pytest.mark.parametrize(name, [pytest.param(answer, id=each, marks=mark) for answer, each, mark in cases])
+    """A test for each answer."""
+    return pytest.mark.parametrize(name, answers, ids=[f"{answer[0].number} {answer[1]}" for answer in answers])
 
 
 ALSO_RIGHT = [(exercise, *edit) for exercise in EXERCISES for edit in getattr(exercise.answers, "ALSO_RIGHT", [])]
@@ -119,8 +93,10 @@ def test_stub_fails(exercise, tmp_path):
         assert result.state == "not started"
 
 
+@pytest.mark.parametrize("share", [0.2, pytest.param(1.0, marks=pytest.mark.soak)])
 @by_number
-def test_solution_passes(exercise):
+def test_solution_passes(exercise, share, monkeypatch):
+    monkeypatch.setattr(examples, "SHARE", share)
     result = grade(exercise, exercise.solution)
     assert (result.state, result.message) == ("passed", "")
     assert result.seconds < 20  # five where nothing else runs

@@ -198,6 +198,7 @@ def test_a_verb_is_checked_by_itself(verb, tmp_path):
     assert "case:" in message
 
 
+@pytest.mark.soak
 def test_a_request_that_waits_for_ever_is_ended(tmp_path):
     """One that is larger than the whole cache is preempted again and again: the computing time ends it, and says where."""
     fits = ("engine.py", "if needed > self.runner.num_blocks", "if False")

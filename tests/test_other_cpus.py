@@ -76,7 +76,8 @@ def test_on_this_cpu(tmp_path, kernels, march):
         assert {"dot_bfloat16", *(["dot_int8"] if kernels is INT8 else [])} <= missing
 
 
-@pytest.mark.parametrize("march", ["native", pytest.param("x86-64-v3", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("march", ["native", "x86-64-v3"])
 @KERNELS
 def test_instructions_that_this_cpu_lacks(tmp_path, kernels, march):
     """Products of bfloat16s and of int8, and tiles, in plain C: that the kernels use them rightly, and in one order."""

@@ -334,6 +334,7 @@ def test_passes():
     assert 3 < three[0] <= three[1] < alone[0]
 
 
+@pytest.mark.soak
 def test_sixteen_tales_are_enough_to_gain_from_slots():
     """As many and as long as the experiment's, by the outputs alone: stage 4 must not look useless for bad luck."""
     from stage06_fast import LLM, SamplingParams
@@ -398,6 +399,7 @@ def test_guesses():
     assert 8 * 3 <= same == own <= 8 * 8
 
 
+@pytest.mark.soak
 def test_guesses_as_the_experiment_stands():
     """The same random number helps, and the tales are the same; afterwards guesses are as before."""
     from stage07_speculative.request import Request

@@ -152,5 +152,6 @@ def test_the_pictures(tmp_path):
     assert (tmp_path / "histogram.png").stat().st_size > 5000
 
 
+@pytest.mark.soak
 def test_the_rate_of_integer_products():
     assert int8_rate() > 1e9

@@ -439,7 +439,7 @@ def test_auto_weighs_what_a_row_costs(stage, small_checkpoint):
 
 
 def test_auto_slows_nobody_down_for_others(stage, small_checkpoint):
-    """Eight guesses would give the first of six twice the tokens, and the most in a second; but five would be slower."""
+    """Eight guesses for the first of six would give the most tokens in a second; but the other five would be slower."""
     costs = [0.0] + [1 + 0.08 * n for n in range(64)]
     rates = [0.95] + [0.05] * 5
 

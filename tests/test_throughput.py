@@ -364,6 +364,7 @@ class LLM:
 """
 
 
+@pytest.mark.soak
 def test_an_engine_of_ones_own_is_measured_beside_a_stage(babble, requests_file, tmp_path, capsys, no_probe):
     """One that has all that a stage has, and one that can only make tokens."""
     (tmp_path / "hf").mkdir()  # a peer has this name

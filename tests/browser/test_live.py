@@ -343,6 +343,19 @@ def test_the_server_ends_and_comes_back(driver):
     driver.get("about:blank")
 
 
+def test_a_step_that_one_asks_for_stays(page):
+    """Though it was the newest then."""
+    ask(page, "Once upon a time", 400)
+    until(page, f"{STEPS}.length > 20 && !shown.isIdle")
+    number, position = page("shown.showStep(shown.last); return [shown.last, shown.position]")
+    assert position == page("return shown.position")
+    until(page, f"shown.last > {number} + 20")
+    assert page("return [shown.replay.steps[shown.position].step, shown.isFollowing]") == [number, False]
+    assert text(page, "follow") == "Back to LIVE"
+    page("shown.follow()")
+    until(page, "!writing && shown.isIdle")
+
+
 def test_a_lost_connection_says_what_was_missed(page):
     """Nothing, as long as the server has kept the steps."""
     asked(page, "A fox", 5)

@@ -106,8 +106,10 @@ class LivePage extends Page {
     this.goTo(this.clock.end);
   }
 
+  /** Stay at that step, even if it is the newest and others come. */
   showStep(number) {
     this.turnTo(number - this.replay.first);
+    this.isFollowing = false;
   }
 
   goTo(position) {
