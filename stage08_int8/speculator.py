@@ -91,9 +91,16 @@ class Speculator:
         """What may follow in the requests of a step that are about to get a token, behind the one that they bring."""
         if self.drafter is None:
             return {}
-        left = self.most_tokens - sum(row.num_tokens for row in rows)
-        counts, drafts = self.plan(rows), {}
-        for request, draft in (self.drafter.draft(counts) if any(counts.values()) else {}).items():
+        num_tokens, found, drafts = sum(row.num_tokens for row in rows), {}, {}
+        rooms = {row.request: self.room(row.request) for row in rows if row.ready and row.request.output_token_ids}
+        # Who guesses in no time does it first: what there is to choose from is known then.
+        if self.num_drafts == "auto" and not self.drafter.seconds and self.can_pay(GOOD, len(rooms), num_tokens):
+            found = self.drafter.draft(rooms)
+            rooms = {request: len(found.get(request, ())) for request in rooms}
+        counts, left = self.plan(rooms, num_tokens), self.most_tokens - num_tokens
+        if any(counts.values()):
+            found = found or self.drafter.draft(counts)
+        for request, draft in found.items():
             draft = self.before_end(request, draft[: counts[request]])[:left]
             if draft := draft[: self.block_manager.extend(request, len(draft))]:
                 drafts[request], left = draft, left - len(draft)
@@ -106,18 +113,17 @@ class Speculator:
         wrong = (i for i, token_id in enumerate(draft) if token_id in ending or not 0 <= token_id < size)
         return draft[: next(wrong, len(draft))]
 
-    def plan(self, rows: list[Row]) -> dict[Request, int]:
-        """How many guesses each request is to have, of those that may have any."""
-        rooms = {row.request: self.room(row.request) for row in rows if row.ready and row.request.output_token_ids}
+    def plan(self, rooms: dict[Request, int], num_tokens: int) -> dict[Request, int]:
+        """How many guesses each request is to have, of those that may have so many, beside so many tokens."""
         if isinstance(self.num_drafts, int):
             return {request: min(room, self.num_drafts) for request, room in rooms.items()}
-        counts = self.best_counts(rooms, sum(row.num_tokens for row in rows))
+        counts = self.best_counts(rooms, num_tokens)
         for request in rooms.keys() - counts.keys():
             if request in self.of_request:
                 self.of_request[request].forget(100)
         if not counts:
             self.overall.forget(500)
-            counts = self.probe(rooms, sum(row.num_tokens for row in rows))
+            counts = self.probe(rooms, num_tokens)
         return {request: counts.get(request, 0) for request in rooms}
 
     @staticmethod
@@ -155,9 +161,9 @@ class Speculator:
     def probe(self, rooms: dict[Request, int], num_tokens: int) -> dict[Request, int]:
         """A few guesses of one request where none seem to pay, if they would if they were good, and little is known:
         what is never tried is never learned."""
-        if not rooms or self.overall.num_tried >= FEW_TRIES or not self.can_pay(GOOD, len(rooms), num_tokens):
+        request = next((request for request, room in rooms.items() if room), None)
+        if not request or self.overall.num_tried >= FEW_TRIES or not self.can_pay(GOOD, len(rooms), num_tokens):
             return {}
-        request = next(iter(rooms))
         return {request: min(rooms[request], PROBE)}
 
     def can_pay(self, rate: float, num_requests: int, num_tokens: int) -> bool:

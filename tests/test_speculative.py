@@ -6,6 +6,7 @@ import json
 import random
 import re
 import weakref
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -486,6 +487,21 @@ def test_auto_tries_what_it_does_not_know(stage, small_checkpoint):
         assert speculator.best_counts(dict.fromkeys(requests_of(stage, 8), 16), 8) == {}
         llm.generate(prompts, params)
         assert least <= llm.stats.num_draft_tokens <= most
+
+
+def test_auto_knows_who_has_guesses(stage, small_checkpoint, monkeypatch):
+    """Lookup finds something for one of four: it gets what pays for it alone, since the others only wait."""
+    speculator = speculator_with(stage, small_checkpoint, [0.0] + [1 + 0.05 * n for n in range(64)])
+    requests = requests_of(stage, 4)
+    speculator.overall.add(90, 100)
+    shared = speculator.best_counts(dict.fromkeys(requests, 16), 4)
+    for request in requests:
+        request.output_token_ids.append(5)
+    speculator.drafter = Guesser(lambda request, count: [7] * count if request is requests[2] else [])
+    monkeypatch.setattr(speculator.block_manager, "extend", lambda request, number: number)
+    drafts = speculator.draft([SimpleNamespace(request=request, num_tokens=1, ready=True) for request in requests])
+    assert list(drafts) == [requests[2]]
+    assert 1 <= len(drafts[requests[2]]) < min(shared.values())
 
 
 def test_auto_stops_where_many_run(stage, small_checkpoint):
