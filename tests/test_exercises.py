@@ -340,6 +340,7 @@ def test_an_endless_loop_is_ended(tmp_path):
     assert "it was at: line " in result.message
 
 
+@pytest.mark.soak
 def test_waiting_is_not_computing(tmp_path):
     """What the clock says does not count, so a busy machine fails nobody; what never comes back is ended."""
     text = "import time\n\ntime.sleep(2)\n" + exercises()["2.4"].solution_text

@@ -166,6 +166,7 @@ def test_a_folder_with_a_space(tmp_path):
     assert grade(EXERCISE, path, whole=False).state == "passed"
 
 
+@pytest.mark.soak
 def test_it_has_no_end(answer):
     with pytest.raises(Endless, match="a loop that does not end"):
         call(answer("while (n) ((volatile float *)y)[0] = 1;", seconds=1))
@@ -175,6 +176,7 @@ def test_it_has_no_end(answer):
         call(answer("_exit(3);", "#include <unistd.h>\n"))
 
 
+@pytest.mark.soak
 def test_it_ends_with_the_judge(tmp_path):
     """Though the judge is killed while the answer loops."""
     path = tmp_path / EXERCISE.work.name

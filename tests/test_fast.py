@@ -230,6 +230,7 @@ def test_memory_in_large_pages(stage):
             assert tensor.data_ptr() % memory.PAGE == 0
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("stage", stages_that_change("support/memory.py"), ids=str)
 def test_an_arena_keeps_copies(stage):
     """Of all sizes and types, also of what is longer than a chunk; none is written over by a later one."""

@@ -490,6 +490,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units")
 def test_loading_never_holds_a_second_copy():
     """GPT-2's 124 million weights are read as float32, 498 MB, and little comes on top of them: each

@@ -560,6 +560,7 @@ def test_async_requests_hear_of_steps_that_others_run(serving, small_checkpoint,
     assert [made[i] for i in range(6)] == expected
 
 
+@pytest.mark.soak
 def test_results_are_the_receivers_alone(small_checkpoint):
     """What has been handed out is not kept: a file of results may be larger than memory."""
     for stage in BATCHED:

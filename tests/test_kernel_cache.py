@@ -317,6 +317,7 @@ def test_a_compiler_that_is_no_program(stage, compiler, tmp_path, monkeypatch, c
         assert fails(stage, caplog) == says
 
 
+@pytest.mark.soak
 def test_a_compiler_that_hangs(compiler, tmp_path, monkeypatch):
     """It is ended, with what it has started; whoever waits for its output would wait for those too."""
     program = write_compiler(tmp_path / "cc", f"echo $$ > {tmp_path}/pid; sleep 1000 & wait; sleep 1000")

@@ -384,6 +384,7 @@ def test_without_a_compiler_the_last_one_says_so(small, monkeypatch):
         experiments.packed(model=small)
 
 
+@pytest.mark.soak
 def test_same_bits():
     """Company changes torch's numbers in some sizes of a model, on some CPUs; it changes stage 6's nowhere."""
     needs_kernels()

@@ -408,6 +408,7 @@ def test_origins_that_are_allowed(tales):
 # --- Connections ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(os.name != "posix", reason="the limit of open files is POSIX's")
 def test_more_idle_connections_than_files_may_be_open():
     """Good clients are answered, and the log has a line."""

@@ -64,6 +64,7 @@ def test_an_actor_with_columns_of_other_names_and_beams(stage, tmp_path):
     assert [len(one.get("outputs", ())) for one in expected].count(2) == 3
 
 
+@pytest.mark.soak
 def test_batches_at_once_keep_the_engine_full(tmp_path):
     """Each batch to its end before the next: the engine waits for every batch's last row."""
     rng, source = random.Random(0), tmp_path / "in.jsonl"

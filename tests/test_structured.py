@@ -188,6 +188,7 @@ def test_each_completion_has_its_own(number, engines):
     assert alone.outputs[0].token_ids == output.outputs[0].token_ids
 
 
+@pytest.mark.soak
 def test_beside_a_form_that_goes_beyond_the_limits(engines):
     """It ends alone, and its neighbor gets all of its tokens; so does who comes later, if it was the only one."""
     for stage in STAGES[3:]:

@@ -160,6 +160,7 @@ def test_the_time_of_typing_is_not_counted(is_terminal, monkeypatch):
     assert interactive.converse(Engine(), None) == 1.0
 
 
+@pytest.mark.soak
 @posix
 def test_what_is_typed_at_the_end_of_an_answer_is_not_lost(on_terminal):
     shell = on_terminal("-m", STAGES[-1].command, "--interactive", "--quiet", *SLOW)
@@ -179,6 +180,7 @@ def test_what_is_typed_at_the_end_of_an_answer_is_not_lost(on_terminal):
     assert shell.process.wait(timeout=120) == 0
 
 
+@pytest.mark.soak
 @posix
 def test_one_prompt_breaks_between_words(on_terminal):
     stage = STAGES[0]

@@ -95,6 +95,7 @@ print(openmp.WAITS_BRIEFLY, os.environ.get("GOMP_SPINCOUNT"))
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("before", "environment", "expected"),
     [

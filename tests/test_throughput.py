@@ -136,6 +136,7 @@ def test_equal_outputs_leave_nothing_to_gain(babble):
     assert passes == [32] * 4
 
 
+@pytest.mark.soak
 def test_the_cache_is_faster(tmp_path):
     """The one comparison by the clock: 60 tokens after a prompt of 400, where stage 1 computes 56 times as much."""
     write_checkpoint(tmp_path, n_layer=4, n_head=4, n_embd=256, n_positions=512, vocab_size=503)

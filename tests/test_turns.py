@@ -379,6 +379,7 @@ def tokens_in_a_process(directory: str, checkpoint: str) -> list[int]:
     return stage.LLM(checkpoint, device="cpu").generate([[1, 2, 3]], params)[0].outputs[0].token_ids
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_processes_with_engines_of_their_own(method, small_checkpoint):
     jobs = [(stage.directory, str(small_checkpoint)) for stage in (STAGES[0], STAGES[-1])]

@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 LIST = Path(__file__).parent.parent / "tests" / "slow.txt"
-LIMIT = 0.8  # seconds on two slow cores; a fast machine takes half of that
+LIMIT = 0.4  # seconds on two slow cores; a fast machine takes half of that
 ALL_STAY = (
     "test_solution_passes",
     "test_broken_ones_fail_at_each_of_their_tests",
