@@ -8,6 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The tests start hundreds of processes; each would compile the stages anew.
 unexport PYTHONDONTWRITEBYTECODE
+CLIENTS := openai lm-eval vllm-tests
 ARM_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang libomp-dev
 
 .PHONY: demo test soak clients clients-all scaleout test-browser test-arm lint notebooks site mermaid
@@ -28,7 +29,7 @@ soak: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 -m "soak and not browser and not cluster and not arm"
 
 clients: $(VENV)/installed-test
-	$(BIN)/python -m stagewise.serving.clients openai lm-eval vllm-tests
+	$(BIN)/python -m stagewise.serving.clients $(CLIENTS)
 	$(BIN)/python -m stagewise.serving.clients.load --seconds 20
 
 clients-all: $(VENV)/installed-test
@@ -42,7 +43,7 @@ test-browser: $(VENV)/installed-browser mermaid
 	@for program in chromium chromedriver npm; do command -v $$program > /dev/null || \
 		{ echo "no $$program; on Debian: apt-get install chromium chromium-driver npm"; exit 1; }; done
 	@test -e .axe/package || { mkdir -p .axe && cd .axe && npm pack --silent axe-core@4 && tar -xzf axe-core-*.tgz; }
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/browser
 
 test-arm: $(VENV)/installed-test
 	@for program in aarch64-linux-gnu-gcc qemu-aarch64 clang; do command -v $$program > /dev/null || \

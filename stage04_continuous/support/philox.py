@@ -13,7 +13,10 @@ def philox(seed: ArrayLike, counter: ArrayLike, stream: ArrayLike = 0) -> tuple[
     Returns:
         four uint64 arrays, each holding 32 random bits.
     """
-    u64 = lambda x: np.asarray(x, dtype=np.uint64)  # noqa: E731
+
+    def u64(x: ArrayLike) -> np.ndarray:
+        return np.asarray(x, dtype=np.uint64)
+
     low, half = u64(0xFFFFFFFF), u64(32)
     k0, k1 = u64(seed) & low, u64(seed) >> half
     c0, c1, c2, c3 = u64(counter) & low, u64(counter) >> half, u64(stream) & low, u64(stream) >> half
