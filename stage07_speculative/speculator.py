@@ -21,7 +21,7 @@ from .request import Request
 from .runner import Runner
 from .scheduler import Row
 
-SIZES = (1, 2, 4, 8, 16, 32)  # of the steps that are timed when the engine is made, in tokens
+SIZES = (1, 2, 4, 8, 12, 16, 24, 32)  # of the steps that are timed when the engine is made, in tokens
 MOST_TOKENS = 64  # of a step that has guesses, with "auto": in larger ones a token takes as long as one of a prompt
 BEFORE = 0.5  # how likely a guess is right, before any was tried
 MARGIN = 1.03  # guesses must promise so much: not all is in the costs
