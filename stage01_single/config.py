@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass
 
-from .support.options import DTYPES, Options, any_text, known_device, one_of, option, whole, yes_or_no
+from .support.options import DTYPES, Options, any_text, known_device, one_of, option, whole
 
 
 @dataclass(frozen=True)
@@ -32,4 +32,3 @@ class EngineConfig(Options):
     seed: int = option(
         0, whole(0, 2**64 - 1), "requests without a seed of their own take one from it and from their number"
     )
-    trace: bool = option(False, yes_or_no, "keep a StepRecord of every forward pass", name=None)

@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Iterator
 
+import torch
+
 from .batch import Batch
 from .config import EngineConfig
 from .model import ModelConfig
@@ -10,13 +12,14 @@ from .request import Request
 from .runner import Runner
 from .sampler import Token, sample
 from .support.options import pick_max_model_len
+from .support.stats import Stats
 from .support.weights import Checkpoint
 
 
 class Engine:
     """Completes requests, one after the other.
 
-    Whoever counts, times or guards the steps comes around these methods from outside, see support/surroundings.py.
+    It keeps nothing from one step to the next, so several threads may run it at once.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -24,7 +27,7 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig):
-        self.config, self.checkpoint = config, Checkpoint(config)
+        self.config, self.checkpoint, self.stats = config, Checkpoint(config), Stats()
         self.model_config, self.tokenizer = ModelConfig(**self.checkpoint.sizes), self.checkpoint.tokenizer
         self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
         self.runner = Runner(config, self.model_config, self.checkpoint)
@@ -34,22 +37,23 @@ class Engine:
         while requests:
             request = requests.popleft()
             while not request.finished:
-                yield self.step(request)
+                with self.stats.timing():
+                    updated = self.step(request)
+                yield updated
 
+    @torch.inference_mode()
     def step(self, request: Request) -> list[Request]:
         """One forward pass over the request's whole sequence, and one more token."""
         batch = Batch.of(request, self.runner.device)
         logits = self.runner.forward(batch)  # [n_seq] -> [vocab_size]
         token = sample(logits, request)
-        return self.commit(request, token)
+        return self.commit(batch, token)
 
-    def commit(self, request: Request, token: Token | Exception) -> list[Request]:
+    def commit(self, batch: Batch, token: Token | Exception) -> list[Request]:
         """Give the token to its request, which may end with it; an error ends it."""
-        if isinstance(token, Exception):
-            request.fail(token)
-        else:
-            request.add(*token)
-        return [request]
+        batch.request.add_or_fail(token)
+        self.stats.count(batch, [batch.request])
+        return [batch.request]
 
     def check_fits(self, request: Request) -> None:
         """Raise ValueError if a request can't be completed here, for want of room."""

@@ -6,7 +6,7 @@ from torch import Tensor
 from .batch import Batch
 from .config import EngineConfig
 from .model import GPT2, ModelConfig
-from .support.options import in_words, pick_device, pick_dtype
+from .support.options import check_fork, in_words, pick_device, pick_dtype
 from .support.weights import Checkpoint
 
 
@@ -20,6 +20,7 @@ class Runner:
     """
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, checkpoint: Checkpoint):
+        check_fork()
         self.device = pick_device(config.device)
         self.dtype = pick_dtype(config.dtype, self.device)
         with torch.device("meta"):  # no memory yet: the checkpoint brings the tensors
@@ -32,4 +33,6 @@ class Runner:
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the token that follows the batch's sequence: [vocab_size] float32."""
-        return self.model(batch.token_ids)
+        check_fork()
+        with torch.autocast(self.device.type, enabled=False):  # the caller's, for other models
+            return self.model(batch.token_ids)

@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Iterator
 
+import torch
+
 from .batch import Batch
 from .config import EngineConfig
 from .model import ModelConfig
@@ -10,13 +12,14 @@ from .request import Request
 from .runner import Runner
 from .sampler import Token, sample
 from .support.options import pick_max_model_len
+from .support.stats import Stats
 from .support.weights import Checkpoint
 
 
 class Engine:
     """Completes requests, one batch after another.
 
-    Whoever counts, times or guards the steps comes around these methods from outside, see support/surroundings.py.
+    It keeps nothing from one step to the next, so several threads may run it at once.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -24,7 +27,7 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig):
-        self.config, self.checkpoint = config, Checkpoint(config)
+        self.config, self.checkpoint, self.stats = config, Checkpoint(config), Stats()
         self.model_config, self.tokenizer = ModelConfig(**self.checkpoint.sizes), self.checkpoint.tokenizer
         self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
         self.runner = Runner(config, self.model_config, self.checkpoint)
@@ -36,27 +39,28 @@ class Engine:
         while requests:
             rows = self.next_batch(requests)
             while not all(request.finished for request in rows):
-                yield self.step(rows)
+                with self.stats.timing():
+                    updated = self.step(rows)
+                yield updated
 
     def next_batch(self, requests: deque[Request]) -> list[Request]:
         """The next `max_num_seqs` requests, taken from the left."""
         return [requests.popleft() for _ in range(min(self.config.max_num_seqs, len(requests)))]
 
+    @torch.inference_mode()
     def step(self, rows: list[Request]) -> list[Request]:
         """One forward pass over all sequences of the batch, and one more token for each that is not finished."""
         batch = Batch.of(rows, self.runner.device)
         logits = self.runner.forward(batch)  # [n_rows, n_seq] -> [n_live, vocab_size]
         tokens = sample(logits, batch.live)
-        return self.commit(batch.live, tokens)
+        return self.commit(batch, tokens)
 
-    def commit(self, requests: list[Request], tokens: list[Token | Exception]) -> list[Request]:
+    def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
         """Give the tokens to their requests, which may end with them; an error ends its request."""
-        for request, token in zip(requests, tokens, strict=True):
-            if isinstance(token, Exception):
-                request.fail(token)
-            else:
-                request.add(*token)
-        return requests
+        for request, token in zip(batch.live, tokens, strict=True):
+            request.add_or_fail(token)
+        self.stats.count(batch, batch.live)
+        return batch.live
 
     def check_fits(self, request: Request) -> None:
         """Raise ValueError if a request can't be completed here, for want of room."""

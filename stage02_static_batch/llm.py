@@ -1,5 +1,6 @@
 """What users call: prompts in, completions out."""
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,13 +9,12 @@ from tqdm import tqdm
 from .config import EngineConfig
 from .engine import Engine
 from .request import Request
-from .support.intake import Params, Prompts
+from .support.intake import Intake, Params, Prompts
+from .support.llm_base import LLMBase
 from .support.outputs import RequestOutput, StreamEvent
-from .support.surroundings import Surroundings
-from .support.turn import Events
 
 
-class LLM(Surroundings):
+class LLM(LLMBase):
     """A GPT-2 that completes prompts.
 
         llm = LLM(model="tinytales")
@@ -34,7 +34,8 @@ class LLM(Surroundings):
     """
 
     def __init__(self, model: str = "tinytales", **options: Any):
-        super().__init__(Engine, EngineConfig(model, **options), Request)
+        self.engine = Engine(EngineConfig(model, **options))
+        self.inputs = Intake(self.engine, Request)
 
     def generate(
         self, prompts: Prompts, sampling_params: Params | None = None, *, use_tqdm: bool = False
@@ -49,26 +50,26 @@ class LLM(Surroundings):
         Raises:
             ValueError: a prompt or parameter is wrong; raised before anything is computed, names the prompt's index.
         """
-        requests = self._intake.requests(prompts, sampling_params)
+        requests = self.inputs.requests(prompts, sampling_params)
         with tqdm(total=len(requests), unit="request", disable=not use_tqdm) as bar:
-            for request in self._steps(requests):
-                bar.update(request.finished)
+            for updated in self.engine.run(deque(requests)):
+                bar.update(sum(request.finished for request in updated))
         return [RequestOutput.of(request) for request in requests]
 
     def as_completed(
         self, prompts: Prompts, sampling_params: Params | None = None
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Like `generate`, but yields (index of the prompt, result) the moment a result is there."""
-        requests = self._intake.requests(prompts, sampling_params)
+        requests = self.inputs.requests(prompts, sampling_params)
         index = {request: i for i, request in enumerate(requests)}
-        results = ((index.pop(r), RequestOutput.of(r)) for r in self._steps(requests) if r.finished)
-        return Events(self._turn, results)
+        steps = self.engine.run(deque(requests))
+        return ((index.pop(r), RequestOutput.of(r)) for updated in steps for r in updated if r.finished)
 
     def stream(self, prompts: Prompts, sampling_params: Params | None = None) -> Iterator[StreamEvent]:
         """Like `generate`, but yields each token as it is made.
 
         The texts of an index, joined, are the text that `generate` returns for it.
         """
-        requests = self._intake.requests(prompts, sampling_params)
+        requests = self.inputs.requests(prompts, sampling_params)
         index = {request: i for i, request in enumerate(requests)}
-        return Events(self._turn, (StreamEvent.take(r, index[r]) for r in self._steps(requests)))
+        return (StreamEvent.take(r, index[r]) for updated in self.engine.run(deque(requests)) for r in updated)

@@ -32,7 +32,7 @@ class Request:
         text: what they say, up to a stop text.
         finish_reason, stop_reason: why it ended; None while it goes on.
         controls: what its parameters ask of the logits.
-        told: how many of its tokens, and of its text's characters, a stream has given out, and whether its end.
+        streamed: what a stream has sent so far: (tokens, characters, whether its end).
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Request:
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
         self.controls = Controls(params, tokenizer, eos_token_ids)
         self.arrival_time = time.perf_counter()
-        self.told = 0, 0, False
+        self.streamed = 0, 0, False
         self.begin()
 
     def begin(self) -> None:
@@ -87,11 +87,19 @@ class Request:
         elif len(self.output_token_ids) >= self.max_tokens:
             self.finish("length")
 
+    def add_or_fail(self, token: tuple[int, dict[int, Logprob] | None] | Exception) -> None:
+        """Append a sampled token. An error ends this request alone: of its sampling, which comes in place of the token,
+        or of its text."""
+        try:
+            if isinstance(token, Exception):
+                raise token
+            self.add(*token)
+        except Exception as error:
+            self.fail(error)
+
     def fail(self, error: Exception) -> None:
-        """End it with an error of its own: a logits processor raised it, or its logits are not finite. No other request
-        is affected."""
+        """End it with an error of its own."""
         logger.info("request %s failed", self.request_id, exc_info=error)
-        self.text.flush(may_stop=False)
         self.finish_reason, self.stop_reason = "error", f"{type(error).__name__}: {error}"
 
     def finish(self, reason: str, stop_reason: str | int | None = None, stop_token_id: int | None = None) -> None:

@@ -45,4 +45,3 @@ class EngineConfig(Options):
     seed: int = option(
         0, whole(0, 2**64 - 1), "requests without a seed of their own take one from it and from their number"
     )
-    trace: bool = option(False, yes_or_no, "keep a StepRecord of every forward pass", name=None)

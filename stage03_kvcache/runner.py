@@ -7,7 +7,7 @@ from .batch import Batch
 from .config import EngineConfig
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
-from .support.options import in_words, pick_device, pick_dtype
+from .support.options import check_fork, in_words, pick_device, pick_dtype
 from .support.weights import Checkpoint
 
 
@@ -21,6 +21,7 @@ class Runner:
     """
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, checkpoint: Checkpoint):
+        check_fork()
         self.device = pick_device(config.device)
         self.dtype = pick_dtype(config.dtype, self.device)
         with torch.device("meta"):  # no memory yet: the checkpoint brings the tensors
@@ -43,4 +44,6 @@ class Runner:
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the token that follows each row that is not finished: [n_live, vocab_size] float32."""
-        return self.model(batch.token_ids, batch.num_padding, batch.cache)[batch.live_rows]
+        check_fork()
+        with torch.autocast(self.device.type, enabled=False):  # the caller's, for other models
+            return self.model(batch.token_ids, batch.num_padding, batch.cache)[batch.live_rows]

@@ -1,8 +1,8 @@
 """Stage 4: a continuous scheduler; requests join and leave the batch at every step."""
 
 from .config import EngineConfig
+from .engine_loop import QueueFullError
 from .llm import LLM, AsyncLLM
-from .support.async_llm import QueueFullError
 from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
 from .support.sampling_params import SamplingParams
 from .support.scoring import SCORING, Pair, Score, score_of

@@ -1,22 +1,24 @@
 """What users call: prompts in, completions out."""
 
-from collections.abc import Iterator, Sequence
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from tqdm import tqdm
 
 from .config import EngineConfig
 from .engine import Engine
+from .engine_loop import EngineLoop
 from .request import Request
-from .support.async_llm import BackgroundLLM
-from .support.intake import Params, Prompts
+from .support.intake import Intake, Params, Prompts
+from .support.llm_base import LLMBase
 from .support.outputs import RequestOutput, StreamEvent
+from .support.sampling_params import SamplingParams, whole_number
 from .support.scoring import SCORING, Pair, Score, score_of
-from .support.surroundings import Surroundings
-from .support.turn import Events
 
 
-class LLM(Surroundings):
+class LLM(LLMBase):
     """A GPT-2 that completes prompts. May be used by several threads at once.
 
         llm = LLM(model="tinytales")
@@ -36,7 +38,10 @@ class LLM(Surroundings):
     """
 
     def __init__(self, model: str = "tinytales", **options: Any):
-        super().__init__(Engine, EngineConfig(model, **options), Request)
+        config = EngineConfig(model, **options)
+        self.loop = EngineLoop(lambda: Engine(config))
+        self.engine, self.inputs = self.loop.engine, Intake(self.loop.engine, Request)
+        weakref.finalize(self, self.loop.close, abort=True).atexit = False  # there `close_all` waits for the thread too
 
     def generate(
         self,
@@ -58,10 +63,10 @@ class LLM(Surroundings):
         Raises:
             ValueError: a prompt or parameter is wrong; raised before anything is computed, names the prompt's index.
         """
-        requests = self._intake.requests(prompts, sampling_params, priority)
+        requests = self.inputs.requests(prompts, sampling_params, priority)
         with tqdm(total=len(requests), unit="request", disable=not use_tqdm) as bar:
-            for _ in self._router.run(
-                longest_first(requests, priority), lambda news: [request for request in news if request.finished]
+            for _ in self.loop.run(
+                longest_first(requests, priority), lambda updated: [r for r in updated if r.finished]
             ):
                 bar.update()
         return [RequestOutput.of(request) for request in requests]
@@ -70,13 +75,13 @@ class LLM(Surroundings):
         self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Like `generate`, but yields (index of the prompt, result) the moment a result is there."""
-        requests = self._intake.requests(prompts, sampling_params, priority)
+        requests = self.inputs.requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
 
-        def results(news: list[Request]) -> list[tuple[int, RequestOutput]]:
-            return [(index.pop(request), RequestOutput.of(request)) for request in news if request.finished]
+        def results(updated: list[Request]) -> list[tuple[int, RequestOutput]]:
+            return [(index.pop(request), RequestOutput.of(request)) for request in finished(updated)]
 
-        return Events(self._turn, self._router.run(longest_first(requests, priority), results))
+        return self.loop.run(longest_first(requests, priority), results)
 
     def stream(
         self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
@@ -85,13 +90,12 @@ class LLM(Surroundings):
 
         The texts of an index, joined, are the text that `generate` returns for it.
         """
-        requests = self._intake.requests(prompts, sampling_params, priority)
+        requests = self.inputs.requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
 
-        def events(news: list[Request]) -> list[StreamEvent]:
-            return [StreamEvent.take(request, index[request]) for request in news]
-
-        return Events(self._turn, self._router.run(requests, events))
+        return self.loop.run(
+            requests, lambda updated: [StreamEvent.take(request, index[request]) for request in updated]
+        )
 
     def score(
         self, prompts: Sequence[str | list[int]], continuations: Sequence[str | list[int]], *, use_tqdm: bool = False
@@ -114,13 +118,79 @@ class LLM(Surroundings):
         return [score_of(output) for output in self.generate(pairs, SCORING, use_tqdm=use_tqdm)]
 
 
+def finished(requests: list[Request]) -> list[Request]:
+    return [request for request in requests if request.finished]
+
+
 def longest_first(requests: list[Request], priority: Sequence[int] | None) -> list[Request]:
     """The order in which requests that are all known are submitted: those first that may get the most tokens, since one
     that begins last would run alone at the end. Equal ones keep their order, and all do if there are priorities."""
     return requests if priority is not None else sorted(requests, key=lambda request: -request.max_tokens)
 
 
-class AsyncLLM(BackgroundLLM):
-    """An LLM that runs in the background, for coroutines and threads; see support/async_llm.py."""
+class AsyncLLM:
+    """An LLM for coroutines: requests come at any time, and join those that run.
 
-    make_llm = LLM
+        engine = AsyncLLM(model="tinytales", max_num_seqs=8)
+        async for event in engine.generate("Once upon a time"):
+            print(event.text, end="")
+        engine.close()
+
+    Args:
+        max_queue_size: how many requests may wait, in addition to max_num_seqs that run.
+        options: those of LLM.
+
+    Attributes:
+        llm: the LLM, which threads may use at the same time.
+
+    Raises:
+        ValueError, OSError: as LLM does.
+    """
+
+    def __init__(self, *, max_queue_size: int = 1024, **options: Any):
+        self.llm = LLM(**options)
+        self.llm.loop.max_queue_size = whole_number("max_queue_size", max_queue_size, 1)
+
+    async def generate(
+        self,
+        prompt: str | list[int],
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncIterator[StreamEvent]:
+        """Stream a request: yields its tokens as they are made. Leaving the loop, or cancelling the task, aborts it.
+
+        Raises:
+            ValueError: the prompt or a parameter is wrong.
+            QueueFullError: too many requests wait.
+            RuntimeError: the engine is closed.
+        """
+        loop, news = asyncio.get_running_loop(), asyncio.Queue()
+        request = self.llm.inputs.request(prompt, sampling_params or SamplingParams(), priority)
+        finished = False
+
+        def deliver(updated: list[Request], error: BaseException | None) -> None:
+            loop.call_soon_threadsafe(news.put_nowait, error or [StreamEvent.take(c, 0) for c in updated])
+
+        try:
+            self.llm.loop.submit([request], deliver)
+            while not finished:
+                if isinstance(events := await news.get(), BaseException):
+                    raise events
+                for event in events:
+                    finished = event.finish_reason is not None
+                    yield event
+        finally:
+            self.llm.loop.abort([request])
+
+    def close(self, *, abort: bool = False) -> None:
+        """Take no more requests, finish those that are there (or abort them), and end the engine's thread. Blocks until
+        then."""
+        self.llm.loop.close(abort=abort)
+        self.llm.loop.thread.join()
+
+    def __enter__(self) -> "AsyncLLM":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(abort=kind is not None)

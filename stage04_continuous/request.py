@@ -49,7 +49,7 @@ class Request:
         text: what they say, up to a stop text.
         finish_reason, stop_reason: why it ended; None while it goes on.
         controls: what its parameters ask of the logits.
-        told: how many of its tokens, and of its text's characters, a stream has given out, and whether its end.
+        streamed: what a stream has sent so far: (tokens, characters, whether its end).
     """
 
     place: Any  # None until it is queued
@@ -75,8 +75,8 @@ class Request:
         self.controls = Controls(params, tokenizer, eos_token_ids)
         self.priority, self.place, self.first_scheduled_time = priority, None, None
         self.prompt_logprobs = None if params.prompt_logprobs is None else [None] * score_from
-        self.arrival_time, self.inbox = time.perf_counter(), None  # of its caller, see support/router.py
-        self.told = 0, 0, False
+        self.arrival_time = time.perf_counter()
+        self.streamed = 0, 0, False
         self.begin()
         self.wait()
 
@@ -96,6 +96,11 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether it has a token, or an end, that no stream has sent."""
+        return self.streamed[0] < len(self.output_token_ids) or self.finished > self.streamed[2]
 
     @property
     def token_ids(self) -> list[int]:
@@ -130,8 +135,7 @@ class Request:
         """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With `max_tokens` 0
         none is wanted: the prompt was to be scored."""
         if not self.output_token_ids and has_nan(self.prompt_logprobs):
-            self.fail(ValueError(NOT_FINITE))
-            return
+            raise ValueError(NOT_FINITE)
         if not self.max_tokens:
             self.finish("length")
             return
@@ -148,11 +152,19 @@ class Request:
         elif len(self.output_token_ids) >= self.max_tokens:
             self.finish("length")
 
+    def add_or_fail(self, token: tuple[int, dict[int, Logprob] | None] | Exception) -> None:
+        """Append a sampled token. An error ends this request alone: of its sampling, which comes in place of the token,
+        or of its text."""
+        try:
+            if isinstance(token, Exception):
+                raise token
+            self.add(*token)
+        except Exception as error:
+            self.fail(error)
+
     def fail(self, error: Exception) -> None:
-        """End it with an error of its own: a logits processor raised it, or its logits are not finite. No other request
-        is affected."""
+        """End it with an error of its own."""
         logger.info("request %s failed", self.request_id, exc_info=error)
-        self.text.flush(may_stop=False)
         self.finish_reason, self.stop_reason = "error", f"{type(error).__name__}: {error}"
 
     def finish(self, reason: str, stop_reason: str | int | None = None, stop_token_id: int | None = None) -> None:

@@ -7,7 +7,7 @@ from .batch import Batch
 from .config import EngineConfig
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
-from .support.options import in_words, pick_device, pick_dtype
+from .support.options import check_fork, in_words, pick_device, pick_dtype
 from .support.weights import Checkpoint
 
 
@@ -22,6 +22,7 @@ class Runner:
     """
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, checkpoint: Checkpoint, max_model_len: int):
+        check_fork()
         self.device = pick_device(config.device)
         self.dtype = pick_dtype(config.dtype, self.device)
         with torch.device("meta"):  # no memory yet: the checkpoint brings the tensors

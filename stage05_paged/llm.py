@@ -1,6 +1,8 @@
 """What users call: prompts in, completions out."""
 
-from collections.abc import Iterator, Sequence
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -8,19 +10,16 @@ from tqdm import tqdm
 from .beam_search import BeamEngine, make_searches
 from .config import EngineConfig
 from .engine import Engine
+from .engine_loop import EngineLoop
 from .request import Request
-from .support.around import around
-from .support.async_llm import BackgroundLLM
-from .support.intake import Params, Prompts
+from .support.intake import Intake, Params, Prompts
+from .support.llm_base import LLMBase
 from .support.outputs import RequestOutput, StreamEvent, finished_groups
-from .support.sampling_params import SamplingParams
+from .support.sampling_params import SamplingParams, whole_number
 from .support.scoring import SCORING, Pair, Score, score_of
-from .support.surroundings import Surroundings
-from .support.threads import without_gradients
-from .support.turn import Events
 
 
-class LLM(Surroundings):
+class LLM(LLMBase):
     """A GPT-2 that completes prompts. May be used by several threads at once.
 
         llm = LLM(model="tinytales")
@@ -40,7 +39,11 @@ class LLM(Surroundings):
     """
 
     def __init__(self, model: str = "tinytales", **options: Any):
-        super().__init__(Engine, EngineConfig(model, **options), Request)
+        config = EngineConfig(model, **options)
+        self.loop = EngineLoop(lambda: Engine(config))
+        self.engine, self.inputs = self.loop.engine, Intake(self.loop.engine, Request)
+        self.beams = BeamEngine(self.engine)
+        weakref.finalize(self, self.loop.close, abort=True).atexit = False  # there `close_all` waits for the thread too
 
     def generate(
         self,
@@ -62,9 +65,9 @@ class LLM(Surroundings):
         Raises:
             ValueError: a prompt or parameter is wrong; raised before anything is computed, names the prompt's index.
         """
-        requests = self._intake.requests(prompts, sampling_params, priority)
+        requests = self.inputs.requests(prompts, sampling_params, priority)
         with tqdm(total=len(requests), unit="request", disable=not use_tqdm) as bar:
-            for _ in self._router.run(longest_first(requests, priority), finished_groups):
+            for _ in self.loop.run(longest_first(requests, priority), finished_groups):
                 bar.update()
         return [RequestOutput.of(request) for request in requests]
 
@@ -72,13 +75,13 @@ class LLM(Surroundings):
         self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Like `generate`, but yields (index of the prompt, result) the moment a result is there."""
-        requests = self._intake.requests(prompts, sampling_params, priority)
+        requests = self.inputs.requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
 
-        def results(news: list[Request]) -> list[tuple[int, RequestOutput]]:
-            return [(index.pop(request), RequestOutput.of(request)) for request in finished_groups(news)]
+        def results(updated: list[Request]) -> list[tuple[int, RequestOutput]]:
+            return [(index.pop(request), RequestOutput.of(request)) for request in finished_groups(updated)]
 
-        return Events(self._turn, self._router.run(longest_first(requests, priority), results))
+        return self.loop.run(longest_first(requests, priority), results)
 
     def stream(
         self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
@@ -87,13 +90,9 @@ class LLM(Surroundings):
 
         The texts of an index, joined, are the text that `generate` returns for it.
         """
-        requests = self._intake.requests(prompts, sampling_params, priority)
+        requests = self.inputs.requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
-
-        def events(news: list[Request]) -> list[StreamEvent]:
-            return [StreamEvent.take(c, index[c.group[0]]) for c in news]
-
-        return Events(self._turn, self._router.run(requests, events))
+        return self.loop.run(requests, lambda updated: [StreamEvent.take(c, index[c.group[0]]) for c in updated])
 
     def beam_search(
         self,
@@ -113,18 +112,14 @@ class LLM(Surroundings):
         Raises:
             ValueError: a prompt or an argument is wrong, or the beams of a prompt could outgrow the KV cache.
         """
-        requests = self._intake.requests(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))
-        beams = BeamEngine(
-            self.engine, make_searches(self.engine, requests, beam_width, length_penalty, early_stopping)
-        )
-        self._observer.look_at(beams, beams)
-        around(beams, "step", self._threads.run)
-        around(beams, "step", without_gradients)
-        self._router.change(self._observer.queued, requests)
-        self._router.change(beams.run)
-        self.stats.num_requests += len(requests)
-        self.stats.num_output_tokens += sum(search.num_tokens for search in beams.searches)
-        return [search.output() for search in beams.searches]
+        requests = self.inputs.requests(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))
+        searches = make_searches(self.engine, requests, beam_width, length_penalty, early_stopping)
+        try:
+            self.loop.call(lambda: self.beams.run(searches))
+        except BaseException:  # a Ctrl-C: the engine's thread need not finish them
+            self.beams.cancelled = searches
+            raise
+        return [search.output() for search in searches]
 
     def score(
         self, prompts: Sequence[str | list[int]], continuations: Sequence[str | list[int]], *, use_tqdm: bool = False
@@ -153,7 +148,74 @@ def longest_first(requests: list[Request], priority: Sequence[int] | None) -> li
     return requests if priority is not None else sorted(requests, key=lambda request: -request.max_tokens)
 
 
-class AsyncLLM(BackgroundLLM):
-    """An LLM that runs in the background, for coroutines and threads; see support/async_llm.py."""
+class AsyncLLM:
+    """An LLM for coroutines: requests come at any time, and join those that run.
 
-    make_llm = LLM
+        engine = AsyncLLM(model="tinytales", max_num_seqs=8)
+        async for event in engine.generate("Once upon a time"):
+            print(event.text, end="")
+        engine.close()
+
+    Args:
+        max_queue_size: how many completions (prompts times n) may wait, in addition to max_num_seqs that run.
+        options: those of LLM.
+
+    Attributes:
+        llm: the LLM, which threads may use at the same time.
+
+    Raises:
+        ValueError, OSError: as LLM does.
+    """
+
+    def __init__(self, *, max_queue_size: int = 1024, **options: Any):
+        self.llm = LLM(**options)
+        self.llm.loop.max_queue_size = whole_number("max_queue_size", max_queue_size, 1)
+
+    async def generate(
+        self,
+        prompt: str | list[int],
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        num_ahead: int = 0,
+    ) -> AsyncIterator[StreamEvent]:
+        """Stream a request: yields its tokens as they are made. Leaving the loop, or cancelling the task, aborts it.
+
+        Args:
+            num_ahead: how many completions the same caller asks for before this request, for the policy "fair".
+
+        Raises:
+            ValueError: the prompt or a parameter is wrong.
+            QueueFullError: too many requests wait.
+            RuntimeError: the engine is closed.
+        """
+        loop, news = asyncio.get_running_loop(), asyncio.Queue()
+        request = self.llm.inputs.request(prompt, sampling_params or SamplingParams(), priority)
+        request.num_ahead = whole_number("num_ahead", num_ahead, 0)
+        num_unfinished = len(request.group)
+
+        def deliver(updated: list[Request], error: BaseException | None) -> None:
+            loop.call_soon_threadsafe(news.put_nowait, error or [StreamEvent.take(c, 0) for c in updated])
+
+        try:
+            self.llm.loop.submit([request], deliver)
+            while num_unfinished:
+                if isinstance(events := await news.get(), BaseException):
+                    raise events
+                for event in events:
+                    num_unfinished -= event.finish_reason is not None
+                    yield event
+        finally:
+            self.llm.loop.abort([request])
+
+    def close(self, *, abort: bool = False) -> None:
+        """Take no more requests, finish those that are there (or abort them), and end the engine's thread. Blocks until
+        then."""
+        self.llm.loop.close(abort=abort)
+        self.llm.loop.thread.join()
+
+    def __enter__(self) -> "AsyncLLM":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(abort=kind is not None)

@@ -10,7 +10,7 @@ from .batch import Batch
 from .config import EngineConfig
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
-from .support.options import in_words, pick_device, pick_dtype
+from .support.options import check_fork, in_words, pick_device, pick_dtype
 from .support.weights import Checkpoint
 
 
@@ -25,6 +25,7 @@ class Runner:
     """
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, checkpoint: Checkpoint, max_model_len: int):
+        check_fork()
         self.device = pick_device(config.device)
         self.dtype = pick_dtype(config.dtype, self.device)
         n_head, head_dim = model_config.n_head, model_config.n_embd // model_config.n_head
@@ -69,7 +70,6 @@ class Runner:
         ends = torch.tensor([0, len(tokens)], dtype=torch.int64, device=self.device)
         table = torch.zeros(1, -(-len(tokens) // cache.block_size), dtype=torch.int64, device=self.device)
         batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], last=tokens)
-        with torch.autocast(self.device.type, enabled=False):  # as in a step, see support/turn.py
-            logits = self.model(batch, cache)
+        logits = self.model(batch, cache)
         logits.sort(dim=-1)
         logits.double().softmax(dim=-1).cumsum(dim=-1)  # with the sort, what takes the most in the sampler

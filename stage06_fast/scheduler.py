@@ -60,7 +60,7 @@ class Scheduler:
         self.block_manager = block_manager
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
-        self.num_steps, self._arrivals = 0, itertools.count()
+        self.num_steps, self.num_preempted, self._arrivals = 0, 0, itertools.count()
         self.tell: Callable[..., None] = lambda *_, **__: None  # tells listeners what happens
         self.clear()
 
@@ -226,9 +226,15 @@ class Scheduler:
         """Send a running request back into the queue, with its rank and without its memory."""
         self.running.remove(request)
         self.block_manager.free(request)
+        self.num_preempted += 1
         request.wait()
         self.add(request)
         self.tell("preempted", request)
+
+    def take_preemptions(self) -> int:
+        """How often a request was preempted since the last call."""
+        num_preempted, self.num_preempted = self.num_preempted, 0
+        return num_preempted
 
     def fork(self, parent: Request, child: Request) -> None:
         """Begin another completion of the prompt that a running parent has computed. If it got its first token together

@@ -15,14 +15,15 @@ from .scheduler import Scheduler
 from .speculator import Speculator
 from .support.options import pick_max_model_len
 from .support.scoring import score_prompts
+from .support.stats import Stats
 from .support.weights import Checkpoint
 
 
 class Engine:
     """Completes requests, each from when it is added until it ends or is aborted.
 
-    The loop that calls `step` for as long as there is work is in support/router.py (`run`): it adds and aborts requests
-    between two steps, and tells all callers what is new.
+    It runs in a thread of its own, see engine_loop.py, which calls `step` for as long as there is work. Nothing else
+    touches it, so it has no locks.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -32,7 +33,7 @@ class Engine:
     def __init__(self, config: EngineConfig):
         if "freeze" in enabled(config.disable):
             freeze_garbage_collector()
-        self.config, self.checkpoint = config, Checkpoint(config)
+        self.config, self.checkpoint, self.stats = config, Checkpoint(config), Stats()
         self.model_config, self.tokenizer = ModelConfig(**self.checkpoint.sizes), self.checkpoint.tokenizer
         self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
         if not config.enable_chunked_prefill and config.max_num_batched_tokens < self.max_model_len:
@@ -80,7 +81,8 @@ class Engine:
             tokens = self.runner.sample(batch, batch.to_sample(logits))
             news += self.commit(batch, tokens)
             batch = self.verify(batch)
-        self.speculator.learn(drafts, news)
+        for request, num_accepted in self.speculator.learn(drafts, news).items():
+            self.stats.count_draft(len(drafts[request]), num_accepted)
         return list(dict.fromkeys(news))
 
     def verify(self, batch: Batch) -> Batch:
@@ -95,12 +97,10 @@ class Engine:
         that got a token or an error."""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
+        self.stats.count(batch, tokens, self.kv_use(), self.scheduler.take_preemptions())
         prefilled = [request for request in batch.ready if not request.index and not request.output_token_ids]
         for request, token in zip(batch.ready, tokens, strict=True):
-            if isinstance(token, Exception):
-                request.fail(token)
-            else:
-                request.add(*token)
+            request.add_or_fail(token)
         # Behind a prompt its other completions begin, in the blocks of the first: before it lets go of them.
         for request in prefilled:
             for child in [completion for completion in request.group[1:] if not completion.finished]:
@@ -109,6 +109,25 @@ class Engine:
             if request.finished:
                 self.scheduler.remove(request)
         return batch.ready
+
+    def restart(self, requests: list[Request]) -> None:
+        """Start over with these requests, and no others, after a step that failed. Each keeps its tokens; what was in
+        the KV cache is computed again."""
+        self.scheduler.clear()
+        for completion in [completion for request in requests for completion in request.group]:
+            completion.wait()
+            first = completion.group[0]  # the others wait for its first token
+            if not completion.finished and (completion is first or first.output_token_ids or first.finished):
+                self.scheduler.add(completion)
+
+    def kv_use(self) -> tuple[int, int]:
+        """Tokens of the KV cache that are reserved, and how many of them running requests have filled."""
+        manager = self.block_manager
+        filled = sum(request.num_computed_tokens for request in manager.holders)
+        # What is reserved and not filled comes after a sequence's last token, in blocks that are not shared.
+        unused = manager.num_held * manager.block_size - filled
+        reserved = (manager.num_blocks - manager.num_free) * manager.block_size
+        return reserved, reserved - unused
 
     def check_fits(self, request: Request) -> None:
         """Raise ValueError if a request can't be completed here: for want of room, or because of its priority."""

@@ -4,8 +4,8 @@ from .support import openmp  # noqa: F401 (first: it comes before torch)  # pyri
 
 # isort: split
 from .config import EngineConfig
+from .engine_loop import QueueFullError
 from .llm import LLM, AsyncLLM
-from .support.async_llm import QueueFullError
 from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
 from .support.sampling_params import SamplingParams
 from .support.scoring import SCORING, Pair, Score, score_of

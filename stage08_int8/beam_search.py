@@ -134,23 +134,32 @@ class BeamEngine:
     """The engine's loop with another scheduler and another commit: same runner, same blocks. Other requests wait.
 
     Attributes:
-        searches: those that it is to run.
+        waiting: the searches that have not begun, the next one last.
         active: those under way, as many at once as are sure to fit: a search is never preempted.
         growing: those of them that get tokens in this step, in the order of its rows.
+        cancelled: searches that nobody wants any more; set from another thread.
     """
 
-    def __init__(self, engine: Engine, searches: list[BeamSearch]):
+    def __init__(self, engine: Engine):
         self.scheduler, self.block_manager, self.runner = engine.scheduler, engine.block_manager, engine.runner
-        self.searches, self.waiting, self.active, self.growing = searches, searches[::-1], [], []
-        self.tell = self.scheduler.tell
+        self.engine, self.waiting, self.active, self.growing, self.cancelled = engine, [], [], [], None
 
-    def run(self) -> None:
-        """Run all to their ends."""
+    def run(self, searches: list[BeamSearch]) -> None:
+        """Run all to their ends, or until they are cancelled."""
         for request in list(self.scheduler.running):
             self.scheduler.preempt(request)
-        while self.waiting or self.active:
-            self.step()
-            self.active = [search for search in self.active if not search.done]
+        self.waiting, self.active = searches[::-1], []
+        try:
+            while (self.waiting or self.active) and self.cancelled is not searches:
+                self.step()
+                self.active = [search for search in self.active if not search.done]
+        finally:  # of searches that are not done
+            for beam in [beam for search in self.active for beam in search.beams]:
+                if beam in self.block_manager.holders:
+                    self.block_manager.free(beam)
+        stats = self.engine.stats
+        stats.num_requests += len(searches)
+        stats.num_output_tokens += sum(search.num_tokens for search in searches)
 
     def step(self) -> list[Request]:
         """One forward pass over all beams that grow, and the next generation of them."""
@@ -188,12 +197,13 @@ class BeamEngine:
         (beam,) = search.beams
         beam.num_computed_tokens = search.request.num_cached_tokens = self.block_manager.allocate(beam)
         self.active.append(search)
-        self.tell("admitted", beam, num_cached_tokens=beam.num_computed_tokens)
+        self.scheduler.tell("admitted", beam, num_cached_tokens=beam.num_computed_tokens)
 
     def commit(self, batch: Batch, logits: Tensor) -> list[Request]:
         """The next generation of beams takes over the blocks of its parents. logits: [n_beams, vocab_size]"""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
+        self.engine.stats.count(batch, [], self.engine.kv_use(), self.scheduler.take_preemptions())
         scores = logits.split([len(search.beams) for search in self.growing])
         for search, own in zip(self.growing, scores, strict=True):
             parents, pairs = search.beams, search.advance(own)
@@ -204,7 +214,9 @@ class BeamEngine:
             for parent in parents:
                 self.block_manager.free(parent)
             token_ids = [child.output_token_ids[-1] for _, child in pairs]
-            self.tell("beams", search.request, parents=[parent.index for parent, _ in pairs], token_ids=token_ids)
+            self.scheduler.tell(
+                "beams", search.request, parents=[parent.index for parent, _ in pairs], token_ids=token_ids
+            )
             if search.done:
-                self.tell("finished", search.request, reason="beams")
+                self.scheduler.tell("finished", search.request, reason="beams")
         return []

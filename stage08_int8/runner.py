@@ -21,7 +21,7 @@ from .run_ahead import RunAhead
 from .sampler import NOT_FINITE, Token, choose, sample
 from .scheduler import Scheduler
 from .support.openmp import WAITS_BRIEFLY
-from .support.options import in_words, pick_device, pick_dtype
+from .support.options import check_fork, in_words, pick_device, pick_dtype
 from .support.threads import ThreadLimit
 from .support.weights import Checkpoint
 
@@ -46,6 +46,7 @@ class Runner:
     """
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, checkpoint: Checkpoint, max_model_len: int):
+        check_fork()
         self.device = pick_device(config.device)
         self.dtype = pick_dtype(config.dtype, self.device)
         self.thread_limit = ThreadLimit()

@@ -9,7 +9,6 @@ from typing import Any
 from .philox import derive_seed
 from .prompts import truncated, unwrapped
 from .sampling_params import SamplingParams
-from .turn import Turn
 
 Prompt = (
     str | list[int] | Mapping[str, Any]
@@ -19,22 +18,19 @@ Params = SamplingParams | Sequence[SamplingParams]  # one for all prompts, or on
 
 
 class Intake:
-    """Makes the requests of an engine. What is wrong with them is a ValueError that names it and the limit; where the
-    engine can't run at all, that is a RuntimeError.
+    """Makes the requests of an engine. What is wrong with them is a ValueError that names it and the limit.
 
     Args:
         engine: has the tokenizer, the sizes, and `check_fits`.
         make_request: the class of its requests.
-        turn: whose turn it is to run the engine.
     """
 
-    def __init__(self, engine: Any, make_request: Callable[..., Any], turn: Turn):
-        self.engine, self.make_request, self.turn = engine, make_request, turn
+    def __init__(self, engine: Any, make_request: Callable[..., Any]):
+        self.engine, self.make_request = engine, make_request
         self._numbers = itertools.count()  # of requests
 
     def requests(self, prompts: Prompts, sampling_params: Params | None) -> list[Any]:
         """One request per prompt, all of them checked, for steps to follow; an error names the prompt's index."""
-        self.turn.check()
         prompts = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         params = SamplingParams() if sampling_params is None else sampling_params
         params = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
@@ -52,7 +48,6 @@ class Intake:
 
     def request(self, prompt: Prompt, params: SamplingParams, number: int | None = None) -> Any:
         """A checked request. Its number, None takes the next one, is its id, and seeds its draws if it has no seed."""
-        self.turn.check_process()
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         given, text = unwrapped(prompt)

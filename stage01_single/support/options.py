@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, get_args
@@ -129,6 +130,21 @@ def in_words(device: torch.device, dtype: torch.dtype) -> str:
     """A device and a type, for people."""
     name = f"{torch.get_num_threads()} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)
     return f"{device} ({name}), {str(dtype).removeprefix('torch.')}"
+
+
+_first_process: int | None = None  # the one that has made an engine
+
+
+def check_fork() -> None:
+    """Raise RuntimeError in a fork of the process that made the first engine: torch's threads are missing there, and it
+    would hang."""
+    global _first_process
+    _first_process = _first_process or os.getpid()
+    if os.getpid() != _first_process:
+        raise RuntimeError(
+            f"process {os.getpid()} is a fork of {_first_process}, which has made an engine: no engine can run here; "
+            "start processes with multiprocessing's 'spawn' or 'forkserver'"
+        )
 
 
 def pick_max_model_len(max_model_len: int | None, n_positions: int) -> int:

@@ -10,7 +10,6 @@ from .philox import derive_seed
 from .prompts import truncated, unwrapped
 from .sampling_params import SamplingParams, whole_number
 from .scoring import Pair, encode_pair
-from .turn import Turn
 
 # A text, token ids, {"prompt": text} or {"prompt_token_ids": token ids}, or what is to be scored.
 Prompt = str | list[int] | Mapping[str, Any] | Pair
@@ -26,24 +25,21 @@ def text_of(prompt: Prompt) -> str | None:
 
 
 class Intake:
-    """Makes the requests of an engine. What is wrong with them is a ValueError that names it and the limit; where the
-    engine can't run at all, that is a RuntimeError.
+    """Makes the requests of an engine. What is wrong with them is a ValueError that names it and the limit.
 
     Args:
         engine: has the tokenizer, the sizes, and `check_fits`.
         make_request: the class of its requests.
-        turn: whose turn it is to run the engine.
     """
 
-    def __init__(self, engine: Any, make_request: Callable[..., Any], turn: Turn):
-        self.engine, self.make_request, self.turn = engine, make_request, turn
+    def __init__(self, engine: Any, make_request: Callable[..., Any]):
+        self.engine, self.make_request = engine, make_request
         self._numbers = itertools.count()  # of requests
 
     def requests(
         self, prompts: Prompts, sampling_params: Params | None, priority: Sequence[int] | None = None
     ) -> list[Any]:
         """One request per prompt, all of them checked, for steps to follow; an error names the prompt's index."""
-        self.turn.check()
         prompts = [prompts] if isinstance(prompts, str | Pair | Mapping) else list(prompts)
         params = SamplingParams() if sampling_params is None else sampling_params
         params = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
@@ -64,7 +60,6 @@ class Intake:
 
     def request(self, prompt: Prompt, params: SamplingParams, priority: int = 0, number: int | None = None) -> Any:
         """A checked request. Its number, None takes the next one, is its id, and seeds its draws if it has no seed."""
-        self.turn.check_process()
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         given, text = unwrapped(prompt)

@@ -173,11 +173,11 @@ class StreamEvent:
     @classmethod
     def take(cls, request: Any, index: int) -> "StreamEvent":
         """What is new since the last call, of prompt `index`. Text that may be part of a stop text is held back."""
-        (begin, start, _), text = request.told, request.text.text
+        (begin, start, _), text = request.streamed, request.text.text
         end = len(text) if request.finished else request.text.num_certain
         first = request.group[0]
         scheduled = first.first_scheduled_time
-        request.told = len(request.output_token_ids), end, request.finished
+        request.streamed = len(request.output_token_ids), end, request.finished
         return cls(
             index,
             text[start:end],

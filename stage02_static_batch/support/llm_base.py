@@ -1,0 +1,58 @@
+"""What every stage's `LLM` says about its engine."""
+
+from typing import Any
+
+from .sampling_params import SamplingParams
+from .stats import Stats
+from .tokenizer import Tokenizer
+from .weights import generation_defaults
+
+
+class LLMBase:
+    """The base of a stage's `LLM`.
+
+    Attributes:
+        engine: what does the work, for those who want to look inside.
+        inputs: makes requests of prompts.
+    """
+
+    engine: Any
+    inputs: Any
+
+    def validate(self, prompt: Any, sampling_params: SamplingParams, **more: Any) -> None:
+        """Raise the ValueError that `generate` would raise for this prompt."""
+        self.inputs.request(prompt, sampling_params, number=0, **more)
+
+    def describe(self) -> str:
+        """A summary of the options, in one line."""
+        return self.engine.runner.describe()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The model's own, from its generation_config.json. Raises ValueError if these are wrong."""
+        return SamplingParams(**generation_defaults(self.engine.checkpoint.directory))
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.engine.tokenizer
+
+    @property
+    def config(self) -> Any:
+        """The engine's options."""
+        return self.engine.config
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence, in tokens."""
+        return self.engine.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        return self.engine.model_config.vocab_size
+
+    @property
+    def stats(self) -> Stats:
+        """Counters of everything that the engine has done. Assign a new one to start from zero."""
+        return self.engine.stats
+
+    @stats.setter
+    def stats(self, stats: Stats) -> None:
+        self.engine.stats = stats

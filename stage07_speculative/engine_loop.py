@@ -1,0 +1,269 @@
+"""The engine runs in a thread of its own, and callers talk to it through queues.
+
+This is continuous batching seen from outside: a request may come at any time and from any thread, and joins the others
+at the next step. A caller puts its requests into the engine's queue, and waits for its results in a queue that nobody
+else reads. One thread alone touches the engine, so the engine needs no lock. Putting never waits: a finalizer or a
+signal handler may abort a request at any moment. And Ctrl-C, which Python raises in the main thread, interrupts a
+caller that waits, never a step that is half done.
+"""
+
+import atexit
+import logging
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .engine import Engine
+from .request import Request
+from .support.options import check_fork
+from .support.outputs import finished_groups
+
+logger = logging.getLogger(__name__)
+Deliver = Callable[[list[Request], BaseException | None], object]  # gets completions that made progress, or an error
+POLL = 0.1 if sys.platform == "win32" else None  # seconds; on Windows Ctrl-C can't end a wait without a timeout
+
+
+class QueueFullError(RuntimeError):
+    """Too many requests wait already: try again later, or elsewhere."""
+
+
+class EngineLoop:
+    """Runs an engine until it is closed.
+
+    Args:
+        make_engine: called in the engine's thread. OpenMP gives each thread that computes helpers of its own, so the
+            thread that loads the weights, and times what they take, has to be the one that runs the steps.
+        max_queue_size: completions that may wait, in addition to `max_num_seqs`; None is no limit.
+
+    Attributes:
+        waiters: the unfinished requests, each with the function that gets its news. It is the engine's thread's.
+
+    Raises:
+        What make_engine raises; RuntimeError in a fork of a process that has an engine.
+    """
+
+    def __init__(self, make_engine: Callable[[], Engine], max_queue_size: int | None = None):
+        check_fork()
+        self.max_queue_size, self.num_unfinished, self.num_failures = max_queue_size, 0, 0
+        self.waiters: dict[Request, Deliver] = {}
+        self.commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self.closing, self.lock = False, threading.RLock()
+        made: queue.SimpleQueue = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._run, args=(make_engine, made), name="engine", daemon=True)
+        self.thread.start()
+        loops.add(self)
+        try:
+            self.engine: Engine = wait(made)
+        except BaseException:  # a Ctrl-C while it loads
+            self.close(abort=True)
+            raise
+
+    # --- Any thread may call these ----------------------------------------------------------------------------------
+
+    def run(self, requests: Iterable[Request], news: Callable[[list[Request]], list[Any]]) -> Iterator[Any]:
+        """Submit requests, and wait until all have ended; yields the items of `news`, which is called in the engine's
+        thread after each step, with those of them that made progress. What has not ended when the caller leaves is
+        aborted.
+        """
+        unfinished, answers = dict.fromkeys(requests), queue.SimpleQueue()
+        del requests  # a result is for its receiver to keep: it may be large
+
+        def deliver(updated: list[Request], error: BaseException | None) -> None:
+            ended = finished_groups(updated)
+            if (items := news(updated)) or ended or error:
+                answers.put(error or (items, ended))
+
+        try:
+            self.submit(list(unfinished), deliver)
+            while unfinished:
+                items, ended = wait(answers)
+                for request in ended:
+                    del unfinished[request]
+                yield from items
+        finally:
+            self.abort(unfinished)
+
+    def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
+        """Queue requests, all or none. After each step `deliver` is called, in the engine's thread, with those that got
+        a token or an end; if the engine can't go on, with the error.
+
+        Raises:
+            QueueFullError: too many requests wait.
+            RuntimeError: the engine is closed; or this thread, or this process, can't wait for it.
+        """
+        self.check()
+        with self.lock:
+            if self.closing:
+                raise RuntimeError("the engine is closed")
+            limit, more = self.max_queue_size, num_completions(requests)
+            if limit is not None and self.num_unfinished + more > limit + self.engine.scheduler.max_num_seqs:
+                raise QueueFullError(
+                    f"{self.num_unfinished} completions run or wait, and {more} more came; the limit is "
+                    f"max_num_seqs {self.engine.scheduler.max_num_seqs} and max_queue_size {limit}"
+                )
+            self.num_unfinished += more
+            self.commands.put(lambda: self._add(requests, deliver))
+
+    def abort(self, requests: Iterable[Request]) -> None:
+        """End these requests as they are; those that have ended already stay so. Never waits."""
+        if requests := list(requests):
+            self.commands.put(lambda: self._abort(requests))
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run a function in the engine's thread, between two steps; returns its result, or raises its error."""
+        answer: queue.SimpleQueue = queue.SimpleQueue()
+
+        def command() -> None:
+            try:
+                answer.put([function()])
+            except BaseException as error:
+                answer.put(error)
+
+        self.check()
+        with self.lock:
+            if self.closing:
+                raise RuntimeError("the engine is closed")
+            self.commands.put(command)
+        return wait(answer)[0]
+
+    def close(self, *, abort: bool = False) -> None:
+        """Take no more requests, finish those that are there (or abort them), and end the thread. Never waits."""
+        with self.lock:
+            self.closing = True
+            self.commands.put(lambda: self._abort(list(self.waiters)) if abort else None)
+
+    def check(self) -> None:
+        """Raise RuntimeError where nobody can wait for the engine."""
+        check_fork()
+        if threading.current_thread() is self.thread:
+            raise RuntimeError(
+                "code that runs in the engine's thread (a logits processor, a finalizer) can't wait for it"
+            )
+
+    # --- The engine's thread ----------------------------------------------------------------------------------------
+
+    def _run(self, make_engine: Callable[[], Engine], made: queue.SimpleQueue) -> None:
+        try:
+            self.engine = make_engine()
+            made.put(self.engine)
+        except BaseException as error:  # for the caller, who waits
+            made.put(error)
+            return
+        del make_engine, made
+        try:
+            with torch.inference_mode():
+                while self._obey():
+                    self._step()
+        except BaseException as error:  # a defect of this file; even so no caller may wait forever
+            self.closing = True
+            self._give_up(error)
+            raise
+
+    def _obey(self) -> bool:
+        """Run the commands that have come. With no request to work on, sleep until one comes; False: closed."""
+        while True:
+            if self.commands.empty():
+                if self.waiters:
+                    return True
+                if self.closing:
+                    return False
+            self.commands.get()()
+
+    def _step(self) -> None:
+        try:
+            with self.engine.stats.timing():
+                updated = self.engine.step()
+            self.num_failures = 0
+        except BaseException as error:  # whatever it is, no caller may wait forever
+            self._recover(error)
+        else:
+            self._tell(updated)
+
+    def _recover(self, error: BaseException) -> None:
+        """A step has failed as a whole. All requests keep their tokens and start over, once. If the next step fails
+        too, their callers get the error, and the engine is free for others."""
+        logger.warning("a step failed: %s: %s", type(error).__name__, error)
+        self.num_failures += 1
+        unfinished = list(self.waiters) if self.num_failures == 1 else []
+        self.engine.restart(unfinished)
+        if unfinished:
+            self._tell([c for request in unfinished for c in request.group if c.has_news])
+            return
+        self.num_failures = 0
+        self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Every caller gets the error."""
+        waiters, self.waiters = self.waiters, {}
+        self._forget(waiters)
+        for deliver in dict.fromkeys(waiters.values()):
+            self._deliver(deliver, [], error)
+
+    def _add(self, requests: Sequence[Request], deliver: Deliver) -> None:
+        for request in requests:
+            self.waiters[request] = deliver
+            self.engine.add(request)
+
+    def _abort(self, requests: Iterable[Request]) -> None:
+        requests = [request for request in requests if request in self.waiters]
+        unfinished = [c for request in requests for c in request.group if not c.finished]
+        for request in requests:
+            self.engine.abort(request)
+        self._tell(unfinished)
+
+    def _tell(self, updated: list[Request]) -> None:
+        """Give each caller the news of its completions; the last news of a request is its end."""
+        news: dict[Deliver, list[Request]] = {}
+        for completion in updated:
+            news.setdefault(self.waiters[completion.group[0]], []).append(completion)
+        ended = finished_groups(updated)
+        for request in ended:
+            del self.waiters[request]
+            self.engine.stats.count_ended(request)
+        self._forget(ended)
+        for deliver, requests in news.items():
+            self._deliver(deliver, requests)
+
+    def _deliver(self, deliver: Deliver, requests: list[Request], error: BaseException | None = None) -> None:
+        try:
+            deliver(requests, error)
+        except RuntimeError:  # its event loop is closed: nobody is there any more
+            self._abort([request for request, other in self.waiters.items() if other is deliver])
+
+    def _forget(self, requests: Iterable[Request]) -> None:
+        with self.lock:
+            self.num_unfinished -= num_completions(requests)
+
+
+def num_completions(requests: Iterable[Request]) -> int:
+    return sum(len(request.group) for request in requests)
+
+
+def wait(answers: queue.SimpleQueue) -> Any:
+    """The next item of a queue. If that is an error, raises it."""
+    while True:
+        try:
+            item = answers.get(timeout=POLL)
+        except queue.Empty:
+            continue
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+
+loops: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
+
+
+@atexit.register
+def close_all() -> None:
+    """A thread that is in the middle of a step when the interpreter ends would crash it."""
+    running = [loop for loop in loops if loop.thread.is_alive()]
+    for loop in running:
+        loop.close(abort=True)
+    for loop in running:
+        loop.thread.join()
