@@ -163,6 +163,12 @@ class Stage:
         weights = self._part("weights")
         return weights.generation_defaults(weights.find_model(model, load_format))
 
+    def tokenizer_files(self, model: str, load_format: str, tokenizer: str | None) -> Path:
+        """The directory that has a model's tokenizer, and what belongs to it. Raises ValueError or OSError."""
+        find = self._part("weights").find_model
+        place = find(model, load_format) if tokenizer is None else find(tokenizer, "dummy")
+        return place.parent if place.is_file() else place
+
     def checkpoint_files(self, directory: Path, tokenizer: str | None) -> list[Path]:
         """All files that a model is read from: its weights, its sizes, its tokenizer."""
         part = self._part("weights")
