@@ -8,7 +8,7 @@ import pytest
 from bench.report import LOSES
 from stagewise.replay import page
 from stagewise.serving.page import make_page
-from stagewise.stages import EXACT, IDEAS, PACKAGES, SERVING
+from stagewise.stages import EXACT, IDEAS, PACKAGES, SERVING, STAGES
 from tests.adapter import ROOT
 from tools.sync_stages import read_stages, tomllib
 
@@ -34,6 +34,7 @@ def test_the_list():
     assert sorted(path.name for path in ROOT.glob("stage[0-9]*")) == sorted(
         [*IDEAS, *(f"stage{number:02}.py" for number in PACKAGES)]
     )
+    assert [number for number, stage in STAGES.items() if stage.can_serve] == list(SERVING)  # said without an import
     assert EXACT in SERVING
     assert list(LOSES) == list(IDEAS)
 
