@@ -99,6 +99,8 @@ def mark_one_of_two(items):
         params = item.callspec.params.values() if hasattr(item, "callspec") else ()
         stages = [one.number for one in params if isinstance(one, Stage)]
         left_out = [8] if item.path.stem == "test_speculative" else [6, 7] if item.path.stem in KERNELS else [7]
+        if (files := getattr(item.module, "FILES", None)) and all(one.number < 8 for one in stages_that_change(*files)):
+            left_out = []  # stage 8 changes none of them, and this test does not run on it
         if len(stages) == 1 and stages[0] in left_out and item.path.stem not in about_one:
             item.add_marker(pytest.mark.soak)
 

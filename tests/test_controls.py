@@ -103,6 +103,18 @@ def test_each_control(stage, expected):
     assert outputs == [one for name in params for one in (results[name], plain)]
 
 
+def test_a_bias_is_added_as_it_is(stage):
+    """The second best token gets nearly as much as it lacks, and a little more than that."""
+    llm = stage.engine()
+    params = stage.SamplingParams(temperature=0, max_tokens=1, logprobs=2)
+    (entry,) = llm.generate([PROMPT], params)[0].outputs[0].logprobs
+    (best, first), (other, second) = list(entry.items())[:2]
+    for part, expected in ((0.996, best), (1.004, other)):
+        bias = {other: part * (first.logprob - second.logprob)}
+        params = stage.SamplingParams(temperature=0, max_tokens=1, logit_bias=bias)
+        assert llm.generate([PROMPT], params)[0].outputs[0].token_ids == [expected]
+
+
 def test_draws_are_of_what_is_allowed(stage):
     """Seeded draws, hot and cut: never a token that is not allowed; logprobs are the model's own all the same."""
     allowed = [11, 13, 257, 262, EOS]
