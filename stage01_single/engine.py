@@ -8,9 +8,8 @@ from .config import EngineConfig
 from .model import ModelConfig
 from .request import Request
 from .runner import Runner
-from .sampler import sample
+from .sampler import Token, sample
 from .support.options import pick_max_model_len
-from .support.outputs import Logprob
 from .support.weights import Checkpoint
 
 
@@ -41,12 +40,15 @@ class Engine:
         """One forward pass over the request's whole sequence, and one more token."""
         batch = Batch.of(request, self.runner.device)
         logits = self.runner.forward(batch)  # [n_seq] -> [vocab_size]
-        token_id, logprobs = sample(logits, request)
-        return self.commit(request, token_id, logprobs)
+        token = sample(logits, request)
+        return self.commit(request, token)
 
-    def commit(self, request: Request, token_id: int, logprobs: dict[int, Logprob] | None) -> list[Request]:
-        """Give the token to its request, which may end with it."""
-        request.add(token_id, logprobs)
+    def commit(self, request: Request, token: Token | Exception) -> list[Request]:
+        """Give the token to its request, which may end with it; an error ends it."""
+        if isinstance(token, Exception):
+            request.fail(token)
+        else:
+            request.add(*token)
         return [request]
 
     def check_fits(self, request: Request) -> None:

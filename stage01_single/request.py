@@ -1,5 +1,6 @@
 """One request: what was asked, and what has come of it so far."""
 
+import logging
 import time
 
 from .support.controls import Controls
@@ -7,6 +8,8 @@ from .support.outputs import Logprob
 from .support.sampling_params import SamplingParams
 from .support.text import Text
 from .support.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class Request:
@@ -83,6 +86,13 @@ class Request:
             self.finish_reason, self.stop_reason = "stop", stop
         elif len(self.output_token_ids) >= self.max_tokens:
             self.finish("length")
+
+    def fail(self, error: Exception) -> None:
+        """End it with an error of its own: a logits processor raised it, or its logits are not finite. No other request
+        is affected."""
+        logger.info("request %s failed", self.request_id, exc_info=error)
+        self.text.flush(may_stop=False)
+        self.finish_reason, self.stop_reason = "error", f"{type(error).__name__}: {error}"
 
     def finish(self, reason: str, stop_reason: str | int | None = None, stop_token_id: int | None = None) -> None:
         """End it as it is, unless what is left of its text completes a stop text."""

@@ -15,13 +15,24 @@ from .support.logprobs import NOT_FINITE, logprob_entries
 from .support.outputs import Logprob
 from .support.philox import uniform
 
+Token = tuple[int, dict[int, Logprob] | None]  # its id, and its log-probabilities if they were asked for
 
-def sample(logits: Tensor, request: Request) -> tuple[int, dict[int, Logprob] | None]:
-    """The next token of a request, with its log-probabilities if they were asked for.
+
+def sample(logits: Tensor, request: Request) -> Token | Exception:
+    """The next token of a request. If its logits processors fail, or its logits are not finite, it gets the error
+    instead, and no other request is affected.
 
     Args:
         logits: [vocab_size] float32, as the model gave them.
     """
+    try:
+        return choose(logits, request)
+    except Exception as error:
+        return error
+
+
+def choose(logits: Tensor, request: Request) -> Token:
+    """The next token, with its log-probabilities if they were asked for. [vocab_size] -> Token"""
     params = request.params
     scores = penalize(logits, request)
     if not scores.max().isfinite():

@@ -19,15 +19,23 @@ from .support.logprobs import NOT_FINITE, logprob_entries
 from .support.outputs import Logprob
 from .support.philox import uniform
 
+Token = tuple[int, dict[int, Logprob] | None]  # its id, and its log-probabilities if they were asked for
 
-def sample(logits: Tensor, requests: list[Request]) -> list[tuple[int, dict[int, Logprob] | None]]:
-    """The next token of each request, with its log-probabilities if they were asked for.
+
+def sample(logits: Tensor, requests: list[Request]) -> list[Token | Exception]:
+    """The next token of each request. A request whose logits processors fail, or whose logits are not finite, gets the
+    error instead, and no other request is affected.
 
     Args:
         logits: [n_rows, vocab_size] float32, as the model gave them, a row per request.
     """
-    token_ids = choose(logits, requests)  # [n_rows], on the device
-    return with_logprobs(token_ids.tolist(), token_ids, logits, requests)
+    try:
+        token_ids = choose(logits, requests)  # [n_rows], on the device
+        return with_logprobs(token_ids.tolist(), token_ids, logits, requests)
+    except Exception as error:  # of one row at least: find out which, row by row
+        if len(requests) == 1:
+            return [error]
+        return [sample(logits[i : i + 1], [request])[0] for i, request in enumerate(requests)]
 
 
 def choose(logits: Tensor, requests: list[Request]) -> Tensor:
@@ -51,7 +59,7 @@ def choose(logits: Tensor, requests: list[Request]) -> Tensor:
 
 def with_logprobs(
     chosen: list[int], token_ids: Tensor, logits: Tensor, requests: list[Request]
-) -> list[tuple[int, dict[int, Logprob] | None]]:
+) -> list[Token | Exception]:
     """The chosen tokens, on the host and on the device, with their log-probabilities. Raises ValueError if there is
     none for a row."""
     if -1 in chosen:

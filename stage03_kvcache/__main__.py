@@ -18,7 +18,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the completed prompts; returns the exit status: 0, 2 for bad input, 130 after Ctrl-C."""
+    """Print the completed prompts; returns the exit status: 0, 1 if one failed, 2 for bad input, 130 after Ctrl-C."""
     parser = Parser(prog=f"python -m {__package__}", description=__doc__, allow_abbrev=False)
     parser.add_argument("--prompts", nargs="+", required=True, metavar="TEXT", help="complete these texts")
     EngineConfig.add_flags(parser.add_argument_group("engine").add_argument)
@@ -29,17 +29,21 @@ def main(argv: list[str] | None = None) -> int:
         flag["default"] = one.default
         flag |= {"nargs": "+"} if one.default == () else {}
         add("--" + one.name.replace("_", "-"), **flag)
-    args = parser.parse_args(argv)
+    args, status = parser.parse_args(argv), 0
     try:
         params = SamplingParams(**{one.name: getattr(args, one.name) for one in PARAMS})
         for output in LLM(**EngineConfig.of_flags(args)).generate(args.prompts, params, use_tqdm=len(args.prompts) > 1):
             print(*(f"{output.prompt}{completion.text}" for completion in output.outputs), sep="\n")
+            for completion in output.outputs:
+                if completion.finish_reason == "error":
+                    print(f"{parser.prog}: error: {completion.stop_reason}", file=sys.stderr)
+                    status = 1
     except (ValueError, OSError, MemoryError) as error:
         print(f"{parser.prog}: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    return 0
+    return status
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Batch:
         if cache.length == 0:
             new = [[0] * n + prompt for n, prompt in zip(num_padding, prompts, strict=True)]
         else:
-            new = [request.output_token_ids[-1:] for request in requests]
+            new = [request.output_token_ids[-1:] or [0] for request in requests]  # 0: it failed before its first token
         return cls(
             requests,
             [requests[row] for row in live_rows],

@@ -9,7 +9,7 @@ from .kv_cache import KVCache
 from .model import ModelConfig
 from .request import Request
 from .runner import Runner
-from .sampler import sample
+from .sampler import Token, sample
 from .support.options import pick_max_model_len
 from .support.weights import Checkpoint
 
@@ -65,10 +65,13 @@ class Engine:
         tokens = sample(logits, batch.live)
         return self.commit(batch.live, tokens)
 
-    def commit(self, requests: list[Request], tokens: list[tuple]) -> list[Request]:
-        """Give the tokens to their requests, which may end with them."""
+    def commit(self, requests: list[Request], tokens: list[Token | Exception]) -> list[Request]:
+        """Give the tokens to their requests, which may end with them; an error ends its request."""
         for request, token in zip(requests, tokens, strict=True):
-            request.add(*token)
+            if isinstance(token, Exception):
+                request.fail(token)
+            else:
+                request.add(*token)
         return requests
 
     def check_fits(self, request: Request) -> None:

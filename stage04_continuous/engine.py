@@ -5,13 +5,11 @@ from .config import EngineConfig
 from .model import ModelConfig
 from .request import Request
 from .runner import Runner
-from .sampler import sample as sample_rows
+from .sampler import Token, sample
 from .scheduler import Scheduler
-from .support.isolation import isolated
 from .support.options import pick_max_model_len
+from .support.scoring import score_prompts
 from .support.weights import Checkpoint
-
-sample = isolated(sample_rows)  # an error on one row is that request's alone: it gets the token -1
 
 
 class Engine:
@@ -55,15 +53,20 @@ class Engine:
         rows = self.scheduler.schedule()
         batch = Batch.of(rows, self.runner.device)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
+        score_prompts(logits, batch.scored)
         tokens = sample(batch.to_sample(logits), batch.ready)
         return self.commit(batch, tokens)
 
-    def commit(self, batch: Batch, tokens: list[tuple]) -> list[Request]:
-        """Give the tokens to their requests; one that ends with it leaves. Returns those that got one."""
+    def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
+        """Give the tokens to their requests; one that ends with it leaves, and so does one that fails. Returns those
+        that got a token or an error."""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
         for request, token in zip(batch.ready, tokens, strict=True):
-            request.add(*token)
+            if isinstance(token, Exception):
+                request.fail(token)
+            else:
+                request.add(*token)
             if request.finished:
                 self.scheduler.remove(request)
         return batch.ready

@@ -2,14 +2,18 @@
 
 import copy
 import enum
+import logging
 import time
 from typing import Any
 
 from .support.controls import Controls
+from .support.logprobs import NOT_FINITE, has_nan
 from .support.outputs import Logprob
 from .support.sampling_params import SamplingParams
 from .support.text import Text
 from .support.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class RequestState(enum.Enum):
@@ -154,10 +158,13 @@ class Request:
         return range(start, min(self.num_computed_tokens + num_tokens, len(self.prompt_token_ids) - 1))
 
     def add(self, token_id: int, logprobs: dict[int, Logprob] | None = None) -> None:
-        """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With -1 there is no
-        token: the logits were no numbers. With `max_tokens` 0 none was wanted: the prompt was to be scored."""
-        if token_id < 0 or not self.max_tokens:
-            self.finish("abort" if token_id < 0 else "length")
+        """Append a sampled token; afterwards `finish_reason` says if and why this was the last one. With `max_tokens` 0
+        none is wanted: the prompt was to be scored."""
+        if not self.output_token_ids and has_nan(self.prompt_logprobs):
+            self.fail(ValueError(NOT_FINITE))
+            return
+        if not self.max_tokens:
+            self.finish("length")
             return
         if logprobs is not None:
             self.logprobs.append(logprobs)
@@ -171,6 +178,13 @@ class Request:
             self.finish_reason, self.stop_reason = "stop", stop
         elif len(self.output_token_ids) >= self.max_tokens:
             self.finish("length")
+
+    def fail(self, error: Exception) -> None:
+        """End it with an error of its own: a logits processor raised it, or its logits are not finite. No other request
+        is affected."""
+        logger.info("request %s failed", self.request_id, exc_info=error)
+        self.text.flush(may_stop=False)
+        self.finish_reason, self.stop_reason = "error", f"{type(error).__name__}: {error}"
 
     def finish(self, reason: str, stop_reason: str | int | None = None, stop_token_id: int | None = None) -> None:
         """End it as it is, unless what is left of its text completes a stop text."""

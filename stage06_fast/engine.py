@@ -10,8 +10,10 @@ from .fast_model import enabled
 from .model import ModelConfig
 from .request import Request
 from .runner import Runner
+from .sampler import Token
 from .scheduler import Scheduler
 from .support.options import pick_max_model_len
+from .support.scoring import score_prompts
 from .support.weights import Checkpoint
 
 
@@ -68,16 +70,21 @@ class Engine:
         rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last in the queue wait again
         batch = Batch.of(rows, self.block_manager, self.scheduler.num_places)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
+        score_prompts(logits, batch.scored)
         tokens = self.runner.sample(batch, batch.to_sample(logits))
         return self.commit(batch, tokens)
 
-    def commit(self, batch: Batch, tokens: list[tuple]) -> list[Request]:
-        """Give the tokens to their requests; one that ends with it leaves. Returns those that got one."""
+    def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
+        """Give the tokens to their requests; one that ends with it leaves, and so does one that fails. Returns those
+        that got a token or an error."""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
         prefilled = [request for request in batch.ready if not request.index and not request.output_token_ids]
         for request, token in zip(batch.ready, tokens, strict=True):
-            request.add(*token)
+            if isinstance(token, Exception):
+                request.fail(token)
+            else:
+                request.add(*token)
         # Behind a prompt its other completions begin, in the blocks of the first: before it lets go of them.
         for request in prefilled:
             for child in [completion for completion in request.group[1:] if not completion.finished]:

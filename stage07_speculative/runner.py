@@ -17,16 +17,13 @@ from .kernels import c_kernel
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
 from .run_ahead import RunAhead
-from .sampler import choose
-from .sampler import sample as sample_rows
+from .sampler import NOT_FINITE, Token, choose, sample
 from .scheduler import Scheduler
-from .support.isolation import isolated, tokens_of
 from .support.openmp import WAITS_BRIEFLY
 from .support.options import in_words, pick_device, pick_dtype
 from .support.threads import ThreadLimit
 from .support.weights import Checkpoint
 
-sample = isolated(sample_rows)  # an error on one row is that request's alone: it gets the token -1
 CROWDED = 0.85  # with fewer free cores than this, not even a single thread has one to itself
 
 
@@ -96,13 +93,13 @@ class Runner:
             self.last = batch.num_tokens, time.perf_counter() - start
         return logits
 
-    def sample(self, batch: Batch, logits: Tensor) -> list[tuple]:
+    def sample(self, batch: Batch, logits: Tensor) -> list[Token | Exception]:
         """As `sampler.sample`. On CUDA the next step begins meanwhile, if nothing speaks against it (`can_predict`)."""
         with self.thread_limit:
             if self.ahead is None or len(batch.ready) < len(batch.rows) or not self.ahead.can_predict(batch.rows):
                 return sample(logits, batch.ready, self.argmax)
             token_ids = self.ahead.read(batch.rows, choose(logits, batch.ready))  # then the logits may be others
-            return tokens_of(token_ids, batch.ready)
+            return [(token_id, None) if token_id >= 0 else ValueError(NOT_FINITE) for token_id in token_ids]
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
         """How many blocks the options ask for, or can be of use and fit into what is free."""

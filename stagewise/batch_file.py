@@ -7,7 +7,7 @@ any other fields, a reference answer say, which are carried through. Where a fie
 `--prompt-column` and `--id-column` other fields have the prompt and the id. A result line is the input's fields,
 `text`, `token_ids`, `finish_reason`, `stop_reason`, `length_limit` (of "length" which limit it was, max_tokens or
 max_model_len, the context; else null), with `cumulative_logprob`, `logprobs` and `prompt_logprobs` if asked for; with
-n > 1 a list of n such objects in `outputs`; or, for a line that is wrong, `error`.
+n > 1 a list of n such objects in `outputs`; or, for a line that is wrong or fails by itself, `error`.
 
 From stage 5 on a line with `"sampling": {"use_beam_search": true, "n": 4}` gets the 4 best completions that beam search
 finds; `length_penalty` and `early_stopping` say how, as the flags do that search for every line.
@@ -440,7 +440,8 @@ def completed_alike(stage: Stage, jobs: list[Job], as_completed: Callable) -> It
 def result_of(stage: Stage, line: Line, outputs: list) -> dict:
     """The result line of an input line."""
     if line.is_openai:
-        return answer(line.fields, outputs[0])
+        message = failure(outputs[0])
+        return refusal(line.fields, message, "generation_failed") if message else answer(line.fields, outputs[0])
     return {**line.fields, "id": line.id, **(scores_of(stage, line, outputs) if line.is_scored else texts_of(outputs))}
 
 
@@ -465,8 +466,14 @@ def texts_of(outputs: list) -> dict:
     """What any other result has beside the input's fields."""
     output = outputs[0].to_dict()
     results = [select(completion) for completion in output["outputs"]]
+    failed = {"error": message} if (message := failure(outputs[0])) else {}
     scored = {"prompt_logprobs": output["prompt_logprobs"]} if output.get("prompt_logprobs") else {}
-    return (results[0] if len(results) == 1 else {"outputs": results}) | scored
+    return (results[0] if len(results) == 1 else {"outputs": results}) | scored | failed
+
+
+def failure(output: Any) -> str | None:
+    """Why a completion failed by itself, if one did."""
+    return next((c.stop_reason for c in output.outputs if c.finish_reason == "error"), None)
 
 
 def select(completion: dict) -> dict:

@@ -114,6 +114,8 @@ def is_over(finished: list[Hypothesis], best: Hypothesis, beams: Beams, most: in
 async def candidates(engine: Any, token_ids: list[int], one_token: Any, where: dict) -> list[tuple[int, Any]]:
     """The likeliest next tokens with their log-probabilities, the likeliest first."""
     async for event in engine.generate(token_ids, one_token, **where):
+        if event.finish_reason == "error":
+            raise ValueError(event.stop_reason)
         if event.finish_reason == "abort":
             raise RuntimeError("a beam was aborted")
         if event.logprobs:

@@ -11,7 +11,7 @@ import time
 from io import FileIO
 from typing import Any
 
-from .batch_file import open_output, run_batch_file
+from .batch_file import failure, open_output, run_batch_file
 from .beams import Beams, completed_by_beams
 from .closing_line import closing_line
 from .console import Outcome, flush_streams, naming, one_interrupt, prepare_streams, tell
@@ -55,12 +55,15 @@ def format_result(index: int, output: Any, total: int, as_json: bool) -> str:
     return "".join(results)
 
 
-def complete(llm: Any, prompts: list[str], params: Any, as_json: bool, quiet: bool, beams: Beams | None = None) -> None:
-    """Print the results in the order of the prompts, each as soon as it and those before it are done.
+def complete(
+    llm: Any, prompts: list[str], params: Any, as_json: bool, quiet: bool, beams: Beams | None = None
+) -> list[str]:
+    """Print the results in the order of the prompts, each as soon as it and those before it are done; returns the
+    errors of those that failed.
 
     Whatever ends the run early, a Ctrl-C say, what is finished by then is printed.
     """
-    waiting, printed = {}, 0
+    waiting, printed, errors = {}, 0, []
     if beams is None:
         results = llm.as_completed(prompts, params)  # or an error, without a bar
     else:
@@ -68,7 +71,9 @@ def complete(llm: Any, prompts: list[str], params: Any, as_json: bool, quiet: bo
     with Progress(len(prompts), "request", quiet=quiet or len(prompts) == 1) as progress:
 
         def show(index: int) -> None:
-            text = format_result(index, waiting.pop(index), len(prompts), as_json)
+            output = waiting.pop(index)
+            errors.extend(f"prompt {index}: {message}" for message in [failure(output)] if message)
+            text = format_result(index, output, len(prompts), as_json)
             with naming("stdout"):
                 progress.write(wrapped(text) if sys.stdout.isatty() and not as_json else text)
 
@@ -82,15 +87,18 @@ def complete(llm: Any, prompts: list[str], params: Any, as_json: bool, quiet: bo
         finally:
             for index in sorted(waiting):
                 show(index)
+    return errors
 
 
-def stream(llm: Any, prompt: str, params: Any) -> None:
-    """Print a single completion as it is made."""
-    text = Wrapper(lambda piece: print(piece, end="", flush=True))
+def stream(llm: Any, prompt: str, params: Any) -> list[str]:
+    """Print a single completion as it is made; returns its error, if it failed."""
+    text, errors = Wrapper(lambda piece: print(piece, end="", flush=True)), []
     text.feed(prompt)
     try:
         for event in llm.stream([prompt], params):
             text.feed(event.text)
+            errors += [event.stop_reason] if event.finish_reason == "error" else []
+        return errors
     finally:
         text.end()
         print(flush=True)
@@ -178,9 +186,10 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                     more = {"beams": beams, "columns": Columns(args.prompt_column, args.id_column)}
                     complete_files(stage, llm, outputs, params, outcome, args.quiet, **more)
                 elif len(prompts) == args.n == 1 and beams is None and sys.stdout.isatty() and not args.json:
-                    stream(llm, prompts[0], params)
+                    outcome.failed(stream(llm, prompts[0], params))
                 else:
-                    complete(llm, prompts, params, args.json, args.quiet, *([] if beams is None else [beams]))
+                    more = [] if beams is None else [beams]
+                    outcome.failed(complete(llm, prompts, params, args.json, args.quiet, *more))
         finally:
             if llm is not None and args.trace:
                 with outcome:

@@ -125,11 +125,17 @@ def one_interrupt() -> Iterator[None]:
 class Outcome:
     """Ends of a run: `with outcome:` tells what ended the block in one line, and keeps the exit status.
 
-    status: 0 done, 1 the reader of stdout has gone (`| head`), 2 bad input, 130 interrupted.
+    status: 0 done, 1 a request failed or the reader of stdout has gone (`| head`), 2 bad input, 130 interrupted.
     """
 
     def __init__(self, prog: str):
         self.prog, self.status = prog, 0
+
+    def failed(self, messages: list[str]) -> None:
+        """Requests failed with these messages; the others are done."""
+        for message in messages:
+            tell(f"{self.prog}: error: {' '.join(message.splitlines())}")
+            self.status = 1
 
     def __enter__(self) -> None:
         pass

@@ -73,6 +73,8 @@ class Answers:
         try:
             async for event in self.engine.generate(prompt, self.params):
                 pieces.put_nowait(event.text)
+                if event.finish_reason == "error":
+                    pieces.put_nowait(f" [error: {event.stop_reason}]")
         except asyncio.CancelledError:
             pieces.put_nowait(" [aborted]")
         except (ValueError, RuntimeError) as error:

@@ -101,7 +101,7 @@ def answer(request: dict, output: Any) -> dict:
     return {"id": answer_id(request), "custom_id": request["custom_id"], "response": response, "error": None}
 
 
-def refusal(request: dict, message: str | None) -> dict:
-    """The answer to a request that is wrong."""
-    error = {"code": "invalid_request", "message": message}
+def refusal(request: dict, message: str | None, code: str = "invalid_request") -> dict:
+    """The answer to a request that is wrong, or that failed."""
+    error = {"code": code, "message": message}
     return {"id": answer_id(request), "custom_id": request["custom_id"], "response": None, "error": error}

@@ -141,7 +141,7 @@ def test_a_trace_that_fails_costs_no_results(stage, tmp_path, monkeypatch):
 def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
     """A value for each field of SamplingParams, and all of them arrive."""
     seen = []
-    monkeypatch.setattr(cli, "complete", lambda llm, prompts, params, *rest: seen.append((llm, params)))
+    monkeypatch.setattr(cli, "complete", lambda llm, prompts, params, *rest: seen.append((llm, params)) or [])
     flags = dict(
         temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.2,
         frequency_penalty=0.3, max_tokens=9, min_tokens=2, logprobs=4,
@@ -413,7 +413,7 @@ def test_help_names_every_flag(stage):
 def test_the_models_own_defaults(stage, tmp_path, monkeypatch):
     """By a flag, and before them the other flags."""
     seen = []
-    monkeypatch.setattr(cli, "complete", lambda llm, prompts, params, *rest: seen.append(params))
+    monkeypatch.setattr(cli, "complete", lambda llm, prompts, params, *rest: seen.append(params) or [])
     shutil.copytree(TINYTALES, tmp_path / "model")
     path = tmp_path / "model" / "generation_config.json"
     path.write_text('{"temperature": 0.25, "top_k": 9, "max_new_tokens": 7, "eos_token_id": 50256}')

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from tests.adapter import BATCHED, ROOT, STAGES, random_prompts, without_notes
 
@@ -355,51 +354,6 @@ def test_numpy_values_for_the_engine(small_checkpoint):
         for bad in (True, 2.0, np.float64(2), "2", np.int8(0)):
             with pytest.raises(ValueError, match="max_num_seqs must be a whole number of at least 1, got"):
                 stage.LLM(small_checkpoint, device="cpu", max_num_seqs=bad)
-
-
-def test_logits_that_are_no_numbers_are_told(stage, small_checkpoint):
-    for temperature, dtype in ((0, "float32"), (1.0, "bfloat16"), (0, "float16"), (1.0, "float32")):
-        llm = stage.LLM(small_checkpoint, device="cpu", dtype=dtype)
-        params = stage.SamplingParams(temperature=temperature, top_k=3, max_tokens=3, logprobs=1)
-        assert llm.generate([[1, 2]], params)
-        damage(llm)
-        with pytest.raises(ValueError, match="the model's logits are no numbers"):
-            llm.generate([[1, 2]], params)
-
-
-def test_logits_that_are_no_numbers_end_one_request(small_checkpoint, monkeypatch):
-    """Also one that is alone in its step: those that wait get their turn. A model that never worked is an error."""
-    for stage in STAGES[3:]:
-        llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=1)
-        params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (4, 5, 6)]
-        expected = tokens_of(llm.generate([[1], [2], [3]], params))
-        module = llm.engine.runner.model
-        forward, broken = module.forward, {5}
-
-        def picky(batch, *arguments, llm=llm, forward=forward, broken=broken):
-            logits = forward(batch, *arguments)
-            return logits * torch.nan if {r.max_tokens for r in llm.engine.scheduler.running} & broken else logits
-
-        monkeypatch.setattr(module, "forward", picky)
-        outputs = llm.generate([[1], [2], [3]], params)
-        assert [output.outputs[0].finish_reason for output in outputs] == ["length", "abort", "length"]
-        assert tokens_of(outputs)[::2] == expected[::2]
-        whole(llm)
-        broken |= {4, 6}
-        with pytest.raises(ValueError, match="the model's logits are no numbers"):
-            llm.generate([[3]], params[2])
-        whole(llm)
-        llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=1)
-        damage(llm)
-        with pytest.raises(ValueError, match="the model's logits are no numbers"):
-            llm.generate([[1], [2], [3]], params)
-        assert llm.stats.num_forwards == 0  # not even one step ended well
-
-
-def damage(llm) -> None:
-    """What a model gives that computes with infinities."""
-    forward = llm.engine.runner.model.forward
-    llm.engine.runner.model.forward = lambda *arguments: forward(*arguments) * torch.nan
 
 
 def test_more_memory_than_there_is_is_refused(small_checkpoint):

@@ -42,8 +42,9 @@ class CompletionOutput:
         token_ids: the generated tokens, with the one that ended it.
         cumulative_logprob: the sum of the chosen tokens' log-probabilities; None unless logprobs were asked for.
         logprobs: for each generated token, token id -> Logprob of the chosen and of the most likely tokens; or None.
-        finish_reason: "stop" (the end token, a stop text, a stop token) or "length".
-        stop_reason: the stop text or the stop token id that ended it; None for the end token and for other reasons.
+        finish_reason: "stop" (the end token, a stop text, a stop token), "length", or "error": this request alone has
+            failed.
+        stop_reason: the stop text or the stop token id that ended it, or the message of the error; else None.
         length_limit: of "length" which limit it was, "max_tokens" or "max_model_len", the context; else None.
     """
 
@@ -109,8 +110,8 @@ class StreamEvent:
     """News of a stream: what one step added to the completion of prompt `index`.
 
     `text` may be empty (half a character, or a possible beginning of a stop text, is held back). `finish_reason` is
-    None until the last event of the index; `stop_reason` then says which stop text or token it was. `logprobs` are
-    those of `token_ids`, if asked for. The counts of tokens are so far.
+    None until the last event of the index; `stop_reason` then says which stop text, token or error it was. `logprobs`
+    are those of `token_ids`, if asked for. The counts of tokens are so far.
     """
 
     index: int

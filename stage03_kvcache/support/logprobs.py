@@ -9,8 +9,8 @@ from torch import Tensor
 from .outputs import Logprob
 
 NOT_FINITE = (
-    "no token can be chosen: the model's logits are no numbers (its weights are damaged, or its values too large for "
-    "this dtype), or the request's controls forbid all tokens"
+    "no token can be sampled: the model's logits are not finite (its weights are damaged, or its values too large for "
+    "this dtype), or the request's logits processors forbid every token"
 )
 
 

@@ -164,10 +164,12 @@ class Observer:
 
     def got_token(self, request: Any) -> None:
         """A request got a token, and has ended if that was its last."""
-        self.stats.num_output_tokens += 1
-        self.tell("token", request, token_id=request.output_token_ids[-1])
+        if request.finish_reason != "error":
+            self.stats.num_output_tokens += 1
+            self.tell("token", request, token_id=request.output_token_ids[-1])
         if request.finished:
             self.tell("finished", request, reason=request.finish_reason)
+        if request.finished and request.finish_reason != "error":
             self.stats.num_requests += 1
             self.stats.num_truncated += request.finish_reason == "length"
             self.stats.ttft_seconds += request.token_times[0] - request.arrival_time

@@ -184,7 +184,7 @@ class Observer:
 
     def got_token(self, request: Any) -> None:
         """A request got a token, or with `max_tokens` 0 none, and has ended if that was its last."""
-        if request.max_tokens and request.finish_reason != "abort":
+        if request.max_tokens and request.finish_reason not in ("abort", "error"):
             self.stats.num_output_tokens += 1
             self.tell("token", request, token_id=request.output_token_ids[-1])
         if request.finished:
@@ -192,7 +192,7 @@ class Observer:
 
     def left(self, request: Any) -> None:
         """A request has ended, and its caller has been notified."""
-        if request.finish_reason != "abort":
+        if request.finish_reason not in ("abort", "error"):
             self.stats.num_requests += 1
             self.stats.num_truncated += request.max_tokens > 0 and request.finish_reason == "length"
             self.stats.latencies.add(RequestMetrics.of(request))

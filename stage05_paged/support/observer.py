@@ -204,7 +204,7 @@ class Observer:
 
     def got_token(self, request: Any) -> None:
         """A request got a token, or with `max_tokens` 0 none, and has ended if that was its last."""
-        if request.max_tokens and request.finish_reason != "abort":
+        if request.max_tokens and request.finish_reason not in ("abort", "error"):
             self.stats.num_output_tokens += 1
             self.tell("token", request, token_id=request.output_token_ids[-1])
         if request.finished and has_begun(request):
@@ -213,7 +213,7 @@ class Observer:
     def left(self, request: Any) -> None:
         """A request has ended, and its caller has been notified."""
         reasons = [completion.finish_reason for completion in request.group]
-        if "abort" not in reasons:
+        if not {"abort", "error"} & {*reasons}:
             self.stats.num_requests += 1
             self.stats.num_truncated += reasons.count("length") if request.max_tokens else 0
             self.stats.num_prompt_tokens += len(request.prompt_token_ids)

@@ -65,8 +65,9 @@ class CompletionOutput:
         token_ids: the generated tokens, with the one that ended it.
         cumulative_logprob: the sum of the chosen tokens' log-probabilities; None unless logprobs were asked for.
         logprobs: for each generated token, token id -> Logprob of the chosen and of the most likely tokens; or None.
-        finish_reason: "stop" (the end token, a stop text, a stop token), "length" or "abort".
-        stop_reason: the stop text or the stop token id that ended it; None for the end token and for other reasons.
+        finish_reason: "stop" (the end token, a stop text, a stop token), "length", "abort", or "error": this request
+            alone has failed.
+        stop_reason: the stop text or the stop token id that ended it, or the message of the error; else None.
         length_limit: of "length" which limit it was, "max_tokens" or "max_model_len", the context; else None.
     """
 
@@ -151,9 +152,9 @@ class StreamEvent:
     """News of a stream: what one step added to a completion (`completion_index`, with n > 1) of prompt `index`.
 
     `text` may be empty (half a character, or a possible beginning of a stop text, is held back). `finish_reason` is
-    None until the last event of the completion; `stop_reason` then says which stop text or token it was. `logprobs` are
-    those of `token_ids`, if asked for. The counts of tokens are so far. The first event of a request has its
-    `prompt_logprobs`, if asked for. `queue_time` is that of RequestMetrics.
+    None until the last event of the completion; `stop_reason` then says which stop text, token or error it was.
+    `logprobs` are those of `token_ids`, if asked for. The counts of tokens are so far. The first event of a request has
+    its `prompt_logprobs`, if asked for. `queue_time` is that of RequestMetrics.
     """
 
     index: int

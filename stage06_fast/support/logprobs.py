@@ -1,6 +1,7 @@
 """Log-probabilities, for requests that ask for them: of the chosen token and of the most likely ones."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,9 +10,14 @@ from torch import Tensor
 from .outputs import Logprob
 
 NOT_FINITE = (
-    "no token can be chosen: the model's logits are no numbers (its weights are damaged, or its values too large for "
-    "this dtype), or the request's controls forbid all tokens"
+    "no token can be sampled: the model's logits are not finite (its weights are damaged, or its values too large for "
+    "this dtype), or the request's logits processors forbid every token"
 )
+
+
+def has_nan(entries: Sequence[dict[int, Logprob] | None] | None) -> bool:
+    """Whether a log-probability of a prompt is not a number: then its logits were not."""
+    return any(math.isnan(e.logprob) for entry in entries or () if entry for e in entry.values())
 
 
 def logprob_entries(

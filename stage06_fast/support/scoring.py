@@ -1,21 +1,17 @@
 """How likely a text is: log-probabilities of the tokens of a prompt, and of a continuation behind a prompt."""
 
-import logging
-import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .around import around
-from .logprobs import NOT_FINITE, logprob_entries
+from .logprobs import logprob_entries
 from .outputs import Logprob, RequestOutput
 from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
 SCORING = SamplingParams(max_tokens=0, prompt_logprobs=0)  # nothing is generated
 
 
@@ -56,29 +52,15 @@ def encode_pair(pair: tuple[Any, Any], tokenizer: Tokenizer) -> tuple[list[int],
     return begin, whole[len(begin) :]
 
 
-class Scorer:
-    """Gives requests the log-probabilities of their prompts, from logits that the engine's forward pass makes for that:
-    `batch.scored` says which are whose."""
+def score_prompts(logits: Tensor, scored: Sequence[tuple[Any, slice]]) -> None:
+    """Give requests the log-probabilities of their prompts.
 
-    def __init__(self, engine: Any):
-        self._failed: dict[Any, None] = {}
-        around(engine.runner, "forward", self.forward)
-
-    def forward(self, forward: Callable, batch: Any) -> Tensor:
-        """Scores are the same however often they are computed, so it does not matter whether the step then happens."""
-        logits, self._failed = forward(batch), {}  # [num_tokens] -> [n_asked, vocab_size]
-        for request, rows in batch.scored:
-            entries = score_rows(logits[rows], request)
-            if any(math.isnan(next(iter(entry.values())).logprob) for entry in entries):
-                logger.warning("request %s fails: %s", request.request_id, NOT_FINITE)
-                self._failed[request] = None
-            request.prompt_logprobs += entries
-        return logits
-
-    def take_failed(self) -> dict[Any, None]:
-        """The requests that can't be scored, since the last call."""
-        failed, self._failed = self._failed, {}
-        return failed
+    Args:
+        logits: [n_logits, vocab_size]
+        scored: requests, each with its rows of the logits; see `Batch.scored`.
+    """
+    for request, rows in scored:
+        request.prompt_logprobs += score_rows(logits[rows], request)
 
 
 def score_rows(logits: Tensor, request: Any) -> list[dict[int, Logprob]]:
@@ -89,9 +71,11 @@ def score_rows(logits: Tensor, request: Any) -> list[dict[int, Logprob]]:
 
 
 def score_of(output: RequestOutput) -> Score:
-    """Of the result of a Pair. Raises RuntimeError if it was aborted."""
-    if output.outputs[0].finish_reason == "abort":
-        raise RuntimeError(f"request {output.request_id} was aborted before it was scored; the log may say why")
+    """Of the result of a Pair. Raises RuntimeError if it was aborted, or failed."""
+    (completion,) = output.outputs
+    if completion.finish_reason in ("abort", "error"):
+        why = "was aborted" if completion.finish_reason == "abort" else f"failed: {completion.stop_reason}"
+        raise RuntimeError(f"request {output.request_id} {why}")
     columns = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)  # pyright: ignore[reportArgumentType]
     chosen = [entries[token_id] for token_id, entries in columns if entries is not None]
     return Score(sum(c.logprob for c in chosen), len(chosen), all(c.rank == 1 for c in chosen))

@@ -7,13 +7,11 @@ from typing import Any
 
 from .around import around
 from .intake import Intake, Prompt
-from .isolation import Isolation
 from .observer import Observer, Stats, StepRecord
 from .options import Options
 from .outputs import RequestOutput
 from .router import Router
 from .sampling_params import SamplingParams
-from .scoring import Scorer
 from .threads import without_gradients
 from .tokenizer import Tokenizer
 from .turn import Turn
@@ -40,7 +38,6 @@ class Surroundings:
         self.engine, self.config = make_engine(config), config
         self._intake = Intake(self.engine, make_request, self._turn)
         self._observer = Observer(self.engine)
-        Isolation(self.engine, Scorer(self.engine))
         around(self.engine, "step", without_gradients)
         self._router = Router(self.engine, self._turn, self._observer)
         self._inbox: list[Any] = []  # of `step`

@@ -224,8 +224,10 @@ class Run:
         finally:  # also if this is cancelled
             for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            self._meter.close()
+            try:
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+            finally:  # also if this is cancelled, as when the client goes right after the last chunk
+                self._meter.close()
 
     async def _follow(self, i: int) -> None:
         job = self.job
@@ -268,6 +270,15 @@ class Run:
             self.service.failed = True
             raise APIError(500, str(error), code="engine_failed") from error
 
+    def _failure(self, message: str) -> APIError:
+        """The error of a request that failed by itself: its own if it steers its logits, otherwise the model's."""
+        p = self.job.params
+        if p.logits_processors or p.logit_bias or p.bad_words or p.min_tokens or p.allowed_token_ids is not None:
+            return bad_request(message, code="generation_failed")
+        if p.structured_outputs is not None:
+            return bad_request(message, code="generation_failed")
+        return APIError(500, message, code="generation_failed")
+
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """What the choices say, as they come, until all have ended."""
         job, unfinished = self.job, len(self._tasks)
@@ -279,6 +290,8 @@ class Run:
                 unfinished -= 1
                 continue
             i, index, event = news
+            if event.finish_reason == "error":
+                raise self._failure(event.stop_reason)
             self.prompt_logprobs.setdefault(i, event.prompt_logprobs)
             if index not in wordings:
                 wordings[index] = Wording(self.service, job, i, index)

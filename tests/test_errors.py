@@ -1,0 +1,176 @@
+"""A request that fails alone ends alone, in every stage: its result says why, and the others, the engine, the server
+and the run go on."""
+
+import asyncio
+import json
+import math
+import threading
+
+import pytest
+import torch
+
+from tests.adapter import STAGES
+from tests.test_serving import ask, read_events, serving
+
+PROMPT = "Once upon a time"
+FILES = ("engine.py", "sampler.py", "request.py", "support/outputs.py")
+SERVING = [stage for stage in STAGES if stage.number >= 4]
+
+
+def fails_after(num_tokens):
+    def processor(prompt_token_ids, output_token_ids, logits):
+        if len(output_token_ids) == num_tokens:
+            raise KeyError("mine")
+        return logits
+
+    return processor
+
+
+def forbid_all(prompt_token_ids, output_token_ids, logits):
+    return logits - math.inf
+
+
+# What goes wrong, after how many tokens, and what the result says.
+FAILURES = {
+    "a processor raises at once": (dict(logits_processors=[fails_after(0)]), 0, "KeyError: 'mine'"),
+    "a processor raises later": (dict(logits_processors=[fails_after(2)]), 2, "KeyError: 'mine'"),
+    "a processor gives no logits": (dict(logits_processors=[lambda *_: None]), 0, "a logits processor must give"),
+    "a processor forbids all": (dict(logits_processors=[forbid_all]), 0, "no token can be sampled"),
+    "and min_tokens with it": (dict(logits_processors=[forbid_all], min_tokens=2), 0, "no token can be sampled"),
+    "with log-probabilities": (dict(logits_processors=[fails_after(1)], logprobs=2), 1, "KeyError: 'mine'"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_request_that_fails_alone_ends_alone(stage, small_checkpoint, name):
+    """As the only one, as the first, in the middle, last; greedy and sampled; whole and streamed."""
+    fields, num_tokens, says = FAILURES[name]
+    llm = stage.engine(small_checkpoint, max_num_seqs=2)
+    for temperature in (0, 1.0):
+        good = stage.SamplingParams(temperature=temperature, max_tokens=4, seed=1, ignore_eos=True)
+        bad = stage.SamplingParams(temperature=temperature, max_tokens=4, seed=1, ignore_eos=True, **fields)
+        expected = llm.generate([[1, 2, 3]], good)[0].outputs[0]
+        for where in ([bad], [bad, good], [good, bad, good], [good, bad], [bad, bad]):
+            for params, output in zip(where, llm.generate([[1, 2, 3]] * len(where), where), strict=True):
+                (completion,) = output.outputs
+                if params is good:
+                    assert completion == expected
+                else:
+                    assert (completion.finish_reason, len(completion.token_ids)) == ("error", num_tokens)
+                    assert says in completion.stop_reason
+                    assert completion.token_ids == expected.token_ids[:num_tokens]
+                assert output.finished
+            events = list(llm.stream([[1, 2, 3]] * len(where), where))
+            ends = {event.index: event for event in events if event.finish_reason}
+            assert [ends[i].finish_reason for i in range(len(where))] == [
+                "error" if params is bad else "length" for params in where
+            ]
+            assert all(says in ends[i].stop_reason for i, params in enumerate(where) if params is bad)
+            done = dict(llm.as_completed([[1, 2, 3]] * len(where), where))
+            assert sorted(done) == list(range(len(where)))
+
+
+def test_a_model_that_gives_no_numbers_ends_its_requests_not_the_engine(stage, small_checkpoint):
+    llm = stage.LLM(small_checkpoint, device="cpu")
+    params = stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=1)
+    expected = llm.generate([[1, 2]], params)[0].outputs
+    model = llm.engine.runner.model
+    forward = model.forward
+    model.forward = lambda *arguments: forward(*arguments) * torch.nan
+    for prompts in ([[1, 2]], [[1, 2], [3]]):
+        for output in llm.generate(prompts, params):
+            assert output.outputs[0].finish_reason == "error"
+            assert "the model's logits are not finite" in output.outputs[0].stop_reason
+    model.forward = forward
+    assert llm.generate([[1, 2]], params)[0].outputs == expected
+
+
+@pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)
+def test_of_several_completions_each_fails_by_itself(stage, small_checkpoint):
+    """The processor fails at a token that only some of them draw."""
+    llm = stage.engine(small_checkpoint, max_num_seqs=3)
+    params = dict(n=4, max_tokens=6, seed=3, ignore_eos=True, temperature=1.5)
+    expected = llm.generate([[1, 2, 3]], stage.SamplingParams(**params))[0].outputs
+    unlucky = expected[1].token_ids[2]
+
+    def processor(prompt_token_ids, output_token_ids, logits):
+        if unlucky in output_token_ids:
+            raise RuntimeError("unlucky")
+        return logits
+
+    (output,) = llm.generate([[1, 2, 3]], stage.SamplingParams(**params, logits_processors=[processor]))
+    for completion, whole in zip(output.outputs, expected, strict=True):
+        if unlucky in whole.token_ids[:-1]:
+            cut = whole.token_ids.index(unlucky) + 1
+            assert (completion.finish_reason, completion.token_ids) == ("error", whole.token_ids[:cut])
+        else:
+            assert completion == whole
+    assert output.outputs[1].finish_reason == "error"
+    llm.engine.scheduler.check_integrity()
+    assert llm.engine.block_manager.num_free == llm.engine.runner.num_blocks
+
+
+@pytest.mark.parametrize("stage", SERVING, ids=lambda stage: stage.directory)
+def test_in_the_background_callers_are_told_and_the_engine_goes_on(stage, small_checkpoint):
+    """Alone, twice at once, from threads and from coroutines."""
+    bad = stage.SamplingParams(max_tokens=4, logits_processors=[fails_after(1)], ignore_eos=True)
+    good = stage.SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
+    with stage.part("llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=2) as engine:
+        expected = engine.complete([1, 2], good).outputs
+        assert engine.complete([1, 2], bad).outputs[0].finish_reason == "error"
+        results = []
+        threads = [threading.Thread(target=lambda: results.append(engine.complete([1, 2], bad))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [output.outputs[0].finish_reason for output in results] == ["error"] * 3
+
+        async def reasons():
+            return [event.finish_reason async for event in engine.generate([1, 2], bad)]
+
+        async def main():
+            return await asyncio.gather(reasons(), reasons())
+
+        assert asyncio.run(main()) == [[None, "error"]] * 2
+        assert engine.complete([1, 2], good).outputs == expected
+
+
+CONTRADICTION = {"prompt": "Once", "max_tokens": 6, "allowed_token_ids": [257], "bad_words": ["a a"]}
+
+
+@pytest.mark.parametrize("number", [4, 5, 8])
+def test_the_server_answers_and_goes_on(number):
+    with serving(number, "tinytales") as app:
+        more = [{"min_tokens": 3}, {"seed": 1, "temperature": 2}] + ([{"n": 2}] if number > 4 else [])
+        for body in (CONTRADICTION, *(CONTRADICTION | fields for fields in more)):
+            response = ask(app, "/v1/completions", {"model": "tales", **body})
+            assert response.status_code == 400, response.text
+            assert "no token can be sampled" in response.json()["error"]["message"]
+            *_, error = read_events(ask(app, "/v1/completions", {"model": "tales", "stream": True, **body}).content)
+            assert error["error"]["code"] == "generation_failed"
+            assert ask(app, "/health", method="GET").status_code == 200
+        fine = ask(app, "/v1/completions", {"model": "tales", "prompt": "Once", "max_tokens": 3})
+        assert fine.json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_line_that_fails_is_an_error_and_the_run_goes_on(stage, tmp_path):
+    """As the only line, the last and any other; a resumed run is done."""
+    bad = {"prompt": "Once", "sampling": {"max_tokens": 6, "allowed_token_ids": [257], "bad_words": ["a a"]}}
+    for i, lines in enumerate(([bad], [{"prompt": "Once"}, bad], [bad, {"prompt": "A fox"}])):
+        source, output = tmp_path / f"{i}.jsonl", tmp_path / f"{i}.out.jsonl"
+        source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        if stage.number == 1:
+            continue
+        flags = ("--max-tokens", "3", "--quiet", "--device", "cpu", "--input", source, "--output", output)
+        status, _, stderr = stage.main(*flags)
+        assert (status, "1 of" in stderr) == (1, True), stderr
+        results = {line["id"]: line for line in map(json.loads, output.read_text().splitlines())}
+        assert len(results) == len(lines)
+        failed = results[f"line-{lines.index(bad) + 1}"]
+        assert failed["finish_reason"] == "error"
+        assert "no token can be sampled" in failed["error"]
+        assert sum("error" in result for result in results.values()) == 1
+        before = output.read_bytes()
+        status, _, stderr = stage.main(*flags, "--resume")
+        assert output.read_bytes() == before
