@@ -81,8 +81,8 @@ class LLGuidance:
         vocabulary(tokenizer, (EOS,))
 
     def make(self, form: dict) -> Any:
-        guide = Guide(StructuredOutputsParams(**form), self.tokenizer, (EOS,))  # with a trial, as of each new form
-        return guide._stock.pop()
+        asked = StructuredOutputsParams(**form)
+        return make_matcher(asked, self.tokenizer, (EOS,))  # with a trial, as of each new form
 
     def make_next(self, form: dict) -> Any:
         return make_matcher(StructuredOutputsParams(**form), self.tokenizer, (EOS,))

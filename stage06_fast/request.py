@@ -110,7 +110,7 @@ class Request:
     def fork(self, index: int) -> "Request":
         """Another completion of the same prompt, in the same group, with the same tokens so far."""
         child = copy.copy(self)
-        child.index, child.text, child.controls = index, self.text.copy(), self.controls.fork(index)
+        child.index, child.text, child.controls = index, self.text.copy(), self.controls.fork()
         child.output_token_ids, child.token_times = [*self.output_token_ids], [*self.token_times]
         child.logprobs = [*self.logprobs]
         return child

@@ -23,6 +23,11 @@ def form_of(values: Mapping[str, Any]) -> tuple[str, Any] | None:
     return next(iter(asked.items()), None)
 
 
+def may_have_form(body: Mapping[str, Any]) -> bool:
+    """Whether a body's fields ask for a form, or for a call of a function, which has one."""
+    return any(body.get(name) is not None for name in (*FORM_FIELDS, "tools"))
+
+
 def as_structured(name: str, value: Any) -> Any:
     """A field's value as structured_outputs; None if it asks for nothing."""
     if name == "response_format":

@@ -39,8 +39,7 @@ def obvious(model, tokenizer, prompt, max_tokens, **controls):
     prompt_ids = tokenizer.encode(prompt)
     token_ids, phrases = [], []
     for word in controls.get("bad_words", ()):
-        plain, spaced = tokenizer.encode(word.lstrip()), tokenizer.encode(" " + word.lstrip())
-        phrases += [plain] + [spaced] * (len(plain) == len(spaced) and plain[0] != spaced[0])
+        phrases += [tokenizer.encode(word.lstrip()), tokenizer.encode(" " + word.lstrip())]
     while len(token_ids) < max_tokens:
         logits = model(torch.tensor([prompt_ids + token_ids])).logits[0, -1].float().clone()
         for process in controls.get("logits_processors", ()):
@@ -101,6 +100,37 @@ def test_each_control(stage, expected):
     mixed = [one for given in params.values() for one in (given, nothing)]
     outputs = [output.outputs[0].token_ids for output in llm.generate([PROMPT] * len(mixed), mixed)]
     assert outputs == [one for name in params for one in (results[name], plain)]
+
+
+def test_a_bias_is_added_as_it_is(stage):
+    """The second best token gets nearly as much as it lacks, and a little more than that."""
+    llm = stage.engine()
+    params = stage.SamplingParams(temperature=0, max_tokens=1, logprobs=2)
+    (entry,) = llm.generate([PROMPT], params)[0].outputs[0].logprobs
+    (best, first), (other, second) = list(entry.items())[:2]
+    for part, expected in ((0.996, best), (1.004, other)):
+        bias = {other: part * (first.logprob - second.logprob)}
+        params = stage.SamplingParams(temperature=0, max_tokens=1, logit_bias=bias)
+        assert llm.generate([PROMPT], params)[0].outputs[0].token_ids == [expected]
+
+
+@pytest.mark.parametrize("word", ["rabbit", " rabbit", "fox", "bear", "Once upon", "."])
+def test_a_bad_word_is_blocked_at_the_beginning_and_after_a_space(stage, word):
+    """Whatever number of tokens it has in either place."""
+    llm = stage.engine()
+    for text in (word.lstrip(), " " + word.lstrip()):
+        ids = stage.tokenizer().encode(text)
+
+        def lead(prompt_token_ids, token_ids, logits):
+            """Through the word, to its last token."""
+            return logits.index_fill(0, torch.tensor(ids[len(token_ids)]), 1e4)  # noqa: B023
+
+        def said(*bad_words):
+            how = dict(temperature=0, max_tokens=len(ids), logits_processors=[lead], bad_words=bad_words)  # noqa: B023
+            return llm.generate([PROMPT], stage.SamplingParams(**how))[0].outputs[0].text
+
+        assert said() == text
+        assert said(word) != text
 
 
 def test_draws_are_of_what_is_allowed(stage):

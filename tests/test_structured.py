@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 import sys
+import time
 
 import jsonschema
 import numpy as np
@@ -104,13 +105,15 @@ def test_min_tokens_lengthens_what_can_be_longer(stage, engines):
 
 
 def test_stop_texts_and_other_controls(stage, engines):
+    """A form ends with its end only: neither a stop text nor a stop token cuts it."""
+    cuts = dict(stop=[" ", "e"], stop_token_ids=list(range(256)))
     params = [
-        params_of(stage, dict(regex="[a-z ]{30,60}"), stop=[" "]),
+        params_of(stage, dict(regex="[a-z]{3} [a-z ]{30,60}"), temperature=0, **cuts),
         params_of(stage, dict(choice=["fox", "bear"]), bad_words=["fox"], temperature=0),
     ]
     first, second = engines(stage).generate([PROMPT] * 2, params)
-    assert re.fullmatch("[a-z]*", first.outputs[0].text)
-    assert first.outputs[0].stop_reason == " "
+    assert re.fullmatch("[a-z]{3} [a-z ]{30,60}", first.outputs[0].text)
+    assert (first.outputs[0].finish_reason, first.outputs[0].stop_reason) == ("stop", None)
     assert second.outputs[0].text == "bear"
 
 
@@ -315,6 +318,38 @@ def test_objects_have_the_fields_that_are_listed(structured, tokenizer):
         jsonschema.validate(json.loads(right), schema)
         assert fits(schema, right), schema
         assert not fits(schema, wrong), schema
+
+
+COSTLY = {
+    "a large divisor": dict(json={"type": "integer", "multipleOf": 16777213}),
+    "of numbers": dict(json={"type": "number", "multipleOf": 300007}),
+    "late": dict(json={"prefixItems": [{"const": "x" * 99}, {"type": "integer", "multipleOf": 2000003}]}),
+    "many divisors": dict(json={"allOf": [{"type": "integer", "multipleOf": i} for i in range(1, 51)]}),
+    "many patterns": dict(json={"patternProperties": {f"^{i}_.*[a-z]+{i}$": {"type": "integer"} for i in range(400)}}),
+    "in a grammar": dict(grammar='start: %json {"type": "integer", "multipleOf": 16777213}'),
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_what_takes_too_long_to_compile_is_refused(structured, tokenizer, name):
+    asked, start = structured.StructuredOutputsParams(**COSTLY[name]), time.monotonic()
+    with pytest.raises(ValueError, match=r"it is too large or too intricate: compiling it takes over 1 s or 512 MB"):
+        structured.Guide(asked, tokenizer, (EOS,))
+    assert time.monotonic() - start < 12
+    structured.Guide(structured.StructuredOutputsParams(choice=[name]), tokenizer, (EOS,))  # others go on
+
+
+def test_a_form_is_compiled_once(structured, tokenizer, monkeypatch):
+    """Whatever number of outputs has it, and though they go their own ways."""
+    made, make = [], structured.make_matcher
+    monkeypatch.setattr(structured, "make_matcher", lambda *form: made.append(form) or make(*form))
+    asked = structured.StructuredOutputsParams(choice=["a fox", "a bear"])
+    guides = [structured.Guide(asked, tokenizer, (EOS,)) for _ in range(3)]
+    guides += [guides[0].fork() for _ in range(3)]
+    for text in ("a fox", "a bear"):
+        for guide in guides:
+            assert guide.allowed(tokenizer.encode(text)).nonzero()[0].tolist() == [EOS]
+    assert len(made) == 1
 
 
 def test_copies_and_pickles(structured, tokenizer):

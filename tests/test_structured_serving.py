@@ -1,16 +1,21 @@
 """The server's forms and tools: `response_format`, vLLM's fields, calls of functions, whole and as they come."""
 
 import json
+import os
 import re
+import signal
+import threading
+import time
 
 import jsonschema
 import pytest
 
-from stagewise.serving.chat import ChatTemplate
+from stagewise.serving.chat import load_template
 from stagewise.serving.protocol import Fields
 from stagewise.serving.tools import CallReader, tools_of
 from tests.adapter import STAGES
-from tests.test_serving import HELLO, TEMPLATE, ask, error_of, read_events, serving
+from tests.test_rude_clients import connect, post, request, server
+from tests.test_serving import HELLO, TEMPLATE, Process, ask, error_of, read_events, serving
 from tests.test_structured import PERSON
 
 ADD = {
@@ -37,7 +42,7 @@ SHOWS = (
 def template(directory, text):
     path = directory / "template.jinja"
     path.write_text(text)
-    return ChatTemplate(path)
+    return load_template(path, path.parent)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +128,41 @@ def test_a_form_that_fails_on_the_way_ends_its_request_alone(tales):
     (choice,) = answer(tales, **fields)["choices"]
     assert choice["finish_reason"] == "abort"
     assert answer(tales, guided_choice=["fox"])["choices"][0]["message"]["content"] == "fox"
+
+
+COSTLY = {"guided_json": {"type": "integer", "multipleOf": 16777213}}
+
+
+def test_nobody_waits_for_a_form_that_is_compiled():
+    with server("tinytales") as (_, port):
+        results = []
+        threads = [threading.Thread(target=lambda: results.append(post(port, **COSTLY))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(3):
+            assert post(port, prompt="Once", max_tokens=2)[0] == 200
+        assert len(results) < 3
+        for thread in threads:
+            thread.join()
+        assert [status for status, _ in results] == [400] * 3
+        assert {answer["error"]["param"] for _, answer in results} == {"guided_json"}
+        assert "compiling it takes over 1 s or 512 MB" in results[0][1]["error"]["message"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_end_comes_while_forms_are_compiled(number):
+    with Process("--model", "tinytales", "--grace", "0.2") as one:
+        clients = [connect(one.port) for _ in range(5)]
+        for client in clients:
+            client.sendall(request(model="tinytales", **COSTLY, ignore_eos=False))
+        time.sleep(0.5)
+        start = time.monotonic()
+        one.signal(number)
+        assert one.wait() == 0
+        assert time.monotonic() - start < 8  # the form of now, and something for a busy machine
+        for client in clients:
+            client.close()
 
 
 # --- Tools ----------------------------------------------------------------------------------------------------------

@@ -6,10 +6,12 @@ optional dependency. What may come next follows from the form and the output so 
 kept with a batch: it belongs to one output, goes on by the tokens that this has got since, and is made from them
 wherever it is missing.
 
-A form may come from a stranger. The limits below keep all work on it short, whatever it is, by counting the work and
-not the time: a form that is refused is refused on every machine.
+A form may come from a stranger. The limits below keep each step short, by counting the work. Compiling can't be limited
+so: form_check.py does that first, in a process that can be killed.
 """
 
+import copy
+import functools
 import json
 import threading
 import weakref
@@ -20,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from .form_check import FormCheck
 from .tokenizer import Tokenizer
 
 MAX_CHARACTERS = 2**16  # of a form
@@ -32,7 +35,6 @@ LIMITS: dict[str, Any] = dict(
     max_grammar_size=20_000,
     max_lexer_states=5_000,
 )
-TRIAL_STEPS = 4  # before a form is accepted
 # Between two parts of JSON one, or none. A small model that may write more, or new lines, goes on with them.
 SPACES = r" "
 MISSING = (
@@ -132,7 +134,6 @@ class StructuredOutputsParams:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-TOO_MUCH = ("too big", "too large", "too many", "too complex", "fuel", "precomputation")  # in llguidance's errors
 FORMS = ("json", "regex", "choice", "grammar", "json_object")
 
 
@@ -153,36 +154,31 @@ class FormError(ValueError):
 class Guide:
     """The form of one output: says what may come behind each of its beginnings.
 
-    Each has a matcher of its own. Copies of a llguidance matcher share a lexer, and with it its limits: what one output
-    has used of them another would miss.
+    It is compiled once for each StructuredOutputsParams and tokenizer: outputs have copies, which share llguidance's
+    lexer, and with it its limits. If these end one output, they end all that were asked for together with it.
 
     Args:
         asked: the form.
         tokenizer, eos_token_ids: the model's.
-        index: which completion of its request it is for.
 
     Raises:
         ValueError: there can't be such an output, or the form goes beyond the limits; or llguidance is missing.
     """
 
-    def __init__(
-        self, asked: StructuredOutputsParams, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], index: int = 0
-    ):
+    def __init__(self, asked: StructuredOutputsParams, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]):
         if not eos_token_ids:
             raise ValueError("structured_outputs needs a model with an end token, which ends the form")
-        self._form, self._index = (asked, tokenizer, eos_token_ids), index
-        # What a check has made, maybe in another thread, serves the output itself.
-        self._stock = vars(asked).setdefault("_stock", {}).setdefault((tokenizer, eos_token_ids), [])
-        if not self._stock:
-            try_out(make_matcher(*self._form))
-        while len(self._stock) <= index:
-            self._stock.append(make_matcher(*self._form))
-        self._matcher: Any = None
-        self._seen: list[int] | None = []  # the tokens behind which the matcher is; None: nobody knows
+        self._made, self._key = vars(asked).setdefault("_made", {}), (tokenizer, eos_token_ids)
+        if self._key not in self._made:
+            self._made[self._key] = make_matcher(asked, tokenizer, eos_token_ids)
+        self._start, self._matcher = self._made[self._key], None
+        self._seen: list[int] | None = []  # the tokens after which the matcher is; None: nobody knows
 
-    def fork(self, index: int) -> "Guide":
+    def fork(self) -> "Guide":
         """That of another completion."""
-        return Guide(*self._form, index)
+        other = copy.copy(self)
+        other._matcher, other._seen = None, []
+        return other
 
     def allowed(self, output_token_ids: list[int]) -> np.ndarray:
         """Which tokens may come behind these: [at least as many as the tokenizer has] bool.
@@ -191,10 +187,11 @@ class Guide:
         """
         seen, self._seen = self._seen, None  # whatever cuts this short, the next call begins with a new matcher
         if self._matcher is None or seen is None or output_token_ids[: len(seen)] != seen:
-            self._matcher, seen = self._stock.pop() if self._stock else make_matcher(*self._form), []
+            self._matcher, seen = self._start.deep_copy(), []
         self._matcher.consume_tokens(output_token_ids[len(seen) :])
         allowed = next_tokens(self._matcher)
         if self._matcher.is_error():
+            self._made.pop(self._key, None)  # the lexer may have reached its limits: the next request gets a new one
             where = f"structured_outputs fails behind {len(output_token_ids)} tokens"
             raise FormError(f"{where}: {reason(self._matcher.get_error())}")
         self._seen = [*output_token_ids]
@@ -208,27 +205,35 @@ def make_matcher(asked: StructuredOutputsParams, tokenizer: Tokenizer, eos_token
     except ModuleNotFoundError:
         raise ValueError(MISSING) from None
     name = next(name for name in FORMS if getattr(asked, name) is not None)
+    words, setup = vocabulary(tokenizer, eos_token_ids)
     try:
-        limits = llguidance.LLParserLimits(verbose_errors=False, **LIMITS)
-        matcher = llguidance.LLMatcher(
-            vocabulary(tokenizer, eos_token_ids), grammar_of(asked, llguidance), log_level=0, limits=limits
-        )
+        grammar = grammar_of(asked, llguidance)
     except Exception as error:  # of a converter of grammars
         raise ValueError(f"structured_outputs.{name}: {reason(str(error))}") from None
+    try:
+        check(grammar, setup)
+    except ValueError as error:
+        raise ValueError(f"structured_outputs.{name}: {reason(str(error))}") from None
+    limits = llguidance.LLParserLimits(verbose_errors=False, **LIMITS)
+    matcher = llguidance.LLMatcher(words, grammar, log_level=0, limits=limits)
     if matcher.is_error():
         raise ValueError(f"structured_outputs.{name}: {reason(matcher.get_error())}")
     return matcher
 
 
-def try_out(matcher: Any) -> None:
-    """Take a few steps: some things are wrong, or too much, only there. Raises ValueError."""
-    for _ in range(TRIAL_STEPS):
-        allowed = next_tokens(matcher)
-        if matcher.is_error():
-            raise ValueError(f"structured_outputs: {reason(matcher.get_error())}")
-        if matcher.is_accepting():
-            return
-        matcher.consume_token(int(allowed.argmax()))
+@functools.lru_cache(maxsize=64)
+def check(grammar: str, setup: bytes) -> None:
+    """Raise ValueError if a grammar can't be compiled."""
+    global _check
+    with _checking:
+        if _check is None or not _check.is_usable(setup):
+            _check = FormCheck(setup)
+        if error := _check.compile(grammar):
+            raise ValueError(error)
+
+
+_check: FormCheck | None = None
+_checking = threading.Lock()
 
 
 def next_tokens(matcher: Any) -> np.ndarray:
@@ -279,14 +284,15 @@ def nodes(schema: Any) -> Iterator[dict[str, Any]]:
                 yield from nodes(value)
 
 
+TOO_MUCH = ("too big", "too large", "too many", "too complex", "fuel", "precomputation")  # in llguidance's errors
+
+
 def reason(error: str) -> str:
     """llguidance's, in a line, and in the words of the limits where it is one of these."""
     line = " ".join(error.partition("<")[0].split())
     if line.startswith("NoExtension"):
         return "no text has this form"
-    if any(
-        word in line.lower() for word in ("too big", "too large", "too many", "fuel", "too complex", "precomputation")
-    ):
+    if any(word in line.lower() for word in TOO_MUCH) and not line.startswith("it is"):
         return f"it is too large or too intricate ({line:.120})"
     return line[:400]
 
@@ -295,17 +301,17 @@ _vocabularies: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[int, ...], Any]] 
 _making = threading.Lock()
 
 
-def vocabulary(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> Any:
-    """All tokens as llguidance wants them, made once: that takes some tenths of a second."""
+def vocabulary(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> tuple[Any, bytes]:
+    """All tokens as llguidance wants them, and as form_check.py does; made once, for that takes some tenths of a
+    second."""
     import llguidance
 
     with _making:
         made = _vocabularies.setdefault(tokenizer, {})
         if eos_token_ids not in made:
             num = max(tokenizer.end_of_text_id, *eos_token_ids) + 1
-            end = tokenizer.end_of_text_id
             tokens = [tokenizer.token_bytes(i) or f"<|{i}|>".encode() for i in range(num)]
-            special = sorted({end, *eos_token_ids})
+            special = sorted({tokenizer.end_of_text_id, *eos_token_ids})
             words = Words(
                 encode=tokenizer.encode,
                 tokens=tokens,
@@ -313,7 +319,9 @@ def vocabulary(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> Any:
                 eos_token_id=eos_token_ids[0],
                 bos_token_id=None,
             )
-            made[eos_token_ids] = llguidance.LLTokenizer(llguidance.TokenizerWrapper(words), eos_token=[*eos_token_ids])
+            setup = dict(tokens=[token.hex() for token in tokens], special=special, eos=eos_token_ids, limits=LIMITS)
+            words = llguidance.LLTokenizer(llguidance.TokenizerWrapper(words), eos_token=[*eos_token_ids])
+            made[eos_token_ids] = words, json.dumps(setup).encode()
         return made[eos_token_ids]
 
 

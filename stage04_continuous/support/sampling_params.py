@@ -41,13 +41,14 @@ class SamplingParams:
             raw logits; -1 is all of them, None returns none.
         prompt_logprobs: the same for each token of the prompt; at most 20. With it max_tokens may be 0.
         logit_bias: token id -> what is added to its logit, from -100 to 100.
-        bad_words: texts that the output must not contain: of each, as tokens, with a space before it and without, the
-            last token is forbidden behind the others.
+        bad_words: texts that the output must not contain, at its beginning or after a space: the last token of each is
+            forbidden after its others.
         allowed_token_ids: the only tokens that may be chosen; None allows all.
         logits_processors: functions (output token ids, logits) -> logits, or (prompt token ids, output token ids,
             logits) -> logits. Logits are [vocab_size] float32, as the model gave them.
         structured_outputs: the form of the whole output: one of some choices, a regular expression, a JSON schema or a
-            grammar. It ends with the end token when the form is complete; before that only with `max_tokens`.
+            grammar. It ends with the end token when the form is complete, and not before but with `max_tokens`:
+            `stop` and `stop_token_ids` don't end it.
         include_stop_str_in_output: the text ends behind the stop text, or the stop token's text, that ended it.
         skip_special_tokens: the end token has no text.
         detokenize: make a text of the tokens; without it the text stays empty, and stop texts are refused.
@@ -124,6 +125,8 @@ class SamplingParams:
             raise ValueError(f"logits_processors must be functions, got {self.logits_processors!r:.80}")
         if self.structured_outputs is not None:
             self._set("structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
+            self._set("stop", ())
+            self._set("stop_token_ids", ())
         if self.truncate_prompt_tokens is not None:
             self._check_integer("truncate_prompt_tokens", -1)
             if not self.truncate_prompt_tokens:

@@ -22,12 +22,8 @@ from .tokenizer import Tokenizer
 
 
 def bad_token_ids(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-    """The words as tokens; also with a space before it where that is another first token and not more of them."""
-    found = []
-    for word in words:
-        plain, spaced = (tokenizer.encode(space + word.lstrip()) for space in ("", " "))
-        found += [plain, spaced] if len(spaced) == len(plain) and spaced[0] != plain[0] else [plain]
-    return found
+    """The words as tokens: each as it begins a text, and as it follows a space, which may be other tokens and fewer."""
+    return [tokenizer.encode(space + word.lstrip()) for word in words for space in ("", " ")]
 
 
 class Controls:
@@ -52,10 +48,10 @@ class Controls:
         self._lasting = bool(others or self._guide)
         self._tensors: dict[tuple[str, torch.device], Tensor] = {}
 
-    def fork(self, index: int) -> "Controls":
+    def fork(self) -> "Controls":
         """Those of another completion of the request: what follows from an output is its own."""
         other = copy.copy(self)
-        other._guide = self._guide and self._guide.fork(index)
+        other._guide = self._guide and self._guide.fork()
         return other
 
     @property

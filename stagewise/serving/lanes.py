@@ -43,12 +43,17 @@ class Lane:
 
 
 class Lanes:
-    """One for small things and one for large ones. More would not be faster, for Python runs one thread at a time, and
-    each that has work makes the engine's thread wait for its turn."""
+    """One for small things, one for large ones, and one for requests with forms, which may take a second to compile.
+    More would not be faster, for Python runs one thread at a time, and each that has work makes the engine's thread
+    wait for its turn."""
 
     def __init__(self):
-        self._small, self._large = Lane("small"), Lane("large", rests=True)
+        self._small, self._large, self._forms = Lane("small"), Lane("large", rests=True), Lane("forms")
 
     async def do(self, size: int, work: Callable[[], T]) -> T:
         """What this work gives; `size` is about the bytes of JSON that it reads or writes."""
         return await (self._small if size <= SMALL else self._large).do(size, work)
+
+    async def do_form(self, size: int, work: Callable[[], T]) -> T:
+        """The same, of work that compiles a form."""
+        return await self._forms.do(size, work)

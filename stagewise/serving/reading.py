@@ -7,10 +7,11 @@ thread go on before it has read everything, so how much JSON there may be is lim
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from ..forms import may_have_form
 from .errors import RETRY, APIError
 from .lanes import Lanes
 from .limits import Limits
@@ -50,7 +51,8 @@ class Bodies:
                 message = "too much is on its way, and this body the most and the longest: try again later"
                 raise APIError(429, message, code="too_many_bodies", headers=RETRY | CLOSE)
             body = task.result()
-            return await self._lanes.do(len(body), lambda: make(self._parse(body)))
+            has_form, result = await self._lanes.do(len(body), lambda: self._parse(body, make))
+            return await self._lanes.do_form(len(body), lambda: make(result)) if has_form else result
         except ClientDisconnect:
             raise APIError(CLIENT_GONE, "the client has gone") from None
         finally:
@@ -58,8 +60,10 @@ class Bodies:
             self._held.pop(task, None)
             self._begun.pop(task, None)
 
-    def _parse(self, body: bytes) -> dict:
-        return parse_json(body, max_values=self.limits.max_json_values)
+    def _parse(self, body: bytes, make: Callable[[dict], Any]) -> tuple[bool, Any]:
+        """Whether a form may have to be compiled; then also the fields, else what `make` makes of them."""
+        fields = parse_json(body, max_values=self.limits.max_json_values)
+        return (True, fields) if may_have_form(fields) else (False, make(fields))
 
     def _hold(self, num_bytes: int) -> None:
         """Of too many bytes those leave that have taken the most memory for the longest time: who sends half a body,

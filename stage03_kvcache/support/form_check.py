@@ -1,0 +1,135 @@
+"""Compiles forms in a process that can be killed: a schema of a few characters may take minutes and gigabytes, and no
+limit of llguidance's stops that. What passes here is compiled again by whoever asked, and takes about as long there.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+SECONDS = 1.0  # of CPU time
+WALL_SECONDS = 10 * SECONDS  # where the machine is busy, or knows no limit of CPU time
+MEGABYTES = 512
+TRIAL_STEPS = 4  # some things are wrong, or too much, only there
+TOO_MUCH = f"it is too large or too intricate: compiling it takes over {SECONDS:g} s or {MEGABYTES} MB"
+
+
+class FormCheck:
+    """A process that compiles forms, one after the other, and ends with the one that started it.
+
+    Args:
+        setup: the vocabulary and the limits, as JSON.
+    """
+
+    def __init__(self, setup: bytes):
+        self.setup, self.pid = setup, os.getpid()
+        command, pipe, null = [sys.executable, __file__], subprocess.PIPE, subprocess.DEVNULL
+        self.process: Any = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null)
+        try:
+            self._say(setup)
+        except BaseException:
+            self.kill()
+            raise
+
+    def is_usable(self, setup: bytes) -> bool:
+        return self.setup == setup and self.pid == os.getpid() and self.process.poll() is None
+
+    def compile(self, grammar: str) -> str:
+        """The error that it gives, in llguidance's words; empty if there is none."""
+        timer = threading.Timer(WALL_SECONDS, self.process.kill)
+        timer.start()
+        try:
+            answer = self._say(json.dumps(grammar).encode())
+        except BaseException:  # a Ctrl-C, say: nobody waits for the answer any more
+            self.kill()
+            raise
+        finally:
+            timer.cancel()
+        if not answer:
+            self.kill()
+        return json.loads(answer) if answer else TOO_MUCH
+
+    def _say(self, line: bytes) -> bytes:
+        """Its answer; empty if it ends instead."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(line + b"\n")
+            self.process.stdin.flush()
+        return self.process.stdout.readline()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()  # which closes the pipes
+
+
+def compile_forms() -> None:
+    """The process: answers each line with an error, or an empty text."""
+    del sys.path[0]  # this directory
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the one that started it
+    import llguidance
+
+    setup = json.loads(sys.stdin.buffer.readline())
+    words = Words([bytes.fromhex(token) for token in setup["tokens"]], setup["special"], setup["eos"][0])
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(words), eos_token=setup["eos"])
+    limits = llguidance.LLParserLimits(verbose_errors=False, **setup["limits"])
+    limit_memory()
+    answer("")
+    for line in sys.stdin.buffer:
+        limit_time(SECONDS)
+        matcher = llguidance.LLMatcher(tokenizer, json.loads(line), log_level=0, limits=limits)
+        error = try_out(matcher)
+        limit_time(0)
+        answer(error)
+
+
+def try_out(matcher: Any) -> str:
+    """Take a few steps. Gives the error, or an empty text."""
+    for _ in range(TRIAL_STEPS):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        if matcher.is_error() or matcher.is_accepting() or not mask:
+            break
+        matcher.consume_token((mask & -mask).bit_length() - 1)
+    return matcher.get_error()
+
+
+class Words:
+    """The vocabulary, as llguidance wants it. How a text is cut into tokens makes no difference here."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], special_token_ids: list[int], eos_token_id: int):
+        self.tokens, self.special_token_ids, self.eos_token_id = tokens, special_token_ids, eos_token_id
+        self._bytes = {token[0]: i for i, token in enumerate(tokens) if len(token) == 1}
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        if isinstance(text, bytes):
+            raise TypeError("texts only")
+        return [self._bytes[byte] for byte in text.encode()]
+
+
+def answer(text: str) -> None:
+    sys.stdout.write(json.dumps(text) + "\n")
+    sys.stdout.flush()
+
+
+def limit_time(seconds: float) -> None:
+    """End after so much CPU time, by a signal; 0: never. Windows has none, there WALL_SECONDS is the limit."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def limit_memory() -> None:
+    with contextlib.suppress(ImportError, OSError, ValueError):  # where there is no such limit, the time is one
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + MEGABYTES * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+if __name__ == "__main__":
+    compile_forms()
