@@ -1,7 +1,7 @@
 """Stage 4: a continuous scheduler; requests join and leave the batch at every step."""
 
 from .config import EngineConfig
-from .engine_loop import QueueFullError
+from .engine_loop import EngineClosedError, QueueFullError
 from .llm import LLM, AsyncLLM
 from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
 from .support.sampling_params import SamplingParams
@@ -13,6 +13,7 @@ __all__ = [
     "SCORING",
     "AsyncLLM",
     "CompletionOutput",
+    "EngineClosedError",
     "EngineConfig",
     "Logprob",
     "Pair",

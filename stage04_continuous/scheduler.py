@@ -46,7 +46,7 @@ class Scheduler:
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
         self.num_steps, self._arrivals = 0, itertools.count()
-        self.tell: Callable[..., None] = lambda *_, **__: None  # tells listeners what happens
+        self.emit: Callable[..., None] = lambda *_, **__: None  # for a trace: gets what happens
         self.clear()
 
     def clear(self) -> None:
@@ -91,7 +91,7 @@ class Scheduler:
         while self._has_waiting():
             request = self.waiting[0][-1]
             if refusal := self._refusal(request, budget):
-                self.tell("refused", request, **refusal)
+                self.emit("refused", request, **refusal)
                 break
             heapq.heappop(self.waiting)
             self._admit(request)
@@ -119,7 +119,7 @@ class Scheduler:
         if request.first_scheduled_time is None:
             request.first_scheduled_time = time.perf_counter()
         self.running.append(request)
-        self.tell("admitted", request, slot=request.slot)
+        self.emit("admitted", request, slot=request.slot)
 
     def remove(self, request: Request) -> None:
         """Take out a request that ended or was aborted; its slot is free at once. Harmless if it is out already."""

@@ -1,7 +1,7 @@
 """Stage 5: paged attention; memory is given block by block, shared where it holds the same, and taken back."""
 
 from .config import EngineConfig
-from .engine_loop import QueueFullError
+from .engine_loop import EngineClosedError, QueueFullError
 from .llm import LLM, AsyncLLM
 from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
 from .support.sampling_params import SamplingParams
@@ -13,6 +13,7 @@ __all__ = [
     "SCORING",
     "AsyncLLM",
     "CompletionOutput",
+    "EngineClosedError",
     "EngineConfig",
     "Logprob",
     "Pair",

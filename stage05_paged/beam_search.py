@@ -197,7 +197,7 @@ class BeamEngine:
         (beam,) = search.beams
         beam.num_computed_tokens = search.request.num_cached_tokens = self.block_manager.allocate(beam)
         self.active.append(search)
-        self.scheduler.tell("admitted", beam, num_cached_tokens=beam.num_computed_tokens)
+        self.scheduler.emit("admitted", beam, num_cached_tokens=beam.num_computed_tokens)
 
     def commit(self, batch: Batch, logits: Tensor) -> list[Request]:
         """The next generation of beams takes over the blocks of its parents. logits: [n_beams, vocab_size]"""
@@ -214,9 +214,9 @@ class BeamEngine:
             for parent in parents:
                 self.block_manager.free(parent)
             token_ids = [child.output_token_ids[-1] for _, child in pairs]
-            self.scheduler.tell(
+            self.scheduler.emit(
                 "beams", search.request, parents=[parent.index for parent, _ in pairs], token_ids=token_ids
             )
             if search.done:
-                self.scheduler.tell("finished", search.request, reason="beams")
+                self.scheduler.emit("finished", search.request, reason="beams")
         return []

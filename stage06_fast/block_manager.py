@@ -68,7 +68,7 @@ class BlockManager:
         watermark: float = 0.01,
     ):
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.tell: Callable[..., None] = lambda *_, **__: None  # tells listeners what happens
+        self.emit: Callable[..., None] = lambda *_, **__: None  # for a trace: gets what happens
         self.enable_prefix_caching, self.num_reserve = enable_prefix_caching, int(watermark * num_blocks)
         self._next_node = ROOT + 1
         self.clear()
@@ -177,7 +177,7 @@ class BlockManager:
             table.blocks.append(block)
         else:  # the last block is shared
             self._copies.append((table.blocks[-1], block))
-            self.tell("copied", sequence, source=table.blocks[-1], target=block)
+            self.emit("copied", sequence, source=table.blocks[-1], target=block)
             self._release(table.blocks[-1])
             table.blocks[-1] = block
 
@@ -206,16 +206,16 @@ class BlockManager:
         """The free block that has been of no use for the longest time. What it held can't be found any more."""
         block, _ = self._free.popitem(last=False)
         if block in self._keys:
-            self.tell("evicted", block=block)
+            self.emit("evicted", block=block)
             self._forget(block)
-        self.tell("taken", block=block)
+        self.emit("taken", block=block)
         self.ref_counts[block] = 1
         return block
 
     def _hold(self, block: int) -> None:
         if self.ref_counts[block] == 0:
             del self._free[block]
-            self.tell("taken", block=block)
+            self.emit("taken", block=block)
         self.ref_counts[block] += 1
 
     def _release(self, block: int) -> None:
@@ -224,7 +224,7 @@ class BlockManager:
             self._free[block] = None
             if block not in self._keys:  # it can't be found: let it go first
                 self._free.move_to_end(block, last=False)
-            self.tell("released", block=block, findable=block in self._keys)
+            self.emit("released", block=block, findable=block in self._keys)
 
     # --- Prefix caching ---------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ class Scheduler:
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
         self.num_steps, self.num_preempted, self._arrivals = 0, 0, itertools.count()
-        self.tell: Callable[..., None] = lambda *_, **__: None  # tells listeners what happens
+        self.emit: Callable[..., None] = lambda *_, **__: None  # for a trace: gets what happens
         self.clear()
 
     def clear(self) -> None:
@@ -135,7 +135,7 @@ class Scheduler:
             refusal = {"reason": "preempted"} if short_of_memory else self._refusal(request, budget, bool(passed))
             if refusal:
                 if not passed:
-                    self.tell("refused", request, **refusal)
+                    self.emit("refused", request, **refusal)
                 if refusal["reason"] != "blocks":
                     break
                 passed.append(heapq.heappop(self.waiting))
@@ -187,7 +187,7 @@ class Scheduler:
             request.first_scheduled_time = time.perf_counter()
             request.num_cached_tokens = request.num_computed_tokens
         self.running.append(request)
-        self.tell("admitted", request, num_cached_tokens=request.num_computed_tokens)
+        self.emit("admitted", request, num_cached_tokens=request.num_computed_tokens)
 
     def _make_room(self) -> bool:
         """Give each running request a place in the cache for its next token, the first in the queue's order first.
@@ -229,7 +229,7 @@ class Scheduler:
         self.num_preempted += 1
         request.wait()
         self.add(request)
-        self.tell("preempted", request)
+        self.emit("preempted", request)
 
     def take_preemptions(self) -> int:
         """How often a request was preempted since the last call."""
@@ -249,7 +249,7 @@ class Scheduler:
         else:
             self.add(child)
         running = child.state is RequestState.RUNNING
-        self.tell("forked", child, parent=parent.index, running=running, place=list(child.place))
+        self.emit("forked", child, parent=parent.index, running=running, place=list(child.place))
 
     def remove(self, request: Request) -> None:
         """Take out a request that ended or was aborted; its blocks are free at once. Harmless if it is out already."""

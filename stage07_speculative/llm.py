@@ -187,7 +187,7 @@ class AsyncLLM:
         Raises:
             ValueError: the prompt or a parameter is wrong.
             QueueFullError: too many requests wait.
-            RuntimeError: the engine is closed.
+            EngineClosedError: the engine is closed.
         """
         loop, news = asyncio.get_running_loop(), asyncio.Queue()
         request = self.llm.inputs.request(prompt, sampling_params or SamplingParams(), priority)

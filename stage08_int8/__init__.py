@@ -4,7 +4,7 @@ from .support import openmp  # noqa: F401 (first: it comes before torch)  # pyri
 
 # isort: split
 from .config import EngineConfig
-from .engine_loop import QueueFullError
+from .engine_loop import EngineClosedError, QueueFullError
 from .llm import LLM, AsyncLLM
 from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
 from .support.sampling_params import SamplingParams
@@ -16,6 +16,7 @@ __all__ = [
     "SCORING",
     "AsyncLLM",
     "CompletionOutput",
+    "EngineClosedError",
     "EngineConfig",
     "Logprob",
     "Pair",

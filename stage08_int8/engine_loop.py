@@ -32,6 +32,10 @@ class QueueFullError(RuntimeError):
     """Too many requests wait already: try again later, or elsewhere."""
 
 
+class EngineClosedError(RuntimeError):
+    """The engine takes no more requests."""
+
+
 class EngineLoop:
     """Runs an engine until it is closed.
 
@@ -94,12 +98,13 @@ class EngineLoop:
 
         Raises:
             QueueFullError: too many requests wait.
-            RuntimeError: the engine is closed; or this thread, or this process, can't wait for it.
+            EngineClosedError: the engine is closed.
+            RuntimeError: this thread, or this process, can't wait for it.
         """
         self.check()
         with self.lock:
             if self.closing:
-                raise RuntimeError("the engine is closed")
+                raise EngineClosedError("the engine is closed")
             limit, more = self.max_queue_size, num_completions(requests)
             if limit is not None and self.num_unfinished + more > limit + self.engine.scheduler.max_num_seqs:
                 raise QueueFullError(
@@ -127,7 +132,7 @@ class EngineLoop:
         self.check()
         with self.lock:
             if self.closing:
-                raise RuntimeError("the engine is closed")
+                raise EngineClosedError("the engine is closed")
             self.commands.put(command)
         return wait(answer)[0]
 

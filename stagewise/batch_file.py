@@ -408,15 +408,13 @@ def refused(jobs: list[Job]) -> Iterator[Answer]:
     return ((place, to_json(line.refusal()).encode(), True) for place, line in jobs if line.error)
 
 
-def completed(stage: Stage, jobs: list[Job], llm: Any, as_completed: Callable | None = None) -> Iterator[Answer]:
+def completed(stage: Stage, jobs: list[Job], llm: Any) -> Iterator[Answer]:
     """The answers to lines that are not wrong, each as soon as the results of all its prompts are there; those that
     search come last, for a search has the engine to itself.
-
-    as_completed: does for those that do not search what `llm.as_completed` does.
     """
     for beams in dict.fromkeys([None, *(line.beams for _, line in jobs)]):
         some = [job for job in jobs if job[1].beams == beams]
-        how = completed_by_beams(llm, beams) if beams else as_completed or llm.as_completed
+        how = completed_by_beams(llm, beams) if beams else llm.as_completed
         yield from completed_alike(stage, some, how) if some else ()
 
 

@@ -20,10 +20,11 @@ from .flags import beams_of, build_parser, pairs_of, sampling_params
 from .interactive import converse
 from .manifest import manifest_path
 from .progress import Progress
-from .stages import Stage
+from .stages import Stage, limit_threads
 from .strict_json import to_json
 from .terminal import Wrapper, wrapped
 from .trace_file import check_trace, write_trace
+from .tracing import Trace
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
@@ -156,7 +157,8 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
     """Run the command line of a stage; returns the exit status. prog: how the user calls it."""
     prepare_streams()
     parser = build_parser(stage, prog, picks_stage=picks_stage)
-    args, llm, outcome, started = parser.parse_args(argv), None, Outcome(prog), time.perf_counter()
+    args, outcome, started = parser.parse_args(argv), Outcome(prog), time.perf_counter()
+    llm = trace = None
     worked = None  # the seconds in which there was work, where that is not the whole run
     if args.generation_config:
         with outcome:
@@ -173,9 +175,11 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
             with outcome:
                 prompts, params, outputs = check(stage, args, files)
                 beams = beams_of(stage, args, params)
-                options = {**stage.EngineConfig.of_flags(args), "trace": args.trace is not None}
+                options = stage.EngineConfig.of_flags(args)
                 engine = stage.AsyncLLM(**options) if args.interactive else None
                 llm = engine.llm if engine else stage.LLM(**options)
+                limit_threads(stage, llm)
+                trace = Trace(llm) if args.trace else None
                 if not args.quiet:
                     tell(f"{args.model} on {llm.describe()}")
                 started = time.perf_counter()
@@ -191,9 +195,9 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                     more = [] if beams is None else [beams]
                     outcome.failed(complete(llm, prompts, params, args.json, args.quiet, *more))
         finally:
-            if llm is not None and args.trace:
+            if trace is not None:
                 with outcome:
-                    write_trace(args.trace, llm)
+                    write_trace(args.trace, trace)
     if llm is not None and not args.quiet and outcome.status != 2:
         seconds = time.perf_counter() - started if worked is None else worked
         tell(closing_line(stage, llm.stats, seconds, args.json, args.stats))

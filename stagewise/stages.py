@@ -4,15 +4,15 @@ A stage is known by what its package exports: `stage.LLM`, `stage.SamplingParams
 stands in `ELSEWHERE`, in the methods of `Stage` and in the functions below; nothing else here looks into a stage.
 """
 
-import contextlib
 import functools
 import importlib
 import inspect
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from .wrap import weakly, wrap
 
 # The list of stages, from the first on, each with its idea as titles and pictures say it. What else lists them, counts
 # them or says their ideas takes that from here, or tests/test_registry.py compares it.
@@ -34,9 +34,9 @@ EXACT = 7
 # Name -> the module that has it.
 ELSEWHERE = {
     "AHEAD": "scheduler",
+    "ThreadLimit": "threads",
     "derive_seed": "philox",
     "find_model": "weights",
-    "new_texts": "observer",
     "Detokenizer": "tokenizer",
     "byte_alphabet": "tokenizer",
     "truncated": "prompts",
@@ -204,7 +204,7 @@ def type_of_numbers(dtype: Any, int8: bool) -> str:
 
 def count_tokens(stage: Stage, llm: Any, tell: Callable[[int], None]) -> None:
     """Tell after each step, in the engine's thread, how many tokens of prompts it computed and how many it made."""
-    around, counts = stage._part("around").around, []
+    counts = []
 
     def commit(commit: Callable, batch: Any, *arguments: Any) -> list[Any]:
         news = commit(batch, *arguments)
@@ -219,8 +219,22 @@ def count_tokens(stage: Stage, llm: Any, tell: Callable[[int], None]) -> None:
         tell(sum(counts))
         return news
 
-    around(core_of(llm), "commit", commit)
-    around(core_of(llm), "step", step)
+    wrap(core_of(llm), "commit", commit)
+    wrap(core_of(llm), "step", step)
+
+
+def limit_threads(stage: Stage, llm: Any) -> None:
+    """Let each step use as many threads as there are free cores, beside other programs. From stage 6 on the runner does
+    so itself."""
+    if stage.number >= 6:
+        return
+    limit = STAGES[6].ThreadLimit()
+
+    def step(step: Callable, *arguments: Any) -> list[Any]:
+        with limit:
+            return step(*arguments)
+
+    wrap(core_of(llm), "step", step)
 
 
 def end_tokens(llm: Any) -> tuple[int, ...]:
@@ -230,7 +244,7 @@ def end_tokens(llm: Any) -> tuple[int, ...]:
 
 def check_beams(stage: Stage, llm: Any, prompt: Any, max_tokens: int, beams: Any) -> None:
     """Raise the ValueError that `llm.beam_search` would raise for this prompt."""
-    request = llm._intake.request(prompt, stage.SamplingParams(temperature=0, max_tokens=max_tokens), number=0)
+    request = llm.inputs.request(prompt, stage.SamplingParams(temperature=0, max_tokens=max_tokens), number=0)
     how = beams.beam_width, beams.length_penalty, beams.early_stopping
     stage._part("beam_search").make_searches(llm.engine, [request], *how)
 
@@ -246,7 +260,7 @@ def core_of(llm: Any) -> Any:
 def watch_requests(stage: Stage, llm: Any, made: Callable[[Any], None], added: Callable[[Any], None]) -> None:
     """Tell of each request: when it is made, in the thread that asks for it, and just before the engine gets it,
     between two steps. These are methods of an object that the engine does not keep alive."""
-    around, made, added = stage._part("around").around, weakly(made), weakly(added)
+    made, added = weakly(made), weakly(added)
 
     def make(make: Callable, prompt: Any, params: Any, priority: int = 0, number: int | None = None) -> Any:
         request = make(prompt, params, priority, number)
@@ -258,57 +272,10 @@ def watch_requests(stage: Stage, llm: Any, made: Callable[[Any], None], added: C
         added(request)
         add(request)
 
-    around(llm._intake, "request", make)
-    around(core_of(llm), "add", add)
-
-
-def weakly(method: Any) -> Callable[[Any], None]:
-    """The method; when its object is gone it does nothing."""
-    weak = weakref.WeakMethod(method)
-
-    def call(argument: Any) -> None:
-        if (bound := weak()) is not None:
-            bound(argument)
-
-    return call
+    wrap(llm.inputs, "request", make)
+    wrap(core_of(llm), "add", add)
 
 
 def unfinished_requests(llm: Any) -> list[Any]:
     """Those that wait or run. Any thread may ask."""
-    return list(llm._router.unfinished)
-
-
-@contextlib.contextmanager
-def between_steps(llm: Any) -> Iterator[None]:
-    """A moment in which the engine does not change. May wait for a step: call this in a thread."""
-    router = llm._router
-    router.turn.check()
-    with router.turn.lock:
-        yield
-    router.do_notes()
-
-
-def look_on(stage: Stage, llm: Any, listener: Callable[[Any], None]) -> tuple[dict, list[dict], int]:
-    """Give each StepRecord to this listener, in the engine's thread, from now on. May wait for a step.
-
-    Returns:
-        the header, what is there already as events, and how many of the first record's events are among these.
-    """
-    core, observer, paged = llm.engine, stage._part("observer"), stage.has_option("block_size")
-    with between_steps(llm):
-        header = llm.trace_header
-        if paged:
-            free, num_findable = core.block_manager.free_blocks()
-            header = {**header, "free": free, "num_findable": num_findable}
-        known = observer.describe(llm._router.unfinished)
-        for request in core.scheduler.running:
-            where = {"num_cached_tokens": request.num_cached_tokens} if paged else {"slot": request.slot}
-            who = {"request_id": request.request_id, "index": getattr(request, "index", 0)}
-            known.append({"kind": "admitted", **who, **where})
-        return header, known, llm._observer.look_on(listener)
-
-
-def look_away(llm: Any, listener: Callable[[Any], None]) -> None:
-    """No more of them. May wait for a step."""
-    with between_steps(llm):
-        llm._observer.look_away(listener)
+    return list(llm.loop.waiters)

@@ -32,7 +32,7 @@ def check_trace(path: Path, used: list[tuple[str, str | Path | int | None]]) -> 
             raise ValueError(f"--trace {path} exists and is not a trace: remove it, or take another name")
 
 
-def write_trace(path: Path, llm: Any) -> None:
+def write_trace(path: Path, trace: Any) -> None:
     with naming(path), path.open("w", encoding="utf-8") as file:
-        for line in lines_of(llm):
+        for line in lines_of(trace):
             file.write(json.dumps(line, allow_nan=False) + "\n")

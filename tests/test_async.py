@@ -27,7 +27,7 @@ def engine(stage, small_checkpoint):
     yield engine
     engine.close(abort=True)
     engine.llm.engine.scheduler.check_integrity()
-    assert not engine.llm.has_unfinished_requests()
+    assert not engine.llm.loop.waiters
 
 
 def endless(stage):
@@ -83,11 +83,11 @@ def test_lists_and_streams_from_any_thread(stage, engine, small_checkpoint):
     for _ in engine.stream(prompts, endless(stage)):
         break
     wait_until(lambda: not engine.llm._router.unfinished)
-    assert engine._loop._waiters == {}
+    assert engine.llm.loop.waiters == {}
     many = [[1]] * (engine._loop.max_queue_size + engine.llm.engine.scheduler.max_num_seqs + 1)
     with pytest.raises(stage.QueueFullError, match=rf"0 (requests|completions) run or wait, and {len(many)} more"):
         engine.complete_all(many, params[0])
-    assert engine._loop._waiters == {}
+    assert engine.llm.loop.waiters == {}
 
 
 def test_32_threads_stream_complete_and_abort_at_once(stage, engine, small_checkpoint):
@@ -123,9 +123,9 @@ def test_32_threads_stream_complete_and_abort_at_once(stage, engine, small_check
         assert not thread.is_alive()
     assert errors == []
     assert results == {i: expected[i] for i in range(32) if i % 4 in (0, 1)}
-    wait_until(lambda: not engine.llm.has_unfinished_requests())
+    wait_until(lambda: not engine.llm.loop.waiters)
     engine.llm.engine.scheduler.check_integrity()
-    assert engine._loop._waiters == {}
+    assert engine.llm.loop.waiters == {}
 
 
 def test_cancelling_a_stream_frees_its_slot(stage, engine):
@@ -200,7 +200,7 @@ def test_an_error_in_the_engine_reaches_every_waiter(stage, small_checkpoint, mo
     threads = [threading.Thread(target=wait_for_it, args=(call,)) for call in calls]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(engine._loop._waiters) == 6)
+    wait_until(lambda: len(engine.llm.loop.waiters) == 6)
     release.set()
     for thread in threads:
         thread.join(timeout=300)
@@ -255,7 +255,7 @@ def test_a_full_queue_refuses(stage, small_checkpoint):
     threads = [threading.Thread(target=lambda: outputs.append(engine.complete([1], params))) for _ in range(3)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(engine._loop._waiters) == 3)
+    wait_until(lambda: len(engine.llm.loop.waiters) == 3)
     with pytest.raises(
         stage.QueueFullError, match=r"3 (requests|completions) run or wait; the limit is 1 slots and max_queue_size 2"
     ):

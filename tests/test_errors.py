@@ -116,10 +116,12 @@ def test_in_the_background_callers_are_told_and_the_engine_goes_on(stage, small_
     bad = stage.SamplingParams(max_tokens=4, logits_processors=[fails_after(1)], ignore_eos=True)
     good = stage.SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
     with stage.part("llm").AsyncLLM(model=str(small_checkpoint), device="cpu", max_num_seqs=2) as engine:
-        expected = engine.complete([1, 2], good).outputs
-        assert engine.complete([1, 2], bad).outputs[0].finish_reason == "error"
+        expected = engine.llm.generate([[1, 2]], good)[0].outputs
+        assert engine.llm.generate([[1, 2]], bad)[0].outputs[0].finish_reason == "error"
         results = []
-        threads = [threading.Thread(target=lambda: results.append(engine.complete([1, 2], bad))) for _ in range(3)]
+        threads = [
+            threading.Thread(target=lambda: results.extend(engine.llm.generate([[1, 2]], bad))) for _ in range(3)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -133,7 +135,7 @@ def test_in_the_background_callers_are_told_and_the_engine_goes_on(stage, small_
             return await asyncio.gather(reasons(), reasons())
 
         assert asyncio.run(main()) == [[None, "error"]] * 2
-        assert engine.complete([1, 2], good).outputs == expected
+        assert engine.llm.generate([[1, 2]], good)[0].outputs == expected
 
 
 CONTRADICTION = {"prompt": "Once", "max_tokens": 6, "allowed_token_ids": [257], "bad_words": ["a a"]}

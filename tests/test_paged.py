@@ -565,7 +565,7 @@ def test_completions_of_the_async_engine(stage):
         output = engine.complete("Once upon a time", params)
         assert [c.text for c in output.outputs] == [completion.text for completion in expected.outputs]
         assert output.finished
-        assert engine._loop._waiters == {}
+        assert engine.llm.loop.waiters == {}
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, "2", True, 1025])

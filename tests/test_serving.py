@@ -51,9 +51,9 @@ def serving(stage, model, max_queue_size=1024, chat=None, log=None, **options):
         app = App(Service(stage, engine, "tales", limits, chat), log=log)
         yield app
         if not app.service.failed:
-            wait_until(lambda: not engine.llm.has_unfinished_requests())
+            wait_until(lambda: not engine.llm.loop.waiters)
             engine.llm.engine.scheduler.check_integrity()
-            assert engine._loop._waiters == {}
+            assert engine.llm.loop.waiters == {}
             assert app.service.metrics.num_unfinished == app.num_active == 0
 
 
@@ -1127,7 +1127,7 @@ def test_a_slow_reader_holds_up_nobody(tales):
         slow.reading.clear()
         task = asyncio.create_task(slow.run())
         await until(lambda: tales.service.engine.llm.engine.scheduler.running)
-        await until(lambda: not tales.service.engine.llm.has_unfinished_requests())
+        await until(lambda: not tales.service.engine.llm.loop.waiters)
         assert slow.sent == []
         await until(lambda: tales.service.metrics.num_unfinished == 0)  # whatever the reader has seen of it
         quick = await ask_async(tales, "/v1/completions", {"model": "tales", "prompt": "A fox", "max_tokens": 3})

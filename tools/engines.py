@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagewise import stages
+from stagewise import stages, tracing
 from tools.sync_stages import ROOT
 
 if TYPE_CHECKING:  # stage 6 would rather load torch itself
@@ -40,6 +40,14 @@ class Stage(stages.Stage):
         """An engine that all callers share. Arguments of later stages are left out in those that do not know them."""
         known = {name: value for name, value in arguments.items() if self.has_argument(name)}
         return self.LLM(str(model), device="cpu", **known)
+
+    def stepper(self, model="tinytales", **arguments) -> "Stepper":
+        """An engine that is stepped by hand."""
+        return Stepper(self, str(model), **{"device": "cpu", **arguments})
+
+    def traced(self, model="tinytales", **arguments):
+        """An LLM that is traced from the start: its attribute `trace` has the records."""
+        return traced(self.LLM(str(model), **{"device": "cpu", **arguments}))
 
     @property
     def one_by_one(self) -> dict[str, str]:
@@ -111,6 +119,65 @@ class Stage(stages.Stage):
         finally:
             sampler.draw = original
         return torch.cat([scores.reshape(-1, logits.shape[-1]) for scores in seen])
+
+
+def traced(llm: Any) -> Any:
+    """Trace an LLM from now on; its attribute `trace` has the records, and `trace_header` what it is."""
+    trace = tracing.Trace(llm)
+    llm.trace, llm.trace_header = trace.records, trace.header
+    return llm
+
+
+class Stepper:
+    """The engine of stage 4 or later without its thread: whoever has it steps it, as vLLM's LLMEngine.
+
+    Attributes:
+        engine: the stage's.
+        unfinished: the requests that wait or run, by their ids.
+    """
+
+    def __init__(self, stage: Stage, model: str, **options):
+        self.stage = stage
+        self.engine = stage.part("engine").Engine(stage.EngineConfig(model, **options))
+        self.inputs = stage.part("intake").Intake(self.engine, stage.part("request").Request)
+        self.unfinished: dict[str, Any] = {}
+
+    @property
+    def stats(self) -> Any:
+        return self.engine.stats
+
+    def add_request(self, request_id: str, prompt: Any, params: Any = None, *, priority: int = 0) -> None:
+        """Raises ValueError if the prompt or a parameter is wrong, or an unfinished request has this id."""
+        if request_id in self.unfinished:
+            raise ValueError(f"request_id {request_id!r} belongs to a request that is not finished")
+        request = self.inputs.request(prompt, params or self.stage.SamplingParams(), priority)
+        for completion in getattr(request, "group", [request]):
+            completion.request_id = request_id
+        self.unfinished[request_id] = request
+        self.engine.add(request)
+
+    def step(self) -> list[Any]:
+        """Run one step; returns the results so far of the requests that got a token."""
+        import torch
+
+        if not self.unfinished:
+            return []
+        with torch.inference_mode():
+            updated = self.engine.step()
+        requests = dict.fromkeys(getattr(completion, "group", [completion])[0] for completion in updated)
+        outputs = [self.stage.RequestOutput.of(request) for request in requests]
+        for output in outputs:
+            if output.finished:
+                self.engine.stats.count_ended(self.unfinished.pop(output.request_id))
+        return outputs
+
+    def abort_request(self, request_id: str) -> None:
+        """An id that is not there is ignored: the request may have ended a moment ago."""
+        if (request := self.unfinished.pop(request_id, None)) is not None:
+            self.engine.abort(request)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.unfinished)
 
 
 class OwnEngine:

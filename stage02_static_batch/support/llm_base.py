@@ -19,9 +19,9 @@ class LLMBase:
     engine: Any
     inputs: Any
 
-    def validate(self, prompt: Any, sampling_params: SamplingParams, **more: Any) -> None:
+    def validate(self, prompt: Any, sampling_params: SamplingParams, *priority: int) -> None:
         """Raise the ValueError that `generate` would raise for this prompt."""
-        self.inputs.request(prompt, sampling_params, number=0, **more)
+        self.inputs.request(prompt, sampling_params, *priority, number=0)
 
     def describe(self) -> str:
         """A summary of the options, in one line."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import tracing
 from ..stages import stage_of
 from .page import make_page
 from .story import read_stories, tell
@@ -49,14 +50,15 @@ class Run:
 
     def trace(self) -> Trace:
         stage = stage_of(self.stage)
-        llm = stage.LLM(model="tinytales", device="cpu", trace=True, **self.options)
+        llm = stage.LLM(model="tinytales", device="cpu", **self.options)
+        trace = tracing.Trace(llm)
         if self.beam_width:
             llm.beam_search(list(self.prompts), self.beam_width, self.lengths[0])
         else:
             params = [stage.SamplingParams(max_tokens=n, ignore_eos=True, **self.params) for n in self.lengths]
             for _ in llm.stream(list(self.prompts), params):  # in this order; `generate` may take another
                 pass
-        lines = json.loads(json.dumps(list(lines_of(llm))))
+        lines = json.loads(json.dumps(list(lines_of(trace))))
         return Trace(self.stage, lines[0], lines[1:])
 
 

@@ -1,8 +1,8 @@
 """The trace: its schema, and a reader that refuses what it does not know.
 
 A stage writes a trace with `--trace FILE`: lines of JSON, a header and then a line per step (a forward pass). What
-stands in them is said here and nowhere else; each stage's `support/observer.py` makes it, and `whole_step` fills in
-what a stage has no word for. Times are seconds by one clock that begins anywhere. A request is known by its
+stands in them is said here and nowhere else; `stagewise/tracing.py` makes it, and `whole_step`
+fills in what a stage has no word for. Times are seconds by one clock that begins anywhere. A request is known by its
 `request_id`, and each of its completions by that and its `index` (0 where there is one only).
 
 Header: {"trace": 3, …}
@@ -149,11 +149,11 @@ EVENTS_OF_SOME: dict[Any, dict] = dict(
 )
 
 
-def lines_of(llm: Any) -> Iterator[dict]:
-    """The trace that an LLM has kept, the header first; at its end, if nothing is left to do, the engine at rest."""
-    yield llm.trace_header
+def lines_of(trace: Any) -> Iterator[dict]:
+    """A trace of tracing.py, the header first; at its end, if nothing is left to do, the engine at rest."""
+    yield trace.header
     step, unfinished = None, set()
-    for record in llm.trace:
+    for record in trace.records:
         step = whole_step(record.to_dict())
         follow(step, unfinished)
         yield step

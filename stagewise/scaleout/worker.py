@@ -48,12 +48,8 @@ class Completer:
         torch.set_num_threads(num_cpus)
         if not num_gpus and options.get("num_blocks") is None and options["kv_cache_bytes"] is None:
             options = {**options, "kv_cache_bytes": cache_bytes(package, options, per_machine)}
-        self.engine = self.stage.AsyncLLM(**options, max_queue_size=2**31 - 1)
-        self.llm = self.engine.llm
+        self.llm = self.stage.LLM(**options)
         self.reader = LineReader(self.stage, self.llm.config, how.defaults, self.llm, how.columns, how.beams)
-
-    def _complete_all(self, prompts: list, params: list, priority: list):
-        return enumerate(self.engine.complete_all(prompts, params, priority=priority))
 
     def __call__(self, batch: dict) -> dict:
         """The results of a batch of lines.
@@ -66,8 +62,8 @@ class Completer:
         """
         try:
             return self._complete(batch)
-        except RuntimeError as error:
-            # The engine has failed. Ray starts an actor again whose process has ended, and only then.
+        except Exception as error:
+            # A step has failed, twice. Ray starts an actor again whose process has ended, and only then.
             print(f"scaleout: {error}", file=sys.stderr, flush=True)
             os._exit(1)
 
@@ -78,7 +74,7 @@ class Completer:
             line.id = json.loads(name)  # the driver has seen all ids, and has named those that had none
             jobs.append((int(place), line))
         good = [(place, line) for place, line in jobs if not line.error]
-        answers = list(itertools.chain(refused(jobs), completed(self.stage, good, self.llm, self._complete_all)))
+        answers = list(itertools.chain(refused(jobs), completed(self.stage, good, self.llm)))
         return {name: [answer[i] for answer in answers] for i, name in enumerate(("place", "result", "is_error"))}
 
 

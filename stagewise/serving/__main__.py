@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..console import Outcome, Parser, flush_streams, prepare_streams, tell
 from ..flags import pick_stage
-from ..stages import EXACT, SERVING, Stage
+from ..stages import EXACT, SERVING, Stage, limit_threads
 from . import __doc__ as description
 
 try:
@@ -106,6 +106,7 @@ def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Serv
     stage.SamplingParams(**defaults)  # raises ValueError for what can't be
     options = stage.EngineConfig.of_flags(args)
     engine = stage.AsyncLLM(max_queue_size=min(limits.max_queue_size, 2**31), **options)
+    limit_threads(stage, engine.llm)
     if template is not None:
         template.check_tokens(engine.llm.get_tokenizer())
     name = args.served_model_name or args.model

@@ -264,11 +264,10 @@ class Run:
             raise APIError(429, str(error), code="queue_full", headers=RETRY) from None
         except ValueError as error:
             raise bad_request(str(error)) from None
-        except RuntimeError as error:
-            if error.__cause__ is None:
-                raise APIError(503, str(error), code="shutting_down") from None
-            self.service.failed = True
-            raise APIError(500, str(error), code="engine_failed") from error
+        except self.service.stage.EngineClosedError as error:
+            raise APIError(503, str(error), code="shutting_down") from None
+        except Exception as error:  # a step has failed, twice
+            raise APIError(500, f"the engine has failed: {error}", code="engine_failed") from error
 
     def _failure(self, message: str) -> APIError:
         """The error of a request that failed by itself: its own if it steers its logits, otherwise the model's."""
@@ -321,7 +320,6 @@ class Service:
         defaults: of fields that a request leaves out.
 
     Attributes:
-        failed: whether the engine has; it answers nothing any more.
         lanes: where what takes long is done.
     """
 
@@ -339,7 +337,7 @@ class Service:
         self.tokenizer, self.max_model_len = engine.llm.get_tokenizer(), engine.llm.max_model_len
         self.limits, self.num_places = limits, limits.max_queue_size + engine.llm.config.max_num_seqs
         self.lanes = Lanes()
-        self.metrics, self.created, self.failed = Metrics(stage, engine, model_name), int(time.time()), False
+        self.metrics, self.created = Metrics(stage, engine, model_name), int(time.time())
 
     @property
     def served(self) -> Served:
@@ -418,6 +416,11 @@ class Service:
         if not job.chat:
             return completion_choice(job, piece)
         return chat_choice(job, piece, chunk, reader or (job.tools and CallReader(job.tools)))
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine's thread has ended: it answers nothing any more."""
+        return not self.engine.llm.loop.thread.is_alive()
 
     async def whole(self, run: Run, form: Callable[[dict], Any] = lambda choice: choice) -> dict:
         """The answer to a job that does not stream, its choices in this form. They are made one by one, so that nobody

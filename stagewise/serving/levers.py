@@ -4,7 +4,8 @@ part of it back, as if it had been started with less."""
 from collections.abc import Callable
 from typing import Any
 
-from ..stages import between_steps, core_of, unfinished_requests, watch_requests
+from ..stages import core_of, unfinished_requests, watch_requests
+from ..tracing import between_steps
 from .completions import Service
 from .protocol import Fields
 
@@ -53,13 +54,16 @@ class Levers:
         levers = self.read()
         fields = Fields(body, set(levers))
         values = {name: fields.number(name, 1, lever["high"]) for name, lever in levers.items()}
-        with between_steps(self.llm):
-            if (num_seqs := values.get("max_num_seqs")) is not None:
-                self.core.scheduler.max_num_seqs = num_seqs
-                self._preempt_until(lambda: len(self.core.scheduler.running) <= num_seqs)
-            if (num_blocks := values.get("num_blocks")) is not None:
-                self._leave(max(num_blocks, self.read()["num_blocks"]["low"]))
-            return self.read()
+        return between_steps(self.llm, lambda: self._move(values))
+
+    def _move(self, values: dict[str, int]) -> dict[str, dict[str, int]]:
+        """In the engine's thread."""
+        if (num_seqs := values.get("max_num_seqs")) is not None:
+            self.core.scheduler.max_num_seqs = num_seqs
+            self._preempt_until(lambda: len(self.core.scheduler.running) <= num_seqs)
+        if (num_blocks := values.get("num_blocks")) is not None:
+            self._leave(max(num_blocks, self.read()["num_blocks"]["low"]))
+        return self.read()
 
     def _is_made(self, request: Any) -> None:
         if self._made:

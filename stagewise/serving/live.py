@@ -27,7 +27,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from ..replay.trace import Trace, whole_step
-from ..stages import look_away, look_on
+from ..tracing import detach, look_on, new_texts
 from .completions import Service
 from .events import COMMENT, event, unless_gone
 
@@ -70,7 +70,7 @@ class Chunk:
 
     def begin(self, service: Service) -> None:
         """May wait for a step."""
-        self.header, self._known, self._num_told = look_on(service.stage, service.engine.llm, self.listen)
+        self.header, self._known, self._num_told = look_on(service.engine.llm, self.listen)
 
     @property
     def next(self) -> int:
@@ -94,7 +94,7 @@ class Chunk:
             if not self.lines:
                 opening = whole_step({**step, "before": self._known + step["before"][self._num_told :]})
                 named = opening["before"] + named
-            texts = service.stage.new_texts(named, self._named, service.tokenizer.token_text)
+            texts = new_texts(named, self._named, service.tokenizer.token_text)
             if not self.lines:
                 self.first, self.opening = step["step"], self._line({**opening, "texts": texts}, asked)
                 self._known = []
@@ -165,7 +165,7 @@ class Recorder:
                 alone = 0.0 if self.viewers else alone + PAUSE
                 latest = self.chunks[-1]
                 if latest.is_behind:
-                    await asyncio.to_thread(look_away, self.llm, latest.listen)
+                    await asyncio.to_thread(detach, self.llm, latest.listen)
                     await self._begin()
                 elif latest.is_full:
                     await self._go_on()
@@ -174,7 +174,7 @@ class Recorder:
         finally:
             listening, self.chunks = list(self.chunks)[-1:], collections.deque()
             for chunk in listening:
-                await asyncio.to_thread(look_away, self.llm, chunk.listen)
+                await asyncio.to_thread(detach, self.llm, chunk.listen)
 
     async def _begin(self) -> None:
         chunk = Chunk()
@@ -185,7 +185,7 @@ class Recorder:
         """Another chunk. For a moment both listen: the steps that both have are the later one's."""
         old, new = self.chunks[-1], Chunk()
         await asyncio.to_thread(new.begin, self.service)
-        await asyncio.to_thread(look_away, self.llm, old.listen)
+        await asyncio.to_thread(detach, self.llm, old.listen)
         old.write(self.service, self._asked, new.first_that_waits)
         new.first, new.is_behind = old.next, new.is_behind or old.is_behind
         self.chunks.append(new)
