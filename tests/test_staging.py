@@ -219,7 +219,9 @@ def test_the_front_page_shows_what_make_demo_writes(capsys):
     """The quoted tale is one that the demo's prompts get. If the bundled model is a new one, quote it again."""
     page, makefile = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile"))
     block = re.search(r"```bash\n(.*?)```", page, re.DOTALL)[1]
-    assert re.match(r"git clone \S+ stagewise && cd stagewise\n# On Linux without an NVIDIA GPU.*\n#.*\nmake demo ", block)
+    assert re.match(
+        r"git clone \S+ stagewise && cd stagewise\n# On Linux without an NVIDIA GPU.*\n#.*\nmake demo ", block
+    )
     assert "\nmake test " in page
     recipe = re.search(r"^demo:.*?\n\n", makefile, re.MULTILINE | re.DOTALL)[0]
     command = re.search(r"-m stage05 (.*)", recipe.replace("\\\n", " "))[1]
