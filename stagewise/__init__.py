@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .tracing import Trace
 
+__version__ = "0.1.0"
+
 
 def trace(llm: Any) -> "Trace":
     """Record every step of an LLM of any stage from now on: `trace(llm).records`; `close()` ends it."""
