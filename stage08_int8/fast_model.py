@@ -36,7 +36,6 @@ OPTIMIZATIONS: dict[str, tuple[str, ...]] = {
     "freeze": (),  # the garbage collector leaves alone what was there before the engine
     "argmax": (),  # the best token of a row by a kernel of our own; else by torch
     "graphs": (),  # on CUDA: decode steps are replayed; else each kernel is launched
-    "overlap": (),  # on CUDA: the next step begins before the host has read this one's tokens; else it waits
 }
 
 

@@ -17,11 +17,8 @@ from .kernels import c_kernel
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
 from .quantize import quantizing
-from .run_ahead import RunAhead
-from .sampler import choose
 from .sampler import sample as sample_rows
-from .scheduler import Scheduler
-from .support.isolation import isolated, tokens_of
+from .support.isolation import isolated
 from .support.openmp import WAITS_BRIEFLY
 from .support.options import in_words, pick_device, pick_dtype
 from .support.threads import ThreadLimit
@@ -77,12 +74,7 @@ class Runner:
         # The kernels' threads can share their cores with other programs (kernels/team.h) if OpenMP's wait briefly;
         # torch's own operations can't.
         self.waits_briefly = WAITS_BRIEFLY and isinstance(self.model, FastGPT2)
-        self.ahead: RunAhead | None = None
         self.last = 0, 0.0  # how many tokens the latest forward pass had, and its seconds; on a CPU
-
-    def run_ahead(self, scheduler: Scheduler) -> None:
-        """From now on, begin the next step before the host has read the tokens of this one."""
-        self.ahead = RunAhead(self.model, self.cache, scheduler)
 
     def describe(self) -> str:
         """What the options came to, for people."""
@@ -92,9 +84,6 @@ class Runner:
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the tokens whose predecessors are `batch.last`: [n_asked, vocab_size] float32."""
-        logits = self.ahead.take(batch.rows) if self.ahead is not None else None
-        if logits is not None and not batch.copies:
-            return logits
         self.cache.copy_blocks(batch.copies)
         # Beside other programs: as many threads as there are free cores; if there is none, as many as ever, which the
         # system lets compete with the others.
@@ -107,12 +96,9 @@ class Runner:
         return logits
 
     def sample(self, batch: Batch, logits: Tensor) -> list[tuple]:
-        """As `sampler.sample`. On CUDA the next step begins meanwhile, if nothing speaks against it (`can_predict`)."""
+        """As `sampler.sample`."""
         with self.thread_limit:
-            if self.ahead is None or len(batch.ready) < len(batch.rows) or not self.ahead.can_predict(batch.rows):
-                return sample(logits, batch.ready, self.argmax)
-            token_ids = self.ahead.read(batch.rows, choose(logits, batch.ready))  # then the logits may be others
-            return tokens_of(token_ids, batch.ready)
+            return sample(logits, batch.ready, self.argmax)
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
         """How many blocks the options ask for, or can be of use and fit into what is free."""

@@ -12,8 +12,6 @@ def start_over(engine: Any, requests: list[Any]) -> list[Any]:
     """Start over with these requests, all that there are. Returns the completions with news. Harmless if it is done
     twice."""
     engine.scheduler.clear()
-    if engine.runner.ahead is not None:
-        engine.runner.ahead.clear()
     completions = [completion for request in requests for completion in request.group]
     for completion in completions:
         restore(completion)

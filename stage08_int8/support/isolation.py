@@ -37,13 +37,6 @@ def isolated(sample: Callable) -> Callable:
     return sample_isolated
 
 
-def tokens_of(token_ids: list[int], requests: list[Any]) -> list[tuple]:
-    """Of tokens that were chosen without log-probabilities, what `isolated` gives."""
-    for request in (request for request, token_id in zip(requests, token_ids, strict=True) if token_id < 0):
-        logger.warning("request %s fails: %s", request.request_id, NOT_FINITE)
-    return [(token_id, None if token_id >= 0 else ValueError(NOT_FINITE)) for token_id in token_ids]
-
-
 class Isolation:
     """Ends the requests that a step could not sample or score."""
 
