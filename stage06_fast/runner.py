@@ -9,7 +9,6 @@ from torch import Tensor
 from .attention import pick_backend
 from .batch import Batch
 from .config import EngineConfig
-from .cuda_graphs import GraphedGPT2
 from .fast_model import FastGPT2, enabled, pick_model
 from .kernels import c_kernel
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
@@ -49,15 +48,9 @@ class Runner:
         self.num_blocks = self._pick_num_blocks(config, max_model_len, KVCache(model_config.n_layer, 1, *sizes))
         self.kv_cache_bytes = self.num_blocks * config.block_size * self.bytes_per_token
         check_cache_bytes(self.kv_cache_bytes, self.device)
-        # Only Triton's attention can be recorded: torch's asks for lengths. Graphs fill up their batches with rows that
-        # write to a block of their own, the one behind all others.
-        graphs = self.device.type == "cuda" and "graphs" in on and self.attention_backend == "triton"
         how = {"pages": "pages" in on and self.device.type == "cpu", "prefault": "prefault" in on}
-        self.cache = KVCache(model_config.n_layer, self.num_blocks + graphs, *sizes, **how)
-        if graphs:
-            width = -(-max_model_len // config.block_size)
-            self.model = GraphedGPT2(self.model, config.max_num_seqs, width, spare_block=self.num_blocks)
-        elif self.attention_backend == "c":
+        self.cache = KVCache(model_config.n_layer, self.num_blocks, *sizes, **how)
+        if self.attention_backend == "c":
             self.model = pick_model(self.model, on)
         self.argmax = c_kernel.argmax if "argmax" in on and self.attention_backend == "c" else None
         # The kernels' threads can share their cores with other programs (kernels/team.h) if OpenMP's wait briefly;

@@ -34,7 +34,6 @@ OPTIMIZATIONS: dict[str, tuple[str, ...]] = {
     "prefault": (),  # the memory of the KV cache is there from the start; else the system gives it within the steps
     "freeze": (),  # the garbage collector leaves alone what was there before the engine
     "argmax": (),  # the best token of a row by a kernel of our own; else by torch
-    "graphs": (),  # on CUDA: decode steps are replayed; else each kernel is launched
 }
 
 

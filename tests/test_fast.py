@@ -299,9 +299,9 @@ def test_every_optimization_can_be_turned_off(stage, checkpoint, off):
         assert (fast_logits[key] - row).abs().max() <= 1e-4 * row.abs().max()
 
 
-@pytest.mark.parametrize("name", [name for name in switches() if name not in ("tiles", "split", "graphs")])
+@pytest.mark.parametrize("name", [name for name in switches() if name not in ("tiles", "split")])
 def test_what_a_switch_turns_off(stage, checkpoint, monkeypatch, name):
-    """What the engine does with it and without it. Tiles need a CPU that has them, graphs need CUDA."""
+    """What the engine does with it and without it. Tiles need a CPU that has them."""
     runner, engine, done = stage.part("runner"), stage.part("engine"), {}
     KVCache, freeze = runner.KVCache, engine.freeze_garbage_collector
     monkeypatch.setattr(runner, "KVCache", lambda *a, **how: done.update(how) or KVCache(*a, **how))
@@ -462,7 +462,7 @@ def test_ablation(stage, tmp_path, monkeypatch, capsys):
     assert ablation.main([*arguments, "--json", str(tmp_path / "x.json")]) == 0
     assert jobs == [[], ["prefault"], ["freeze"], ["freeze"], ["prefault"], []]
     (result,) = json.loads((tmp_path / "x.json").read_text())["runs"]
-    names = set(stage.part("fast_model").OPTIMIZATIONS) - {"graphs", "prefault", "freeze", "tiles", "split"}
+    names = set(stage.part("fast_model").OPTIMIZATIONS) - {"prefault", "freeze", "tiles", "split"}
     assert set(result["seconds"]) - {"tiles", "split"} == {"", "all of them", "stage 5"} | names
     assert all(0 < seconds < 60 for (seconds,) in result["seconds"].values())
     out = capsys.readouterr().out
@@ -550,14 +550,7 @@ def test_other_instruction_sets(stage, tmp_path, cpu, needs):
     assert process.returncode == 0, process.stdout[-2000:]
 
 
-# --- What is for CUDA, as far as a CPU can tell: the same code, with a "graph" that just runs again -------------------
-
-
-def fresh_cache(stage, num_blocks: int, block_size: int, config):
-    attention = stage.part("attention").paged_attention
-    head_dim = config.n_embd // config.n_head
-    sizes = (config.n_layer, num_blocks, block_size, config.n_head, head_dim, torch.float32, torch.device("cpu"))
-    return stage.part("kv_cache").KVCache(*sizes, attention, prefault=True)
+# --- Memory ---------------------------------------------------------------------------------------------------------
 
 
 def test_only_the_first_blocks_are_there_from_the_start(stage, monkeypatch):
@@ -571,67 +564,6 @@ def test_only_the_first_blocks_are_there_from_the_start(stage, monkeypatch):
     assert 30 << 20 < grown < (32 << 20) + 8 * page
     assert not made.keys[:, 0].any()
 
-
-def test_batch_sizes_of_graphs(stage):
-    batch_sizes = stage.part("cuda_graphs").batch_sizes
-    assert batch_sizes(1) == [1]
-    assert batch_sizes(8) == [1, 2, 4, 8]
-    assert batch_sizes(13) == [1, 2, 4, 8, 13]
-    assert batch_sizes(32) == [1, 2, 4, 8, 16, 24, 32]
-
-
-def test_replayed_steps(stage, checkpoint):
-    """Decodes of every batch size up to 8, in random order: recorded at most once for each size, filled up without a
-    trace of the batches before, the same logits and cache as the model itself makes. Other steps are not replayed."""
-    graphs = stage.part("cuda_graphs")
-    Batch = stage.part("batch").Batch
-    llm = stage.LLM(str(checkpoint), device="cpu", attention_backend="torch", num_blocks=8)
-    model = llm.engine.runner.model
-    recorded = []
-
-    def record(run):
-        recorded.append(run)
-        return run
-
-    graphed = graphs.GraphedGPT2(model, 8, table_width=6, spare_block=40, make_recorder=lambda: record)
-    plain, replayed = (fresh_cache(stage, 41, 4, llm.engine.model_config) for _ in "ab")
-    generator, lengths = torch.Generator().manual_seed(0), [0] * 8
-
-    def step_of(news: list[tuple[int, int]]):
-        """(request, how many tokens) of each row; request i owns the blocks 5 i to 5 i + 4."""
-        ids, positions, slots, tables, starts, ends = [], [], [], [], [0], []
-        for i, n in news:
-            for p in range(lengths[i], lengths[i] + n):
-                ids.append(int(torch.randint(211, (1,), generator=generator)))
-                positions.append(p)
-                slots.append((5 * i + p // 4) * 4 + p % 4)
-            lengths[i] += n
-            tables.append([*range(5 * i, 5 * i + 5)])
-            starts.append(len(ids))
-            ends.append(lengths[i])
-        lists = (ids, positions, slots, tables, starts, ends, [end - 1 for end in starts[1:]])
-        return Batch(*(torch.tensor(x, dtype=torch.int64) for x in lists))
-
-    sizes = [8, 1, 3, 8, 2, 5, 7, 4, 1, 6, 3, 8]
-    with torch.inference_mode():
-        step = step_of([(i, 2 + i % 3) for i in range(8)])  # prompts
-        assert torch.equal(model(step, plain), graphed(step, replayed))
-        assert recorded == []
-        for n in sizes:
-            here = torch.randperm(8, generator=generator)[:n].tolist()
-            for i in set(range(8)) - set(here):  # others have got their blocks: nobody may write there
-                for a, b in ((plain.keys, replayed.keys), (plain.values, replayed.values)):
-                    a[:, 5 * i : 5 * i + 5] = torch.randn(a[:, :5].shape, generator=generator)
-                    b[:, 5 * i : 5 * i + 5] = a[:, 5 * i : 5 * i + 5]
-            step = step_of([(i, 1) for i in here])
-            torch.testing.assert_close(graphed(step, replayed), model(step, plain), rtol=1e-4, atol=1e-4)
-    assert len(recorded) == 4  # for 1, 2, 4, 8
-    for name in ("keys", "values"):  # but for the spare block
-        mine, its = (getattr(cache, name)[:, :40] for cache in (plain, replayed))
-        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
-
-
-# --- Memory ---------------------------------------------------------------------------------------------------------
 
 HELD = """
 import sys, psutil, {stage} as stage
