@@ -54,7 +54,7 @@ class RunAhead:
             row.ready
             and len(request.beginning) == 1
             and request.params.logprobs is None
-            and not request.controls.may_fail  # and then for its request alone
+            and not request.params.logits_processors  # and then for its request alone
             and len(request.output_token_ids) + 1 < request.max_tokens
             and self.block_manager.ref_counts[self.block_manager.block_table(request)[-1]] == 1
         )

@@ -36,7 +36,6 @@ ELSEWHERE = {
     "new_texts": "observer",
     "Detokenizer": "tokenizer",
     "byte_alphabet": "tokenizer",
-    "truncated": "prompts",
 }
 
 
