@@ -91,6 +91,11 @@ class Trace:
         self.close()
 
 
+def trace(llm: Any) -> Trace:
+    """Record every step of an LLM of any stage from now on."""
+    return Trace(llm)
+
+
 def header_of(llm: Any) -> dict[str, Any]:
     """What a trace of this engine begins with."""
     engine, stage = llm.engine, stage_of_llm(llm)
