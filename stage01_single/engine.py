@@ -50,7 +50,7 @@ class Engine:
         return self.commit(batch, token)
 
     def commit(self, batch: Batch, token: Token | Exception) -> list[Request]:
-        """Give the token to its request, which may end with it; an error ends it."""
+        """Give the token to its request, which may end with it; an error ends it. Count the step (`stats.count`)."""
         batch.request.add_or_fail(token)
         self.stats.count(batch, [batch.request])
         return [batch.request]

@@ -72,7 +72,8 @@ class Engine:
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
-        """Give the tokens to their requests, which may end with them; an error ends its request."""
+        """Give the tokens to their requests, which may end with them; an error ends its request. Count the step
+        (`stats.count`)."""
         for request, token in zip(batch.live, tokens, strict=True):
             request.add_or_fail(token)
         self.stats.count(batch, batch.live)

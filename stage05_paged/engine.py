@@ -68,8 +68,8 @@ class Engine:
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
-        """Give the tokens to their requests; one that ends with it leaves, and so does one that fails. Returns those
-        that got a token or an error."""
+        """Count the step (`stats.count`), and give the tokens to their requests; one that ends with it leaves, and so
+        does one that fails. Returns those that got a token or an error."""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
         self.stats.count(batch, tokens, self.kv_use(), self.scheduler.take_preemptions())

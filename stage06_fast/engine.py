@@ -1,4 +1,4 @@
-"""The engine: the loop that turns prompts into completions. The next step may begin before this one has ended."""
+"""The engine: the loop that turns prompts into completions. A step runs in kernels made for it."""
 
 import functools
 import gc
@@ -51,8 +51,6 @@ class Engine:
             config.policy,
             config.enable_chunked_prefill,
         )
-        if self.runner.device.type == "cuda" and "overlap" in enabled(config.disable):
-            self.runner.run_ahead(self.scheduler)
 
     def add(self, request: Request) -> None:
         """Put a request into the queue; the next steps will take it up."""
@@ -76,8 +74,8 @@ class Engine:
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
-        """Give the tokens to their requests; one that ends with it leaves, and so does one that fails. Returns those
-        that got a token or an error."""
+        """Count the step (`stats.count`), and give the tokens to their requests; one that ends with it leaves, and so
+        does one that fails. Returns those that got a token or an error."""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
         self.stats.count(batch, tokens, self.kv_use(), self.scheduler.take_preemptions())

@@ -53,8 +53,6 @@ class Engine:
             config.enable_chunked_prefill,
         )
         self.speculator = Speculator(config, self.runner, self.block_manager, self.model_config, self.max_model_len)
-        if self.runner.device.type == "cuda" and "overlap" in enabled(config.disable) and not self.speculator.drafter:
-            self.runner.run_ahead(self.scheduler)
 
     def add(self, request: Request) -> None:
         """Put a request into the queue; the next steps will take it up."""
@@ -93,8 +91,8 @@ class Engine:
         return batch
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
-        """Give the tokens to their requests; one that ends with it leaves, and so does one that fails. Returns those
-        that got a token or an error."""
+        """Count the step (`stats.count`), and give the tokens to their requests; one that ends with it leaves, and so
+        does one that fails. Returns those that got a token or an error."""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
         self.stats.count(batch, tokens, self.kv_use(), self.scheduler.take_preemptions())

@@ -91,6 +91,11 @@ class Trace:
         self.close()
 
 
+def trace(llm: Any) -> Trace:
+    """Record every step of an LLM of any stage from now on."""
+    return Trace(llm)
+
+
 def header_of(llm: Any) -> dict[str, Any]:
     """What a trace of this engine begins with."""
     engine, stage = llm.engine, stage_of_llm(llm)
@@ -160,13 +165,18 @@ class Recorder:
     """
 
     def __init__(self, llm: Any):
-        self.engine, self.stage = weakref.proxy(llm.engine), stage_of_llm(llm)
-        self._beams = getattr(llm, "beams", None)
+        self._engine, self.stage = weakref.ref(llm.engine), stage_of_llm(llm)
+        self._beams = weakref.ref(llm.beams) if hasattr(llm, "beams") else lambda: None
         self.paged = hasattr(llm.engine, "block_manager")
         self._listeners: list[tuple[Listener, bool]] = []
         self._undo: list[Callable[[], None]] = []
         self._num_steps, self._rests = 0, True
         self._clear()
+
+    @property
+    def engine(self) -> Any:
+        """The recorder belongs to its engine, so it knows that weakly."""
+        return self._engine()
 
     def _clear(self) -> None:
         self._named: set[int] = set()  # tokens whose texts were told
@@ -203,8 +213,8 @@ class Recorder:
             self._emit_of(engine.scheduler)
         if self.paged:
             self._emit_of(engine.block_manager)
-        if self._beams is not None:
-            around += [(self._beams, name) for name in ("step", "schedule", "commit")]
+        if (beams := self._beams()) is not None:
+            around += [(beams, name) for name in ("step", "schedule", "commit")]
         if hasattr(engine, "speculator"):
             around += [(engine.speculator, "draft"), (engine.speculator, "learn"), (engine, "verify")]
         for owner, name in around:

@@ -903,6 +903,12 @@ def test_templates_that_are_refused_at_the_start(tmp_path, capsys, small_checkpo
         assert message in line
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_a_body_is_an_object(tales, path):
+    for body in (b"null", b"5", b"true", b'"a"', b"[[1]]"):
+        assert "the body must be a JSON object" in error_of(ask(tales, path, body), 400)["message"]
+
+
 def test_templates_are_kept_in_a_sandbox():
     for text, message in [
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", r"the chat template can't take these messages.*unsafe"),
