@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from stagewise.replay.page import make_page
 from stagewise.replay.trace import Trace, check_blocks, check_header, check_names, check_step
 from stagewise.serving.app import App
+from stagewise.tracing import recorder_of
 from tests.adapter import ROOT, random_prompts
 from tests.test_serving import SERVING, ask, ask_async, error_of, serving
 
@@ -143,9 +145,13 @@ def check_trace(onlooker):
     return numbers
 
 
+def listeners(app) -> list:
+    return recorder_of(app.service.engine.llm)._listeners
+
+
 def gone(app):
     """Whether nothing is left of any viewer."""
-    return not app.service.engine.llm._observer.listeners and not app.recorder.chunks
+    return not listeners(app) and not app.recorder.chunks
 
 
 @pytest.mark.parametrize("stage", SERVING)
@@ -228,7 +234,7 @@ def test_steps_that_nobody_could_write_down_are_missing(small_checkpoint, monkey
     async def go(app):
         async with Onlooker(app) as onlooker:
             await until(lambda: app.recorder.has_begun)
-            app.service.engine.complete([1, 2], params)  # the event loop has no turn meanwhile
+            app.service.engine.llm.generate([[1, 2]], params)  # the event loop has no turn meanwhile
             await until(lambda: len(onlooker.runs) == 2)
             assert onlooker.runs[0]["run"] != onlooker.runs[1]["run"]
             await ask_async(app, "/v1/completions", body([3], max_tokens=3))
@@ -266,16 +272,16 @@ def test_nothing_is_left_of_a_viewer_that_goes_or_never_reads(small_checkpoint, 
     monkeypatch.setattr("stagewise.serving.live.KEPT_SECONDS", 0)
 
     async def go(app):
-        llm = app.service.engine.llm
-        with llm._router.turn.lock:  # a step takes long, and the viewer is gone before the recorder has joined
-            vanished = Onlooker(app)
-            vanished.gone.set()
-            await app(scope_of("/live"), vanished.receive, vanished.send)
+        vanished, step_ends = Onlooker(app), threading.Event()
+        app.service.engine.llm.loop.commands.put(lambda: step_ends.wait(30))  # a step takes long, and the viewer goes
+        vanished.gone.set()
+        await app(scope_of("/live"), vanished.receive, vanished.send)
+        step_ends.set()  # before the recorder has joined
         await until(lambda: gone(app))
         async with Onlooker(app) as stuck:
             stuck.reading.clear()
             await ask_async(app, "/v1/completions", body([1, 2], max_tokens=30))
-            assert len(llm._observer.listeners) == 1
+            assert len(listeners(app)) == 1
             stuck.reading.set()
         await until(lambda: gone(app))
 

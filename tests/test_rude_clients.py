@@ -519,9 +519,9 @@ def test_a_client_that_has_gone_frees_its_place(small_checkpoint, leave, fields,
 
 def slow(app):
     """Steps that take so long that a client can come and go between two of them."""
-    router = app.service.engine.llm._router
-    advance = router.advance
-    router.advance = lambda: (time.sleep(0.03), advance())
+    engine = app.service.engine.llm.engine
+    step = engine.step
+    engine.step = lambda: (time.sleep(0.03), step())[1]
 
 
 # --- The end --------------------------------------------------------------------------------------------------------

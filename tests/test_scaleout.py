@@ -40,7 +40,6 @@ def test_an_actor_answers_as_a_batch_run_does(stage, tmp_path):
     own = actor(stage)
     made = [line for batch in batches(source) for line in own(batch)["result"]]
     assert by_id([json.loads(line) for line in made]) == by_id(read_results(output))
-    own.engine.close()
 
 
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
@@ -58,7 +57,6 @@ def test_an_actor_with_columns_of_other_names_and_beams(stage, tmp_path):
         for i, (line, name) in enumerate(zip(lines, ["kTom", "kAnn", "kOtto", "scored", "line-5"], strict=True))
     ]  # the driver names a line that is wrong by its number
     made = own({column: [row[column] for row in rows] for column in rows[0]})["result"]
-    own.engine.close()
     expected = by_id(read_results(output))
     assert by_id([json.loads(line) for line in made]) == expected
     assert [len(one.get("outputs", ())) for one in expected].count(2) == 3
@@ -76,24 +74,22 @@ def test_batches_at_once_keep_the_engine_full(tmp_path):
         own = actor(STAGES[4])
         with ThreadPoolExecutor(at_once) as pool:
             list(pool.map(own, batches(source)))
-        own.engine.close()
-        passes[at_once] = own.engine.llm.stats.num_forwards
+        passes[at_once] = own.llm.stats.num_forwards
     assert passes[3] < 0.75 * passes[1], passes
 
 
-def test_an_actor_whose_engine_has_failed_ends(tmp_path, monkeypatch, capsys):
+def test_an_actor_whose_steps_fail_ends(tmp_path, monkeypatch, capsys):
     """So that Ray starts another one; nothing else makes it do so."""
     own, ends = actor(STAGES[4]), []
 
     def broken(*_, **__):
-        raise RuntimeError("the engine has failed: out of memory")
+        raise MemoryError("out of memory")
 
-    monkeypatch.setattr(own.engine, "complete_all", broken)
+    monkeypatch.setattr(own.llm.engine.runner, "forward", broken)
     monkeypatch.setattr(os, "_exit", ends.append)
     own({"place": [0], "number": [1], "raw": [b'{"prompt": "A fox"}'], "id": ['"a"']})
     assert ends == [1]
-    assert "scaleout: the engine has failed: out of memory" in capsys.readouterr().err
-    own.engine.close()
+    assert "scaleout: out of memory" in capsys.readouterr().err
 
 
 def test_actors_share_the_memory_of_their_machine(monkeypatch):

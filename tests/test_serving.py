@@ -1059,18 +1059,18 @@ async def until(condition, seconds=30):
 @contextlib.contextmanager
 def slow_steps(app, seconds=0.02):
     """Steps that take so long that a client can come in between."""
-    router = app.service.engine.llm._router
-    advance = router.advance
+    engine = app.service.engine.llm.engine
+    step = engine.step
 
     def slow():
         time.sleep(seconds)
-        advance()
+        return step()
 
-    router.advance = slow
+    engine.step = slow
     try:
         yield
     finally:
-        router.advance = advance
+        engine.step = step
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -1170,26 +1170,33 @@ def test_a_full_queue_answers_429_and_takes_all_prompts_or_none(stage, small_che
         asyncio.run(go(app))
 
 
-def test_an_engine_that_fails_is_told_in_the_stream_and_to_all_after_it(small_checkpoint, monkeypatch):
+def test_a_step_that_fails_twice_is_told_to_those_in_flight_and_the_server_goes_on(small_checkpoint):
     async def go(app):
         client = Client(app, prompt=[1], max_tokens=40, ignore_eos=True, stream=True)
         task = asyncio.create_task(client.run())
         await until(lambda: len(client.sent) > 3)
+        runner = app.service.engine.llm.engine.runner
+        forward = runner.forward
 
         def fail(*_):
             raise MemoryError("no memory left")
 
-        monkeypatch.setattr(app.service.engine.llm._router, "advance", fail)
+        runner.forward = fail
+        other = await ask_async(app, "/v1/completions", {"model": "tales", "prompt": [1]})
         await task
-        return read_events(client.text)
+        runner.forward = forward
+        return read_events(client.text), error_of(other, 500)
 
     with serving(5, small_checkpoint) as app:
         with slow_steps(app):
-            events = asyncio.run(go(app))
+            events, error = asyncio.run(go(app))
         assert events[0]["choices"]
-        assert events[-1]["error"]["message"] == "the engine has failed: no memory left"
-        error = error_of(ask(app, "/v1/completions", {"model": "tales", "prompt": [1]}), 500)
-        assert (error["type"], error["code"]) == ("server_error", "engine_failed")
+        for told in (events[-1]["error"], error):
+            assert told["message"] == "the engine has failed: no memory left"
+            assert (told["type"], told["code"]) == ("server_error", "engine_failed")
+        assert ask(app, "/health").status_code == ask(app, "/ready").status_code == 200
+        assert ask(app, "/v1/completions", {"model": "tales", "prompt": [1]}).status_code == 200
+        app.service.engine.close()  # as if its thread had ended by itself
         assert ask(app, "/health").status_code == ask(app, "/ready").status_code == 503
 
 

@@ -121,5 +121,5 @@ def test_a_stage_that_sleeps_is_not(name, models, monkeypatch):
         time.sleep(0.03)
         return step(self, *args, **kwargs)
 
-    monkeypatch.setattr(engine, "step", sleeps)  # before the engine is made, which wraps it
+    monkeypatch.setattr(engine, "step", sleeps)
     assert ahead(*make(*models), wanted) < wanted

@@ -11,14 +11,16 @@ import torch
 
 from tests.adapter import ROOT, STAGES, random_prompts
 
+LIMITED = [stage for stage in STAGES if stage.number >= 6]
 
-@pytest.fixture
-def limit(stage, monkeypatch):
+
+@pytest.fixture(params=[LIMITED[0], LIMITED[-1]], ids=lambda stage: stage.directory)
+def limit(request, monkeypatch):
     """A limit on a machine of four cores, whose past the test writes: `limit.passes(seconds, idle, own)`."""
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     past = [100.0, 0.0, 0.0]
-    threads = stage.part("threads")
+    threads = request.param.part("threads")
     monkeypatch.setattr(threads.ThreadLimit, "_look", staticmethod(lambda: tuple(past)))
     monkeypatch.setattr(threads.time, "monotonic", lambda: past[0])
     limit = threads.ThreadLimit()
@@ -77,8 +79,8 @@ def test_after_an_exit_that_was_interrupted_the_number_comes_back(limit):
     assert torch.get_num_threads() == 4
 
 
-def test_a_look_counts_the_cores_we_may_use(stage):
-    look = stage.part("threads").ThreadLimit._look
+def test_a_look_counts_the_cores_we_may_use():
+    look = LIMITED[0].part("threads").ThreadLimit._look
     first, second = look(), look()
     assert all(new >= old for new, old in zip(second, first, strict=True))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -184,7 +186,7 @@ def test_hundreds_of_long_stop_texts(stage, small_checkpoint):
     text = llm.engine.tokenizer.decode([5])
     stops = [text * 2000 + chr(0x4E00 + i) for i in range(300)]
     params = stage.SamplingParams(stop=stops, max_tokens=40, ignore_eos=True)
-    request = llm._intake.request([1], params, 0)
+    request = llm.inputs.request([1], params)
     for _ in range(30):
         request.add(5)
     assert request.text.text == text * 30
