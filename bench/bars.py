@@ -5,16 +5,8 @@ file that needs no script. It doesn't move: a bar that still grows would contrad
 how many tokens per second a whole track is.
 """
 
-IDEAS = {  # of the stages, for all pictures
-    "stage01_single": "one at a time",
-    "stage02_static_batch": "static batch",
-    "stage03_kvcache": "KV cache",
-    "stage04_continuous": "continuous batch",
-    "stage05_paged": "paged KV",
-    "stage06_fast": "fast kernels",
-    "stage07_speculative": "speculation",
-    "stage08_int8": "weights in int8",
-}
+from stagewise.stages import IDEAS
+
 LEFT, TRACK, LANE, TOP = 150, 260, 32, 44  # pixels
 
 STYLE = """

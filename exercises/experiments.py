@@ -250,7 +250,7 @@ def packed(model: str = "gpt2", tokens: int = 16, read: int = 1 << 26) -> Outcom
         raise ValueError("stage 6's kernels need a C compiler, and there is none; install gcc or clang and come back")
     plain = decode_seconds(llm, tokens)
     started = time.perf_counter()
-    runner.model = pick_model(runner.model, enabled(()), max_num_seqs=1)
+    runner.model = pick_model(runner.model, enabled(()))
     packing, runner.waits_briefly = time.perf_counter() - started, WAITS_BRIEFLY  # as the runner does with the kernels
     fast = decode_seconds(llm, tokens)
     from bench.machine import read_bandwidth

@@ -39,11 +39,6 @@ OPTIMIZATIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-# With so few requests at once decodes wait for memory, which vectors read a little faster than split tiles. Prompts pay
-# for it: they would rather have the tiles.
-FEW = 2
-
-
 def enabled(disable: Sequence[str]) -> frozenset[str]:
     """The optimizations that are on: not disabled, nor is what they need. Raises ValueError for an unknown name."""
     if isinstance(disable, str):
@@ -55,19 +50,19 @@ def enabled(disable: Sequence[str]) -> frozenset[str]:
     return frozenset(name for name, needs in OPTIMIZATIONS.items() if name not in off and not off & set(needs))
 
 
-def pick_kind(dtype: torch.dtype, on: frozenset[str], max_num_seqs: int = FEW + 1) -> str:
+def pick_kind(dtype: torch.dtype, on: frozenset[str]) -> str:
     """How to multiply weights of this type (kernels/product.c): the first of tiles, dots and vectors that the CPU has
-    and that is on. float16 is widened to float32: few CPUs compute with it."""
+    and that is on. Nothing else may decide, or the bits would depend on it. float16 is widened to float32: few CPUs
+    compute with it."""
     if dtype != torch.bfloat16:
-        split = "split" in on and max_num_seqs > FEW and c.has_kind("tiles_split")
-        return "tiles_split" if split else "fma_float32"
+        return "tiles_split" if "split" in on and c.has_kind("tiles_split") else "fma_float32"
     kinds = ["tiles_bfloat16", "matrix_bfloat16"] if "tiles" in on else []
     return next(filter(c.has_kind, [*kinds, "dot_bfloat16"]), "fma_bfloat16")
 
 
-def pick_model(model: GPT2, on: frozenset[str], max_num_seqs: int) -> nn.Module:
+def pick_model(model: GPT2, on: frozenset[str]) -> nn.Module:
     """What runs the steps: the kernels if they are on, else torch."""
-    return FastGPT2(model, on, pick_kind(model.wte.weight.dtype, on, max_num_seqs)) if "linear" in on else model
+    return FastGPT2(model, on, pick_kind(model.wte.weight.dtype, on)) if "linear" in on else model
 
 
 def rows(num_tokens: int, width: int, format: int, owner: list[Tensor]) -> c.Rows:

@@ -69,7 +69,7 @@ class Runner:
             width = -(-max_model_len // config.block_size)
             self.model = GraphedGPT2(self.model, config.max_num_seqs, width, spare_block=self.num_blocks)
         elif self.attention_backend == "c":
-            self.model = pick_model(self.model, on, config.max_num_seqs)
+            self.model = pick_model(self.model, on)
         self.argmax = c_kernel.argmax if "argmax" in on and self.attention_backend == "c" else None
         # The kernels' threads can share their cores with other programs (kernels/team.h) if OpenMP's wait briefly;
         # torch's own operations can't.

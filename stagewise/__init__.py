@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from .processors import allowed_token_ids, bad_words, logit_bias, structured
     from .sampling import sampling_params
 
+__version__ = "0.1.0"
 __all__ = ["allowed_token_ids", "bad_words", "logit_bias", "sampling_params", "structured"]
 
 

@@ -4,6 +4,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from . import __version__
+
 COMMANDS = {
     "run": "complete prompts with an engine: stagewise run --stage 7 --prompts 'Once upon a time'",
     "batch": "complete the lines of a file: stagewise batch --input IN.jsonl --output OUT.jsonl",
@@ -64,7 +66,10 @@ def main() -> NoReturn:
         print(f"usage: {prog} COMMAND ...\n")
         for name, help in COMMANDS.items():
             print(f"  {name:8}{help}")
-        print(f"\n{prog} COMMAND --help says what a command takes.")
+        print(f"\n{prog} COMMAND --help says what a command takes; {prog} --version says which one this is.")
+        sys.exit(0)
+    if command == "--version":
+        print(f"stagewise {__version__}")
         sys.exit(0)
     if command not in COMMANDS:
         print(f"{prog}: error: there is no command {command!r}: {', '.join(COMMANDS)}", file=sys.stderr)

@@ -55,7 +55,7 @@ from .openai_lines import answer, answer_id, is_request, refusal, to_line
 from .progress import Progress
 from .sampling import MORE_FIELDS, Sampling
 from .stages import Setup, Stage, check_beams, setup_of
-from .strict_json import to_json
+from .strict_json import no_duplicates, to_json
 
 SYNC_SECONDS = 5  # how much work a machine that fails may lose; a process that is killed loses none
 SCORE_FIELDS = ("scores", "choice")  # of lines that are scored
@@ -215,7 +215,7 @@ class LineReader:
     def read_line(self, raw: bytes, number: int) -> Line:
         line = Line(id=None, fields={})
         try:
-            values = json.loads(raw.decode("utf-8"))
+            values = json.loads(raw.decode("utf-8"), object_pairs_hook=no_duplicates)
             if not isinstance(values, dict):
                 raise ValueError(f"a line is a JSON object, got {type(values).__name__}")
             to_json(values)  # what is nested too deeply to be written again is an error too

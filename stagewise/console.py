@@ -6,7 +6,7 @@ import difflib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 # What other programs (Hugging Face's `generate` and its scripts, vLLM, rosellm) call it, and what it is called here.
@@ -51,11 +51,27 @@ OTHER_NAMES = {
 
 
 class Parser(argparse.ArgumentParser):
+    """Errors are one line, with a hint where there is one.
+
+    others_that_have: of a flag that is not known here, the numbers of the stages that have it.
+    """
+
+    others_that_have: Callable[[str], list[int]] = staticmethod(lambda flag: [])
+
     def error(self, message: str) -> NoReturn:
         """As for any other error: one line, without the usage, which --help shows."""
-        _, _, unknown = message.partition("unrecognized arguments: ")
-        hints = dict.fromkeys(filter(None, map(self._hint, unknown.split())))
+        words = message.partition("unrecognized arguments: ")[2].split()
+        hints = [self._hint_of_place(words[0]) if words else None, *map(self._hint, words)]
+        hints = dict.fromkeys(filter(None, hints))
         self.exit(2, f"{self.prog}: error: {message}{''.join(f'; {hint}' for hint in hints)}\n")
+
+    def _hint_of_place(self, word: str) -> str | None:
+        """Which flag takes what was given without one."""
+        if word.startswith("-"):
+            return None
+        flags = {"--prompts": "a text to complete", "--model": "a model"}
+        known = [f"{flag} for {what}" for flag, what in flags.items() if flag in self._option_string_actions]
+        return f"use {', '.join(known)}" if known else None
 
     def _hint(self, word: str) -> str | None:
         """What a flag that is not known here may be called."""
@@ -67,6 +83,8 @@ class Parser(argparse.ArgumentParser):
             return f"{word} is written {flag}"
         if (name := OTHER_NAMES.get(flag)) and name.split()[0] in known:
             return f"for {flag} give {name}"
+        if has_it := self.others_that_have(flag):
+            return f"{flag} is there in stage{'s' if len(has_it) > 1 else ''} {', '.join(map(str, has_it))}"
         close = difflib.get_close_matches(flag, known, n=1, cutoff=0.8)
         return f"is {close[0]} meant?" if close else None
 

@@ -19,6 +19,7 @@ from io import BytesIO
 from pathlib import Path
 
 from .console import naming
+from .strict_json import no_duplicates
 
 HUB = "hf://"
 STATE = "state.json"  # of a folder of save_to_disk: lists its Arrow files
@@ -131,7 +132,8 @@ def read_array(name: str, content: bytes) -> list[bytes]:
     if not text.lstrip().startswith(b"["):
         return text.split(b"\n")
     try:
-        return [json.dumps(row).encode() for row in json.loads(text.decode("utf-8"))]
+        rows = json.loads(text.decode("utf-8"), object_pairs_hook=no_duplicates)
+        return [json.dumps(row).encode() for row in rows]
     except (ValueError, RecursionError) as error:
         raise ValueError(f"--input {name} is no array of JSON: {error}") from None
 

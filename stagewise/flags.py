@@ -77,9 +77,15 @@ def pick_stage(argv: list[str] | None, numbers: Iterable[int] = PACKAGES) -> Sta
     return STAGES[int(number) if number.isdecimal() and int(number) in numbers else EXACT]
 
 
+def stages_that_have(flag: str) -> list[int]:
+    """The numbers of the stages whose command line has a flag."""
+    return [number for number, stage in STAGES.items() if flag in build_parser(stage, "")._option_string_actions]
+
+
 def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parser:
     """The flags that the stage has use for. picks_stage: --stage is one, see `pick_stage`."""
     parser = Parser(prog=prog, description=stage.description, allow_abbrev=False)
+    parser.others_that_have = stages_that_have
     parser.set_defaults(input=None, output=None, resume=False, interactive=False, ray=None, policy=None, n=1)
     parser.set_defaults(beam_width=None, prompt_column="prompt", id_column="id")
     if picks_stage:

@@ -14,16 +14,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-PACKAGES = {
-    1: "stage01_single",
-    2: "stage02_static_batch",
-    3: "stage03_kvcache",
-    4: "stage04_continuous",
-    5: "stage05_paged",
-    6: "stage06_fast",
-    7: "stage07_speculative",
-    8: "stage08_int8",
+# The list of stages, from the first on, each with its idea as titles and pictures say it. What else lists them, counts
+# them or says their ideas takes that from here, or tests/test_registry.py compares it.
+IDEAS = {
+    "stage01_single": "one at a time",
+    "stage02_static_batch": "static batch",
+    "stage03_kvcache": "KV cache",
+    "stage04_continuous": "continuous batch",
+    "stage05_paged": "paged KV",
+    "stage06_fast": "fast kernels",
+    "stage07_speculative": "speculation",
+    "stage08_int8": "weights in int8",
 }
+PACKAGES = dict(enumerate(IDEAS, start=1))
 # The newest one whose tokens are the checkpoint's own. It runs where nobody names a stage: whoever updates a server or
 # a batch run shall not get other tokens because there is one stage more. Stage 8 rounds weights unless told otherwise.
 EXACT = 7
@@ -161,6 +164,12 @@ class Stage:
         """Fields of SamplingParams that the model's generation_config.json gives. Raises ValueError or OSError."""
         weights = self._part("weights")
         return weights.generation_defaults(weights.find_model(model, load_format))
+
+    def tokenizer_files(self, model: str, load_format: str, tokenizer: str | None) -> Path:
+        """The directory that has a model's tokenizer, and what belongs to it. Raises ValueError or OSError."""
+        find = self._part("weights").find_model
+        place = find(model, load_format) if tokenizer is None else find(tokenizer, "dummy")
+        return place.parent if place.is_file() else place
 
     def checkpoint_files(self, directory: Path, tokenizer: str | None) -> list[Path]:
         """All files that a model is read from: its weights, its sizes, its tokenizer."""

@@ -1,4 +1,4 @@
-"""JSON as the standard has it, whatever is to be written."""
+"""JSON as the standard has it, whatever is to be written; and keys that are there once, in what is read."""
 
 import json
 from typing import Any
@@ -12,3 +12,14 @@ def to_json(values: Any) -> str:
     except ValueError:
         return to_json(json.loads(json.dumps(values), parse_constant=lambda _: None))
     return line.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The fields of an object, as `object_pairs_hook` of json. Raises ValueError if a key is there twice: which of the
+    two is meant?"""
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise ValueError(f"the key {name!r:.80} is there twice")
+        fields[name] = value
+    return fields

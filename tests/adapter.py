@@ -4,10 +4,12 @@ import contextlib
 import functools
 import io
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from stagewise import cli, stages
@@ -89,6 +91,24 @@ def write_checkpoint(directory: Path, seed: int = 0, **sizes) -> Path:
 def without_notes(stderr: str) -> str:
     """What a process said, but for the note that a checkpoint of the tests has no tokenizer of its own."""
     return "".join(line for line in stderr.splitlines(keepends=True) if "has no tokenizer" not in line)
+
+
+EMULATED = ROOT / "tests/kernels/emulated.h"
+
+
+@functools.cache
+def kernels_with(stage: Stage, instructions: str, directory: Path):
+    """This stage's kernels, loaded, for whole engines as on a CPU with these instructions: "AMX", in plain C, or a
+    level of x86-64 such as "x86-64-v3". directory: where the libraries are kept, one directory for all calls."""
+    compiler, c = stage.part("compiler"), stage.part("kernels.c_kernel")
+    march = compiler.MARCH if instructions == "AMX" else instructions
+    flags = [f"-march={march}" if flag.startswith("-march=") else flag for flag in compiler.FLAGS]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(directory))
+        patch.setattr(compiler, "FLAGS", tuple(flags))
+        if instructions == "AMX":
+            patch.setenv("CC", shlex.join([*compiler.find_compiler(), "-include", str(EMULATED)]))
+        return c.load_kernel.__wrapped__()
 
 
 def cpu_flags() -> set[str]:

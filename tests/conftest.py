@@ -3,6 +3,7 @@
 
 import importlib.util
 import os
+import platform
 import signal
 
 import pytest
@@ -16,7 +17,7 @@ import torch  # not earlier: it reads that number when it is imported
 
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before a kernel is defined
 
-from tests.adapter import BATCHED, STAGES, TINYTALES, Stage, stages_that_change, write_checkpoint
+from tests.adapter import BATCHED, STAGES, TINYTALES, Stage, kernels_with, stages_that_change, write_checkpoint
 from tools.slow_tests import LIST, read
 
 # The browser's tests need what `make test-browser` installs; `make test` does not run them.
@@ -99,6 +100,8 @@ def mark_one_of_two(items):
         params = item.callspec.params.values() if hasattr(item, "callspec") else ()
         stages = [one.number for one in params if isinstance(one, Stage)]
         left_out = [8] if item.path.stem == "test_speculative" else [6, 7] if item.path.stem in KERNELS else [7]
+        if (files := getattr(item.module, "FILES", None)) and all(one.number < 8 for one in stages_that_change(*files)):
+            left_out = []  # stage 8 changes none of them, and this test does not run on it
         if len(stages) == 1 and stages[0] in left_out and item.path.stem not in about_one:
             item.add_marker(pytest.mark.soak)
 
@@ -129,6 +132,22 @@ def as_is():
         own = runner.pick_int8
         patch.setattr(runner, "pick_int8", lambda name, device: name != "auto" and own(name, device))
         yield own
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory):
+    """Where kernels for other CPUs are kept: one directory for all processes of a run."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "libraries"
+
+
+@pytest.fixture(params=["own", "AMX", *(["x86-64-v3"] if platform.machine() == "x86_64" else [])])
+def instructions(request, stage, libraries, monkeypatch):
+    """Whole engines multiply with this CPU's instructions, with AMX's in plain C, and with AVX2's."""
+    if request.param != "own":
+        kernels = kernels_with(stage, request.param, libraries)
+        monkeypatch.setattr(stage.part("kernels.c_kernel"), "load_kernel", lambda: kernels)
+    return request.param
 
 
 @pytest.fixture(scope="session", params=SIZES)

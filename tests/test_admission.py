@@ -204,6 +204,22 @@ def test_under_fair_nobody_is_preempted_in_vain():
     assert run.preempted[0] == (8, small)
 
 
+@pytest.mark.parametrize(("step", "next_one"), [(47, "another's"), (49, "second")])
+def test_fair_counts_prompt_and_output(step, next_one):
+    """Of a list, the second ranks as if it came when the first could have ended: 40 tokens of prompt, 8 of output."""
+    run = Run(60, "fair", at_once=1)
+    run.add(1, max_tokens=step + 1)
+    second = make_request(100, [3] * 40, 8)
+    second.num_ahead = 1
+    run.scheduler.add(second)
+    run.go(step)
+    another = run.add(1)
+    run.live.append(second)
+    run.go(2)
+    assert {"second": second, "another's": another}[next_one] in run.admitted
+    assert len(run.admitted) == 2
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_what_could_be_allocated(seed):
     """The answer is what comes out if the others do give their blocks back."""

@@ -106,6 +106,8 @@ BAD_LINES = {
     '{"question": "a"}': "either prompt or prompt_token_ids",
     '{"prompt": "a", "prompt_token_ids": [1]}': "either prompt or prompt_token_ids",
     '{"prompt": 5}': "prompt must be a text",
+    '{"prompt": "a", "prompt": "b"}': "the key 'prompt' is there twice",
+    '{"prompt": "a", "sampling": {"top_k": 1, "top_k": 2}}': "the key 'top_k' is there twice",
     '{"prompt": null}': "either prompt or prompt_token_ids",
     '{"prompt_token_ids": "a"}': "prompt_token_ids a list",
     '{"prompt_token_ids": []}': "empty list",

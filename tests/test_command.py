@@ -1,11 +1,13 @@
 """The command `stagewise`: its subcommands are there, and say what is wrong with their input in one line."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import stagewise
 from stagewise import __main__ as command
 from tests.adapter import ROOT
 
@@ -57,6 +59,13 @@ def test_every_command_tells_what_is_wrong(run_here, tmp_path):
     for arguments, says in (
         (("run", "--stage", 9, "--prompts", "a"), "run: error: argument --stage: invalid choice: 9"),
         (("run", "--stage", 1, "--input", "a"), "run: error: unrecognized arguments: --input a"),
+        (("run", "Once upon a time"), "run: error: unrecognized arguments: Once upon a time; use --prompts for a text"),
+        (("serve", "tinytales"), "serve: error: unrecognized arguments: tinytales; use --model for a model"),
+        (
+            ("run", "--stage", 3, "--interactive"),
+            "run: error: unrecognized arguments: --interactive; --interactive is there in stages 4, 5, 6, 7, 8",
+        ),
+        (("run", "--stage", 6, "--num-drafts", 2), "run: error: unrecognized arguments: --num-drafts 2; --num-drafts"),
         (("run", "--prompts", "a", "--top-p", 2), "run: error: top_p must be"),
         (("batch", "--prompts", "a"), "batch: error: give --input and --output"),
         (("batch", "--input", "a"), "batch: error: a batch file needs both --input and --output"),
@@ -68,6 +77,13 @@ def test_every_command_tells_what_is_wrong(run_here, tmp_path):
         status, stdout, stderr = run_here(*arguments)
         assert (status, stdout, stderr.count("\n")) == (2, "", 1), stderr
         assert stderr.startswith(f"python -m stagewise {says}")
+
+
+def test_the_version(run_here):
+    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)[1]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert stagewise.__version__ == version
+    assert run_here("--version") == (0, f"stagewise {version}\n", "")
 
 
 def test_without_the_checkout_there_are_no_benchmarks(tmp_path):

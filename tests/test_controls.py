@@ -103,6 +103,18 @@ def test_each_control(stage, expected):
     assert outputs == [one for name in params for one in (results[name], plain)]
 
 
+def test_a_bias_is_added_as_it_is(stage):
+    """The second best token gets nearly as much as it lacks, and a little more than that."""
+    llm = stage.engine()
+    params = stage.SamplingParams(temperature=0, max_tokens=1, logprobs=2)
+    (entry,) = llm.generate([PROMPT], params)[0].outputs[0].logprobs
+    (best, first), (other, second) = list(entry.items())[:2]
+    for part, expected in ((0.996, best), (1.004, other)):
+        bias = {other: part * (first.logprob - second.logprob)}
+        params = stage.SamplingParams(temperature=0, max_tokens=1, logit_bias=bias)
+        assert llm.generate([PROMPT], params)[0].outputs[0].token_ids == [expected]
+
+
 @pytest.mark.parametrize("word", ["rabbit", " rabbit", "fox", "bear", "Once upon", "."])
 def test_a_bad_word_is_blocked_at_the_beginning_and_after_a_space(stage, word):
     """Whatever number of tokens it has in either place."""

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from bench import ablation, accuracy, profile
 from tests.adapter import ROOT, STAGES, cpu_flags, random_prompts, stages_that_change, write_checkpoint
+from tests.test_same_bits import Memory
 
 FAST = stages_that_change("fast_model.py", "run_ahead.py", "kernels/forward.c")
 KINDS = ["fma_float32", "fma_bfloat16", "dot_bfloat16", "matrix_bfloat16", "tiles_bfloat16", "tiles_split"]
@@ -407,11 +408,21 @@ def test_float16_is_as_close_to_float32_as_torch_is(stage, checkpoint):
     check_closeness(stage, checkpoint, "float16", [])
 
 
-def test_float32_is_split_where_many_rows_are_to_come(stage, checkpoint, c):
-    for max_num_seqs, many in ((1, False), (2, False), (3, True)):
-        llm = stage.LLM(str(checkpoint), device="cpu", max_num_seqs=max_num_seqs, num_blocks=8)
-        kind = llm.engine.runner.model.kind
-        assert kind == ("tiles_split" if many and c.has_kind("tiles_split") else "fma_float32")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_options_that_are_not_about_numbers(stage, checkpoint, dtype, instructions):
+    """Which instructions multiply follows from the CPU and the dtype: not from how many requests run at once, say."""
+    prompts, memory, kinds = random_prompts(211, [1, 9, 3, 8, 34]), Memory(), set()
+    params = stage.SamplingParams(seed=3, max_tokens=4, ignore_eos=True)
+    options = [*(dict(max_num_seqs=count) for count in (1, 2, 3, 8)), dict(max_num_batched_tokens=7)]
+    options += [dict(num_blocks=20, block_size=4), dict(enable_prefix_caching=False)]
+    for more in options:
+        llm = memory.watch(stage.LLM(str(checkpoint), device="cpu", dtype=dtype, **more))
+        llm.generate(prompts, params)
+        kinds.add(llm.engine.runner.model.kind)
+    assert memory.happened["logits compared"] >= 20 * (len(options) - 1)
+    assert len(kinds) == 1
+    if instructions == "AMX":
+        assert kinds == {"tiles_bfloat16" if dtype == "bfloat16" else "tiles_split"}
 
 
 def test_tiles_and_torch_do_not_disturb_each_other(stage, checkpoint):

@@ -98,6 +98,15 @@ def test_a_batch_that_does_not_fit_is_split(small_checkpoint):
     assert max(step.kv_tokens_reserved for step in llm.trace) == 30
 
 
+@pytest.mark.parametrize("room", [19, 20, 29, 30, 31, 39, 40, 49])
+def test_as_many_rows_as_have_room(small_checkpoint, room):
+    """Each row takes 10 tokens; what is left over of the room is no row."""
+    params = stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    llm = stage.LLM(small_checkpoint, device="cpu", trace=True, kv_cache_bytes=room * BYTES_PER_TOKEN)
+    llm.generate(random_prompts(211, [8, 8, 8, 8]), params)
+    assert len(llm.trace[0].rows) == room // 10
+
+
 def test_a_request_that_can_never_fit(small_checkpoint):
     """It is refused before anything runs, and told how much it needs; to the byte."""
     prompt = random_prompts(211, [20])[0]

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from stage06_fast.support.compiler import OPTIMIZE
-from tests.adapter import ROOT, STAGES, cpu_flags
+from tests.adapter import EMULATED, ROOT, STAGES, cpu_flags
 
 FILES = ("support/compiler.py",)
 SIX, INT8 = (next(stage for stage in STAGES if stage.number == number) for number in (6, 8))
 KERNELS = pytest.mark.parametrize("kernels", [INT8, pytest.param(SIX, marks=pytest.mark.soak)], ids=str)
 OF_INT8 = {"pairs_int8", "dot_int8", "tiles_int8"}
-EMULATED = ROOT / "tests/kernels/emulated.h"
 ARM = "aarch64-linux-gnu"
 
 

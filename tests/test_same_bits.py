@@ -147,6 +147,7 @@ def run_at_random(llm, requests, generator):
         llm.step()
 
 
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("schedules", [8, pytest.param(80, marks=pytest.mark.soak)])
 def test_random_schedules(stage, model, dtype, schedules):
@@ -201,6 +202,7 @@ def test_gpt2s_width(stage, dtype, tmp_path_factory):
     assert memory.happened["hits"] > 0
 
 
+@pytest.mark.usefixtures("instructions")
 def test_what_the_sampler_makes_of_them(stage, model):
     """Log-probabilities have all the same digits, too, alone and in company."""
     checkpoint, sizes = model

@@ -20,18 +20,19 @@ from pathlib import Path
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from transformers import GPT2Tokenizer
 
 from stagewise.openai_fields import IDLE
 from stagewise.serving import batch, events
 from stagewise.serving.__main__ import add_server_flags, build_parser, check, main, make_service
 from stagewise.serving.app import App
-from stagewise.serving.chat import ChatTemplate
+from stagewise.serving.chat import ChatTemplate, load_template, special_tokens
 from stagewise.serving.completions import Service
 from stagewise.serving.limits import Limits
 from stagewise.serving.protocol import SAMPLING
 from stagewise.stages import SERVING as STAGES
 from stagewise.stages import Stage
-from tests.adapter import ROOT
+from tests.adapter import ROOT, TINYTALES
 
 SERVING = sorted(STAGES)
 JSON = {"content-type": "application/json"}
@@ -61,7 +62,7 @@ def tales(tmp_path_factory):
     """The bundled model on the newest stage, with a chat template."""
     path = tmp_path_factory.mktemp("chat") / "template.jinja"
     path.write_text(TEMPLATE)
-    with serving(6, "tinytales", chat=ChatTemplate(path)) as app:
+    with serving(6, "tinytales", chat=load_template(path, path.parent)) as app:
         yield app
 
 
@@ -707,7 +708,7 @@ def chat(app, **fields):
 def test_without_a_template_there_is_no_chat(tales):
     app = App(Service(tales.service.stage, tales.service.engine, "tales", Limits()))
     body = {"model": "tales", "messages": HELLO}
-    assert "GPT-2 has no chat template" in error_of(ask(app, "/v1/chat/completions", body), 400)["message"]
+    assert "the model has no chat template" in error_of(ask(app, "/v1/chat/completions", body), 400)["message"]
 
 
 def test_a_chat_is_a_completion_of_what_the_template_makes(tales):
@@ -765,8 +766,6 @@ def test_the_end_of_a_chats_prompt(tales):
         ({"continue_final_message": True, "add_generation_prompt": False}, text),
     ]:
         assert tokens(**fields)["tokens"] == ask(tales, "/tokenize", {"prompt": expected}).json()["tokens"]
-    body = {"model": "tales", "messages": [{"role": "user", "content": " "}], "continue_final_message": True}
-    assert "does not show" in error_of(ask(tales, "/v1/chat/completions", body), 400)["message"]
 
 
 CHATS_REFUSED = [
@@ -805,17 +804,119 @@ def test_chats_that_are_refused(tales, fields, param, message):
     assert message in error["message"]
 
 
-def test_templates_are_checked_and_kept_in_a_sandbox(tmp_path):
-    path = tmp_path / "template.jinja"
-    path.write_text("{% for %}")
-    with pytest.raises(ValueError, match="line 1"):
-        ChatTemplate(path)
-    path.write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
-    with pytest.raises(Exception, match=r"the chat template can't take these messages.*unsafe"):
-        ChatTemplate(path).prompt(HELLO)
-    path.write_text("{{ raise_exception('only users speak') }}")
-    with pytest.raises(Exception, match="only users speak"):
-        ChatTemplate(path).prompt(HELLO)
+TURNS = [*HELLO, {"role": "assistant", "content": " Hi, <b>o\n"}, {"role": "user", "content": "yo"}]
+CALLS = [{"type": "function", "function": {"name": "add", "description": "é", "parameters": {"b": 1, "a": 2}}}]
+ASKED_AND_CALLED = [
+    {"role": "user", "content": "1 + 2?"},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]},
+]
+TEMPLATES = [
+    "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}",
+    "{{ bos_token }}{% for message in messages %}{{ message['content'] + eos_token }}{% endfor %}{{ unk_token }}",
+    "{% for m in messages %}{% if loop.index == 3 %}{% break %}{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+    "{% for m in messages %}{% generation %}{{ m.content | trim }}\n{% endgeneration %}{% endfor %}"
+    "{% if add_generation_prompt %}bot:{% endif %}",
+    "{{ strftime_now('%Y') }}{{ messages | tojson(ensure_ascii=True, indent=1, sort_keys=True) }}"
+    "{{ messages | tojson(separators=(',', ':')) }}",
+    "{% if tools is none %}none{% else %}{{ tools | tojson }}{% endif %}{{ documents }}"
+    "{% if dates is defined %}{{ dates }}{% endif %}{{ place | default('here') }}",
+    "{% set n = namespace(count=0) %}{% for m in messages %}{% set n.count = n.count + 1 %}{{ n.count }}"
+    "{% if m.content is defined %}{{ m.role }}{{ m.content }}{% endif %}{{ m.tool_calls }}{% endfor %}",
+]
+CONTINUED = ("o", "over the <|endoftext|>", "two spaces  ", " ")
+
+
+@pytest.mark.parametrize("text", TEMPLATES, ids=range(len(TEMPLATES)))
+def test_a_template_makes_what_transformers_makes(text):
+    reference, made = GPT2Tokenizer.from_pretrained(TINYTALES), ChatTemplate(text, "it", special_tokens(TINYTALES))
+    reference.chat_template, tokenizer = text, Stage(5).LLM(TINYTALES, load_format="dummy").get_tokenizer()
+
+    def check(messages, tools=None, **fields):
+        ours = {"begins": fields.get("add_generation_prompt", False), "goes_on": "continue_final_message" in fields}
+        expected = reference.apply_chat_template(messages, tools=tools, return_dict=False, **fields)
+        messages = [{k: v for k, v in m.items() if v is not None} for m in messages]  # as read_messages does
+        assert tokenizer.encode(made.prompt(messages, tools=tools, **ours)) == expected
+
+    check(TURNS)
+    check(TURNS, add_generation_prompt=True)
+    check(TURNS, tools=CALLS)
+    if "+ eos_token" not in text:
+        check(ASKED_AND_CALLED)
+    for end in CONTINUED if "separators" not in text and "break" not in text else ():
+        if "content" in text:
+            check([*HELLO, {"role": "bot", "content": end}], continue_final_message=True)
+
+
+def test_special_tokens_are_those_of_transformers(tmp_path):
+    for name in ("merges.txt", "vocab.json"):
+        shutil.copy(TINYTALES / name, tmp_path)
+    pad = {"content": "!", "lstrip": False, "rstrip": False, "normalized": True, "special": True}
+    for config, tokens_map in [
+        ({}, {}),
+        ({"bos_token": "!", "eos_token": None, "model_max_length": 5}, {}),
+        ({"tokenizer_class": "GPT2Tokenizer", "pad_token": {"__type": "AddedToken", **pad}}, {}),
+        ({"pad_token": "!"}, {"pad_token": {**pad, "content": "?"}, "cls_token": "#"}),
+        ({"image_token": "&", "extra_special_tokens": {"call_token": "+"}, "add_bos_token": False}, {}),
+    ]:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(tokens_map))
+        assert special_tokens(tmp_path) == GPT2Tokenizer.from_pretrained(tmp_path).special_tokens_map
+
+
+def test_a_models_own_template(tmp_path, small_checkpoint):
+    own = Path(shutil.copytree(small_checkpoint, tmp_path / "own"))
+    assert load_template(None, own) is None
+    (own / "tokenizer_config.json").write_text('{"chat_template": "from the configuration"}')
+    assert load_template(None, own).prompt(HELLO) == "from the configuration"
+    (own / "chat_template.jinja").write_text("from its own file")
+    assert load_template(None, own).prompt(HELLO) == "from its own file"
+    (tmp_path / "given.jinja").write_text("from the flag")
+    assert load_template(tmp_path / "given.jinja", own).prompt(HELLO) == "from the flag"
+    (own / "chat_template.jinja").write_text("{{ messages[0].content }}{{ eos_token }}")
+    stage = Stage(4)
+    args = build_parser(stage, "serve", None).parse_args(["--stage", "4", "--model", str(own)])
+    service = make_service(stage, args, Limits())
+    with service.engine:
+        body = {"messages": HELLO}
+        end = [service.tokenizer.end_of_text_id]
+        assert ask(App(service), "/tokenize", body).json()["tokens"] == service.encode("You tell tales.") + end
+
+
+def test_templates_that_are_refused_at_the_start(tmp_path, capsys, small_checkpoint):
+    path, own = tmp_path / "template.jinja", Path(shutil.copytree(small_checkpoint, tmp_path / "own"))
+    several = [{"name": "default", "template": ""}, {"name": "rag", "template": ""}]
+    for text, config, message in [
+        ("a\n{% for %}", {}, "line 2"),
+        ("{{ eos_tokens }}{{ pad_token }}", {}, "eos_tokens, pad_token, which nobody supplies"),
+        ("{% if think %}{% endif %}", {}, "it can have add_generation_prompt, bos_token, documents, eos_token"),
+        ("{{ eos_token }}", {"eos_token": "</s>"}, "eos_token, and '</s>' is not one of the tokenizer's tokens"),
+        (None, {"chat_template": several}, "tokenizer_config.json has several chat templates"),
+        (None, {"chat_template": "{{ x }}"}, "tokenizer_config.json uses x, which nobody supplies"),
+        (b"\xff", {}, "template.jinja is not UTF-8"),
+    ]:
+        (own / "tokenizer_config.json").write_text(json.dumps(config))
+        if text is not None:
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        flags = [] if text is None else ["--chat-template", str(path)]
+        assert main(["--stage", "4", "--port", "0", "--model", str(own), *flags]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert message in line
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_a_body_is_an_object(tales, path):
+    for body in (b"null", b"5", b"true", b'"a"', b"[[1]]"):
+        assert "the body must be a JSON object" in error_of(ask(tales, path, body), 400)["message"]
+
+
+def test_templates_are_kept_in_a_sandbox():
+    for text, message in [
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", r"the chat template can't take these messages.*unsafe"),
+        ("{{ raise_exception('only users speak') }}", "only users speak"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "can't take these messages.*recursion"),
+    ]:
+        with pytest.raises(Exception, match=message):
+            ChatTemplate(text, "it", {}).prompt(HELLO)
 
 
 # --- What else it tells -----------------------------------------------------------------------------------------------

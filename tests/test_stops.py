@@ -159,3 +159,23 @@ def test_a_model_without_end_token(stage, tmp_path):
     directory = write_checkpoint(tmp_path, eos_token_id=None, **sizes)
     outputs = stage.LLM(directory, device="cpu").generate([[1, 2]] * 8, stage.SamplingParams(max_tokens=14))
     assert {output.outputs[0].finish_reason for output in outputs} == {"length"}
+
+
+def test_what_ends_a_request(stage):
+    """Token by token, without a model: an end token, a stop token, a stop text, the length, and min_tokens."""
+    a, b = stage.tokenizer().encode(" a"), stage.tokenizer().encode(" b")
+    for settings, tokens, ends in [
+        ({"stop_token_ids": b}, a + b, ("stop", b[0])),
+        ({"stop": " b"}, a + b, ("stop", " b")),
+        ({"stop": " b", "min_tokens": 1}, a + b, ("stop", " b")),
+        ({"stop": " a", "min_tokens": 2}, a + a + a, ("stop", " a")),
+        ({}, [*a, EOS], ("stop", None)),
+        ({"ignore_eos": True, "max_tokens": 3}, [*a, EOS, *b], ("length", None)),
+        ({"ignore_eos": True, "stop_token_ids": [EOS]}, [*a, EOS], ("stop", EOS)),
+    ]:
+        request = stage.make_request(greedy(stage, **settings), eos_token_ids=(EOS,))
+        for token_id in tokens:
+            assert not request.finished
+            request.add(token_id)
+        assert (request.finish_reason, request.stop_reason) == ends
+        assert request.output_token_ids == tokens

@@ -10,7 +10,7 @@ import time
 import jsonschema
 import pytest
 
-from stagewise.serving.chat import ChatTemplate
+from stagewise.serving.chat import load_template
 from stagewise.serving.protocol import Fields
 from stagewise.serving.tools import CallReader, tools_of
 from tests.adapter import STAGES
@@ -42,7 +42,7 @@ SHOWS = (
 def template(directory, text):
     path = directory / "template.jinja"
     path.write_text(text)
-    return ChatTemplate(path)
+    return load_template(path, path.parent)
 
 
 @pytest.fixture(scope="module")

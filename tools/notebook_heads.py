@@ -1,5 +1,5 @@
-"""What depends on the repository's address: the badges of the README and of the notebooks, and the lines with which a
-notebook on Colab fetches the project.
+"""What depends on the repository's address: the badges of the README and of the notebooks, what the README clones, and
+the lines with which a notebook on Colab fetches the project.
 
     python tools/notebook_heads.py             # say which files differ; exit 1 if any does
     python tools/notebook_heads.py --write     # write them
@@ -57,7 +57,9 @@ def with_badge(text: str, name: str, address: str | None) -> str:
 
 
 def with_entries(readme: str, address: str | None) -> str:
-    """The README with the ways in below its first sentence, or without them: the site, Colab, Codespaces."""
+    """The README with the ways in below its first sentence, or without them: the site, Colab, Codespaces. And what to
+    clone."""
+    readme = re.sub(r"git clone \S+ stagewise", f"git clone {address or 'ADDRESS'} stagewise", readme)
     before, _, rest = re.sub(r"\n<!-- entries -->.*?<!-- end of entries -->\n", "", readme, flags=re.DOTALL).partition(
         "**\n"
     )

@@ -24,8 +24,8 @@ class PrefixCache:
 
     def enter(self, token_ids: list[int], blocks: list[int]) -> None:
         """The full blocks of these tokens can be found from now on."""
-        before = None
-        for tokens, block in zip(self.cut(token_ids), blocks, strict=False):
+        full, before = list(self.cut(token_ids)), None
+        for tokens, block in zip(full, blocks[: len(full)], strict=True):
             entry = self.look_up(before, tokens)
             if entry is None:
                 entry = Entry(before, tokens, block)

@@ -213,7 +213,7 @@ def test_long_prompts(work):
     cache.evict(70_000)
     expect("after its first block is evicted", cache.find(prompt), [])
     cache = work.PrefixCache(300)
-    cache.enter(prompt, [5, 6])
+    cache.enter(prompt[:650], [5, 6, 7])
     expect("blocks of 300", cache.find(prompt[:650]), [5, 6])
     expect("the same, but token 299 is another one", cache.find([*prompt[:299], 7, *prompt[300:650]]), [],
            likely="all tokens of a block must be compared")  # fmt: skip
@@ -224,8 +224,8 @@ def test_two_long_chains_of_one_hash(work):
     cache, count = work.PrefixCache(1, hash_function=lambda key: 0), 700
     chains = [[first, *[5] * count] for first in (1, 2)]
     for i, chain in enumerate(chains):
-        cache.enter(chain, [i * count + j for j in range(count)])
-    cache.evict(count)
+        cache.enter(chain, [i * (count + 1) + j for j in range(count + 1)])
+    cache.evict(count + 1)
     expect("the second of two chains is evicted", cache.find(chains[1]), [])
     expect("the first one is still there", cache.find(chains[0]), [*range(count)])
 

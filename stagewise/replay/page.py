@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from ..stages import IDEAS, PACKAGES
 from .trace import Trace
 
 PARTS = Path(__file__).parent / "page"
@@ -37,6 +38,7 @@ def render(slots: dict[str, str], *folders: Path) -> str:
         return path.read_text(encoding="utf-8")
 
     template = (PARTS / "page.html").read_text(encoding="utf-8")
+    slots = {**slots, "ideas": json.dumps({number: IDEAS[package] for number, package in PACKAGES.items()})}
     wanted = re.findall(r"{{(\w+)}}", template)
     if sorted(wanted) != sorted(slots):
         raise ValueError(f"page.html has the slots {sorted(wanted)}, got {sorted(slots)}")

@@ -17,7 +17,7 @@ from . import __doc__ as description
 
 try:
     from .app import App
-    from .chat import ChatTemplate
+    from .chat import load_template
     from .completions import Service
     from .lanes import SWITCH_SECONDS
     from .limits import Limits, add_flags, limits_of
@@ -36,7 +36,7 @@ def build_parser(stage: Stage, prog: str, description: str | None) -> Parser:
         "--chat-template",
         type=Path,
         metavar="FILE",
-        help="a Jinja template that makes a prompt of messages, for /v1/chat/completions",
+        help="a Jinja template that makes a prompt of messages, for /v1/chat/completions (default: the model's own)",
     )
     help = "what a request leaves out is as in the model's generation_config.json, if that has it"
     add("--generation-config", action="store_true", help=help)
@@ -101,11 +101,13 @@ def is_loopback(host: str) -> bool:
 
 def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Service:
     """The engine that the flags ask for, and what answers with it."""
-    template = ChatTemplate(args.chat_template) if args.chat_template else None
+    template = load_template(args.chat_template, stage.tokenizer_files(args.model, args.load_format, args.tokenizer))
     defaults = stage.generation_defaults(args.model, args.load_format) if args.generation_config else {}
     stage.SamplingParams(**defaults)  # raises ValueError for what can't be
     options = stage.EngineConfig.of_flags(args)
     engine = stage.AsyncLLM(max_queue_size=min(limits.max_queue_size, 2**31), **options)
+    if template is not None:
+        template.check_tokens(engine.llm.get_tokenizer())
     name = args.served_model_name or args.model
     return Service(stage, engine, name, limits, template, defaults)
 

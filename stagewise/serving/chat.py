@@ -1,11 +1,18 @@
-"""Chats: a template, which the operator gives, makes one prompt of the messages; GPT-2 itself has none."""
+"""Chats: a template makes one prompt of the messages, the one of --chat-template or the model's own; GPT-2 has none.
 
+The prompt is the one that transformers' `apply_chat_template` makes of the same messages.
+"""
+
+import datetime
 import json
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.ext
 import jinja2.meta
+import jinja2.parser
+from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..openai_fields import IDLE, OLD_TOOLS, ONLY_TEXT, Others
@@ -38,31 +45,65 @@ IDLE_IN_MESSAGES: Others = {
 }
 
 
+SUPPLIED = {"messages", "tools", "documents", "add_generation_prompt"}  # and the special tokens
+GPT2_TOKENIZERS = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
+END_OF_TEXT = "<|endoftext|>"
+GOES_ON = "CONTINUE_FINAL_MESSAGE_TAG "  # marks where a message that is to be continued ends, as in transformers
+
+
+class Generation(jinja2.ext.Extension):
+    """`{% generation %}`, with which templates mark what a model wrote, changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 (as Jinja has it)
+
+    def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 class ChatTemplate:
-    """A Jinja template as those of Hugging Face's models: it sees `messages`, `tools` and `add_generation_prompt`.
+    """A Jinja template as Hugging Face's models have it. It sees what transformers gives it: `messages`, `tools`,
+    `add_generation_prompt`, the special tokens, `raise_exception`, `strftime_now`.
 
     The sandbox keeps a template from another source from reaching into this program.
 
+    Args:
+        source: where the text is from; errors begin with it.
+        special_tokens: such as eos_token.
+
     Attributes:
         shows_tools, shows_calls: whether it makes use of `tools`, and of the calls in messages.
+        special_tokens: those that it uses.
 
-    Raises:
-        ValueError, OSError: the file is no template, or can't be read.
+    Raises ValueError if it is not a template, or has a variable that is never supplied.
     """
 
-    def __init__(self, path: Path):
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = raise_exception
+    def __init__(self, text: str, source: str, special_tokens: dict[str, str]):
+        extensions = [Generation, jinja2.ext.loopcontrols]
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+        environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
         environment.filters["tojson"] = to_json  # Jinja's own is for HTML
+        self.text = text
         try:
-            self.text = path.read_text(encoding="utf-8")
-            self._template = environment.from_string(self.text)
-            self.shows_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(self.text))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"--chat-template {path} is not UTF-8: {error.reason} at byte {error.start}") from None
+            self._template, tree = environment.from_string(text), environment.parse(text)
         except jinja2.TemplateSyntaxError as error:
-            raise ValueError(f"--chat-template {path}, line {error.lineno}: {error.message}") from None
-        self.shows_calls = "tool_calls" in self.text
+            raise ValueError(f"{source}, line {error.lineno}: {error.message}") from None
+        names = jinja2.meta.find_undeclared_variables(tree) - environment.globals.keys()
+        if unknown := names - SUPPLIED - special_tokens.keys() - may_be_missing(tree):
+            known = ", ".join(sorted(SUPPLIED | special_tokens.keys()))
+            raise ValueError(
+                f"{source} uses {', '.join(sorted(unknown))}, which nobody supplies; it can have {known}, and what it "
+                "tests with `is defined`"
+            )
+        self.special_tokens = {name: token for name, token in special_tokens.items() if name in names}
+        self.shows_tools, self.shows_calls = "tools" in names, "tool_calls" in text
+
+    def check_tokens(self, tokenizer: Any) -> None:
+        """Raise ValueError if a special token that it uses is several of the tokenizer's tokens."""
+        for name, text in self.special_tokens.items():
+            if len(tokenizer.encode(text)) != 1:
+                message = f"the chat template uses {name}, and {text!r} is not one of the tokenizer's tokens"
+                raise ValueError(f"{message}: name another template with --chat-template FILE")
 
     def prompt(
         self, messages: list[dict], *, begins: bool = True, goes_on: bool = False, tools: list[dict] | None = None
@@ -71,41 +112,119 @@ class ChatTemplate:
 
         Args:
             begins: it ends with the beginning of an answer.
-            goes_on: it ends with the last message, which is to be gone on with.
+            goes_on: it ends within the last message, which is to be continued.
             tools: as the request has them.
         """
+        if goes_on:
+            last = messages[-1]
+            messages = [*messages[:-1], {**last, "content": last.get("content", "") + GOES_ON}]
+        given = {"messages": messages, "add_generation_prompt": begins, "tools": tools, "documents": None}
         try:
-            prompt = self._template.render(messages=messages, add_generation_prompt=begins, tools=tools)
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            prompt = self._template.render(**self.special_tokens, **given)
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
             raise bad_request(f"the chat template can't take these messages: {error}", param="messages") from None
         if not goes_on:
             return prompt
-        end = messages[-1]["content"].strip()
-        if not end or end not in prompt:
+        end = prompt.rfind(GOES_ON.strip())
+        if end < 0:
             raise bad_request(
-                "the chat template does not show the last message, which was to be gone on with", param="messages"
+                "the chat template does not show the last message, which was to be continued", param="messages"
             )
-        last = prompt.rindex(end) + len(end)
-        return prompt[:last]  # what the template puts behind a message would end it
+        # What the template puts after a message would end it. Where it strips messages, this one is stripped too.
+        return prompt[:end] if prompt.startswith(GOES_ON, end) else prompt[:end].rstrip()
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def may_be_missing(tree: nodes.Template) -> set[str]:
+    """Variables that a template tests with `is defined`, or gives a default."""
+    tests = [test for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined")]
+    defaults = [filter for filter in tree.find_all(nodes.Filter) if filter.name in ("default", "d")]
+    return {found.node.name for found in (*tests, *defaults) if isinstance(found.node, nodes.Name)}
+
+
+def load_template(file: Path | None, directory: Path) -> ChatTemplate | None:
+    """The template of this file, else the one of the model's directory; None if there is none.
+
+    Raises ValueError or OSError for one that can't be used.
+    """
+    config, tokens = directory / "tokenizer_config.json", special_tokens(directory)
+    if file is not None:
+        return ChatTemplate(read_text(file), f"--chat-template {file}", tokens)
+    if (own := directory / "chat_template.jinja").is_file():
+        return ChatTemplate(read_text(own), str(own), tokens)
+    text = read_object(config).get("chat_template")
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise ValueError(f"{config} has several chat templates: name the file of one with --chat-template FILE")
+    return ChatTemplate(text, f"the chat_template of {config}", tokens)
+
+
+def special_tokens(directory: Path) -> dict[str, str]:
+    """The special tokens of a tokenizer by their names, as transformers reads them from its files."""
+    given = read_object(directory / "tokenizer_config.json")
+    if given.get("tokenizer_class") in GPT2_TOKENIZERS:
+        given = {**dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT), **given}
+    if "added_tokens_decoder" not in given:
+        given |= read_object(directory / "special_tokens_map.json")
+    if isinstance(extra := given.get("extra_special_tokens"), dict):
+        given |= extra
+    tokens = {name: token.get("content") if isinstance(token, dict) else token for name, token in given.items()}
+    return {name: token for name, token in tokens.items() if name.endswith("_token") and isinstance(token, str)}
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object of a JSON file; an empty one if the file is missing."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return content
+
+
+# --- What templates call, as transformers has it ----------------------------------------------------------------------
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def raise_exception(message: str) -> None:
-    """What templates call to refuse messages."""
+    """Refuses the messages."""
     raise jinja2.TemplateError(message)
+
+
+def strftime_now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)
+
+
+# --- Requests ---------------------------------------------------------------------------------------------------------
 
 
 def chat_prompt(fields: Fields, template: ChatTemplate | None, tools: Tools | None = None) -> str:
     """The prompt that the messages of a request make. Raises APIError."""
     if template is None:
-        raise bad_request("GPT-2 has no chat template: ask /v1/completions, or start with --chat-template FILE")
+        raise bad_request("the model has no chat template: ask /v1/completions, or start with --chat-template FILE")
     goes_on = fields.flag("continue_final_message")
     begins = fields.flag("add_generation_prompt", not goes_on)
     if begins and goes_on:
-        message = "continue_final_message goes on with the last message, add_generation_prompt begins another: set one"
+        message = "continue_final_message continues the last message, add_generation_prompt begins another: set one"
         raise bad_request(message, param="continue_final_message")
     messages = read_messages(fields, template.shows_calls)
     if tools is not None and tools.choice == "auto" and not template.shows_tools:
@@ -159,10 +278,11 @@ def read_message(message: Any, where: str, with_calls: bool) -> dict:
     content = fields.get("content", (str, list), "a text, or a list of parts of type text")
     if isinstance(content, list):
         content = "".join(read_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
-    if content is None and "tool_calls" not in read:
+    if content is not None:
+        read["content"] = content
+    elif "tool_calls" not in read:
         raise bad_request(f"{where}.content is missing", param=f"{where}.content")
-    content = content or ""
-    return {**read, "content": content}
+    return read
 
 
 def read_call(call: Any, where: str) -> dict:

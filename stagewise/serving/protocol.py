@@ -14,6 +14,7 @@ from ..forms import FORM_FIELDS, form_of
 from ..openai_fields import IDLE, FieldError, Others, asks_for_nothing
 from ..sampling import Sampling
 from ..stages import Stage
+from ..strict_json import no_duplicates
 from .errors import APIError, bad_request
 from .limits import Limits
 
@@ -119,13 +120,13 @@ def parse_json(raw: bytes, what: str = "the body", max_values: int | None = None
         raise APIError(413, f"{what} has about {num_values:,} values of JSON; the limit is {max_values:,}")
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=no_constant, object_pairs_hook=no_duplicates)
+        if not isinstance(body, dict):
+            raise bad_request(f"{what} must be a JSON object, got {body!r:.80}")
         check_depth(body)
     except RecursionError:
         raise bad_request(f"{what} is not valid JSON: it is nested too deeply, over {MAX_DEPTH} levels") from None
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError too
         raise bad_request(f"{what} is not valid JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise bad_request(f"{what} must be a JSON object, got {body!r:.80}")
     return body
 
 
@@ -142,15 +143,6 @@ def check_depth(body: Any) -> None:
 
 def no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
-
-
-def no_duplicates(pairs: list[tuple[str, Any]]) -> dict:
-    fields: dict = {}
-    for name, value in pairs:
-        if name in fields:
-            raise ValueError(f"the key {name!r:.80} is there twice")
-        fields[name] = value
-    return fields
 
 
 class Fields:

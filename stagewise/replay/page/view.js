@@ -17,7 +17,7 @@ class View {
     const named = [...this.root.querySelectorAll("[class]")].map((node) => [node.classList[0], node]);
     this.nodes = Object.fromEntries(named); // of the template, each by its first class
     const { nodes } = this;
-    nodes.title.append(`Stage ${replay.stage}: ${STAGE_IDEAS[replay.stage - 1]}`, " ");
+    nodes.title.append(`Stage ${replay.stage}: ${STAGE_IDEAS[replay.stage]}`, " ");
     this.ended = element("span", "ended");
     nodes.title.append(element("small", "", replay.header.model), " ", this.ended);
     this.kind = replay.stage >= 5 ? "blocks" : replay.cached ? "slots" : "nothing";

@@ -1,16 +1,6 @@
 "use strict";
 // Every event in a line of words, and what the forward pass of a step computes.
 
-const STAGE_IDEAS = [
-  "one prompt at a time",
-  "static batching",
-  "KV cache",
-  "continuous batching",
-  "paged KV cache",
-  "paged KV cache, fast",
-  "guesses, verified",
-];
-
 /** Of each of these engines, the options that both have and in which they differ: "max_num_batched_tokens 16". */
 function differences(headers) {
   const [a, b] = headers.map(({ options }) => options);

@@ -1,0 +1,91 @@
+"""stagewise/stages.py has the list of stages; all that counts them, lists them or names the last one agrees with it."""
+
+import json
+import re
+
+import pytest
+
+from bench.report import LOSES
+from stagewise.replay import page
+from stagewise.serving.page import make_page
+from stagewise.stages import EXACT, IDEAS, PACKAGES, SERVING, STAGES
+from tests.adapter import ROOT
+from tools.sync_stages import read_stages, tomllib
+
+NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+LAST = max(PACKAGES)
+KINDS = r"(?:(?:complete|small|GPT-2|LLM|other|inference) )*(?:engines|stages|directories|chapters)"
+PAGES = [ROOT / name for name in ("pyproject.toml", "CITATION.cff", "README.md", "USING.md", "READING.md", "NEXT.md")]
+PAGES += [ROOT / name for name in ("CONTRIBUTING.md", "GLOSSARY.md", "exercises/README.md", "notebooks/README.md")]
+PAGES += [*ROOT.glob("stagewise/*/README.md"), *(ROOT / package / "README.md" for package in IDEAS)]
+PAGES = [path for path in PAGES if path.exists()]
+
+
+def counts(text):
+    """The numbers of stages that a text says there are in all."""
+    words = "|".join(NUMBERS[4:])
+    found = re.findall(rf"(?<!first )(?<!last )\b({words}) {KINDS}\b", text, re.IGNORECASE)
+    return found + re.findall(rf"\b(?:the same in all|one loop,) ({words})\b", text, re.IGNORECASE)
+
+
+def test_the_list():
+    assert list(PACKAGES.values()) == list(IDEAS) == list(read_stages())
+    assert list(PACKAGES) == [int(package[5:7]) for package in IDEAS] == list(range(1, LAST + 1))
+    assert sorted(path.name for path in ROOT.glob("stage[0-9]*")) == sorted(
+        [*IDEAS, *(f"stage{number:02}.py" for number in PACKAGES)]
+    )
+    assert [number for number, stage in STAGES.items() if stage.can_serve] == list(SERVING)  # said without an import
+    assert EXACT in SERVING
+    assert list(LOSES) == list(IDEAS)
+
+
+def test_what_is_installed():
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    assert setuptools["py-modules"] == [f"stage{number:02}" for number in PACKAGES]
+    folders = [path.parent for package in IDEAS for path in sorted((ROOT / package).rglob("__init__.py"))]
+    names = sorted(folder.relative_to(ROOT).as_posix().replace("/", ".") for folder in folders)
+    assert sorted(name for name in setuptools["packages"] if name.startswith("stage0")) == names
+    with_c = {name for name in names if list((ROOT / name.replace(".", "/")).glob("*.c"))}
+    assert {name for name in setuptools["package-data"] if name.startswith("stage0")} == with_c
+
+
+def test_pages_of_replay_know_every_stage():
+    for html in (page.make_page([]), make_page()):
+        ideas = json.loads(re.search(r"const STAGE_IDEAS = (.*?);", html)[1])
+        assert ideas == {str(number): IDEAS[package] for number, package in PACKAGES.items()}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_count_the_stages_right(path):
+    text = re.sub(r"\s+", " ", path.read_text(encoding="utf-8"))
+    assert {number.lower() for number in counts(text)} <= {NUMBERS[LAST]}
+    assert not (found := re.findall(r"stages? \d or \d", text)), f"{found}: a later one does it as well"
+
+
+def test_tables_of_all_stages():
+    """The README's ladder; chapter 1's table of what each stage changes; where a stage is added."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| \[`(\w+)`\]", readme, re.MULTILINE) == list(IDEAS)
+    chapter = (ROOT / PACKAGES[1] / "README.md").read_text(encoding="utf-8")
+    verbs = chapter[chapter.index("| stage | build | forward") :].split("\n\n")[0]
+    assert [int(number) for number in re.findall(r"^\| (\d+) \|", verbs, re.MULTILINE)] == list(PACKAGES)
+    new = set(re.findall(r"stage(\d\d)(?:_NAME|\.py)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
+    assert new == {f"{LAST + 1:02}"}
+
+
+def test_what_counts():
+    for text in (
+        "Seven complete GPT-2 inference engines",
+        "the same in all seven.",
+        "One loop, seven times",
+        "SIX stages",
+    ):
+        assert len(counts(text)) == 1, text
+    for text in (
+        "the first five stages",
+        "all five requests",
+        "two engines",
+        "all eight prompts",
+        "the last five chapters",
+    ):
+        assert counts(text) == [], text
