@@ -91,11 +91,11 @@ class LogitBias:
             raise ValueError(f"logit_bias must be a mapping from token ids to numbers, got {bias!r:.80}")
         ids = (int(i) if isinstance(i, str) and i.isdecimal() and len(i) < 20 else i for i in bias)
         self.ids = TokenIds("logit_bias token", ids)
-        values = [number("logit_bias", value, -MAX_BIAS, MAX_BIAS) for value in bias.values()]
-        self._values = OnDevices(values, torch.float32)
+        self.values = [number("logit_bias", value, -MAX_BIAS, MAX_BIAS) for value in bias.values()]
+        self._added = OnDevices(self.values, torch.float32)
 
     def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: Tensor) -> Tensor:
-        return logits.index_add_(0, self.ids.on(logits), self._values.on(logits.device).to(logits.dtype))
+        return logits.index_add_(0, self.ids.on(logits), self._added.on(logits.device).to(logits.dtype))
 
 
 class AllowedTokenIds:
