@@ -184,11 +184,12 @@ def read_config(model: str, directory: Path, load_format: str) -> dict[str, Any]
             else f"{directory} has no config.json"
         )
         raise ValueError(f"{why}; {convert(directory)}")
-    config = {key: value for key, value in read_json(path).items() if value is not None}
+    config = read_json(path)
     check_values(path, config, SUPPORTED)
-    if unknown := config.keys() - {*SUPPORTED, *UNUSED, *LARGEST, "layer_norm_epsilon"}:
+    given = {key for key, value in config.items() if value is not None}
+    if unknown := given - {*SUPPORTED, *UNUSED, *LARGEST, "layer_norm_epsilon"}:
         raise ValueError(f"{path}: {min(unknown)!r:.60} is not known to change nothing; {convert(directory)}")
-    if "n_inner" not in config and isinstance(config.get("n_embd"), int):
+    if "n_inner" not in given and isinstance(config.get("n_embd"), int):
         config["n_inner"] = 4 * config["n_embd"]
     for key, largest in LARGEST.items():
         if type(config.get(key)) is not int or not 1 <= config[key] <= largest:  # a bool is an int, too
@@ -264,13 +265,13 @@ def read_tensors(directory: Path, shapes: dict[str, torch.Size]) -> Iterator[tup
                 raise ValueError(f"{path}: tensor {stored!r} was there before, as {name!r} or in another file")
             if not name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask, which old checkpoints stored
                 found[name] = path, stored, read
-    if missing := shapes.keys() - found.keys():
-        raise ValueError(f"{directory}: missing {name_some(missing)}")
     if unexpected := found.keys() - shapes.keys() - {"lm_head.weight"}:
         names = name_some({found[name][1] for name in unexpected})
         raise ValueError(
             f"{directory}: unexpected {names}, of another model or head, or quantized; {convert(directory)}"
         )
+    if missing := shapes.keys() - found.keys():
+        raise ValueError(f"{directory}: missing {name_some(missing)}")
     if "lm_head.weight" in found:
         _, stored, read = found.pop("lm_head.weight")
         if not torch.equal(read(stored), found["wte.weight"][2](found["wte.weight"][1])):

@@ -34,7 +34,7 @@ WHOLE = {
     "post_processor.single": (None, [{"Sequence": {"id": "A", "type_id": 0}}]),
 }
 WITHOUT = {"pre_tokenizer.type": None, "decoder.type": None}
-ADDED = dict.fromkeys(("lstrip", "rstrip", "single_word"), (False,))  # and of an added token.
+ADDED: dict[str, tuple] = dict.fromkeys(("lstrip", "rstrip", "single_word"), (False,))  # and of an added token.
 
 
 def byte_alphabet() -> dict[str, bytes]:
@@ -136,15 +136,17 @@ def number_added(directory: Path, path: Path, ids: dict[str, int], listed: list[
     if config.get("tokenizer_class") not in GENERIC:
         config = {**dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT), **config}
     named = [value for key, value in config.items() if key.endswith("_token")]
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        more = config.get(key) or []
-        named += more.values() if isinstance(more, dict) else more
     texts = [token["content"] if isinstance(token, dict) else token for token in named]
     others += [{"content": text, "special": True} for text in texts if isinstance(text, str)]
-    for token in [*others, *(token for token in named if isinstance(token, dict))]:
-        same = added.get(token["content"], {"id": None, "special": None, "normalized": None})
+    for key in ("additional_special_tokens", "extra_special_tokens"):  # a list makes no known token special
+        listed = config.get(key) or []
+        named += listed.values() if isinstance(listed, dict) else listed
+    others += [token if isinstance(token, dict) else {"content": token} for token in named if token]
+    for token in others:
+        read = added.get(token["content"], {})
         keys = ("id", "special", "normalized") if "id" in token and len(added) > 1 else ("id", "special")
-        missing |= {token["content"]} if any(token.get(key, same[key]) != same[key] for key in keys) else set()
+        if not read or any(token.get(key, read[key]) != read[key] for key in keys):
+            missing |= {token["content"]}
         check_values(f"{directory}: added token {token['content']!r:.60}", token, ADDED)
     if missing or (path.name != "tokenizer.json" and END_OF_TEXT not in texts):
         raise ValueError(
