@@ -16,7 +16,7 @@ from stagewise.convert import main
 from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
 
 LINEAR = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-JUDGED = pytest.mark.parametrize("stage", [STAGES[number - 1] for number in (1, 5, 8)], ids=lambda one: one.directory)
+JUDGED = [STAGES[number - 1] for number in (1, 5, 8)]
 
 
 class Trainer:
@@ -352,49 +352,46 @@ TEXTS = [
 ]
 
 
-def check_equal(stage, directory):
-    """The stage's tokens and those of transformers, of texts and of the model."""
-    theirs = AutoTokenizer.from_pretrained(directory)
-    llm = stage.LLM(str(directory), device="cpu")
-    ours = llm.get_tokenizer()
-    for text in TEXTS:
-        ids = theirs(text).input_ids
-        assert ours.encode(text) == (ids or [ours.end_of_text_id])
-        for skip in (True, False):
-            for some in (ids, ids[::-1], [50257, 50258, 0, 50260, 5, 50256, 70000]):
+def check_equal(directory):
+    """Tokens of texts and of the model: those of transformers, in all these stages."""
+    theirs, reference = AutoTokenizer.from_pretrained(directory), GPT2LMHeadModel.from_pretrained(directory).eval()
+    ids = [theirs(text).input_ids for text in TEXTS]
+    decoded = [*ids, *(some[::-1] for some in ids), [50257, 50258, 0, 50260, 5, 50256, 70000]]
+    texts = {skip: [theirs.decode(some, skip_special_tokens=skip) for some in decoded] for skip in (True, False)}
+    prompts = random_prompts(211, [5, 2])
+    more = dict(do_sample=False, min_new_tokens=6, max_new_tokens=6, pad_token_id=0)
+    expected = [reference.generate(torch.tensor([prompt]), **more)[0].tolist() for prompt in prompts]
+    for stage in JUDGED:
+        llm = stage.LLM(str(directory), device="cpu")
+        ours, params = llm.get_tokenizer(), stage.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        assert [ours.encode(text) for text in TEXTS] == [some or [ours.end_of_text_id] for some in ids]
+        for skip, expected_texts in texts.items():
+            for some, text in zip(decoded, expected_texts, strict=True):
                 detokenizer = stage.Detokenizer(ours, skip)
-                text = "".join(map(detokenizer.add, some)) + detokenizer.flush()
-                assert text == theirs.decode(some, skip_special_tokens=skip)
-    reference = GPT2LMHeadModel.from_pretrained(directory).eval()
-    params = stage.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-    for prompt in random_prompts(211, [5, 2]):
-        expected = reference.generate(
-            torch.tensor([prompt]), do_sample=False, min_new_tokens=6, max_new_tokens=6, pad_token_id=0
-        )
-        assert [*prompt, *llm.generate([prompt], params)[0].outputs[0].token_ids] == expected[0].tolist()
+                assert "".join(map(detokenizer.add, some)) + detokenizer.flush() == text
+        outputs = llm.generate(prompts, params)
+        assert [[*prompt, *one.outputs[0].token_ids] for prompt, one in zip(prompts, outputs, strict=True)] == expected
 
 
-@JUDGED
 @pytest.mark.parametrize("kind", EQUAL)
-def test_directories_that_are_read(stage, model, tmp_path, kind):
+def test_directories_that_are_read(model, tmp_path, kind):
     EQUAL[kind](shutil.copytree(model, tmp_path / "model"))
-    check_equal(stage, tmp_path / "model")
+    check_equal(tmp_path / "model")
 
 
-@JUDGED
 @pytest.mark.parametrize("kind", REFUSED)
-def test_directories_that_are_refused(stage, model, converted, tmp_path, kind):
+def test_directories_that_are_refused(model, converted, tmp_path, kind):
     make, says, outcome = REFUSED[kind]
     make(shutil.copytree(model, tmp_path / "model"))
-    with pytest.raises(ValueError) as error:  # noqa: PT011 (its text is checked)
-        stage.LLM(str(tmp_path / "model"), device="cpu")
-    assert says in str(error.value)
-    assert str(tmp_path / "model") in str(error.value)
-    assert "\n" not in str(error.value)
-    if stage.number == 1 or outcome is True:
-        status, said, directory = converted(tmp_path / "model")
-        if outcome is True:
-            assert status == 0, said
-            check_equal(stage, directory)
-        else:
-            assert (status, outcome in said) == (2, True), said
+    for stage in JUDGED:
+        with pytest.raises(ValueError) as error:  # noqa: PT011 (its text is checked)
+            stage.LLM(str(tmp_path / "model"), device="cpu")
+        assert says in str(error.value)
+        assert str(tmp_path / "model") in str(error.value)
+        assert "\n" not in str(error.value)
+    status, said, directory = converted(tmp_path / "model")
+    if outcome is True:
+        assert status == 0, said
+        check_equal(directory)
+    else:
+        assert (status, outcome in said) == (2, True), said
