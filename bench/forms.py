@@ -52,13 +52,14 @@ FORMS: dict[str, dict | None] = {
 
 
 def stage6(model: str, threads: int) -> tuple[Callable, Callable]:
-    from stage06_fast import LLM, SamplingParams, StructuredOutputsParams
+    from stage06_fast import LLM
+    from stagewise import sampling_params
 
     llm = LLM(model, dtype="float32", max_num_seqs=max(COUNTS))
 
     def params(form: dict | None) -> Any:
-        held = StructuredOutputsParams(**form, disable_any_whitespace="json" in form) if form else None
-        return SamplingParams(**fields(form), structured_outputs=held)
+        held = {**form, "disable_any_whitespace": "json" in form} if form else None
+        return sampling_params(llm, **fields(form), structured_outputs=held)
 
     return llm.generate, params
 
@@ -71,7 +72,7 @@ def vllm(model: str, threads: int) -> tuple[Callable, Callable]:
 
     def params(form: dict | None) -> Any:
         held = StructuredOutputsParams(**form) if form else None
-        return SamplingParams(**fields(form), structured_outputs=held)
+        return SamplingParams(**fields(form), structured_outputs=held, detokenize=False)
 
     def generate(prompts: list[list[int]], held: list) -> list:
         return llm.generate([{"prompt_token_ids": ids} for ids in prompts], held, use_tqdm=False)
@@ -81,7 +82,7 @@ def vllm(model: str, threads: int) -> tuple[Callable, Callable]:
 
 def fields(form: dict | None) -> dict:
     """What both engines' SamplingParams are told; a form's end is its end token, which none of them reaches."""
-    return {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": form is None, "detokenize": False}
+    return {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": form is None}
 
 
 ENGINES = {"vllm": vllm, "stage 6": stage6}
@@ -99,8 +100,8 @@ def serve(engine: str, model: str, threads: int) -> None:
             for name, form in FORMS.items():
                 # other prompts in each turn, so that outputs differ
                 prompts = [[7454 + number, 2402 + i, 257, 640] for i in range(count)]
-                held = [params(form) for _ in prompts]
                 started = time.perf_counter()
+                held = [params(form) for _ in prompts]  # which compiles it, here or in `generate`
                 outputs = generate(prompts, held)
                 seconds = time.perf_counter() - started
                 made = [list(output.outputs[0].token_ids) for output in outputs]

@@ -29,6 +29,7 @@ import torch
 
 from bench import wide
 from bench.machine import describe, is_busy
+from stagewise import sampling_params
 from tools.engines import STAGES
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
@@ -76,17 +77,11 @@ def lists(number: int) -> list[tuple[str, dict]]:
     for lines in itertools.islice((lines[:8] for lines in tales if len(lines) > 8), number):
         prompt = "\n".join(f"- {line}" for line in lines) + "\n\nThe same in the order of the tale:\n\n"
         grammar = "start: " + " ".join(["line"] * 6) + "\nline: " + " | ".join(json.dumps(f"- {x}\n") for x in lines)
-        jobs.append((prompt, dict(temperature=0, max_tokens=TOKENS, form={"grammar": grammar})))
+        jobs.append((prompt, dict(temperature=0, max_tokens=TOKENS, structured_outputs={"grammar": grammar})))
     return jobs
 
 
 TEXTS: dict[str, Callable[[int], list[tuple[str, dict]]]] = {"tales": tales, "quote": quotes, "list": lists}
-
-
-def params_of(stage: Any, how: dict) -> Any:
-    how = dict(how)
-    form = how.pop("form", None)
-    return stage.SamplingParams(**how, structured_outputs=form and stage.StructuredOutputsParams(**form))
 
 
 @contextlib.contextmanager
@@ -144,8 +139,8 @@ class Bench:
 
     def complete(self, llm: Any, stage: Any, jobs: list, outputs: list) -> dict:
         llm.stats = type(llm.stats)()
-        params = [params_of(stage, how) for _, how in jobs]
         start = time.perf_counter()
+        params = [sampling_params(llm, **how) for _, how in jobs]
         results = llm.generate([prompt for prompt, _ in jobs], params)
         seconds = time.perf_counter() - start
         outputs.append([(c.token_ids, c.text, c.finish_reason) for result in results for c in result.outputs])

@@ -7,7 +7,7 @@ For each form both libraries walk through the same text, which has that form, to
 (from the second on, for the first also makes what all share), and per token to accept it and to fill the mask of the
 next. The two take turns, REPEAT times each. vLLM calls these same functions of these same libraries, once for each row
 and step; so their times are what vLLM pays for its masks, without its scheduling. `here` is what stage 6 pays for a
-row: the mask as `Guide` gives it, and `held_to`, which changes the logits.
+row: the mask, and all of the processor, which also changes the logits.
 
 Each maker has a process of its own, and SECONDS to make the form. `--wheels`: a directory with what `pip download
 --no-deps` gave for each, for their sizes.
@@ -23,14 +23,14 @@ import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from bench.machine import describe, is_busy
-from stage06_fast.support.controls import held_to
-from stage06_fast.support.structured import Guide, StructuredOutputsParams, make_matcher, vocabulary
 from stage06_fast.support.tokenizer import Tokenizer
+from stagewise.structured_outputs import Form, Structured, make_matcher, vocabulary
 
 ROOT = Path(__file__).parent.parent
 REPEAT, SECONDS = 3, 60
@@ -81,11 +81,10 @@ class LLGuidance:
         vocabulary(tokenizer, (EOS,))
 
     def make(self, form: dict) -> Any:
-        asked = StructuredOutputsParams(**form)
-        return make_matcher(asked, self.tokenizer, (EOS,))  # with a trial, as of each new form
+        return make_matcher(Form.of(form), self.tokenizer, (EOS,))  # in another process first, as each new form
 
     def make_next(self, form: dict) -> Any:
-        return make_matcher(StructuredOutputsParams(**form), self.tokenizer, (EOS,))
+        return make_matcher(Form.of(form), self.tokenizer, (EOS,))
 
     def step(self, matcher: Any, token: int | None) -> None:
         if token is not None and not matcher.consume_token(token):
@@ -184,14 +183,16 @@ def cost_here() -> dict:
     """What stage 6 pays for each row of a step, in seconds: the medians of the mask, and of its way to the logits; and
     what it would pay for nothing in another thread."""
     tokenizer, logits = tokenizer_here(), torch.randn(EOS + 1)
-    guide, masks, changes = Guide(StructuredOutputsParams(json=PERSON), tokenizer, (EOS,)), [], []
+    llm = SimpleNamespace(engine=SimpleNamespace(model_config=SimpleNamespace(eos_token_ids=(EOS,))))
+    llm.get_tokenizer = lambda: tokenizer
+    processor, masks, changes = Structured(llm, Form(json=PERSON)), [], []
     ids = tokenizer.encode(TEXT)
     for _ in range(REPEAT):
         for length in range(len(ids) + 1):
             started = time.perf_counter()
-            allowed = guide.allowed(ids[:length])
+            processor.allowed(ids[:length])
             masked = time.perf_counter()
-            held_to(logits, allowed)
+            processor([], ids[:length], logits.clone())  # the mask again, of a matcher that is there
             masks.append(masked - started)
             changes.append(time.perf_counter() - masked)
     other = []

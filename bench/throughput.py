@@ -72,7 +72,7 @@ def write_model(directory: Path, config) -> None:
         shapes = {name: tuple(p.shape) for name, p in LAST.part("model").GPT2(config).state_dict().items()}
     tensors = {
         f"transformer.{name}": (tensor.t() if name.endswith(weights.STORED_TRANSPOSED) else tensor).contiguous()
-        for name, tensor in weights.dummy_tensors(shapes, config.n_layer)
+        for name, tensor in weights.dummy_tensors(shapes)
     }
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     sizes = {

@@ -2,42 +2,28 @@
 
 import argparse
 import sys
-from dataclasses import fields
-from typing import Any, NoReturn, get_args
 
-from . import LLM, EngineConfig, SamplingParams, __doc__
-
-NO_FLAGS = ("seed", "logits_processors")  # --seed: engine's
-PARAMS = [one for one in fields(SamplingParams) if one.name not in NO_FLAGS]
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line; --help shows the usage."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
+from . import LLM, SamplingParams, __doc__
 
 
 def main(argv: list[str] | None = None) -> int:
     """Print the completed prompts; returns the exit status: 0, 1 if one failed, 2 for bad input, 130 after Ctrl-C."""
-    parser = Parser(prog=f"python -m {__package__}", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=__doc__, allow_abbrev=False)
     parser.add_argument("--prompts", nargs="+", required=True, metavar="TEXT", help="complete these texts")
-    EngineConfig.add_flags(parser.add_argument_group("engine").add_argument)
-    add = parser.add_argument_group("sampling, see support/sampling_params.py").add_argument
-    for one in PARAMS:
-        kind = (*get_args(one.type), one.type)[0]
-        flag: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
-        flag["default"] = one.default
-        flag |= {"nargs": "+"} if one.default == () else {}
-        add("--" + one.name.replace("_", "-"), **flag)
+    parser.add_argument("--model", default="tinytales", help="a directory, or a name (default: %(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=256, metavar="N", help="longest output (default: %(default)s)"
+    )
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default: %(default)s)")
     args, status = parser.parse_args(argv), 0
     try:
-        params = SamplingParams(**{one.name: getattr(args, one.name) for one in PARAMS})
-        for output in LLM(**EngineConfig.of_flags(args)).generate(args.prompts, params, use_tqdm=len(args.prompts) > 1):
-            print(*(f"{output.prompt}{completion.text}" for completion in output.outputs), sep="\n")
-            for completion in output.outputs:
-                if completion.finish_reason == "error":
-                    print(f"{parser.prog}: error: {completion.stop_reason}", file=sys.stderr)
-                    status = 1
+        params = SamplingParams(temperature=args.temperature, max_tokens=args.max_tokens)
+        for output in LLM(args.model).generate(args.prompts, params):
+            completion = output.outputs[0]
+            print(f"{output.prompt}{completion.text}")
+            if completion.finish_reason == "error":
+                print(f"{parser.prog}: error: {completion.stop_reason}", file=sys.stderr)
+                status = 1
     except (ValueError, OSError, MemoryError) as error:
         print(f"{parser.prog}: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return 2

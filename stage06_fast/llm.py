@@ -194,7 +194,8 @@ class AsyncLLM:
             QueueFullError: too many requests wait.
             EngineClosedError: the engine is closed.
         """
-        loop, news = asyncio.get_running_loop(), asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        news: asyncio.Queue[Any] = asyncio.Queue()  # lists of events, or an error
         request = self.llm.inputs.request(prompt, sampling_params or SamplingParams(), priority)
         request.num_ahead = whole_number("num_ahead", num_ahead, 0)
         num_unfinished = len(request.group)

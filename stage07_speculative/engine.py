@@ -2,6 +2,7 @@
 
 import functools
 import gc
+from typing import Any
 
 from .batch import Batch
 from .block_manager import BlockManager
@@ -120,8 +121,8 @@ class Engine:
 
     def kv_use(self) -> tuple[int, int]:
         """Tokens of the KV cache that are reserved, and how many of them running requests have filled."""
-        manager = self.block_manager
-        filled = sum(request.num_computed_tokens for request in manager.holders)
+        manager, holders = self.block_manager, list[Any](self.block_manager.holders)  # requests, and beams
+        filled = sum(sequence.num_computed_tokens for sequence in holders)
         # What is reserved and not filled comes after a sequence's last token, in blocks that are not shared.
         unused = manager.num_held * manager.block_size - filled
         reserved = (manager.num_blocks - manager.num_free) * manager.block_size

@@ -142,7 +142,8 @@ class BeamEngine:
 
     def __init__(self, engine: Engine):
         self.scheduler, self.block_manager, self.runner = engine.scheduler, engine.block_manager, engine.runner
-        self.engine, self.waiting, self.active, self.growing, self.cancelled = engine, [], [], [], None
+        self.engine, self.waiting, self.active, self.growing = engine, [], [], []
+        self.cancelled: list[BeamSearch] | None = None
 
     def run(self, searches: list[BeamSearch]) -> None:
         """Run all to their ends, or until they are cancelled."""

@@ -11,6 +11,7 @@ COMMANDS = {
     "batch": "complete the lines of a file: stagewise batch --input IN.jsonl --output OUT.jsonl",
     "serve": "serve an engine with OpenAI's HTTP interface",
     "replay": "make a page of traces, which shows a run step by step",
+    "convert": "make a directory that a stage reads, of a training checkpoint or what a stage refuses",
     "score": "score the results of a batch run against reference answers",
     "push": "put the results of a batch run on the Hub",
     "bench": "measure the stages side by side",
@@ -23,6 +24,8 @@ def run(command: str, argv: list[str], prog: str) -> int:
         from .serving.__main__ import main
     elif command == "replay":
         from .replay.__main__ import main
+    elif command == "convert":
+        from .convert import main
     elif command == "score":
         from .score import main
     elif command == "push":

@@ -16,7 +16,7 @@ from .beams import Beams, completed_by_beams
 from .closing_line import closing_line
 from .console import Outcome, flush_streams, naming, one_interrupt, prepare_streams, tell
 from .dataset import HUB, Columns, check_columns, check_dataset
-from .flags import beams_of, build_parser, pairs_of, sampling_of
+from .flags import beams_of, build_parser, options_of, pairs_of, sampling_of
 from .interactive import converse
 from .manifest import manifest_path
 from .progress import Progress
@@ -182,7 +182,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
             with outcome:
                 prompts, sampling, outputs = check(stage, args, files)
                 beams = beams_of(stage, args, sampling)
-                options = stage.EngineConfig.of_flags(args)
+                options = options_of(stage, args)
                 engine = stage.AsyncLLM(**options) if args.interactive else None
                 llm = engine.llm if engine else stage.LLM(**options)
                 limit_threads(stage, llm)

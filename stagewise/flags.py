@@ -2,9 +2,10 @@
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from .beams import Beams, drawing
 from .console import Parser
@@ -69,6 +70,30 @@ SAMPLING = {
 }
 
 
+def add_options(stage: Stage, add: Callable[..., Any]) -> None:
+    """A flag for each option of the stage's engine. add: `ArgumentParser.add_argument`"""
+    for option in sorted(fields(stage.EngineConfig), key=lambda option: option.kw_only is True):  # the others first
+        settings = {"name": "--" + option.name.replace("_", "-"), "help": option.metadata["help"]}
+        settings |= option.metadata["flag"]
+        name, help, kind = settings.pop("name"), settings.pop("help"), (*get_args(option.type), option.type)[0]
+        if name is None:
+            continue
+        if kind is bool:
+            settings["action"] = "store_false" if option.default else "store_true"
+        else:
+            settings["default"] = list(option.default) if isinstance(option.default, tuple) else option.default
+            help += "" if option.default in (None, ()) or "default" in help else " (default: %(default)s)"
+        if kind in (int, float):
+            settings = {"type": kind, "metavar": "N", **settings}
+        add(name, dest=option.name, help=help, **settings)
+
+
+def options_of(stage: Stage, args: argparse.Namespace) -> dict[str, Any]:
+    """The options of the stage's engine by name, as the flags gave them."""
+    options = fields(stage.EngineConfig)
+    return {option.name: getattr(args, option.name) for option in options if option.metadata["flag"].get("name", True)}
+
+
 def pick_stage(argv: list[str] | None, numbers: Iterable[int] = PACKAGES) -> Stage:
     """The stage that --stage names: the other flags depend on it."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -115,7 +140,7 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     )
     add("--stats", action="store_true", help="below the closing line, what the run waited for and wasted")
     add("--quiet", action="store_true", help="no progress and no closing line")
-    stage.EngineConfig.add_flags(parser.add_argument_group("engine").add_argument)
+    add_options(stage, parser.add_argument_group("engine").add_argument)
     add, defaults = parser.add_argument_group("sampling").add_argument, stage.SamplingParams()
     for name, flag in SAMPLING.items():
         if hasattr(defaults, name) or name in MORE_FIELDS:

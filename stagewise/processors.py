@@ -52,25 +52,35 @@ def bad_words(llm: Any, words: str | Sequence[str]) -> "BadWords":
     return BadWords(llm, words)
 
 
+class OnDevices:
+    """A tensor of these values, copied once to each device that asks for it."""
+
+    def __init__(self, values: list[Any], dtype: torch.dtype):
+        cpu = torch.device("cpu")
+        self._copies = {cpu: torch.tensor(values, dtype=dtype, device=cpu)}
+
+    def on(self, device: torch.device) -> Tensor:
+        if device not in self._copies:
+            self._copies[device] = self._copies[torch.device("cpu")].to(device)
+        return self._copies[device]
+
+
 class TokenIds:
-    """Token ids as a tensor, on each device that asks for it. `name` is whose they are, for errors."""
+    """Token ids; `name` is whose they are, for errors."""
 
     def __init__(self, name: str, token_ids: Iterable[Any]):
         self.name, self.token_ids = name, [whole_number(name, i) for i in token_ids]
-        self._tensors: dict[torch.device, Tensor] = {}
+        self.largest, self._tensor = max(self.token_ids, default=-1), OnDevices(self.token_ids, torch.int64)
 
     def check(self, vocab_size: int) -> None:
         """Raise ValueError for a token that the model does not have."""
-        if self.token_ids and max(self.token_ids) >= vocab_size:
-            message = f"is outside the model's vocabulary of {vocab_size} tokens"
-            raise ValueError(f"{self.name} {max(self.token_ids)} {message}")
+        if self.largest >= vocab_size:
+            raise ValueError(f"{self.name} {self.largest} is outside the model's vocabulary of {vocab_size} tokens")
 
     def on(self, logits: Tensor) -> Tensor:
         """The ids, where the logits are. [vocab_size] -> [n]"""
-        if logits.device not in self._tensors:
-            self.check(len(logits))
-            self._tensors[logits.device] = torch.tensor(self.token_ids, dtype=torch.int64, device=logits.device)
-        return self._tensors[logits.device]
+        self.check(len(logits))
+        return self._tensor.on(logits.device)
 
 
 class LogitBias:
@@ -82,13 +92,10 @@ class LogitBias:
         ids = (int(i) if isinstance(i, str) and i.isdecimal() and len(i) < 20 else i for i in bias)
         self.ids = TokenIds("logit_bias token", ids)
         self.values = [number("logit_bias", value, -MAX_BIAS, MAX_BIAS) for value in bias.values()]
-        self._added: dict[torch.device, Tensor] = {}
+        self._added = OnDevices(self.values, torch.float32)
 
     def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: Tensor) -> Tensor:
-        ids = self.ids.on(logits)
-        if logits.device not in self._added:
-            self._added[logits.device] = torch.tensor(self.values, dtype=logits.dtype, device=logits.device)
-        return logits.index_add_(0, ids, self._added[logits.device])
+        return logits.index_add_(0, self.ids.on(logits), self._added.on(logits.device).to(logits.dtype))
 
 
 class AllowedTokenIds:
@@ -143,8 +150,8 @@ def number(name: str, value: Any, low: float, high: float) -> float:
     return float(value)
 
 
-def whole_number(name: str, value: Any, low: int = 0) -> int:
-    """A whole number as Python's own. Raises ValueError, naming it, unless it is at least low."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < low:  # pyright: ignore[reportOperatorIssue]
-        raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r:.80}")
+def whole_number(name: str, value: Any, low: int = 0, high: int = 2**63 - 1) -> int:
+    """A whole number as Python's own. Raises ValueError, naming it, unless it is one from low to high."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= high:  # pyright: ignore[reportOperatorIssue]
+        raise ValueError(f"{name} must be a whole number from {low} to {high}, got {value!r:.80}")
     return int(value)

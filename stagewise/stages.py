@@ -38,8 +38,15 @@ ELSEWHERE = {
     "derive_seed": "philox",
     "find_model": "weights",
     "Detokenizer": "tokenizer",
-    "byte_alphabet": "tokenizer",
+    "byte_alphabet": "vocabulary",
+    **dict.fromkeys(("GPT2", "ModelConfig"), "model"),
+    **dict.fromkeys(("Checkpoint", "tokenizer_directory", "BUNDLED", "LARGEST", "SUPPORTED"), "weights"),
+    "STORED_TRANSPOSED": "weights",
+    "Tokenizer": "tokenizer",
+    **dict.fromkeys(("check_values", "read_json"), "vocabulary"),
 }
+TOKENIZER_FILES = ("merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json")
+TOKENIZER_FILES += ("special_tokens_map.json", "added_tokens.json")
 
 
 @dataclass(frozen=True)
@@ -176,8 +183,8 @@ class Stage:
         part = self._part("weights")
         place = part.tokenizer_directory(directory, tokenizer)
         names = (directory / name for name in ("config.json", "generation_config.json"))
-        files = part.weight_files(directory)[1] + [path for path in names if path.is_file()]
-        return files + [place / name for name in ("merges.txt", "tokenizer.json") if (place / name).exists()]
+        files = part.weight_files(directory) + [path for path in names if path.is_file()]
+        return files + [place / name for name in TOKENIZER_FILES if (place / name).exists()]
 
 
 STAGES = {number: Stage(number) for number in PACKAGES}

@@ -311,9 +311,9 @@ def vocabulary(tokenizer: Any, eos_token_ids: tuple[int, ...]) -> tuple[Any, byt
     with _making:
         made = _vocabularies.setdefault(tokenizer, {})
         if eos_token_ids not in made:
-            num = max(tokenizer.end_of_text_id, *eos_token_ids) + 1
+            num = max(tokenizer.num_tokens - 1, *eos_token_ids) + 1
             tokens = [tokenizer.token_bytes(i) or f"<|{i}|>".encode() for i in range(num)]
-            special = sorted({tokenizer.end_of_text_id, *eos_token_ids})
+            special = sorted({*tokenizer.special, *eos_token_ids})
             words = Words(
                 encode=tokenizer.encode,
                 tokens=tokens,

@@ -5,6 +5,7 @@ import functools
 import io
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,7 +75,8 @@ EOS = 50256
 
 
 def write_checkpoint(directory: Path, seed: int = 0, **sizes) -> Path:
-    """A random checkpoint, written by transformers. Weights are large enough for the logits to differ."""
+    """A random checkpoint, written by transformers, with GPT-2's tokenizer. Weights are large enough for the logits to
+    differ."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(seed)
@@ -85,6 +87,7 @@ def write_checkpoint(directory: Path, seed: int = 0, **sizes) -> Path:
         elif "ln_" in name:
             torch.nn.init.normal_(parameter, mean=1.0, std=0.1)
     model.save_pretrained(directory)
+    shutil.copy2(TINYTALES / "merges.txt", directory)
     return directory
 
 

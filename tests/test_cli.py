@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -139,9 +140,9 @@ def test_a_trace_that_fails_costs_no_results(stage, tmp_path, monkeypatch):
 
 
 def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
-    """A value for each field of SamplingParams, and all of them arrive."""
+    """A value for each field of SamplingParams, and for those that become processors, and all of them arrive."""
     seen = []
-    monkeypatch.setattr(cli, "complete", lambda llm, prompts, params, *rest: seen.append((llm, params)) or [])
+    monkeypatch.setattr(cli, "complete", lambda llm, prompts, params, *rest: seen.append((llm, prompts, params)) or [])
     flags = dict(
         temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.2,
         frequency_penalty=0.3, max_tokens=9, min_tokens=2, logprobs=4,
@@ -150,7 +151,7 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
     status, _, stderr = stage.main(
         "--prompts",
         "a",
-        "b",
+        "b c d e f",
         *arguments,
         "--stop",
         "x",
@@ -173,13 +174,18 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
             "5",
             "9",
         ),
-        *("--include-stop-str-in-output", "--no-skip-special-tokens", "--truncate-prompt-tokens", "8"),
+        *("--include-stop-str-in-output", "--no-skip-special-tokens", "--truncate-prompt-tokens", "3"),
     )
     assert status == 0, stderr
-    ((llm, params),) = seen
-    flags |= dict(logit_bias={5: -2.5, 7: 1, 8: 3}, bad_words=["ugly"], allowed_token_ids=[5, 9])
-    flags |= dict(include_stop_str_in_output=True, skip_special_tokens=False, truncate_prompt_tokens=8)
-    assert params == stage.SamplingParams(**flags, stop=["x", "y"], stop_token_ids=[5, 6], ignore_eos=True)
+    ((llm, prompts, params),) = seen
+    flags |= dict(include_stop_str_in_output=True, skip_special_tokens=False, ignore_eos=True)
+    bias, allowed, words = params.logits_processors
+    plain = stage.SamplingParams(**flags, stop=["x", "y"], stop_token_ids=[5, 6])
+    assert replace(params, logits_processors=()) == plain
+    assert (bias.ids.token_ids, bias.values) == ([5, 7, 8], [-2.5, 1, 3])
+    assert allowed.ids.token_ids == [5, 9]
+    assert words.words == [llm.get_tokenizer().encode(text) for text in ("ugly", " ugly")]
+    assert prompts == ["a", {"prompt": "b c d e f", "prompt_token_ids": llm.get_tokenizer().encode(" d e f")}]
     assert llm.engine.config.seed == 3
 
 

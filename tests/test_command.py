@@ -35,12 +35,12 @@ def test_help_lists_the_commands():
     status, stdout, _ = run("--help")
     assert status == 0
     assert run() == (0, stdout, "")
-    assert all(f"\n  {name} " in stdout for name in ["run", "batch", "serve", "replay", "score", "push", "bench"])
+    assert all(f"\n  {name} " in stdout for name in ["run", "batch", "serve", "replay", "convert", "push", "bench"])
     assert run("dance")[::2] == (2, "python -m stagewise: error: there is no command 'dance': run, batch, serve, "
-                                    "replay, score, push, bench\n")  # fmt: skip
+                                    "replay, convert, score, push, bench\n")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["run", "batch", "serve", "replay", "score", "push", "bench"])
+@pytest.mark.parametrize("name", ["run", "batch", "serve", "replay", "convert", "score", "push", "bench"])
 def test_every_command_has_its_own_help(run_here, name):
     status, stdout, stderr = run_here(name, "--help")
     assert (status, stderr) == (0, "")

@@ -167,7 +167,7 @@ def test_another_thread_changes_the_state_all_the_time(stage, options, state, un
 def test_random_weights_are_the_same_in_any_state():
     """`dummy_tensors` is in a file that all stages share, so one stage is enough."""
     weights = STAGES[0].part("weights")
-    make = lambda: list(weights.dummy_tensors({"x.bias": (3,), "ln_f.weight": (2,), "wte.weight": (4, 5)}, 2))  # noqa: E731
+    make = lambda: list(weights.dummy_tensors({"x.bias": (3,), "ln_f.weight": (2,), "wte.weight": (4, 5)}))  # noqa: E731
     expected = make()
     for change in STATES.values():
         with change():

@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from transformers import GPT2Tokenizer
 
 from stagewise.openai_fields import IDLE
+from stagewise.sampling import MORE_FIELDS, Sampling
 from stagewise.serving import batch, events
 from stagewise.serving.__main__ import add_server_flags, build_parser, check, main, make_service
 from stagewise.serving.app import App
@@ -153,7 +154,8 @@ def params(app, **fields):
 
 def generate(app, prompts, **fields):
     """What the engine gives without a server."""
-    return app.service.engine.llm.generate(prompts, params(app, **fields))
+    sampling, llm = Sampling(app.service.stage, **fields), app.service.engine.llm
+    return llm.generate([sampling.prompt(llm, prompt) for prompt in prompts], sampling.params_for(llm))
 
 
 def error_of(response, status):
@@ -281,7 +283,12 @@ def test_every_sampling_field_reaches_the_engine(babble):
     with serving(6, babble, policy="priority") as app:
         body = json.loads(json.dumps({"model": "tales", "prompt": [1], "priority": -3, "logprobs": 4, **fields}))
         job = app.service.job(body)
-        assert (job.params, job.priority) == (params(app, logprobs=4, **fields), -3)
+        bias, allowed, words = job.params.logits_processors
+        plain = {name: fields[name] for name in fields.keys() - {*MORE_FIELDS}}
+        assert dataclasses.replace(job.params, logits_processors=()) == params(app, logprobs=4, **plain)
+        assert (bias.ids.token_ids, bias.values, allowed.ids.token_ids) == ([5], [2.0], [3, 4, 5])
+        assert (words.words, job.priority) == ([[0], [5145]], -3)
+        assert job.sampling.given["truncate_prompt_tokens"] == 9
         complete(app, prompt=[1], priority=-3)
 
 
@@ -558,7 +565,7 @@ REFUSED = [
     ({"logit_bias": [7]}, "logit_bias", "logit_bias must be a mapping"),
     ({"allowed_token_ids": []}, "allowed_token_ids", "allowed_token_ids must not be empty"),
     ({"allowed_token_ids": [60000]}, "allowed_token_ids", "allowed_token_ids 60000 is outside"),
-    ({"bad_words": [""]}, "bad_words", "bad_words must be texts that are not empty"),
+    ({"bad_words": [""]}, "bad_words", "bad_words must be texts of more than spaces"),
     ({"bad_words": ["x"] * 65}, "bad_words", "bad_words has 65 texts; the limit is 64"),
     ({"truncation_side": "middle"}, "truncation_side", 'truncation_side must be "left" or "right", got \'middle\''),
     ({"truncate_prompt_tokens": 2000}, "truncate_prompt_tokens", "truncate_prompt_tokens 2000 is over max_model_len"),

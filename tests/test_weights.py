@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from transformers import GPT2LMHeadModel
 
 from tests.adapter import ROOT, STAGES, TINYTALES, random_prompts, stages_that_change, write_checkpoint
 
-FILES = ("support/weights.py", "support/training_checkpoint.py", "fast_model.py")  # what this is about, see conftest.py
+FILES = ("support/weights.py", "fast_model.py")  # what this is about, see conftest.py
 
 
 def greedy_tokens(stage, model, **arguments):
@@ -55,7 +56,7 @@ def edit_tensors(directory, edit):
     save_file(tensors, directory / "model.safetensors")
 
 
-@pytest.mark.parametrize("layout", ["safetensors", "sharded", "bin", "sharded bin"])
+@pytest.mark.parametrize("layout", ["safetensors", "sharded", "bin", "old bin"])
 def test_layouts(stage, small_checkpoint, tmp_path, layout):
     model = GPT2LMHeadModel.from_pretrained(small_checkpoint)
     if layout == "safetensors":
@@ -66,19 +67,14 @@ def test_layouts(stage, small_checkpoint, tmp_path, layout):
     else:
         state = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
         model.config.save_pretrained(tmp_path)
-        names = sorted(state)
-        parts = [names] if layout == "bin" else [names[::2], names[1::2]]
-        files = ["pytorch_model.bin"] if layout == "bin" else ["part-1.bin", "part-2.bin"]
-        for file, part in zip(files, parts, strict=True):
-            torch.save({name: state[name] for name in part}, tmp_path / file)
-        if layout == "sharded bin":
-            weight_map = {name: file for file, part in zip(files, parts, strict=True) for name in part}
-            (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        torch.save(state, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=layout == "bin")
+    shutil.copy2(small_checkpoint / "merges.txt", tmp_path)
     assert greedy_tokens(stage, tmp_path) == greedy_tokens(stage, small_checkpoint)
 
 
 def test_stored_in_half_precision_run_in_float32(stage, small_checkpoint, tmp_path):
     GPT2LMHeadModel.from_pretrained(small_checkpoint, dtype=torch.float16).save_pretrained(tmp_path)
+    shutil.copy2(small_checkpoint / "merges.txt", tmp_path)
     llm = stage.LLM(tmp_path, device="cpu")
     assert {p.dtype for p in llm.engine.runner.model.parameters()} == {torch.float32}
     with pytest.raises(AssertionError):
@@ -129,28 +125,67 @@ def test_truncated_file(stage, damaged, file, keep):
         (damaged / "model.safetensors").unlink()
     content = (damaged / file).read_bytes()
     (damaged / file).write_bytes(content[: int(len(content) * keep)])
-    with pytest.raises(ValueError, match="truncated or damaged") as error:
+    with pytest.raises(ValueError, match=f"{file} is damaged, or not a file of tensors alone") as error:
         stage.LLM(damaged, device="cpu")
-    assert file in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_garbage_instead_of_a_file(stage, damaged):
-    (damaged / "model.safetensors").write_bytes(b"<html>404: not found</html>" * 50)
-    with pytest.raises(ValueError, match=r"model.safetensors can't be read, it is probably truncated or damaged"):
-        stage.LLM(damaged, device="cpu")
+class Attack:
+    """In a pickle: opens a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
 
 
-def test_a_pickle_that_runs_code_is_refused(stage, damaged, tmp_path):
-    class Attack:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "pwned"), "w"))
-
-    torch.save({"wte.weight": Attack()}, damaged / "pytorch_model.bin")
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("kind", ["LFS", "HTML", "GGUF", "empty", "a list", "no tensors", "training", "attack"])
+def test_something_else_instead_of_weights(stage, damaged, file, kind):
+    """The message shows how the file begins, says what to do, and never what torch says: to let the file run code."""
+    kinds = {
+        "LFS": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548105171\n",
+        "HTML": b"<!DOCTYPE html>\n<html>Sign in</html>",
+        "GGUF": b"GGUF\x03\0\0\0",
+        "empty": b"",
+        "a list": b"\x80\x02]q\x00.",
+    }
     (damaged / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="truncated or damaged"):
+    if kind in kinds:
+        (damaged / file).write_bytes(kinds[kind])
+    elif file == "pytorch_model.bin":
+        content = {
+            "no tensors": "text",
+            "training": {"wte.weight": torch.zeros(2)},
+            "attack": Attack(damaged / "pwned"),
+        }
+        torch.save({"model": content[kind]}, damaged / file)
+    else:
+        return
+    with pytest.raises(ValueError, match=f"{file} is damaged, or not a file of tensors alone") as error:
         stage.LLM(damaged, device="cpu")
-    assert not (tmp_path / "pwned").exists()
+    begin = kinds.get(kind, b"PK")[:10]
+    assert f"(it begins with {begin!r}"[:-1] in str(error.value)
+    assert f"`stagewise convert {damaged} DIRECTORY`" in str(error.value)
+    assert "weights_only" not in str(error.value)
+    assert not (damaged / "pwned").exists()
+
+
+def test_thousands_of_unknown_tensors(stage, damaged):
+    """Each would be opened by itself, and a file's header is as long as the list of its names."""
+    edit_tensors(damaged, lambda tensors: tensors.update({f"extra.{i}": torch.zeros(1) for i in range(20_000)}))
+    started = time.perf_counter()
+    with pytest.raises(ValueError, match=r"unexpected extra.0, .* and 19995 more"):
+        stage.LLM(damaged, device="cpu")
+    assert time.perf_counter() - started < 10  # it took minutes
+
+
+def test_too_large_for_the_memory(stage, damaged):
+    edit_config(damaged, n_embd=60_000, n_inner=10**6, n_layer=50)
+    for load_format in ("auto", "dummy"):
+        with pytest.raises(ValueError, match=r"the weights take [\d,]{15,} bytes of memory, there are [\d,]+ free"):
+            stage.LLM(damaged, device="cpu", load_format=load_format)
 
 
 def test_missing_and_unexpected_tensors(stage, damaged):
@@ -209,6 +244,14 @@ def test_an_output_layer_of_its_own(stage, damaged):
     [
         (dict(model_type="llama"), "model_type is 'llama'"),
         (dict(activation_function="relu"), "activation_function is 'relu'"),
+        (dict(activation_function="gelu"), "activation_function is 'gelu', supported: 'gelu_new'"),
+        (dict(tokenizer_class="BertTokenizer"), "tokenizer_class is 'BertTokenizer'"),
+        (dict(num_attention_heads=4), "'num_attention_heads' is not known to change nothing; `stagewise convert"),
+        (dict(num_attention_heads=3), "'num_attention_heads' is not known"),
+        (dict(quantization_config={"bits": 4}), "'quantization_config' is not known"),
+        (dict(auto_map={"AutoModel": "x.Y"}), "'auto_map' is not known"),
+        (dict(pruned_heads={"0": [1]}), "'pruned_heads' is not known"),
+        (dict(rotary_dim=64), "'rotary_dim' is not known"),
         (dict(tie_word_embeddings=False), "tie_word_embeddings"),
         (dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx"),
         (dict(n_head=5), "n_embd 48 is not a multiple of n_head 5"),
@@ -236,61 +279,6 @@ def test_bad_config(stage, damaged, changes, names):
 def test_config_that_is_no_json_object(stage, damaged, content):
     (damaged / "config.json").write_text(content)
     with pytest.raises(ValueError, match=r"config.json"):
-        stage.LLM(damaged, device="cpu")
-
-
-def test_files_of_the_wrong_kind(stage, damaged):
-    """Valid JSON, valid pickles, but not what they should hold: a line that names the file."""
-    cases = [
-        ("vocab.json", b'{"a": 1', "vocab.json"),
-        ("vocab.json", b"[1, 2]", "vocab.json"),
-        ("merges.txt", b"#version: 0.2\n\xff\xfe\n", "merges.txt is not UTF-8"),
-        (
-            "config.json",
-            json.dumps({**json.loads((damaged / "config.json").read_text()), "n_embd": None}).encode(),
-            "n_embd",
-        ),
-    ]
-    for name, content, says in cases:
-        before = (damaged / name).read_bytes() if (damaged / name).exists() else None
-        (damaged / name).write_bytes(content)
-        if name == "vocab.json":
-            shutil.copy(TINYTALES / "merges.txt", damaged)
-        with pytest.raises(ValueError, match=says):
-            stage.LLM(damaged, device="cpu")
-        (damaged / name).unlink() if before is None else (damaged / name).write_bytes(before)
-    (damaged / "merges.txt").unlink(missing_ok=True)
-    (damaged / "model.safetensors").unlink()
-    (damaged / "model.safetensors.index.json").write_text('{"weight_map": ["a"]}')
-    with pytest.raises(ValueError, match=r"index.json has no weight_map"):
-        stage.LLM(damaged, device="cpu")
-    (damaged / "model.safetensors.index.json").unlink()
-    torch.save({"wte.weight": "no tensor"}, damaged / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"pytorch_model.bin can't be read.*something else than named tensors"):
-        stage.LLM(damaged, device="cpu")
-    torch.save({"epoch": 3, "model": {"wte.weight": torch.zeros(2)}, "optimizer": {}}, damaged / "pytorch_model.bin")
-    with pytest.raises(
-        ValueError,
-        match=r"pytorch_model.bin is a training checkpoint, .* under 'model': give the file itself as the model",
-    ):
-        stage.LLM(damaged, device="cpu")
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"Repository not found",  # an IndexError of the unpickler's
-        b"<!DOCTYPE html>\n<html>Sign in</html>",
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548105171\n",
-        b"\x80\x02]q\x00.",  # a list
-        b"",
-    ],
-)
-@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-def test_something_else_instead_of_weights(stage, damaged, file, content):
-    (damaged / "model.safetensors").unlink()
-    (damaged / file).write_bytes(content)
-    with pytest.raises(ValueError, match=f"{file} can't be read, it is probably truncated or damaged: ."):
         stage.LLM(damaged, device="cpu")
 
 
@@ -343,46 +331,12 @@ def test_a_tensor_that_is_given_twice(stage, damaged):
     with pytest.raises(ValueError, match=r"model.safetensors: tensor 'transformer.ln_f.bias' was there before"):
         stage.LLM(damaged, device="cpu")
     edit_tensors(damaged, lambda tensors: tensors.pop("ln_f.bias"))
-    (damaged / "model.safetensors").rename(damaged / "1.safetensors")
-    save_file({"transformer.ln_f.bias": torch.zeros(48)}, damaged / "2.safetensors")
-    write_index(damaged, "1.safetensors", "2.safetensors")
-    with pytest.raises(ValueError, match=r"2.safetensors: tensor 'transformer.ln_f.bias' was there before"):
+    (damaged / "model.safetensors").rename(damaged / "model-1-of-2.safetensors")
+    save_file({"transformer.ln_f.bias": torch.zeros(48)}, damaged / "model-2-of-2.safetensors")
+    with pytest.raises(ValueError, match=r"model-2-of-2.safetensors: tensor 'transformer.ln_f.bias' was there before"):
         stage.LLM(damaged, device="cpu")
-
-
-def write_index(directory, *shards):
-    weight_map = {f"tensor {i}": shard for i, shard in enumerate(shards)}
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-
-
-@pytest.mark.parametrize("shard", ["../x.safetensors", "/etc/passwd", "a/b", "..", "", "C:x", "..\\x", "a\0", 5, None])
-def test_shards_are_files_of_the_directory(stage, damaged, shard):
-    (damaged / "model.safetensors").rename(damaged.parent / "x.safetensors")
-    write_index(damaged, shard)
-    with pytest.raises(ValueError, match=r"index.json (lists .*, which is not the name of a file|has no weight_map)"):
-        stage.LLM(damaged, device="cpu")
-
-
-@pytest.mark.parametrize("shard", ["x" * 300, "\ud800", ".hidden"])
-def test_shards_that_are_not_there(stage, damaged, shard):
-    (damaged / "model.safetensors").unlink()
-    write_index(damaged, shard)
-    with pytest.raises(ValueError, match=r"index.json lists .*, not in the directory"):
-        stage.LLM(damaged, device="cpu")
-
-
-def test_an_index_that_is_nested_deeply(stage, damaged):
-    (damaged / "model.safetensors").unlink()
-    (damaged / "model.safetensors.index.json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match=r"index.json is not valid JSON"):
-        stage.LLM(damaged, device="cpu")
-
-
-def test_the_shard_with_a_bad_value_is_named(stage, damaged):
-    edit_tensors(damaged, lambda tensors: tensors["transformer.ln_f.bias"].fill_(float("nan")))
-    (damaged / "model.safetensors").rename(damaged / "1.safetensors")
-    write_index(damaged, "1.safetensors")
-    with pytest.raises(ValueError, match=r"1.safetensors: tensor 'ln_f.bias' has values that are not finite"):
+    (damaged / "model-1-of-2.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"missing h.0.attn.c_attn.bias, .* and 22 more"):
         stage.LLM(damaged, device="cpu")
 
 
@@ -408,20 +362,17 @@ def mutate(content, rng):
 def tiny(tmp_path_factory):
     """A checkpoint of a few kilobytes in every layout, with a tokenizer of its own."""
     directory = tmp_path_factory.mktemp("tiny")
-    sizes = dict(n_layer=1, n_head=2, n_embd=4, n_positions=8, vocab_size=262)
-    write_checkpoint(directory, **sizes)
+    write_checkpoint(directory, n_layer=1, n_head=2, n_embd=4, n_positions=8, vocab_size=262)
     (directory / "generation_config.json").unlink(missing_ok=True)
     tensors = load_file(directory / "model.safetensors")
     names = sorted(tensors)
     for number, part in (("1", names[::2]), ("2", names[1::2])):
-        save_file({name: tensors[name] for name in part}, directory / f"{number}.safetensors")
+        save_file({name: tensors[name] for name in part}, directory / f"model-{number}-of-2.safetensors")
     torch.save(tensors, directory / "pytorch_model.bin")
     torch.save(tensors, directory / "legacy.bin", _use_new_zipfile_serialization=False)
-    weight_map = {name: f"{1 + i % 2}.safetensors" for i, name in enumerate(names)}
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     merges = ["Ġ t", "h e", "Ġt he", "i n", "Ġ a"]
     (directory / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
-    alphabet = STAGES[0].part("tokenizer").byte_alphabet()
+    alphabet = STAGES[0].part("vocabulary").byte_alphabet()
     tokens = [*alphabet, *(merge.replace(" ", "") for merge in merges), "<|endoftext|>"]
     (directory / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
     return directory
@@ -436,27 +387,24 @@ def tiny(tmp_path_factory):
         ("model.safetensors", "model.safetensors"),
         ("pytorch_model.bin", "pytorch_model.bin"),
         ("legacy.bin", "pytorch_model.bin"),
-        ("model.safetensors.index.json", "model.safetensors.index.json"),
-        ("1.safetensors", "model.safetensors.index.json"),
+        ("model-1-of-2.safetensors", "model-2-of-2.safetensors"),
     ],
 )
 @pytest.mark.parametrize("number", [60, pytest.param(200, marks=pytest.mark.soak)])
 def test_damaged_files(tiny, tmp_path, file, layout, number):
-    """Each loads, or a ValueError names the file. On one stage: what reads the files is the same in all."""
+    """Each loads, or a ValueError names the file or its directory. On one stage: what reads the files is the same."""
     rng, weights, errors = random.Random(0), STAGES[0].part("weights"), []
-    for name in ("config.json", "merges.txt", "vocab.json", "1.safetensors", "2.safetensors", layout):
+    for name in ("config.json", "merges.txt", "vocab.json", layout):
         shutil.copy(tiny / name, tmp_path / name)
     original, target = (tiny / file).read_bytes(), tmp_path / ("pytorch_model.bin" if file == "legacy.bin" else file)
     target.write_bytes(original)
     assert load_like_an_engine(weights, tmp_path) is None
-    blamed = [target.name]  # or what stands beside it: merges against a vocabulary, a shard against its index
-    blamed += {"merges.txt": ["vocab.json"], "1.safetensors": [layout]}.get(file, [])
     for _ in range(number):
         target.write_bytes(mutate(original, rng))
         if error := load_like_an_engine(weights, tmp_path):
             errors.append(error)
             assert "\n" not in error
-            assert any(str(tmp_path / name) in error or f"{name} implies" in error for name in blamed), error
+            assert str(tmp_path) in error, error
     assert len(errors) > number // 10
 
 
@@ -474,75 +422,36 @@ def load_like_an_engine(weights, directory) -> str | None:
     return None
 
 
-LINEAR = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-
-
-@pytest.mark.parametrize("layout", ["nanogpt", "state_dict", "compiled", "transformers", "no biases"])
-def test_training_checkpoints(stage, small_checkpoint, tmp_path, layout):
-    """The weights of one model as several programs save them: the same tokens as from its directory."""
-    model = GPT2LMHeadModel.from_pretrained(small_checkpoint)
-    tensors, config = model.state_dict(), model.config
-    if layout == "no biases":
-        tensors = {name: torch.zeros_like(t) if name.endswith("bias") else t for name, t in tensors.items()}
-        model.load_state_dict(tensors)
-        tensors = {name: t for name, t in tensors.items() if not name.endswith("bias")}
-    model.save_pretrained(tmp_path / "directory")
-    if layout != "transformers":  # which has [in, out]
-        tensors = {name: t.t().contiguous() if name.endswith(LINEAR) else t for name, t in tensors.items()}
-    heads = {"n_head": config.n_head}
-    content = {
-        "nanogpt": {"model": tensors, "optimizer": {}, "model_args": heads | {"block_size": 48}, "iter_num": 3},
-        "state_dict": {"state_dict": {f"model.{n}": t for n, t in tensors.items()}, "hyper_parameters": heads},
-        "compiled": {"model": {f"_orig_mod.{n}": t for n, t in tensors.items()}, "config": heads},
-        "transformers": {**tensors, "config": heads},
-        "no biases": {"model_state_dict": tensors, "args": {"num_heads": config.n_head}},
-    }[layout]
-    path = tmp_path / "ckpt.pt"
-    torch.save(content, path)
-    assert greedy_tokens(stage, path) == greedy_tokens(stage, tmp_path / "directory")
-    torch.save(content, path, _use_new_zipfile_serialization=False)
-    assert greedy_tokens(stage, path) == greedy_tokens(stage, tmp_path / "directory")
-
-
-class Trainer:
-    """What some programs save beside their weights."""
-
-
-def test_training_checkpoints_that_are_refused(stage, small_checkpoint, tmp_path):
-    tensors, path = GPT2LMHeadModel.from_pretrained(small_checkpoint).state_dict(), tmp_path / "ckpt.pt"
-    for content, says in [
-        ({"model": tensors}, r"does not say n_head, which no tensor shows: save it as torch.save"),
-        ({"model": tensors, "config": Trainer()}, r"could run code; save it as torch.save"),
-        ({"model": {"a": torch.zeros(2)}}, "has no weights of a GPT-2"),
-        (torch.zeros(2), "holds no dictionary"),
-        ({"model": tensors, "config": {"n_head": "many"}}, "n_head must be a whole number"),
-        ({"model": {n: t for n, t in tensors.items() if "wpe" not in n}, "config": {"n_head": 3}}, "no wpe.weight"),
-        ({"model": {n: t for n, t in tensors.items() if "h.1.mlp" not in n}, "config": {"n_head": 3}}, "missing h.1"),
-    ]:
-        torch.save(content, path)
-        with pytest.raises(ValueError, match=says):
-            stage.LLM(str(path), device="cpu")
-    path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(ValueError, match="can't be read"):
-        stage.LLM(str(path), device="cpu")
-    with pytest.raises(ValueError, match=r"config.json' is a file: give its directory"):
-        stage.LLM(str(small_checkpoint / "config.json"), device="cpu")
-
-
 def test_a_model_without_a_tokenizer(stage, small_checkpoint, tmp_path, caplog):
-    """GPT-2's is taken, and said; the option names another."""
-    llm = stage.LLM(str(small_checkpoint), device="cpu")
-    assert "has no tokenizer (merges.txt or tokenizer.json): GPT-2's is taken" in caplog.text
+    """One with as many tokens as GPT-2 gets GPT-2's, and the log says so; another is refused, but for one by name."""
+    write_checkpoint(tmp_path, n_layer=1, n_head=2, n_embd=4, n_positions=8, vocab_size=50304)
+    (tmp_path / "merges.txt").unlink()
+    llm = stage.LLM(str(tmp_path), device="cpu")
+    assert "has no tokenizer (tokenizer.json or merges.txt): GPT-2's is taken" in caplog.text
     assert llm.get_tokenizer().encode("Once upon") == [7454, 2402]
     caplog.clear()
-    (tmp_path / "merges.txt").write_text("#version: 0.2\nO n\nc e\nOn ce\n")
-    llm = stage.LLM(str(small_checkpoint), device="cpu", tokenizer=str(tmp_path))
-    assert llm.get_tokenizer().encode("Once") == [258]
-    stage.LLM(str(small_checkpoint), device="cpu", tokenizer="gpt2")
+    bare = shutil.copytree(small_checkpoint, tmp_path / "bare")
+    (bare / "merges.txt").unlink()
+    with pytest.raises(ValueError, match=r"has no tokenizer .*, and its 211 tokens are not GPT-2's; with --tokenizer"):
+        stage.LLM(str(bare), device="cpu")
+    stage.LLM(str(bare), device="cpu", tokenizer="gpt2")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "merges.txt").write_text("#version: 0.2\nO n\nc e\nOn ce\n")
+    assert stage.LLM(str(bare), device="cpu", tokenizer=str(own)).get_tokenizer().encode("Once") == [258]
     assert not caplog.text
-    for tokenizer, says in [("nonesuch", "no directory nonesuch"), (str(small_checkpoint), "neither merges.txt")]:
+    for tokenizer, says in [("nonesuch", "no directory nonesuch"), (str(bare), "bare has no tokenizer")]:
         with pytest.raises(ValueError, match=says):
             stage.LLM(str(small_checkpoint), device="cpu", tokenizer=tokenizer)
+    for name in ("spiece.model", "tokenizer.model", "vocab.txt", "tekken.json"):  # with merges.txt or without
+        for directory in (bare, own):
+            (directory / name).write_text("")
+            with pytest.raises(ValueError, match=f"{name} is a tokenizer of another kind"):
+                stage.LLM(str(bare), device="cpu", tokenizer=str(directory))
+            (directory / name).unlink()
+    (bare / "vocab.json").write_text("{}")
+    with pytest.raises(ValueError, match="bare has no tokenizer"):
+        stage.LLM(str(bare), device="cpu")
 
 
 def test_the_lines_of_using_make_a_model(stage, tmp_path, monkeypatch):
@@ -558,15 +467,25 @@ def test_the_lines_of_using_make_a_model(stage, tmp_path, monkeypatch):
 
 
 def test_lost_files(stage, damaged, tmp_path):
+    """What the directory is, if it is none of a model, is for `stagewise convert` to say."""
     (damaged / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"neither model.safetensors nor pytorch_model.bin"):
+    command = re.escape(
+        f"; `stagewise convert {damaged} DIRECTORY` makes a directory that can be read, or says why not"
+    )
+    with pytest.raises(ValueError, match=f"neither model.safetensors nor pytorch_model.bin{command}"):
         stage.LLM(damaged, device="cpu")
-    (damaged / "model.safetensors.index.json").write_text('{"weight_map": {"wte.weight": "model-1-of-2.safetensors"}}')
-    with pytest.raises(ValueError, match=r"model-1-of-2.safetensors, not in the directory"):
+    (damaged / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=f"adapter_config.json is an adapter, which is not applied here{command}"):
         stage.LLM(damaged, device="cpu")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"has no config.json"):
+    with pytest.raises(ValueError, match=r"has no config.json; `stagewise convert .*empty DIRECTORY`"):
         stage.LLM(tmp_path / "empty", device="cpu")
+    for name in ("ckpt.pt", "model.gguf", "config.json"):
+        (damaged / name).touch()
+        with pytest.raises(
+            ValueError, match=f"{name}' is a file, not a directory; `stagewise convert .*{name} DIRECTORY`"
+        ):
+            stage.LLM(damaged / name, device="cpu")
 
 
 # --- The hub --------------------------------------------------------------------------------------------------------

@@ -62,7 +62,8 @@ from tale_grammar import (  # noqa: E402
 
 from stage04_continuous import LLM, SamplingParams  # noqa: E402
 from stage04_continuous.support.outputs import CompletionOutput  # noqa: E402
-from stage04_continuous.support.tokenizer import Tokenizer, read_merges  # noqa: E402
+from stage04_continuous.support.tokenizer import Tokenizer  # noqa: E402
+from stage04_continuous.support.vocabulary import read_vocabulary  # noqa: E402
 
 MODELS = Path(__file__).parent.parent / "models"
 MODEL, DRAFT = MODELS / "tinytales", MODELS / "tinytales-draft"
@@ -447,8 +448,8 @@ def export(model: GPT2LMHeadModel, run: dict, place: Path) -> None:
     (place / "training.json").write_text(json.dumps(run) + "\n")
     if place != MODEL:
         return
-    vocabulary = read_merges(place / "merges.txt")
-    vocabulary["<|endoftext|>"] = len(vocabulary)
+    vocabulary, *_ = read_vocabulary(place)
+    vocabulary.setdefault("<|endoftext|>", len(vocabulary))
     (place / "vocab.json").write_text(
         json.dumps(vocabulary, ensure_ascii=False, separators=(",", ":")), encoding="utf-8"
     )

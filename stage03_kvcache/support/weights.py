@@ -1,25 +1,25 @@
-"""A model's files: find them, read its sizes, and load its weights.
+"""A model's files: find them, read its sizes, load its weights.
 
-A model is `tinytales` (bundled with the repository), one of the GPT-2 sizes (fetched once by huggingface_hub and
-cached), or a directory in Hugging Face layout: config.json, merges.txt, and the weights as model.safetensors or
-pytorch_model.bin, whole or in shards; or the one file of a training checkpoint. Whatever is wrong with a file is said
-in one line that names it.
+A model is `tinytales` (bundled), a GPT-2 size (fetched once by huggingface_hub), or a directory in Hugging Face layout:
+config.json, a tokenizer, and the weights as model.safetensors or pytorch_model.bin, whole or in shards. What would give
+other numbers than transformers is refused in a line that names the file and the key. `stagewise convert` makes such a
+directory of other files, or says what they are.
 """
 
 import functools
 import logging
 import math
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from .tokenizer import Tokenizer, read_json
-from .training_checkpoint import SUFFIXES, read_sizes, training_tensors
+from .tokenizer import Tokenizer
+from .vocabulary import CONFIG, SPARE, check_values, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +33,34 @@ HUB_SIZES = {
     "gpt2-large": dict(n_layer=36, n_head=20, n_embd=1280),
     "gpt2-xl": dict(n_layer=48, n_head=25, n_embd=1600),
 }
-# Linear layers that a GPT-2 checkpoint stores as [in, out], the transpose of torch's nn.Linear.
-STORED_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+GPT2_VOCABULARY = 50257
+# The sizes in config.json, and what no GPT-2 exceeds: larger ones would fill the memory before a weight is read;
+LARGEST = dict(n_layer=1000, n_head=1000, n_embd=10**5, n_inner=10**6, n_positions=10**7, vocab_size=10**7)
+# other keys that change numbers, and their supported values, the default first;
+SUPPORTED = {
+    "model_type": ("gpt2",),
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of the tanh form
+    "tokenizer_class": CONFIG["tokenizer_class"],
+    **dict.fromkeys(("tie_word_embeddings", "scale_attn_weights"), (True,)),
+    **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "add_cross_attention", "is_encoder_decoder"), (False,)),
+}
+# and those that change none here: of training, of other heads, of sampling, and notes. Any other key is refused.
+UNUSED = {
+    *("attn_pdrop", "embd_pdrop", "resid_pdrop", "initializer_range", "gradient_checkpointing", "problem_type"),
+    *("reorder_and_upcast_attn", "use_cache", "n_ctx", "output_past", "n_special", "predict_special_tokens"),
+    *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
+    *("num_labels", "_num_labels", "id2label", "label2id", "finetuning_task", "task_specific_params", "is_decoder"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", "torchscript", "return_dict"),
+    *("output_attentions", "output_hidden_states", "chunk_size_feed_forward", "attn_implementation"),
+    *("architectures", "transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "use_bfloat16"),
+    *("_attn_implementation", "_attn_implementation_autoset", "do_sample", "max_length", "min_length", "num_beams"),
+    *("temperature", "top_k", "top_p", "repetition_penalty", "length_penalty", "early_stopping", "prefix"),
+}
+STORED_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # [in, out], the transpose of torch's nn.Linear
+STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 GENERATION = "generation_config.json"
 DEFAULTS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 DEFAULTS |= {"max_new_tokens": "max_tokens"}  # its names -> those of SamplingParams
-STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-# The sizes in config.json, and what no GPT-2 exceeds: larger ones would fill the memory before a weight is read.
-LARGEST = dict(n_layer=1000, n_head=1000, n_embd=10**5, n_inner=10**6, n_positions=10**7, vocab_size=10**7)
 
 
 class Checkpoint:
@@ -50,9 +70,8 @@ class Checkpoint:
         config: has the options `model`, `load_format` and `tokenizer`.
 
     Attributes:
-        directory: where it is; of a training checkpoint the file.
+        directory: where it is.
         sizes: of the model, the fields of ModelConfig by name.
-        tokenizer: its tokenizer, read when it is first asked for.
 
     Raises:
         ValueError: there is no such model, or a file is wrong; the message names it.
@@ -60,13 +79,17 @@ class Checkpoint:
     """
 
     def __init__(self, config: Any):
-        self.load_format, self._tokenizer = config.load_format, config.tokenizer
-        self.directory = find_model(config.model, config.load_format)
+        self.config, self.directory = config, find_model(config.model, config.load_format)
         self.sizes = read_config(config.model, self.directory, config.load_format)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer(tokenizer_directory(self.directory, self._tokenizer))
+        size = self.sizes["vocab_size"] if self.config.load_format == "auto" else GPT2_VOCABULARY
+        place = tokenizer_directory(self.directory, self.config.tokenizer, size)
+        tokenizer = Tokenizer(place)
+        if size > tokenizer.num_tokens + SPARE:
+            raise ValueError(f"{place}: the tokenizer has {tokenizer.num_tokens:,} tokens, config.json {size:,}")
+        return tokenizer
 
     def load(self, model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
         """Fill the model (built on the meta device, so that it holds no memory yet) with weights of this dtype and
@@ -74,16 +97,19 @@ class Checkpoint:
 
         Raises ValueError naming the file and the tensors that are missing, unexpected, of a wrong shape or not finite.
         """
-        shapes = {name: tuple(parameter.shape) for name, parameter in model.state_dict().items()}
-        if self.load_format == "dummy":
-            source = "dummy"
-            tensors = (("dummy", *named) for named in dummy_tensors(shapes, self.sizes["n_layer"]))
-        else:
-            source, files = weight_files(self.directory)
-            read = training_tensors if self.directory.is_file() else read_tensors
-            tensors = checkpoint_tensors(source, files, shapes, read)
-        model.load_state_dict(checked(tensors, source, shapes, dtype, device), assign=True)
+        shapes = {name: parameter.shape for name, parameter in model.state_dict().items()}
+        check_memory(sum(map(math.prod, shapes.values())) * dtype.itemsize, device)
+        is_dummy, loaded = self.config.load_format == "dummy", {}
+        for name, tensor in dummy_tensors(shapes) if is_dummy else read_tensors(self.directory, shapes):
+            # A copy, or the whole file would stay mapped into memory, and a change to it would change the model.
+            values = loaded[name] = tensor.to(device, dtype, copy=True, memory_format=torch.contiguous_format)
+            check_finite(self.directory, name, values)
+        model.load_state_dict(loaded, assign=True)
         model.requires_grad_(False)
+
+
+def convert(path: Path) -> str:
+    return f"`stagewise convert {path} DIRECTORY` makes a directory that can be read, or says why not"
 
 
 # --- Finding --------------------------------------------------------------------------------------------------------
@@ -98,18 +124,14 @@ def find_model(model: str, load_format: str) -> Path:
     if model in HUB_SIZES:
         return BUNDLED if load_format == "dummy" else fetch(model)
     directory = BUNDLED.parent / model if model in BUNDLED_NAMES else Path(model)
-    if os.path.isfile(directory):
-        if directory.suffix not in SUFFIXES:
-            raise ValueError(
-                f"model {model!r} is a file: give its directory; as a file, {', '.join(SUFFIXES)} are read"
-            )
-    elif not os.path.isdir(directory):
-        names = ", ".join([*BUNDLED_NAMES, *HUB_SIZES])
-        why = f"model {model!r}: there is no directory {directory}"
-        if model in BUNDLED_NAMES:
-            why += ", which comes with the repository of these stages; without it take --model gpt2, which is fetched"
-        raise ValueError(f"{why}; the named models are {names}")
-    return directory
+    if directory.is_dir():
+        return directory
+    if directory.is_file():
+        raise ValueError(f"model {model!r} is a file, not a directory; {convert(directory)}")
+    why = f"model {model!r}: there is no directory {directory}"
+    if model in BUNDLED_NAMES:
+        why += ", which comes with the repository of these stages; without it take --model gpt2, which is fetched"
+    raise ValueError(f"{why}; the named models are {', '.join([*BUNDLED_NAMES, *HUB_SIZES])}")
 
 
 def fetch(model: str) -> Path:
@@ -127,19 +149,23 @@ def fetch(model: str) -> Path:
         ) from error
 
 
-def tokenizer_directory(directory: Path, tokenizer: str | None = None) -> Path:
-    """Where a model's tokenizer is: where the option says, else in its own directory; if there is nothing of one, it is
-    GPT-2's, bundled, and the log says so."""
+def tokenizer_directory(directory: Path, tokenizer: str | None = None, vocab_size: int = GPT2_VOCABULARY) -> Path:
+    """Where a model's tokenizer is: where the option says, else in its own directory. A model with the size of GPT-2's
+    vocabulary and no tokenizer gets GPT-2's, bundled, and the log says so."""
     own = find_model(tokenizer, "dummy") if tokenizer is not None else directory
-    own = own.parent if own.is_file() else own
-    files = [name for name in ("merges.txt", "tokenizer.json", "vocab.json") if (own / name).exists()]
-    if files and files != ["vocab.json"]:
+    for pattern in ("*.model", "*.tiktoken", "tekken.json", "vocab.txt"):
+        for other in own.glob(pattern):
+            raise ValueError(f"{other} is a tokenizer of another kind; GPT-2's is tokenizer.json or merges.txt")
+    if (own / "tokenizer.json").exists() or (own / "merges.txt").exists():
         return own
-    if files or tokenizer is not None:
-        raise ValueError(f"{own} has neither merges.txt nor tokenizer.json, one of which the tokenizer needs")
-    logger.warning(
-        "%s has no tokenizer (merges.txt or tokenizer.json): GPT-2's is taken; --tokenizer names others", own
-    )
+    why = f"{own} has no tokenizer (tokenizer.json or merges.txt)"
+    if tokenizer is not None or (own / "vocab.json").exists():
+        raise ValueError(why)
+    if not GPT2_VOCABULARY <= vocab_size <= GPT2_VOCABULARY + SPARE:
+        raise ValueError(
+            f"{why}, and its {vocab_size:,} tokens are not GPT-2's; with --tokenizer gpt2 ids alone are right"
+        )
+    logger.warning("%s: GPT-2's is taken; --tokenizer names others", why)
     return BUNDLED
 
 
@@ -150,37 +176,34 @@ def read_config(model: str, directory: Path, load_format: str) -> dict[str, Any]
     """The sizes in config.json. Raises ValueError for anything that this GPT-2 does not compute."""
     if model in HUB_SIZES and load_format == "dummy":
         return HUB_SIZES[model] | {"n_inner": 4 * HUB_SIZES[model]["n_embd"]}
-    is_training = directory.is_file()
-    path = directory if is_training else directory / "config.json"
-    config = read_sizes(path) if is_training else read_json(path)
-    supported = {
-        "model_type": ("gpt2",),
-        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of the tanh form
-        "tie_word_embeddings": (True,),
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "add_cross_attention": (False,),
-    }
-    for key, values in supported.items():
-        if repr(config.get(key, values[0])) not in map(repr, values):  # 1 is not True
-            raise ValueError(f"{path}: {key} is {config[key]!r:.60}, supported: {', '.join(map(repr, values))}")
-    if config.get("n_inner") is None and isinstance(config.get("n_embd"), int):
+    path, adapter = directory / "config.json", directory / "adapter_config.json"
+    if adapter.exists() or not path.exists():
+        why = (
+            f"{adapter} is an adapter, which is not applied here"
+            if adapter.exists()
+            else f"{directory} has no config.json"
+        )
+        raise ValueError(f"{why}; {convert(directory)}")
+    config = read_json(path)
+    check_values(path, config, SUPPORTED)
+    given = {key for key, value in config.items() if value is not None}
+    if unknown := given - {*SUPPORTED, *UNUSED, *LARGEST, "layer_norm_epsilon"}:
+        raise ValueError(f"{path}: {min(unknown)!r:.60} is not known to change nothing; {convert(directory)}")
+    if "n_inner" not in given and isinstance(config.get("n_embd"), int):
         config["n_inner"] = 4 * config["n_embd"]
-    sizes = {}
     for key, largest in LARGEST.items():
-        sizes[key] = config.get(key)
-        if type(sizes[key]) is not int or not 1 <= sizes[key] <= largest:  # a bool is an int, too
-            raise ValueError(f"{path}: {key} must be a whole number from 1 to {largest}, got {sizes[key]!r:.60}")
-    if sizes["n_embd"] % sizes["n_head"]:
-        raise ValueError(f"{path}: n_embd {sizes['n_embd']} is not a multiple of n_head {sizes['n_head']}")
+        if type(config.get(key)) is not int or not 1 <= config[key] <= largest:  # a bool is an int, too
+            raise ValueError(f"{path}: {key} must be a whole number from 1 to {largest}, got {config.get(key)!r:.60}")
+    if config["n_embd"] % config["n_head"]:
+        raise ValueError(f"{path}: n_embd {config['n_embd']} is not a multiple of n_head {config['n_head']}")
     epsilon = config.get("layer_norm_epsilon", 1e-5)
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:
         raise ValueError(f"{path}: layer_norm_epsilon must be a number between 0 and 1, got {epsilon!r:.60}")
     eos = end_tokens(path, config.get("eos_token_id", 50256))
-    eos += end_tokens(directory / GENERATION, read_generation_config(directory).get("eos_token_id"))
+    eos += end_tokens(directory / GENERATION, read_json(directory / GENERATION, optional=True).get("eos_token_id"))
     # A small model may keep GPT-2's end token in its configuration although its vocabulary has no such token.
-    eos = tuple(dict.fromkeys(token_id for token_id in eos if 0 <= token_id < sizes["vocab_size"]))
-    return sizes | {"layer_norm_epsilon": epsilon, "eos_token_ids": eos}
+    eos = tuple(dict.fromkeys(token_id for token_id in eos if 0 <= token_id < config["vocab_size"]))
+    return {key: config[key] for key in LARGEST} | {"layer_norm_epsilon": epsilon, "eos_token_ids": eos}
 
 
 def end_tokens(path: Path, eos: Any) -> list[int]:
@@ -191,142 +214,87 @@ def end_tokens(path: Path, eos: Any) -> list[int]:
     return ids
 
 
-def read_generation_config(directory: Path) -> dict[str, Any]:
-    """A model's generation_config.json; empty if there is none. Its end tokens end an output beside config.json's."""
-    path = directory / GENERATION
-    return read_json(path) if path.is_file() else {}
-
-
 def generation_defaults(directory: Path) -> dict[str, Any]:
     """What generation_config.json gives for fields of SamplingParams, by their names here. As vLLM reads it."""
-    given = read_generation_config(directory)
+    given = read_json(directory / GENERATION, optional=True)
     return {name: given[other] for other, name in DEFAULTS.items() if given.get(other) is not None}
 
 
 # --- Weights --------------------------------------------------------------------------------------------------------
 
 
-def checked(
-    tensors: Iterable[tuple[Path | str, str, Tensor]],
-    source: Path | str,
-    shapes: dict[str, tuple],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> dict[str, Tensor]:
-    """The tensors by name, on their device, all of them and finite."""
-    loaded = {}
-    for path, name, tensor in tensors:
-        # A copy, or the whole file would stay mapped into memory, and who changes it would change the model.
-        kept = tensor.to(device=device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
-        loaded[name] = kept
-        if not all(map(math.isfinite, kept.aminmax())):  # NaN is the least and the greatest of its tensor
-            raise ValueError(f"{path}: tensor {name!r} has values that are not finite in {dtype}")
-    if missing := sorted(shapes.keys() - loaded.keys()):
-        raise ValueError(f"{source}: missing {name_some(missing)}")
-    return loaded
+def weight_files(directory: Path) -> list[Path]:
+    """The files that hold the weights: safetensors before .bin, whole before sharded."""
+    shards = sorted(directory.glob("model-*-of-*.safetensors"))
+    for files in ([directory / "model.safetensors"], shards, [directory / "pytorch_model.bin"]):
+        if files and files[0].exists():
+            return files
+    raise ValueError(f"{directory} has neither model.safetensors nor pytorch_model.bin; {convert(directory)}")
 
 
-def checkpoint_tensors(
-    source: Path, files: list[Path], shapes: dict[str, tuple], read: Callable[[Path], Iterable[tuple[str, Tensor]]]
-) -> Iterator[tuple[Path, str, Tensor]]:
-    """The tensors of a checkpoint, each with its file, under the model's names and in the model's orientation, checked.
+def open_weights(path: Path) -> tuple[list[str], Callable[[str], Tensor]]:
+    """The names of the tensors in a file, and what reads one. Raises ValueError if it holds something else."""
 
-    source: the file that an error names if it is about the whole.
-    read: gives the names and tensors of a file.
-    """
-    seen, embedding, head = set(), None, None
-    for path in files:
-        unexpected = []
-        for stored_name, tensor in read(path):
-            name = stored_name.removeprefix("transformer.")
-            if name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask, which old checkpoints stored
-                continue
-            if name not in shapes and name != "lm_head.weight":
-                unexpected.append(stored_name)
-                continue
-            if name in seen:
-                raise ValueError(f"{path}: tensor {stored_name!r} was there before, as {name!r} or in another file")
-            seen.add(name)
-            plain = not tensor.is_meta and not tensor.is_nested and tensor.layout == torch.strided
-            if not plain or tensor.dtype not in STORED_DTYPES:
-                kinds = ", ".join(str(dtype) for dtype in STORED_DTYPES)
-                raise ValueError(
-                    f"{path}: tensor {stored_name!r} is of a kind that is not supported ({tensor.dtype}, "
-                    f"{tensor.layout}, {tensor.device}); supported are dense ones of {kinds}"
-                )
-            shape = shapes.get(name, shapes["wte.weight"])
-            shape = tuple(reversed(shape)) if name.endswith(STORED_TRANSPOSED) else shape
-            if tuple(tensor.shape) != shape:
-                raise ValueError(
-                    f"{path}: tensor {stored_name!r} has shape {list(tensor.shape)}, config.json implies {list(shape)}"
-                )
-            if name == "lm_head.weight":
-                head = tensor
-                continue
-            if name == "wte.weight":
-                embedding = tensor
-            tensor = tensor.detach()
-            yield path, name, tensor.t() if name.endswith(STORED_TRANSPOSED) else tensor
-        if unexpected:
-            raise ValueError(f"{path}: unexpected {name_some(sorted(unexpected))}")
-    if head is not None and embedding is not None and not torch.equal(head, embedding):
-        raise ValueError(
-            f"{source}: lm_head.weight differs from wte.weight; an output layer of its own is not supported"
-        )
+    def read(name: str) -> Tensor:  # opened for each: what has been read stays in memory until the file is closed
+        with safe_open(path, framework="pt") as file:
+            return file.get_tensor(name)
 
-
-def weight_files(directory: Path) -> tuple[Path, list[Path]]:
-    """The files that hold the weights: safetensors before .bin, whole before sharded; before them, what lists them."""
-    if directory.is_file():
-        return directory, [directory]
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (directory / name).exists():
-            return directory / name, [directory / name]
-        index = directory / f"{name}.index.json"
-        if index.exists():
-            weight_map = read_json(index).get("weight_map")
-            if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-                raise ValueError(f"{index} has no weight_map from tensors to files")
-            shards = sorted(set(weight_map.values()))
-            if strange := [repr(shard) for shard in shards if shard in ("", ".", "..") or set(shard) & set("/\\:\0")]:
-                raise ValueError(f"{index} lists {name_some(strange)}, which is not the name of a file beside it")
-            if lost := [shard for shard in shards if not os.path.isfile(directory / shard)]:
-                raise ValueError(f"{index} lists {name_some(lost)}, not in the directory")
-            if shards:
-                return index, [directory / shard for shard in shards]
-            raise ValueError(f"{index} lists no file in its weight_map")
-    raise ValueError(f"{directory} has neither model.safetensors nor pytorch_model.bin, nor an index of their shards")
-
-
-def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of everything in one file. Raises ValueError if the file is damaged."""
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
-                names = list(file.keys())
-            for name in names:  # opened for each: what has been read stays in memory until the file is closed
-                with safe_open(path, framework="pt") as file:
-                    yield name, file.get_tensor(name)
-            return
-        # weights_only: a pickle from elsewhere must not run code.
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can raise anything
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ValueError(f"{path} can't be read, it is probably truncated or damaged: {reason[:200]}") from error
-    named = tensors if isinstance(tensors, dict) else {}
-    for name, inner in named.items():
-        if isinstance(inner, dict) and any(isinstance(tensor, Tensor) for tensor in inner.values()):
+                return list(file.keys()), read
+        tensors = torch.load(path, map_location="cpu", weights_only=True)  # a pickle from elsewhere must not run code
+        if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+            raise TypeError("it is no dictionary of tensors")
+        return list(tensors), tensors.__getitem__
+    except Exception as error:  # a damaged pickle can raise anything; torch's text says how to let it run code
+        with path.open("rb") as file:
+            begin = file.read(24)
+        why = f"{path} is damaged, or not a file of tensors alone (it begins with {begin!r})"
+        raise ValueError(f"{why}; {convert(path.parent)}") from error
+
+
+def read_tensors(directory: Path, shapes: dict[str, torch.Size]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a checkpoint under the model's names and in its orientation. Names are checked first."""
+    found = {}
+    for path in weight_files(directory):
+        stored_names, read = open_weights(path)
+        for stored in stored_names:
+            name = str(stored).removeprefix("transformer.")
+            if name in found:
+                raise ValueError(f"{path}: tensor {stored!r} was there before, as {name!r} or in another file")
+            if not name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask, which old checkpoints stored
+                found[name] = path, stored, read
+    if unexpected := found.keys() - shapes.keys() - {"lm_head.weight"}:
+        names = name_some({found[name][1] for name in unexpected})
+        raise ValueError(
+            f"{directory}: unexpected {names}, of another model or head, or quantized; {convert(directory)}"
+        )
+    if missing := shapes.keys() - found.keys():
+        raise ValueError(f"{directory}: missing {name_some(missing)}")
+    if "lm_head.weight" in found:
+        _, stored, read = found.pop("lm_head.weight")
+        if not torch.equal(read(stored), found["wte.weight"][2](found["wte.weight"][1])):
+            raise ValueError(f"{directory}: lm_head.weight differs from wte.weight, as GPT-2's does not")
+    for name, (path, stored, read) in found.items():
+        tensor = read(stored).detach()
+        if tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided or tensor.dtype not in STORED_DTYPES:
+            kind = f"{tensor.dtype}, {tensor.layout}, {tensor.device}"
             raise ValueError(
-                f"{path} is a training checkpoint, whose weights are under {name!r}: give the file itself as the model"
+                f"{path}: tensor {stored!r} is of a kind that is not read here ({kind}): quantized or sparse"
             )
-    if named is not tensors or not all(isinstance(name, str) and isinstance(t, Tensor) for name, t in named.items()):
-        raise ValueError(f"{path} can't be read: it holds something else than named tensors")
-    yield from named.items()
+        shape = shapes[name][::-1] if name.endswith(STORED_TRANSPOSED) else shapes[name]
+        if tensor.shape != shape:
+            raise ValueError(
+                f"{path}: tensor {stored!r} has shape {list(tensor.shape)}, config.json implies {list(shape)}"
+            )
+        yield name, tensor.t() if name.endswith(STORED_TRANSPOSED) else tensor
 
 
-def dummy_tensors(shapes: dict[str, tuple], n_layer: int) -> Iterator[tuple[str, Tensor]]:
+def dummy_tensors(shapes: dict[str, torch.Size]) -> Iterator[tuple[str, Tensor]]:
     """Random weights as GPT-2 was initialized: the same numbers on every device and in every stage."""
     generator = torch.Generator("cpu").manual_seed(0)
+    n_layer = sum(name.endswith("attn.c_attn.weight") for name in shapes)
     for name, shape in shapes.items():
         tensor = torch.empty(shape, dtype=torch.float32, device="cpu")
         if name.endswith("bias"):
@@ -338,7 +306,19 @@ def dummy_tensors(shapes: dict[str, tuple], n_layer: int) -> Iterator[tuple[str,
             yield name, tensor.normal_(0, std, generator=generator)
 
 
-def name_some(names: list[str]) -> str:
+def check_finite(directory: Path, name: str, tensor: Tensor) -> None:
+    if not all(map(math.isfinite, tensor.aminmax())):  # NaN is the least and the greatest of its tensor
+        raise ValueError(f"{directory}: tensor {name!r} has values that are not finite in {tensor.dtype}")
+
+
+def check_memory(num_bytes: int, device: torch.device) -> None:
+    """Raise ValueError unless a device has so much memory: a system that promises it anyway may kill us later."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if num_bytes > free:
+        raise ValueError(f"the weights take {num_bytes:,} bytes of memory, there are {free:,} free; see --dtype")
+
+
+def name_some(names: set[str]) -> str:
     """The first few names and how many more there are."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{', '.join(names[:5])}{more}"
+    return f"{', '.join(sorted(names)[:5])}{more}"

@@ -1,11 +1,10 @@
-"""Options of an engine: what checks them, and the flags of a command line that are made from them."""
+"""Options of an engine, and what checks them."""
 
-import argparse
 import functools
 import os
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ def option(default: Any, check: Callable[[str, Any], Any], text: str, *, kw_only
         check: (name, value) -> the value as it is kept, or ValueError. None, as a default, is not checked.
         text: what it means; --help shows it with the default.
         kw_only: it is no positional argument.
-        flag: where the flag of the command line differs: its `name` (None: there is none), its `help`, and other
+        flag: where a flag of a command line differs: its `name` (None: there is none), its `help`, and other
             arguments of `ArgumentParser.add_argument`.
     """
     return field(default=default, metadata={"check": check, "help": text, "flag": flag}, kw_only=kw_only)
@@ -84,31 +83,6 @@ class Options:
             value = getattr(self, one.name)
             if value is not one.default:
                 object.__setattr__(self, one.name, one.metadata["check"](one.name, value))
-
-    @classmethod
-    def add_flags(cls, add: Callable) -> None:
-        """A flag of a command line for each option.
-
-        add: `ArgumentParser.add_argument`
-        """
-        for one in sorted(fields(cls), key=lambda one: one.kw_only is True):  # the others first
-            settings = {"name": "--" + one.name.replace("_", "-"), "help": one.metadata["help"], **one.metadata["flag"]}
-            name, help, kind = settings.pop("name"), settings.pop("help"), (*get_args(one.type), one.type)[0]
-            if name is None:
-                continue
-            if kind is bool:
-                settings["action"] = "store_false" if one.default else "store_true"
-            else:
-                settings["default"] = list(one.default) if isinstance(one.default, tuple) else one.default
-                help += "" if one.default in (None, ()) or "default" in help else " (default: %(default)s)"
-            if kind in (int, float):
-                settings = {"type": kind, "metavar": "N", **settings}
-            add(name, dest=one.name, help=help, **settings)
-
-    @classmethod
-    def of_flags(cls, args: argparse.Namespace) -> dict[str, Any]:
-        """The options by name, as the flags gave them."""
-        return {one.name: getattr(args, one.name) for one in fields(cls) if one.metadata["flag"].get("name", True)}
 
 
 def pick_device(device: str) -> torch.device:

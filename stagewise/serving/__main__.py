@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ..console import Outcome, Parser, flush_streams, prepare_streams, tell
-from ..flags import pick_stage
+from ..flags import add_options, options_of, pick_stage
 from ..stages import EXACT, SERVING, Stage, limit_threads
 from . import __doc__ as description
 
@@ -40,7 +40,7 @@ def build_parser(stage: Stage, prog: str, description: str | None) -> Parser:
     )
     help = "what a request leaves out is as in the model's generation_config.json, if that has it"
     add("--generation-config", action="store_true", help=help)
-    stage.EngineConfig.add_flags(parser.add_argument_group("engine").add_argument)
+    add_options(stage, parser.add_argument_group("engine").add_argument)
     return parser
 
 
@@ -104,7 +104,7 @@ def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Serv
     template = load_template(args.chat_template, stage.tokenizer_files(args.model, args.load_format, args.tokenizer))
     defaults = stage.generation_defaults(args.model, args.load_format) if args.generation_config else {}
     stage.SamplingParams(**defaults)  # raises ValueError for what can't be
-    options = stage.EngineConfig.of_flags(args)
+    options = options_of(stage, args)
     engine = stage.AsyncLLM(max_queue_size=min(limits.max_queue_size, 2**31), **options)
     limit_threads(stage, engine.llm)
     if template is not None:

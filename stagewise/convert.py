@@ -1,0 +1,325 @@
+"""Make a directory that every stage reads, of a model that is kept in another way.
+
+    stagewise convert ckpt.pt DIRECTORY --gelu tanh     the file of a training program (nanoGPT, Lightning, DDP ...)
+    stagewise convert SOURCE DIRECTORY                  a directory in Hugging Face layout that a stage refuses
+
+A directory is read by transformers (`pip install transformers`), and what is written gives the same tokens and logits,
+or nothing is written. What can't be run is told in a line that says why and what to do.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from .console import Outcome, tell
+from .stages import STAGES, TOKENIZER_FILES
+
+WEIGHTS = ("model", "state_dict", "model_state_dict", "module")  # where a training program keeps the weights,
+SIZES = ("config", "model_args", "model_config", "hyper_parameters", "args")  # and their sizes
+# Of torch.compile, DistributedDataParallel, Lightning and Hugging Face.
+PREFIXES = ("_orig_mod.", "module.", "model.", "transformer.")
+HEADS = ("n_head", "n_heads", "num_heads", "num_attention_heads")
+HEADS_OF = {(12, 768): 12, (24, 1024): 16, (36, 1280): 20, (48, 1600): 25}  # GPT-2's own: (n_layer, n_embd) -> n_head
+GPT2_TOKENS = 50257, 51281  # a vocabulary may be rounded up, mostly to 50,304
+GELUS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "exact"}
+TEXTS = (
+    "Once upon a time, there's a fox; it didn't say 3.14  \n\n\tnaïve <|endoftext|> 日本語 👍🏽 e\u0301",
+    "'s 'S 't’s ''s   <|endoftext|x \x00\x7f\xa0\u2028 1,000,000 __init__(self)",
+)
+
+
+def convert(source: Path, directory: Path, gelu: str | None, n_head: int | None, tokenizer: Path | None) -> list[str]:
+    """Write the directory; returns what the user should know. Raises ValueError or OSError, and nothing is written."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ValueError(f"{directory} exists: give a directory that is new or empty")
+    if not source.exists():
+        raise ValueError(f"there is no file or directory {source}")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory.parent) as folder:
+        made = Path(folder) / "model"
+        made.mkdir()
+        try:
+            if source.is_dir():
+                notes = of_directory(source, made, tokenizer)
+            else:
+                notes = of_training(source, made, gelu, n_head, tokenizer)
+            check_readable(made)
+        except ValueError as error:
+            raise ValueError(str(error).replace(str(made), str(source))) from None
+        if directory.exists():
+            directory.rmdir()
+        made.rename(directory)
+    return notes
+
+
+# --- A file of a training program -----------------------------------------------------------------------------------
+
+
+def of_training(source: Path, made: Path, gelu: str | None, n_head: int | None, tokenizer: Path | None) -> list[str]:
+    """Write the weights, sizes and tokenizer of a training checkpoint."""
+    content = load_content(source)
+    told: dict[str, Any] = {}
+    for key in SIZES:
+        told |= content[key] if isinstance(content.get(key), dict) else {}
+    tensors = weights_of(content, source)
+    layers = {name.split(".")[1] for name in tensors if name.startswith("h.")}
+    vocab_size, n_embd = tensors["wte.weight"].shape
+    heads = next((told[name] for name in HEADS if name in told), HEADS_OF.get((len(layers), n_embd)))
+    if n_head is not None and heads not in (None, n_head):
+        raise ValueError(f"--n-head is {n_head}, and {source} says {heads}")
+    if (heads := n_head or heads) is None:
+        raise ValueError(f"{source} does not say how many heads there are, which no tensor shows: give --n-head")
+    gelu = GELUS.get(told.get("activation_function", ""), gelu)
+    if gelu is None:
+        raise ValueError(
+            f"{source} does not say which GELU it was trained with: give --gelu tanh for GPT-2's form; the exact one, "
+            "nanoGPT's since 2023, can't be run here"
+        )
+    if gelu == "exact":
+        raise ValueError(f"{source} was trained with the exact GELU: only GPT-2's, the tanh form, can be run here")
+    config = {
+        **dict(model_type="gpt2", architectures=["GPT2LMHeadModel"], activation_function="gelu_new"),
+        **dict(n_layer=len(layers), n_head=heads, n_embd=n_embd, n_inner=tensors["h.0.mlp.c_fc.weight"].shape[1]),
+        **dict(n_positions=tensors["wpe.weight"].shape[0], vocab_size=vocab_size),
+        **{key: told[key] for key in ("layer_norm_epsilon", "eos_token_id", "bos_token_id") if key in told},
+    }
+    (made / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_weights(made, tensors)
+    return copy_tokenizer(source.parent if tokenizer is None else tokenizer, made, vocab_size)
+
+
+def load_content(path: Path) -> dict[str, Any]:
+    """The dictionary in a file. Nothing in it is run."""
+    import torch
+    from safetensors.torch import load_file
+
+    with path.open("rb") as file:
+        begin = file.read(64)
+    check_begin(path, begin)
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=begin.startswith(b"PK"))
+    except Exception as error:  # a damaged pickle can raise anything; torch's text says how to let it run code
+        raise ValueError(
+            f"{path} is truncated or damaged, or holds more than tensors and plain values, which could run code; in "
+            "the training program, save it as torch.save({'model': model.state_dict(), 'config': {'n_head': N}}, path)"
+        ) from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no dictionary of weights")
+    return content
+
+
+def check_begin(path: Path, begin: bytes) -> None:
+    """Raise ValueError for files of other kinds."""
+    kinds = {
+        b"version https://git-lfs": "is Git LFS's pointer to a file: fetch that with `git lfs pull`",
+        b"GGUF": "is GGUF, whose weights are usually rounded: give the original model",
+        b"\x89HDF": "is a TensorFlow model: give the model for PyTorch",
+        b"<": "is a web page, not a model: download the file itself",
+        b"{": "is JSON, not a model: give its directory",
+    }
+    for start, kind in kinds.items():
+        if begin.lstrip().startswith(start):
+            raise ValueError(f"{path} {kind}")
+
+
+def weights_of(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The tensors under Hugging Face's names and in its orientation: linear layers are [in, out]."""
+    import torch
+
+    inner = next((content[key] for key in WEIGHTS if isinstance(content.get(key), dict)), content)
+    tensors = {}
+    for name, tensor in inner.items():
+        while prefix := next((prefix for prefix in PREFIXES if str(name).startswith(prefix)), None):
+            name = name.removeprefix(prefix)
+        if isinstance(tensor, torch.Tensor) and not name.endswith((".attn.bias", ".attn.masked_bias")):
+            if name in tensors:
+                raise ValueError(f"{path} has two tensors {name}")
+            tensors[name] = tensor
+    needed = ("wte.weight", "wpe.weight", "h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight")
+    if lost := [name for name in needed if name not in tensors]:
+        raise ValueError(f"{path} has no weights of a GPT-2: {lost[0]} is not among its {len(tensors)} tensors")
+    n_embd = tensors["wte.weight"].shape[-1]
+    linear = STAGES[1].STORED_TRANSPOSED
+    if tensors["h.0.attn.c_attn.weight"].shape[0] != n_embd:  # [3 * n_embd, n_embd], as torch has it
+        tensors = {name: t.t() if name.endswith(linear) and t.dim() == 2 else t for name, t in tensors.items()}
+    if "ln_f.bias" not in tensors:  # trained without any: as if they were zero
+        weights = {name: t for name, t in tensors.items() if ".ln_" in name or "ln_f" in name or name.endswith(linear)}
+        tensors |= {name.removesuffix("weight") + "bias": t.new_zeros(t.shape[-1]) for name, t in weights.items()}
+    head = tensors.pop("lm_head.weight", tensors["wte.weight"])
+    if not torch.equal(head, tensors["wte.weight"]):
+        raise ValueError(f"{path}: lm_head.weight differs from wte.weight, as GPT-2's does not")
+    return tensors
+
+
+def write_weights(made: Path, tensors: dict[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    named = {f"transformer.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(named, made / "model.safetensors", {"format": "pt"})
+
+
+def copy_tokenizer(place: Path, made: Path, vocab_size: int) -> list[str]:
+    """Copy the files of a tokenizer. If there are none, a model with GPT-2's number of tokens gets GPT-2's."""
+    notes, chosen = [], place
+    if not any((place / name).exists() for name in TOKENIZER_FILES):
+        if not GPT2_TOKENS[0] <= vocab_size <= GPT2_TOKENS[1]:
+            raise ValueError(
+                f"{place} has no tokenizer, and the model's {vocab_size:,} tokens are not GPT-2's; name its tokenizer "
+                "with --tokenizer DIRECTORY. Vocabularies of characters or words can't be run, only of byte pairs"
+            )
+        chosen, notes = STAGES[1].BUNDLED, [f"there is no tokenizer in {place}: GPT-2's is taken"]
+    for name in TOKENIZER_FILES:
+        if (chosen / name).exists():
+            shutil.copy(chosen / name, made)
+    return notes
+
+
+# --- A directory in Hugging Face layout -----------------------------------------------------------------------------
+
+
+def of_directory(source: Path, made: Path, tokenizer: Path | None) -> list[str]:
+    """Write what transformers reads from a directory."""
+    check_directory(source)
+    import torch
+
+    transformers, stage, path = import_transformers(), STAGES[1], source / "config.json"
+    stage.check_values(
+        path, stage.read_json(path), {**stage.SUPPORTED, "quantization_config": (None,), "auto_map": (None,)}
+    )
+    model, info = by_transformers(
+        source,
+        lambda: transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto", output_loading_info=True),
+    )
+    if missing := sorted({*info["missing_keys"]} - {"lm_head.weight"}):
+        raise ValueError(f"{source} lacks {len(missing)} tensors of a GPT2LMHeadModel, such as {missing[0]}")
+    if not torch.equal(model.lm_head.weight, model.transformer.wte.weight):
+        raise ValueError(f"{source}: lm_head.weight differs from wte.weight, as GPT-2's does not")
+    notes = [f"left out, as transformers does: {name}" for name in sorted(info["unexpected_keys"])]
+    given = model.config.to_dict()
+    stage.check_values(path, given, stage.SUPPORTED)
+    kept = (*stage.SUPPORTED, *stage.LARGEST, "layer_norm_epsilon", "architectures")
+    kept += ("bos_token_id", "eos_token_id", "pad_token_id")
+    config = {key: given[key] for key in kept if given.get(key) is not None}
+    (made / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2LMHeadModel"]}, indent=2) + "\n")
+    write_weights(made, model.transformer.state_dict())
+    if (source / "generation_config.json").exists():
+        shutil.copy(source / "generation_config.json", made)
+    place = source if tokenizer is None else tokenizer
+    if not any((place / name).exists() for name in TOKENIZER_FILES):
+        notes += copy_tokenizer(place, made, given["vocab_size"])
+    else:
+        stage.tokenizer_directory(place)  # one of another kind is refused
+        theirs = by_transformers(place, lambda: transformers.AutoTokenizer.from_pretrained(place))
+        theirs.save_pretrained(made)
+        compare_tokens(made, theirs)
+    compare_logits(made, model.float())
+    return notes
+
+
+def check_directory(source: Path) -> None:
+    """Raise ValueError for directories of which transformers would say less."""
+    if (source / "adapter_config.json").exists():
+        base = STAGES[1].read_json(source / "adapter_config.json").get("base_model_name_or_path")
+        raise ValueError(
+            f"{source} has an adapter for {base!r:.80}: merge it with peft (`merge_and_unload`), save the result, and "
+            "give its directory"
+        )
+    if not (source / "config.json").exists():
+        others = [path.parent for depth in ("*", "*/*", "*/*/*") for path in source.glob(f"{depth}/config.json")]
+        others = others or [path for path in source.iterdir() if path.suffix in (".pt", ".pth", ".ckpt", ".gguf")]
+        latest = max(others, key=lambda path: path.stat().st_mtime, default=None)
+        raise ValueError(f"{source} has no config.json" + (f": give {latest}" if latest else ""))
+    for path in [*source.glob("*.safetensors"), *source.glob("*.bin"), *source.glob("*.json")]:
+        with path.open("rb") as file:
+            begin = file.read(64)
+        if not (path.suffix == ".json" and begin.lstrip().startswith(b"{")):
+            check_begin(path, begin)
+
+
+def import_transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(f"a directory is converted by transformers: pip install transformers ({error})") from None
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def by_transformers(source: Path, read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except Exception as error:  # it has many
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ValueError(f"{source}: transformers can't read it: {reason:.300}") from error
+
+
+# --- Whether what was made is right ---------------------------------------------------------------------------------
+
+
+def check_readable(made: Path) -> None:
+    """Read it as a stage does. Raises the ValueError of a stage that can't."""
+    open_model(made)
+
+
+def open_model(made: Path) -> Any:
+    """Stage 1's model and tokenizer."""
+    import torch
+
+    stage = STAGES[1]
+    checkpoint = stage.Checkpoint(SimpleNamespace(model=str(made), load_format="auto", tokenizer=None))
+    with torch.device("meta"):
+        model = stage.GPT2(stage.ModelConfig(**checkpoint.sizes)).eval()
+    checkpoint.load(model, torch.float32, torch.device("cpu"))
+    return model, checkpoint.tokenizer
+
+
+def compare_tokens(made: Path, theirs: Any) -> None:
+    """Raise ValueError unless the tokenizer that was written gives transformers' ids and texts."""
+    ours = STAGES[1].Tokenizer(made)
+    added = [str(token) for token in theirs.added_tokens_decoder.values()]
+    for text in [*TEXTS, *added, " ".join(added), "".join(added), *(f"a{token}b {token} \n{token}" for token in added)]:
+        ids = ours.encode(text)
+        if ids != theirs(text).input_ids or ours.decode(ids) != theirs.decode(ids, skip_special_tokens=True):
+            raise ValueError(f"{made}: a stage would make other tokens of {text!r:.80} than transformers")
+
+
+def compare_logits(made: Path, theirs: Any) -> None:
+    """Raise ValueError unless a stage computes transformers' logits."""
+    import torch
+
+    ours, _ = open_model(made)
+    generator = torch.Generator().manual_seed(0)
+    for length in (1, 7, min(40, ours.config.n_positions)):
+        ids = torch.randint(ours.config.vocab_size, (length,), generator=generator)
+        with torch.inference_mode():
+            logits, expected = ours(ids), theirs(ids[None]).logits[0, -1]
+        difference = float((logits - expected).abs().max() / expected.abs().max())
+        if not difference < 1e-4:
+            raise ValueError(f"{made}: a stage would compute other logits than transformers, by {difference:.1e}")
+
+
+def main(argv: list[str] | None = None, prog: str = "stagewise convert") -> int:
+    parser = argparse.ArgumentParser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="a file of a training program, or a directory")
+    parser.add_argument("directory", type=Path, metavar="DIRECTORY", help="what is written; new, or empty")
+    parser.add_argument(
+        "--gelu", choices=("tanh", "exact"), help="which GELU a training program used, if its file is silent"
+    )
+    parser.add_argument(
+        "--n-head", type=int, metavar="N", help="how many heads, if the file of a training program is silent"
+    )
+    parser.add_argument("--tokenizer", type=Path, metavar="DIRECTORY", help="whose tokenizer (default: SOURCE's)")
+    args, outcome = parser.parse_args(argv), Outcome(prog)
+    with outcome:
+        for note in convert(args.source, args.directory, args.gelu, args.n_head, args.tokenizer):
+            tell(f"{prog}: {note}")
+        print(f"{args.directory}: run it with --model {args.directory}")
+    return outcome.status

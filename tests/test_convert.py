@@ -1,0 +1,400 @@
+"""`stagewise convert`, and transformers as the judge: the tokens and logits of any directory that a stage reads are
+transformers'; what it does not read is refused in a line."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import (
+    AddedToken,
+    AutoTokenizer,
+    GPT2LMHeadModel,
+)
+
+from stagewise.convert import main
+from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
+
+LINEAR = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+JUDGED = pytest.mark.parametrize("stage", [STAGES[number - 1] for number in (1, 5, 8)], ids=lambda one: one.directory)
+
+
+class Trainer:
+    """What some programs save beside their weights."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A random GPT-2 with a few tokens more than GPT-2 has."""
+    directory = tmp_path_factory.mktemp("model")
+    write_checkpoint(directory, n_layer=2, n_head=3, n_embd=48, n_positions=48, vocab_size=50304, eos_token_id=50256)
+    return directory
+
+
+@pytest.fixture
+def converted(capsys, tmp_path):
+    """Run the command: (status, what stderr says, the directory)."""
+
+    def converted(source, *arguments):
+        directory = tmp_path / "converted"
+        capsys.readouterr()
+        shutil.rmtree(directory, ignore_errors=True)
+        status = main([str(source), str(directory), *map(str, arguments)])
+        said = capsys.readouterr().err
+        assert directory.exists() == (status == 0)
+        assert said.count("\n") == 1 or status == 0
+        assert "\x1b" not in said
+        return status, said, directory
+
+    return converted
+
+
+def greedy(stage, directory):
+    llm = stage.LLM(str(directory), device="cpu")
+    params = stage.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    return [output.outputs[0].token_ids for output in llm.generate(random_prompts(211, [5, 2]), params)]
+
+
+# --- Files of training programs -------------------------------------------------------------------------------------
+
+
+def of_program(name, tensors, config):
+    """What a program saves of these tensors, which are Hugging Face's."""
+    stored = {name: t.t().contiguous() if name.endswith(LINEAR) else t for name, t in tensors.items()}
+    heads = {"n_head": config.n_head}
+    return {
+        "nanoGPT": {"model": stored, "optimizer": {}, "model_args": heads | {"block_size": 48, "bias": True}},
+        "compiled": {"model": {f"_orig_mod.{n}": t for n, t in stored.items()}, "config": heads},
+        "DDP": {"model": {f"module.{n}": t for n, t in stored.items()}, "config": heads},
+        "Lightning": {"state_dict": {f"model.{n}": t for n, t in stored.items()}, "hyper_parameters": heads},
+        "transformers": {**tensors, "config": heads},
+        "no biases": {
+            "model_state_dict": {n: t for n, t in stored.items() if not n.endswith("bias")},
+            "args": {"num_heads": config.n_head},
+        },
+        "masks": {"model": {**stored, "transformer.h.0.attn.bias": torch.ones(1, 1, 48, 48)}, "config": heads},
+    }[name]
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("program", ["nanoGPT", "compiled", "DDP", "Lightning", "transformers", "no biases", "masks"])
+def test_training_checkpoints(model, converted, tmp_path, program, old):
+    """The weights of one model as several programs save them: the same tokens as from its directory."""
+    reference = GPT2LMHeadModel.from_pretrained(model)
+    tensors = reference.state_dict()
+    if program == "no biases":
+        tensors = {name: torch.zeros_like(t) if name.endswith("bias") else t for name, t in tensors.items()}
+        reference.load_state_dict(tensors)
+    reference.save_pretrained(tmp_path / "reference")
+    path = tmp_path / "ckpt.pt"
+    torch.save(of_program(program, tensors, reference.config), path, _use_new_zipfile_serialization=not old)
+    status, said, directory = converted(path, "--gelu", "tanh")
+    assert (status, "GPT-2's is taken" in said) == (0, True), said
+    assert greedy(STAGES[0], directory) == greedy(STAGES[0], tmp_path / "reference")
+
+
+def test_a_file_of_safetensors_alone(model, converted, tmp_path):
+    shutil.copy(model / "model.safetensors", tmp_path / "weights.safetensors")
+    status, _, directory = converted(
+        tmp_path / "weights.safetensors", "--gelu", "tanh", "--n-head", 3, "--tokenizer", TINYTALES
+    )
+    assert status == 0
+    assert greedy(STAGES[0], directory) == greedy(STAGES[0], model)
+
+
+def test_training_checkpoints_that_are_refused(model, converted, tmp_path):
+    tensors, path, tanh = GPT2LMHeadModel.from_pretrained(model).state_dict(), tmp_path / "ckpt.pt", ("--gelu", "tanh")
+    heads, small = (
+        {"config": {"n_head": 3}},
+        {n: t[:65] if "wte" in n else t for n, t in tensors.items() if "lm_" not in n},
+    )
+    for content, arguments, says in [
+        ({"model": tensors, **heads}, (), "does not say which GELU it was trained with: give --gelu tanh"),
+        ({"model": tensors, **heads}, ("--gelu", "exact"), "only GPT-2's, the tanh form, can be run here"),
+        ({"model": tensors, "config": {"n_head": 3, "activation_function": "gelu"}}, tanh, "with the exact GELU"),
+        ({"model": tensors}, tanh, "does not say how many heads there are, which no tensor shows: give --n-head"),
+        ({"model": tensors, **heads}, (*tanh, "--n-head", 4), "--n-head is 4, and"),
+        ({"model": tensors, "config": {"n_head": "many"}}, tanh, "n_head must be a whole number"),
+        ({"model": tensors, "config": Trainer()}, tanh, "which could run code; in the training program, save it as"),
+        ({"model": {"a": torch.zeros(2)}}, tanh, "has no weights of a GPT-2: wte.weight is not among its 1 tensors"),
+        (torch.zeros(2), tanh, "holds no dictionary of weights"),
+        ({"model": small, **heads}, tanh, "the model's 65 tokens are not GPT-2's"),
+        ({"model": {n: t for n, t in tensors.items() if "wpe" not in n}, **heads}, tanh, "wpe.weight is not among"),
+        ({"model": {n: t for n, t in tensors.items() if "h.1.mlp" not in n}, **heads}, tanh, "missing h.1.mlp"),
+        ({"model": {**tensors, "lm_head.weight": torch.ones(50304, 48)}, **heads}, tanh, "lm_head.weight differs"),
+        ({"model": {**tensors, "h.0.gate": torch.ones(1)}, **heads}, tanh, "unexpected transformer.h.0.gate"),
+    ]:
+        torch.save(content, path)
+        status, said, _ = converted(path, *arguments)
+        assert (status, says in said, str(path) in said or "--n-head" in said or "no tokenizer" in said) == (
+            2,
+            True,
+            True,
+        ), said
+    for content, says in [
+        (path.read_bytes()[:5000], "is truncated or damaged, or holds more than tensors"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "fetch that with `git lfs pull`"),
+        (b"\n<!DOCTYPE html>", "is a web page, not a model: download the file itself"),
+        (b"GGUF\3\0\0\0", "is GGUF, whose weights are usually rounded: give the original model"),
+        (b"{}", "is JSON, not a model: give its directory"),
+        (b"", "is truncated or damaged"),
+    ]:
+        path.write_bytes(content)
+        status, said, _ = converted(path, *tanh)
+        assert (status, says in said) == (2, True), said
+
+
+# --- Directories: transformers' tokens and logits, or a line that refuses -------------------------------------------
+
+
+def rewrite(path, **changes):
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **changes}))
+
+
+def bundled(directory):
+    """GPT-2's tokenizer, of merges.txt and vocab.json."""
+    shutil.copy(TINYTALES / "vocab.json", directory)
+    return directory
+
+
+def saved(directory, change=lambda tokenizer: None, **more):
+    """The bundled tokenizer, changed, as transformers saves it: tokenizer.json and tokenizer_config.json."""
+    tokenizer = AutoTokenizer.from_pretrained(TINYTALES, **more)
+    change(tokenizer)
+    tokenizer.save_pretrained(directory)
+    (directory / "merges.txt").unlink()
+
+
+def of_files(directory, **files):
+    """As version 4 of transformers saved a slow tokenizer: merges.txt, vocab.json and JSON."""
+    for name, content in files.items():
+        (bundled(directory) / f"{name}.json").write_text(json.dumps(content))
+
+
+def edit_tokenizer(directory, part, **changes):
+    saved(directory)
+    content = json.loads((directory / "tokenizer.json").read_text())
+    (content[part] if part else content).update(changes)
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+
+
+def own_vocabulary(directory, order):
+    """A model with a small trained tokenizer, whose ids are in another order than its merges."""
+    merges = ["Ġ t", "h e", "Ġt he", "i n", "Ġ a", "o n", "Ġa n", "Ġan d"]
+    alphabet = list(STAGES[0].byte_alphabet())
+    tokens = ["<s>", *sorted(alphabet), *(merge.replace(" ", "") for merge in merges), "<|endoftext|>"]
+    ids = {token: number for number, token in enumerate(tokens if order == "sorted" else reversed(tokens))}
+    write_checkpoint(directory, n_layer=1, n_head=2, n_embd=32, n_positions=48, vocab_size=len(ids), eos_token_id=0)
+    (directory / "merges.txt").write_text("#version: 0.2 - trained\n" + "\n".join(merges), encoding="utf-8")
+    (directory / "vocab.json").write_text(json.dumps(ids))
+
+
+def untrained_merges(directory):
+    """Merges that no training makes: `abc` of `ab c`, after `bc`. What `abc` becomes depends on the program."""
+    alphabet = list(STAGES[0].byte_alphabet())
+    merges = ["b c", "a b", "ab c"]
+    tokens = [*alphabet, *(merge.replace(" ", "") for merge in merges), "<|endoftext|>"]
+    (directory / "merges.txt").write_text("\n".join(merges))
+    (directory / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+
+
+def token(text, **more):
+    return {"content": text, "lstrip": False, "rstrip": False, "single_word": False, "normalized": False, **more}
+
+
+END, GENERIC = "<|endoftext|>", "PreTrainedTokenizerFast"
+CHAT = {"additional_special_tokens": ["<|user|>", "<|end|>"]}
+DECODER = {
+    "50256": token(END, special=True),
+    "50257": token("[PAD]", special=True),
+    "50258": token("rabbit", special=False),
+}
+REAL = {  # distilgpt2's, and what version 4 of transformers adds
+    **dict(_num_labels=1, id2label={"0": "LABEL_0"}, label2id={"LABEL_0": 0}, n_ctx=48, gradient_checkpointing=False),
+    **dict(task_specific_params={"text-generation": {"do_sample": True, "max_length": 50}}, output_past=True),
+    **dict(
+        _name_or_path="gpt2",
+        torch_dtype="float32",
+        n_special=0,
+        predict_special_tokens=True,
+        reorder_and_upcast_attn=False,
+    ),
+}
+EQUAL = {
+    "merges.txt and vocab.json": bundled,
+    "distilgpt2's config": lambda d: rewrite(bundled(d) / "config.json", **REAL),
+    "the tanh form by another name": lambda d: rewrite(
+        bundled(d) / "config.json", activation_function="gelu_pytorch_tanh"
+    ),
+    "tokenizer.json alone": saved,
+    "the generic class": lambda d: (saved(d), rewrite(d / "tokenizer_config.json", tokenizer_class=GENERIC)),
+    "[PAD]": lambda d: saved(d, lambda t: t.add_special_tokens({"pad_token": "[PAD]"})),
+    "a chat's tokens": lambda d: saved(d, lambda t: t.add_special_tokens(CHAT)),
+    "words": lambda d: saved(d, lambda t: t.add_tokens(["rabbit", " the", "rabbithole", "café", "日本", "Ġx"])),
+    "words, and a chat's tokens": lambda d: saved(
+        d, lambda t: (t.add_special_tokens(CHAT), t.add_tokens(["<|us", "user"]))
+    ),
+    "a word of the vocabulary": lambda d: saved(d, lambda t: t.add_tokens(["ing", "Ġfox"])),
+    "another end": lambda d: saved(d, eos_token="<|end|>", pad_token="<|end|>"),
+    "special_tokens_map": lambda d: of_files(d, special_tokens_map={"eos_token": token(END), "pad_token": END}),
+    "added_tokens that are known": lambda d: of_files(d, added_tokens={END: 50256}),
+    "ids in another order": lambda d: own_vocabulary(d, "sorted"),
+    "ids backwards": lambda d: own_vocabulary(d, "reversed"),
+    "merges as texts": lambda d: edit_tokenizer(
+        d, "model", merges=(TINYTALES / "merges.txt").read_text("utf-8").split("\n")[1:-1]
+    ),
+    "truncation": lambda d: edit_tokenizer(
+        d, "", truncation=dict(direction="Right", max_length=4, strategy="LongestFirst", stride=0)
+    ),
+}
+# What a stage says, and whether what `stagewise convert` makes of it is equal; if not, its line.
+REFUSED = {
+    "added_tokens": (lambda d: of_files(d, added_tokens={"[PAD]": 50257}), "token '[PAD]' is not the same", True),
+    "a named token": (lambda d: of_files(d, tokenizer_config={"pad_token": "[PAD]"}), "token '[PAD]' is not the", True),
+    "a named word": (lambda d: of_files(d, tokenizer_config={"bos_token": "fox"}), "token 'fox' is not the same", True),
+    "a chat, as it was": (
+        lambda d: of_files(d, added_tokens={"<|user|>": 50257, "<|end|>": 50258}, special_tokens_map=CHAT),
+        "is not the same in all files of the tokenizer; `stagewise convert",
+        True,
+    ),
+    "a token for pictures": (
+        lambda d: of_files(d, tokenizer_config={"image_token": "<image>"}),
+        "'<image>' is not",
+        True,
+    ),
+    "added_tokens_decoder": (
+        lambda d: of_files(d, tokenizer_config={"added_tokens_decoder": DECODER, "pad_token": "[PAD]"}),
+        "is not the same in all files of the tokenizer; `stagewise convert",
+        True,
+    ),
+    "a gap": (
+        lambda d: edit_tokenizer(d, "", added_tokens=[{"id": 50270, **token("x y", special=False)}]),
+        "added token 'x y': id is 50270, supported: 50257",
+        True,
+    ),
+    "lstrip": (
+        lambda d: saved(d, lambda t: t.add_special_tokens({"mask_token": AddedToken("<m>", lstrip=True)})),
+        "added token '<m>': lstrip is True, supported: False",
+        "added token '<m>': lstrip is True",
+    ),
+    "a prefix space": (
+        lambda d: saved(d, add_prefix_space=True),
+        "add_prefix_space is True, supported: False",
+        "add_prefix_space",
+    ),
+    "a first token": (
+        lambda d: of_files(d, tokenizer_config={"add_bos_token": True}),
+        "add_bos_token is True",
+        "post_processor",
+    ),
+    "split_special_tokens": (
+        lambda d: of_files(d, tokenizer_config={"split_special_tokens": True}),
+        "split_special_tokens is",
+        "is",
+    ),
+    "a normalizer": (
+        lambda d: edit_tokenizer(d, "", normalizer={"type": "NFC"}),
+        "normalizer is {'type': 'NFC'}",
+        True,
+    ),
+    "no pre_tokenizer": (lambda d: edit_tokenizer(d, "", pre_tokenizer=None), "pre_tokenizer.type is None", True),
+    "words of another kind": (
+        lambda d: edit_tokenizer(d, "model", type="WordLevel"),
+        "model.type is 'WordLevel'",
+        "transformers",
+    ),
+    "sentencepiece": (
+        lambda d: (d / "spiece.model").touch(),
+        "spiece.model is a tokenizer of another kind",
+        "another kind",
+    ),
+    "BERT's": (
+        lambda d: rewrite(d / "config.json", tokenizer_class="BertTokenizer"),
+        "tokenizer_class is 'Bert",
+        "tokenizer_class is",
+    ),
+    "untrained merges": (
+        untrained_merges,
+        "merge 3: expected two tokens that earlier merges leave, got 'ab c'",
+        "merge 3",
+    ),
+    "exact GELU": (
+        lambda d: rewrite(bundled(d) / "config.json", activation_function="gelu"),
+        "activation_function is 'gelu'",
+        "gelu",
+    ),
+    "heads twice": (
+        lambda d: rewrite(bundled(d) / "config.json", num_attention_heads=4),
+        "'num_attention_heads' is not known",
+        True,
+    ),
+    "a note": (
+        lambda d: rewrite(bundled(d) / "config.json", dataset="tales"),
+        "'dataset' is not known to change nothing",
+        True,
+    ),
+    "quantized": (
+        lambda d: rewrite(bundled(d) / "config.json", quantization_config={"bits": 4}),
+        "'quantization_config' is not known",
+        "quantization_config is {'bits': 4}, supported: None",
+    ),
+    "an adapter": (
+        lambda d: rewrite(bundled(d) / "adapter_config.json", base_model_name_or_path="gpt2"),
+        "adapter_config.json is an adapter, which is not applied here",
+        "has an adapter for 'gpt2': merge it with peft",
+    ),
+}
+TEXTS = [
+    "Once upon a time <|user|>Hi<|end|>, a rabbit<|endoftext|>[PAD] x y <m> <image> fox\n",
+    "rabbithole rabbits the café 日本 Ġx user<|us<|user|> singing in the thin air and on, abc abcab  \n\t",
+    "",
+    "e\u0301\u00a0\x00 don't 'S 3.14 👍🏽 <|endoftext|> <|endoftext",
+]
+
+
+def check_equal(stage, directory):
+    """The stage's tokens and those of transformers, of texts and of the model."""
+    theirs = AutoTokenizer.from_pretrained(directory)
+    llm = stage.LLM(str(directory), device="cpu")
+    ours = llm.get_tokenizer()
+    for text in TEXTS:
+        ids = theirs(text).input_ids
+        assert ours.encode(text) == (ids or [ours.end_of_text_id])
+        for skip in (True, False):
+            for some in (ids, ids[::-1], [50257, 50258, 0, 50260, 5, 50256, 70000]):
+                detokenizer = stage.Detokenizer(ours, skip)
+                text = "".join(map(detokenizer.add, some)) + detokenizer.flush()
+                assert text == theirs.decode(some, skip_special_tokens=skip)
+    reference = GPT2LMHeadModel.from_pretrained(directory).eval()
+    params = stage.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    for prompt in random_prompts(211, [5, 2]):
+        expected = reference.generate(
+            torch.tensor([prompt]), do_sample=False, min_new_tokens=6, max_new_tokens=6, pad_token_id=0
+        )
+        assert [*prompt, *llm.generate([prompt], params)[0].outputs[0].token_ids] == expected[0].tolist()
+
+
+@JUDGED
+@pytest.mark.parametrize("kind", EQUAL)
+def test_directories_that_are_read(stage, model, tmp_path, kind):
+    EQUAL[kind](shutil.copytree(model, tmp_path / "model"))
+    check_equal(stage, tmp_path / "model")
+
+
+@JUDGED
+@pytest.mark.parametrize("kind", REFUSED)
+def test_directories_that_are_refused(stage, model, converted, tmp_path, kind):
+    make, says, outcome = REFUSED[kind]
+    make(shutil.copytree(model, tmp_path / "model"))
+    with pytest.raises(ValueError) as error:  # noqa: PT011 (its text is checked)
+        stage.LLM(str(tmp_path / "model"), device="cpu")
+    assert says in str(error.value)
+    assert str(tmp_path / "model") in str(error.value)
+    assert "\n" not in str(error.value)
+    if stage.number == 1 or outcome is True:
+        status, said, directory = converted(tmp_path / "model")
+        if outcome is True:
+            assert status == 0, said
+            check_equal(stage, directory)
+        else:
+            assert (status, outcome in said) == (2, True), said
