@@ -632,9 +632,9 @@ def test_replayed_steps(stage, checkpoint):
 
 
 def with_run_ahead(stage, checkpoint, graphed=False, ahead=True, **arguments):
-    """An engine as on CUDA, with "graphs" or without, which runs ahead or not."""
+    """An engine as on CUDA, with "graphs" or without, which runs ahead or not; it is stepped by hand."""
     arguments |= stage.one_by_one
-    llm = stage.LLM(str(checkpoint), device="cpu", attention_backend="torch" if graphed else "auto", **arguments)
+    llm = stage.stepper(str(checkpoint), attention_backend="torch" if graphed else "auto", **arguments)
     runner, size = llm.engine.runner, llm.engine.config.block_size
     if graphed:
         runner.cache = fresh_cache(stage, runner.num_blocks + 1, size, llm.engine.model_config)
@@ -645,6 +645,16 @@ def with_run_ahead(stage, checkpoint, graphed=False, ahead=True, **arguments):
     if ahead:
         runner.run_ahead(llm.engine.scheduler)
     return llm
+
+
+def completed(llm, prompts, params):
+    """The tokens of all prompts, step by step."""
+    for i, prompt in enumerate(prompts):
+        llm.add_request(str(i), prompt, params)
+    outputs = {}
+    while llm.has_unfinished_requests():
+        outputs |= {output.request_id: output.outputs[0].token_ids for output in llm.step()}
+    return [outputs[str(i)] for i in range(len(prompts))]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -703,7 +713,7 @@ def test_a_step_that_can_not_be_begun_ahead(stage, checkpoint, monkeypatch, capl
 
     monkeypatch.setattr(run_ahead, "launch", fail)
     llm = with_run_ahead(stage, checkpoint)
-    assert [o.outputs[0].token_ids for o in llm.generate(prompts, params)] == expected
+    assert completed(llm, prompts, params) == expected
     assert "not begun ahead: no room ahead" in caplog.text
     assert llm.engine.runner.ahead.num_taken == 0
 
@@ -711,16 +721,15 @@ def test_a_step_that_can_not_be_begun_ahead(stage, checkpoint, monkeypatch, capl
 def test_running_ahead_takes_every_decode_of_a_single_request(stage, checkpoint):
     """3 + 20 tokens in blocks of 4, some of which are taken before there is a token for them."""
     llm = with_run_ahead(stage, checkpoint, block_size=4, num_blocks=16)
-    expected = stage.LLM(str(checkpoint), device="cpu")
     params = stage.SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    outputs = [engine.generate([[5, 6, 7]], params)[0].outputs[0].token_ids for engine in (llm, expected)]
-    assert outputs[0] == outputs[1]
+    (expected,) = stage.LLM(str(checkpoint), device="cpu").generate([[5, 6, 7]], params)
+    assert completed(llm, [[5, 6, 7]], params) == [expected.outputs[0].token_ids]
     # The prefill and 19 decodes; each decode was under way already.
     assert (llm.engine.runner.ahead.num_taken, llm.engine.runner.ahead.num_discarded) == (19, 0)
 
 
 def test_a_token_that_was_read_but_not_kept_is_computed_again(stage, checkpoint, monkeypatch):
-    """Ctrl-C between the launch of the next step and the keeping of this one's tokens: none is lost."""
+    """An error between the launch of the next step and the keeping of this one's tokens: none is lost."""
     params = stage.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     llm = with_run_ahead(stage, checkpoint, num_blocks=16)
     llm.add_request("a", [1, 2, 3], params)
