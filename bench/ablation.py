@@ -39,8 +39,7 @@ WORKLOADS = ("single", "decode", "prefill", "mixed", "prefix")
 DTYPES = ("float32", "bfloat16")
 FAST = next(stage for stage in STAGES if stage.number == 6)
 BEFORE = STAGES[STAGES.index(FAST) - 1]
-FOR_CUDA = {"graphs", "overlap"}  # which do nothing on a CPU
-OPTIMIZATIONS = [name for name in FAST.part("fast_model").OPTIMIZATIONS if name not in FOR_CUDA]
+OPTIMIZATIONS = list(FAST.part("fast_model").OPTIMIZATIONS)
 IN_RUNS = ("prefault", "freeze")  # what shows in whole runs only
 TOGETHER = ("fusion", "prefill", "last_layer", "one_call")  # what the same packed weights can be used with and without
 

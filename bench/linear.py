@@ -26,7 +26,7 @@ NUMBERS = sum(in_ * out for in_, out in SHAPES)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 KINDS = {
     torch.float32: ("fma_float32", "tiles_split"),
-    torch.bfloat16: ("fma_bfloat16", "dot_bfloat16", "matrix_bfloat16", "tiles_bfloat16"),
+    torch.bfloat16: ("fma_bfloat16", "dot_bfloat16", "tiles_bfloat16"),
     torch.int8: ("pairs_int8", "dot_int8", "tiles_int8"),
 }
 CPU = torch.device("cpu")

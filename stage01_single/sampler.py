@@ -1,4 +1,4 @@
-"""From the logits of one sequence to its next token: controls, penalties, temperature, top-k, top-p, min-p, draw.
+"""From the logits of one sequence to its next token: processors, penalties, temperature, top-k, top-p, min-p, draw.
 
 A draw is a pure function of (seed, position), see support/philox.py: no generator keeps a state, so a request gives the
 same tokens whatever else the engine has done before or does beside it.
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .request import Request
-from .support.controls import steer
+from .support.logits_processors import apply_logits_processors
 from .support.logprobs import NOT_FINITE, logprob_entries
 from .support.outputs import Logprob
 from .support.philox import uniform
@@ -58,9 +58,9 @@ def choose(logits: Tensor, request: Request) -> Token:
 
 
 def penalize(logits: Tensor, request: Request) -> Tensor:
-    """Do what the controls ask for, and lower the logits of tokens that were used before. [vocab_size] -> same"""
+    """Apply the logits processors, and lower the logits of tokens that were used before. [vocab_size] -> same"""
     params, scores = request.params, logits.clone()
-    steer(scores[None], [request])
+    apply_logits_processors(scores[None], [request])
     if params.repetition_penalty != 1:
         used = torch.tensor(request.token_ids, dtype=torch.int64, device=scores.device)  # [n_used]
         scores = penalize_repetition(scores, used, params.repetition_penalty)

@@ -3,7 +3,6 @@
 import logging
 import time
 
-from .support.controls import Controls
 from .support.outputs import Logprob
 from .support.sampling_params import SamplingParams
 from .support.text import Text
@@ -31,7 +30,6 @@ class Request:
         logprobs: of each of them, if they were asked for.
         text: what they say, up to a stop text.
         finish_reason, stop_reason: why it ended; None while it goes on.
-        controls: what its parameters ask of the logits.
         streamed: what a stream has sent so far: (tokens, characters, whether its end).
     """
 
@@ -49,7 +47,6 @@ class Request:
         self.request_id, self.prompt, self.prompt_token_ids = request_id, prompt, prompt_token_ids
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
-        self.controls = Controls(params, tokenizer, eos_token_ids)
         self.arrival_time = time.perf_counter()
         self.streamed = 0, 0, False
         self.begin()

@@ -1,4 +1,4 @@
-"""From the logits of many sequences to their next tokens: controls, penalties, temperature, top-k, top-p, min-p, draw.
+"""From the logits of many sequences to the next tokens: processors, penalties, temperature, top-k, top-p, min-p, draw.
 
 Every row has parameters of its own. Each step is one tensor operation over the rows that ask for it, with a column of
 their parameters beside them; a step that no row asks for is left out.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .request import Request
-from .support.controls import steer
+from .support.logits_processors import apply_logits_processors
 from .support.logprobs import NOT_FINITE, logprob_entries
 from .support.outputs import Logprob
 from .support.philox import uniform
@@ -84,9 +84,9 @@ def for_rows(scores: Tensor, values: list[float], off: float, step: Callable) ->
 
 
 def penalize(logits: Tensor, requests: list[Request]) -> Tensor:
-    """Do what the controls ask for, and lower the logits of tokens that were used. [n_rows, vocab_size] -> same"""
+    """Apply the logits processors, and lower the logits of tokens that were used. [n_rows, vocab_size] -> same"""
     scores = logits.clone()
-    steer(scores, requests)
+    apply_logits_processors(scores, requests)
     repeating = [r for r in requests if r.params.repetition_penalty != 1]
     if repeating:
         used, _ = pad([r.token_ids for r in repeating], scores.device)  # [n, n_used]

@@ -4,7 +4,6 @@ from .config import EngineConfig
 from .llm import LLM
 from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
 from .support.sampling_params import SamplingParams
-from .support.structured import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -14,5 +13,4 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StreamEvent",
-    "StructuredOutputsParams",
 ]

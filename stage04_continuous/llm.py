@@ -81,7 +81,7 @@ class LLM(LLMBase):
         def results(updated: list[Request]) -> list[tuple[int, RequestOutput]]:
             return [(index.pop(request), RequestOutput.of(request)) for request in finished(updated)]
 
-        return self.loop.run(longest_first(requests, priority), results)
+        return self._kept(self.loop.run(longest_first(requests, priority), results))
 
     def stream(
         self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
@@ -92,10 +92,12 @@ class LLM(LLMBase):
         """
         requests = self.inputs.requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
+        events = self.loop.run(requests, lambda updated: [StreamEvent.take(r, index[r]) for r in updated])
+        return self._kept(events)
 
-        return self.loop.run(
-            requests, lambda updated: [StreamEvent.take(request, index[request]) for request in updated]
-        )
+    def _kept(self, results: Iterator[Any]) -> Iterator[Any]:
+        """These results; while somebody reads them this LLM is not dropped, which would close its engine."""
+        yield from results
 
     def score(
         self, prompts: Sequence[str | list[int]], continuations: Sequence[str | list[int]], *, use_tqdm: bool = False

@@ -5,7 +5,6 @@ import logging
 import time
 from typing import Any
 
-from .support.controls import Controls
 from .support.logprobs import NOT_FINITE, has_nan
 from .support.outputs import Logprob
 from .support.sampling_params import SamplingParams
@@ -48,7 +47,6 @@ class Request:
         logprobs: of each of them, if they were asked for.
         text: what they say, up to a stop text.
         finish_reason, stop_reason: why it ended; None while it goes on.
-        controls: what its parameters ask of the logits.
         streamed: what a stream has sent so far: (tokens, characters, whether its end).
     """
 
@@ -72,7 +70,6 @@ class Request:
         self.request_id, self.prompt, self.prompt_token_ids = request_id, prompt, prompt_token_ids
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
-        self.controls = Controls(params, tokenizer, eos_token_ids)
         self.priority, self.place, self.first_scheduled_time = priority, None, None
         self.prompt_logprobs = None if params.prompt_logprobs is None else [None] * score_from
         self.arrival_time = time.perf_counter()

@@ -6,7 +6,6 @@ from .llm import LLM, AsyncLLM
 from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
 from .support.sampling_params import SamplingParams
 from .support.scoring import SCORING, Pair, Score, score_of
-from .support.structured import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -22,6 +21,5 @@ __all__ = [
     "SamplingParams",
     "Score",
     "StreamEvent",
-    "StructuredOutputsParams",
     "score_of",
 ]

@@ -181,10 +181,6 @@ class BlockManager:
             self._release(table.blocks[-1])
             table.blocks[-1] = block
 
-    def append_ahead(self, sequence: Sequence) -> None:
-        """Give a sequence a block for a token that it does not have yet. Frees it with the others if none comes."""
-        self._tables[sequence].blocks.append(self._take())
-
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a child that has the same tokens share its parent's blocks. Nothing is copied before someone writes."""
         table = self._tables[parent]

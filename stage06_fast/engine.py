@@ -1,4 +1,4 @@
-"""The engine: the loop that turns prompts into completions. The next step may begin before this one has ended."""
+"""The engine: the loop that turns prompts into completions. A step runs in kernels made for it."""
 
 import functools
 import gc
@@ -51,8 +51,6 @@ class Engine:
             config.policy,
             config.enable_chunked_prefill,
         )
-        if self.runner.device.type == "cuda" and "overlap" in enabled(config.disable):
-            self.runner.run_ahead(self.scheduler)
 
     def add(self, request: Request) -> None:
         """Put a request into the queue; the next steps will take it up."""

@@ -25,7 +25,7 @@ from .support.memory import Arena
 OPTIMIZATIONS: dict[str, tuple[str, ...]] = {
     "linear": (),  # a kernel of our own for linear layers, on packed weights; without it torch multiplies
     "fusion": ("linear",),  # bias, GELU and residual where the product is still in the cache; else passes of their own
-    "tiles": ("linear",),  # AMX, and ARM's matrix instructions; else vectors
+    "tiles": ("linear",),  # AMX; else vectors
     "split": ("linear", "tiles"),  # float32 as two bfloat16s, for the tiles; else vectors
     "prefill": (),  # attention of prompts as matrix products; else a few queries at a time
     "last_layer": ("linear",),  # only tokens whose logits are asked for go through all of it; else every token
@@ -34,8 +34,6 @@ OPTIMIZATIONS: dict[str, tuple[str, ...]] = {
     "prefault": (),  # the memory of the KV cache is there from the start; else the system gives it within the steps
     "freeze": (),  # the garbage collector leaves alone what was there before the engine
     "argmax": (),  # the best token of a row by a kernel of our own; else by torch
-    "graphs": (),  # on CUDA: decode steps are replayed; else each kernel is launched
-    "overlap": (),  # on CUDA: the next step begins before the host has read this one's tokens; else it waits
 }
 
 
@@ -56,8 +54,8 @@ def pick_kind(dtype: torch.dtype, on: frozenset[str]) -> str:
     compute with it."""
     if dtype != torch.bfloat16:
         return "tiles_split" if "split" in on and c.has_kind("tiles_split") else "fma_float32"
-    kinds = ["tiles_bfloat16", "matrix_bfloat16"] if "tiles" in on else []
-    return next(filter(c.has_kind, [*kinds, "dot_bfloat16"]), "fma_bfloat16")
+    kinds = ["tiles_bfloat16"] * ("tiles" in on) + ["dot_bfloat16"]
+    return next(filter(c.has_kind, kinds), "fma_bfloat16")
 
 
 def pick_model(model: GPT2, on: frozenset[str]) -> nn.Module:

@@ -9,7 +9,6 @@ from .llm import LLM, AsyncLLM
 from .support.outputs import CompletionOutput, Logprob, RequestOutput, StreamEvent
 from .support.sampling_params import SamplingParams
 from .support.scoring import SCORING, Pair, Score, score_of
-from .support.structured import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -25,6 +24,5 @@ __all__ = [
     "SamplingParams",
     "Score",
     "StreamEvent",
-    "StructuredOutputsParams",
     "score_of",
 ]

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, get_args
 
 from . import LLM, EngineConfig, SamplingParams, __doc__
 
-NO_FLAGS = ("seed", "logit_bias", "allowed_token_ids", "logits_processors", "structured_outputs")  # --seed: engine's
+NO_FLAGS = ("seed", "logits_processors")  # --seed: engine's
 PARAMS = [one for one in fields(SamplingParams) if one.name not in NO_FLAGS]
 
 

@@ -53,8 +53,6 @@ class Engine:
             config.enable_chunked_prefill,
         )
         self.speculator = Speculator(config, self.runner, self.block_manager, self.model_config, self.max_model_len)
-        if self.runner.device.type == "cuda" and "overlap" in enabled(config.disable) and not self.speculator.drafter:
-            self.runner.run_ahead(self.scheduler)
 
     def add(self, request: Request) -> None:
         """Put a request into the queue; the next steps will take it up."""

@@ -61,6 +61,7 @@ class EngineLoop:
         self.thread = threading.Thread(target=self._run, args=(make_engine, made), name="engine", daemon=True)
         self.thread.start()
         loops.add(self)
+        threads.add(self.thread)
         try:
             self.engine: Engine = wait(made)
         except BaseException:  # a Ctrl-C while it loads
@@ -262,13 +263,15 @@ def wait(answers: queue.SimpleQueue) -> Any:
 
 
 loops: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
+threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @atexit.register
 def close_all() -> None:
-    """A thread that is in the middle of a step when the interpreter ends would crash it."""
-    running = [loop for loop in loops if loop.thread.is_alive()]
-    for loop in running:
+    """A thread that is in the middle of a step when the interpreter ends would crash it, and so would one that is
+    freeing an engine that was dropped."""
+    for loop in list(loops):
         loop.close(abort=True)
-    for loop in running:
-        loop.thread.join()
+    for thread in list(threads):
+        if thread.is_alive():  # else it is of a process that this one is a fork of
+            thread.join()

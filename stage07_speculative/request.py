@@ -1,12 +1,12 @@
 """One request: what was asked, where it is, and what has come of it so far."""
 
 import copy
+import dataclasses
 import enum
 import logging
 import time
 from typing import Any
 
-from .support.controls import Controls
 from .support.logprobs import NOT_FINITE, has_nan
 from .support.outputs import Logprob
 from .support.sampling_params import SamplingParams
@@ -53,7 +53,6 @@ class Request:
         logprobs: of each of them, if they were asked for.
         text: what they say, up to a stop text.
         finish_reason, stop_reason: why it ended; None while it goes on.
-        controls: what its parameters ask of the logits.
         streamed: what a stream has sent so far: (tokens, characters, whether its end).
     """
 
@@ -76,7 +75,6 @@ class Request:
         self.request_id, self.prompt, self.prompt_token_ids = request_id, prompt, prompt_token_ids
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
-        self.controls = Controls(params, tokenizer, eos_token_ids)
         self.priority, self.place, self.first_scheduled_time = priority, None, None
         self.index, self.num_ahead, self.num_cached_tokens = 0, 0, 0
         self.group: list[Request] = [self]
@@ -110,18 +108,18 @@ class Request:
     def fork(self, index: int) -> "Request":
         """Another completion of the same prompt, in the same group, with the same tokens so far."""
         child = copy.copy(self)
-        child.index, child.text, child.controls = index, self.text.copy(), self.controls.fork()
+        child.index, child.text = index, self.text.copy()
         child.output_token_ids, child.token_times = [*self.output_token_ids], [*self.token_times]
         child.logprobs = [*self.logprobs]
         return child
 
     def guessed(self, draft: list[int]) -> "Request":
-        """The request as it would be with these tokens more: for a sampler, which only reads it. Functions of the
-        caller's and forms are left out: they are asked about outputs that exist."""
+        """The request as it would be with these tokens more: for a sampler, which only reads it. Logits processors are
+        left out: they are called for outputs that exist."""
         other = copy.copy(self)
         other.output_token_ids = self.output_token_ids + draft
-        if self.controls.may_fail:
-            other.controls = Controls(SamplingParams(), self.tokenizer, ())
+        if self.params.logits_processors:
+            other.params = dataclasses.replace(self.params, logits_processors=())
         return other
 
     @property

@@ -11,14 +11,11 @@ from torch import Tensor
 from .attention import pick_backend
 from .batch import Batch
 from .config import EngineConfig
-from .cuda_graphs import GraphedGPT2
 from .fast_model import FastGPT2, enabled, pick_model
 from .kernels import c_kernel
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
-from .run_ahead import RunAhead
-from .sampler import NOT_FINITE, Token, choose, sample
-from .scheduler import Scheduler
+from .sampler import Token, sample
 from .support.openmp import WAITS_BRIEFLY
 from .support.options import check_fork, in_words, pick_device, pick_dtype
 from .support.threads import ThreadLimit
@@ -52,26 +49,15 @@ class Runner:
         self.num_blocks = self._pick_num_blocks(config, max_model_len, KVCache(model_config.n_layer, 1, *sizes))
         self.kv_cache_bytes = self.num_blocks * config.block_size * self.bytes_per_token
         check_cache_bytes(self.kv_cache_bytes, self.device)
-        # Only Triton's attention can be recorded: torch's asks for lengths. Graphs fill up their batches with rows that
-        # write to a block of their own, the one behind all others.
-        graphs = self.device.type == "cuda" and "graphs" in on and self.attention_backend == "triton"
         how = {"pages": "pages" in on and self.device.type == "cpu", "prefault": "prefault" in on}
-        self.cache = KVCache(model_config.n_layer, self.num_blocks + graphs, *sizes, **how)
-        if graphs:
-            width = -(-max_model_len // config.block_size)
-            self.model = GraphedGPT2(self.model, config.max_num_seqs, width, spare_block=self.num_blocks)
-        elif self.attention_backend == "c":
+        self.cache = KVCache(model_config.n_layer, self.num_blocks, *sizes, **how)
+        if self.attention_backend == "c":
             self.model = pick_model(self.model, on)
         self.argmax = c_kernel.argmax if "argmax" in on and self.attention_backend == "c" else None
         # The kernels' threads can share their cores with other programs (kernels/team.h) if OpenMP's wait briefly;
         # torch's own operations can't.
         self.waits_briefly = WAITS_BRIEFLY and isinstance(self.model, FastGPT2)
-        self.ahead: RunAhead | None = None
         self.last = 0, 0.0  # how many tokens the latest forward pass had, and its seconds; on a CPU
-
-    def run_ahead(self, scheduler: Scheduler) -> None:
-        """From now on, begin the next step before the host has read the tokens of this one."""
-        self.ahead = RunAhead(self.model, self.cache, scheduler)
 
     def describe(self) -> str:
         """What the options came to, for people."""
@@ -80,9 +66,6 @@ class Runner:
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the tokens whose predecessors are `batch.last`: [n_asked, vocab_size] float32."""
-        logits = self.ahead.take(batch.rows) if self.ahead is not None else None
-        if logits is not None and not batch.copies:
-            return logits
         self.cache.copy_blocks(batch.copies)
         # Beside other programs: as many threads as there are free cores; if there is none, as many as ever, which the
         # system lets compete with the others.
@@ -95,12 +78,9 @@ class Runner:
         return logits
 
     def sample(self, batch: Batch, logits: Tensor) -> list[Token | Exception]:
-        """As `sampler.sample`. On CUDA the next step begins meanwhile, if nothing speaks against it (`can_predict`)."""
+        """As `sampler.sample`."""
         with self.thread_limit:
-            if self.ahead is None or len(batch.ready) < len(batch.rows) or not self.ahead.can_predict(batch.rows):
-                return sample(logits, batch.ready, self.argmax)
-            token_ids = self.ahead.read(batch.rows, choose(logits, batch.ready))  # then the logits may be others
-            return [(token_id, None) if token_id >= 0 else ValueError(NOT_FINITE) for token_id in token_ids]
+            return sample(logits, batch.ready, self.argmax)
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
         """How many blocks the options ask for, or can be of use and fit into what is free."""

@@ -181,16 +181,12 @@ class BlockManager:
             self._release(table.blocks[-1])
             table.blocks[-1] = block
 
-    def append_ahead(self, sequence: Sequence) -> None:
-        """Give a sequence a block for a token that it does not have yet. Frees it with the others if none comes."""
-        self._tables[sequence].blocks.append(self._take())
-
     def extend(self, sequence: Sequence, num_tokens: int) -> int:
         """Give a sequence room for tokens that it may get, at most so many, from blocks that are free beside the
         reserve. Returns for how many."""
         blocks, end = self._tables[sequence].blocks, sequence.num_tokens + num_tokens
         while len(blocks) < self.num_needed(end) and self.num_free > self.num_reserve:
-            self.append_ahead(sequence)
+            blocks.append(self._take())
         return min(end, len(blocks) * self.block_size) - sequence.num_tokens
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:

@@ -81,7 +81,7 @@ class LLM(LLMBase):
         def results(updated: list[Request]) -> list[tuple[int, RequestOutput]]:
             return [(index.pop(request), RequestOutput.of(request)) for request in finished_groups(updated)]
 
-        return self.loop.run(longest_first(requests, priority), results)
+        return self._kept(self.loop.run(longest_first(requests, priority), results))
 
     def stream(
         self, prompts: Prompts, sampling_params: Params | None = None, priority: Sequence[int] | None = None
@@ -92,7 +92,12 @@ class LLM(LLMBase):
         """
         requests = self.inputs.requests(prompts, sampling_params, priority)
         index = {request: i for i, request in enumerate(requests)}
-        return self.loop.run(requests, lambda updated: [StreamEvent.take(c, index[c.group[0]]) for c in updated])
+        events = self.loop.run(requests, lambda updated: [StreamEvent.take(c, index[c.group[0]]) for c in updated])
+        return self._kept(events)
+
+    def _kept(self, results: Iterator[Any]) -> Iterator[Any]:
+        """These results; while somebody reads them this LLM is not dropped, which would close its engine."""
+        yield from results
 
     def beam_search(
         self,

@@ -20,6 +20,7 @@ from .model import ModelConfig
 from .request import Request
 from .runner import Runner
 from .scheduler import Row
+from .support.logits_processors import end_token_ids
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32)  # of the steps that are timed when the engine is made, in tokens
 MOST_TOKENS = 64  # of a step that has guesses, with "auto": in larger ones a token takes as long as one of a prompt
@@ -109,7 +110,7 @@ class Speculator:
     def before_end(self, request: Request, draft: list[int]) -> list[int]:
         """The guesses before one that would end the output: the model says that by itself, and nothing follows it. Nor
         does anything follow what is no token."""
-        ending, size = request.controls.ending, self.vocab_size
+        ending, size = end_token_ids(request), self.vocab_size
         wrong = (i for i, token_id in enumerate(draft) if token_id in ending or not 0 <= token_id < size)
         return draft[: next(wrong, len(draft))]
 

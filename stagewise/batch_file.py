@@ -1,7 +1,7 @@
 """Run a file of prompts, for evaluation on a dataset: a line of JSON in, a line of JSON out.
 
 An input line has `prompt` (a text) or `prompt_token_ids`, maybe an `id` (a text or whole number; default: "line-7"),
-maybe `sampling` (fields of SamplingParams, over those of the command line), maybe `priority` (under that policy), and
+maybe `sampling` (fields by vLLM's names, over those of the command line), maybe `priority` (under that policy), and
 any other fields, a reference answer say, which are carried through. Where a field has the name of one of the result's,
 `text` say, it is carried as `input_text`; a field that is null is left out where it says what to do. With
 `--prompt-column` and `--id-column` other fields have the prompt and the id. A result line is the input's fields,
@@ -35,7 +35,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ from .dataset import HUB, Columns, Dataset, check_dataset, read_dataset
 from .manifest import begin, describe_run, resume
 from .openai_lines import answer, answer_id, is_request, refusal, to_line
 from .progress import Progress
+from .sampling import MORE_FIELDS, Sampling
 from .stages import Setup, Stage, check_beams, setup_of
 from .strict_json import no_duplicates, to_json
 
@@ -173,7 +174,7 @@ class LineReader:
 
     Args:
         config: the engine's EngineConfig.
-        defaults: the SamplingParams of the command line.
+        defaults: the sampling fields of the command line.
         llm: checks what depends on the model; None where there is no engine, and somebody else checks.
         columns: which fields have the prompt and the id.
         beams: how to search for the completions of every line, if not None.
@@ -186,14 +187,14 @@ class LineReader:
         self,
         stage: Stage,
         config: Any,
-        defaults: Any,
+        defaults: Sampling,
         llm: Any = None,
         columns: Columns = Columns(),  # noqa: B008 (it is frozen)
         beams: Beams | None = None,
     ):
         self.stage, self.config, self.defaults, self.llm, self.beams = stage, config, defaults, llm, beams
         self.columns, self.renamed = columns, set[str]()
-        self._names = {field.name for field in fields(defaults)}
+        self._names = {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS} - {"logits_processors"}
 
     def read_lines(self, dataset: Dataset) -> list[Line]:
         """The lines of the input, those that are wrong with what is wrong."""
@@ -280,7 +281,10 @@ class LineReader:
             return
         if {"choices", "continuation"} & values.keys() and not isinstance(values.get("score", False), bool):
             raise ValueError(f"score must be true or false, got {values['score']!r:.80}")
-        line.prompts, (line.params, line.beams) = [prompt], self._sampling(values.get("sampling", {}))
+        sampling, line.beams = self._sampling(values.get("sampling", {}))
+        line.prompts, line.params = [prompt], sampling.params
+        if self.llm is not None:
+            line.prompts, line.params = [sampling.prompt(self.llm, prompt)], sampling.params_for(self.llm)
 
     def _pairs(self, prompt: str | list[int], values: dict) -> list:
         """What is to be scored of a line: continuations, each behind its prompt."""
@@ -299,24 +303,24 @@ class LineReader:
             return [pair(prompt, values["continuation"])]
         return [pair("", prompt) if isinstance(prompt, str) else pair(prompt[:1], prompt[1:])]
 
-    def _sampling(self, sampling: dict) -> tuple[Any, Beams | None]:
-        """The parameters of a line, and how to search, if it does. Raises ValueError, also for a field that
-        SamplingParams does not have."""
+    def _sampling(self, sampling: dict) -> tuple[Sampling, Beams | None]:
+        """The sampling fields of a line, and how to search, if it does. Raises ValueError, also for a field that there
+        is not."""
         if not isinstance(sampling, dict):
             raise ValueError(f"sampling must be a JSON object, got {sampling!r:.80}")
         sampling = {name: value for name, value in sampling.items() if value is not None}
         how = {name: sampling.pop(name) for name in BEAM_FIELDS if name in sampling}
         if unknown := sorted(sampling.keys() - self._names):
             raise ValueError(f"sampling has no field {unknown[0]!r:.80}")
-        params, beams = replace(self.defaults, **sampling), self.beams
-        if own := read_beams(how, getattr(params, "n", 1)):
+        fields, beams = self.defaults.replace(**sampling), self.beams
+        if own := read_beams(how, getattr(fields.params, "n", 1)):
             if not self.stage.has_beams:
                 raise ValueError(f"{self.stage.command} searches for no beams: take a later stage")
-            beams, params = own, replace(params, n=1)
-        idle = [*drawing(self.stage, params), *(["n"] if params.n > 1 else [])] if beams else []
+            beams, fields = own, fields.replace(n=1)
+        idle = [*drawing(fields), *(["n"] if fields.params.n > 1 else [])] if beams else []
         if idle:
             raise ValueError(f"{idle[0]} can't go with beams, which draw nothing")
-        return params, beams if params.max_tokens else None
+        return fields, beams if fields.params.max_tokens else None
 
 
 class BatchJob:
@@ -371,7 +375,7 @@ def run_batch_file(
     llm: Any,
     source: str,
     file: FileIO,
-    defaults: Any,
+    defaults: Sampling,
     *,
     quiet: bool,
     beams: Beams | None = None,
@@ -396,7 +400,7 @@ def run_batch_file(
 
 
 def describe_batch(
-    stage: Stage, setup: Setup, dataset: Dataset, defaults: Any, beams: Beams | None, columns: Columns
+    stage: Stage, setup: Setup, dataset: Dataset, defaults: Sampling, beams: Beams | None, columns: Columns
 ) -> dict:
     """All that the answers depend on, see manifest.py."""
     run = describe_run(stage, setup, dataset, defaults) | {"beam_search": beams and asdict(beams)}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .sampling import Sampling
 from .stages import Stage, end_tokens
 
 BEAM_FIELDS = ("use_beam_search", "length_penalty", "early_stopping")  # of a line of a file, as of the server
@@ -57,11 +58,12 @@ class Hypothesis:
         return math.inf if self.logprob >= 0 else length_penalty * math.log(length) - math.log(-self.logprob)
 
 
-def drawing(stage: Stage, params: Any) -> list[str]:
-    """The names of what these parameters ask for and a beam search can't do."""
-    kept = {name: getattr(params, name) for name in ("temperature", "max_tokens", "n", "seed")}
-    plain = stage.SamplingParams(**kept)
-    return [name for name in stage.SamplingParams.__dataclass_fields__ if getattr(params, name) != getattr(plain, name)]
+def drawing(sampling: Sampling) -> list[str]:
+    """The names of the fields that ask for what a beam search can't do."""
+    params, make = sampling.params, sampling.stage.SamplingParams
+    plain = make(**{name: getattr(params, name) for name in ("temperature", "max_tokens", "n", "seed")})
+    names = [name for name in make.__dataclass_fields__ if getattr(params, name) != getattr(plain, name)]
+    return [*names, *sampling.given]
 
 
 async def search(
@@ -77,7 +79,7 @@ async def search(
     ends = end_tokens(engine.llm)
     most = min(params.max_tokens, engine.llm.max_model_len - len(prompt))
     count = min(max(2, 1 + len(ends)) * beams.beam_width, engine.llm.vocab_size)
-    one_token = stage.SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=count, detokenize=False)
+    one_token = stage.SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=count)
     growing, finished = [Hypothesis(0.0, ())], []
     for length in range(1, most + 1):
         ids = [[*prompt, *beam.token_ids] for beam in growing]

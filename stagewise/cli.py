@@ -16,10 +16,11 @@ from .beams import Beams, completed_by_beams
 from .closing_line import closing_line
 from .console import Outcome, flush_streams, naming, one_interrupt, prepare_streams, tell
 from .dataset import HUB, Columns, check_columns, check_dataset
-from .flags import beams_of, build_parser, pairs_of, sampling_params
+from .flags import beams_of, build_parser, pairs_of, sampling_of
 from .interactive import converse
 from .manifest import manifest_path
 from .progress import Progress
+from .sampling import Sampling
 from .stages import Stage, limit_threads
 from .strict_json import to_json
 from .terminal import Wrapper, wrapped
@@ -107,7 +108,7 @@ def stream(llm: Any, prompt: str, params: Any) -> list[str]:
 
 def check(
     stage: Stage, args: argparse.Namespace, files: contextlib.ExitStack
-) -> tuple[list[str], Any, list[tuple[str, FileIO]]]:
+) -> tuple[list[str], Sampling, list[tuple[str, FileIO]]]:
     """What is to be completed, and how, and the outputs of batch files, which `files` closes. Raises ValueError or
     OSError, before the model is loaded, if it can't be."""
     if sys.stdout is None and not args.input:
@@ -124,7 +125,7 @@ def check(
     if args.policy == "priority" and not args.input:
         raise ValueError("--policy priority needs --input, whose lines may have a priority")
     prompts = [] if args.input or args.interactive else read_prompts(args)
-    params = sampling_params(stage, args)
+    sampling = sampling_of(stage, args)
     columns = Columns(args.prompt_column, args.id_column)
     if columns != Columns() and not args.input:
         raise ValueError("--prompt-column and --id-column are for --input")
@@ -139,15 +140,21 @@ def check(
         used += [("--output", file.name) for _, file in outputs] + [("--prompts-file", args.prompts_file)]
         used += [("the manifest of --output", manifest_path(file.name)) for _, file in outputs]
         check_trace(args.trace, used)
-    return prompts, params, outputs
+    return prompts, sampling, outputs
 
 
 def complete_files(
-    stage: Stage, llm: Any, files: list[tuple[str, FileIO]], params: Any, outcome: Outcome, quiet: bool, **more: Any
+    stage: Stage,
+    llm: Any,
+    files: list[tuple[str, FileIO]],
+    sampling: Sampling,
+    outcome: Outcome,
+    quiet: bool,
+    **more: Any,
 ) -> None:
     """Complete the lines of each --input. more: as of `run_batch_file`."""
     for source, output in files:
-        total, errors = run_batch_file(stage, llm, source, output, params, quiet=quiet, **more)
+        total, errors = run_batch_file(stage, llm, source, output, sampling, quiet=quiet, **more)
         if errors:
             tell(f"{outcome.prog}: {errors} of {total} lines are errors, see {output.name}")
             outcome.status = 1
@@ -173,8 +180,8 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
     with one_interrupt(), contextlib.ExitStack() as files:
         try:
             with outcome:
-                prompts, params, outputs = check(stage, args, files)
-                beams = beams_of(stage, args, params)
+                prompts, sampling, outputs = check(stage, args, files)
+                beams = beams_of(stage, args, sampling)
                 options = stage.EngineConfig.of_flags(args)
                 engine = stage.AsyncLLM(**options) if args.interactive else None
                 llm = engine.llm if engine else stage.LLM(**options)
@@ -182,13 +189,14 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                 trace = Trace(llm) if args.trace else None
                 if not args.quiet:
                     tell(f"{args.model} on {llm.describe()}")
-                started = time.perf_counter()
+                params, started = sampling.params_for(llm), time.perf_counter()
+                prompts = [sampling.prompt(llm, prompt) for prompt in prompts]
                 if engine:
                     with engine:
-                        worked = converse(engine, params)
+                        worked = converse(lambda prompt: engine.generate(sampling.prompt(llm, prompt), params))
                 elif outputs:
                     more = {"beams": beams, "columns": Columns(args.prompt_column, args.id_column)}
-                    complete_files(stage, llm, outputs, params, outcome, args.quiet, **more)
+                    complete_files(stage, llm, outputs, sampling, outcome, args.quiet, **more)
                 elif len(prompts) == args.n == 1 and beams is None and sys.stdout.isatty() and not args.json:
                     outcome.failed(stream(llm, prompts[0], params))
                 else:

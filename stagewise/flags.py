@@ -8,6 +8,7 @@ from typing import Any
 
 from .beams import Beams, drawing
 from .console import Parser
+from .sampling import MORE_FIELDS, Sampling
 from .scaleout.flags import add_flags as add_cluster_flags
 from .stages import EXACT, PACKAGES, STAGES, Stage
 
@@ -33,7 +34,7 @@ class Pairs(argparse.Action):
         setattr(namespace, self.dest, {**getattr(namespace, self.dest), **dict(values)})
 
 
-# The flags of SamplingParams' fields, of those that a stage has; the seed is an option of the engine.
+# The flags of sampling fields, of those that a stage has; the seed is an option of the engine.
 SAMPLING = {
     "max_tokens": dict(type=int, default=256, metavar="N", help="longest output (default: %(default)s)"),
     "min_tokens": dict(type=int, metavar="N", help="shortest output"),
@@ -117,8 +118,8 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     stage.EngineConfig.add_flags(parser.add_argument_group("engine").add_argument)
     add, defaults = parser.add_argument_group("sampling").add_argument, stage.SamplingParams()
     for name, flag in SAMPLING.items():
-        if hasattr(defaults, name):
-            default = {} if "action" in flag else {"default": getattr(defaults, name)}
+        if hasattr(defaults, name) or name in MORE_FIELDS:
+            default = {} if "action" in flag else {"default": getattr(defaults, name, None)}
             add("--" + name.replace("_", "-"), **(default | flag))
     if stage.has_beams:
         add(
@@ -138,19 +139,19 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     return parser
 
 
-def sampling_params(stage: Stage, args: argparse.Namespace) -> Any:
+def sampling_of(stage: Stage, args: argparse.Namespace) -> Sampling:
     """What the flags ask of the sampler. Raises ValueError if it can't be."""
-    names = stage.SamplingParams.__dataclass_fields__.keys() & SAMPLING.keys()
-    return stage.SamplingParams(**{name: getattr(args, name) for name in names})
+    names = SAMPLING.keys() & {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS}
+    return Sampling(stage, **{name: getattr(args, name) for name in names})
 
 
-def beams_of(stage: Stage, args: argparse.Namespace, params: Any) -> Beams | None:
+def beams_of(stage: Stage, args: argparse.Namespace, sampling: Sampling) -> Beams | None:
     """The beam search that the flags ask for. Raises ValueError beside what a search has no use for."""
     if args.beam_width is None:
         return None
     if args.interactive:
         raise ValueError("--beam-width is for prompts and files: a search has no tokens to stream")
-    if idle := [*drawing(stage, params), *(["n"] if args.n > 1 else [])]:
+    if idle := [*drawing(sampling), *(["n"] if args.n > 1 else [])]:
         raise ValueError(f"--{idle[0].replace('_', '-')} can't go with --beam-width, which draws nothing")
     stage.check_whole_number("--beam-width", args.beam_width, 1)
     stopping = {"false": False, "true": True, "never": "never"}[args.early_stopping]

@@ -13,20 +13,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from .terminal import Wrapper, is_terminal, termios, without_echo
 
+Generate = Callable[[str], AsyncIterator[Any]]
 SIGN = "> "
 
 
-def converse(engine: Any, params: Any) -> float:
+def converse(generate: Generate) -> float:
     """Answer the lines of stdin on stdout until the input ends. Returns the seconds in which there was work.
 
     Args:
-        engine: an AsyncLLM.
-        params: SamplingParams of its stage.
+        generate: streams the events of a prompt, as that of an AsyncLLM.
 
     Raises OSError if stdin can't be read.
     """
@@ -34,7 +34,7 @@ def converse(engine: Any, params: Any) -> float:
         print("Type a prompt and press Enter. Ctrl-C stops a completion, Ctrl-D ends.", file=sys.stderr)
     previous = signal.getsignal(signal.SIGINT)
     try:
-        return (on_terminal if is_terminal() else from_pipe)(engine, params)
+        return (on_terminal if is_terminal() else from_pipe)(generate)
     finally:
         signal.signal(signal.SIGINT, previous)
 
@@ -48,8 +48,8 @@ class Answers:
         failure: why the input ended, if it was no ordinary end.
     """
 
-    def __init__(self, engine: Any, params: Any):
-        self.engine, self.params, self.loop = engine, params, asyncio.get_running_loop()
+    def __init__(self, generate: Generate):
+        self.generate, self.loop = generate, asyncio.get_running_loop()
         self.queue: asyncio.Queue[tuple[str, asyncio.Task, asyncio.Queue] | None] = asyncio.Queue()
         self.shown: asyncio.Task | None = None
         self.seconds, self.failure = 0.0, None
@@ -71,7 +71,7 @@ class Answers:
     async def _complete(self, prompt: str, pieces: asyncio.Queue) -> None:
         """Put the pieces of a completion into its queue, None behind the last."""
         try:
-            async for event in self.engine.generate(prompt, self.params):
+            async for event in self.generate(prompt):
                 pieces.put_nowait(event.text)
                 if event.finish_reason == "error":
                     pieces.put_nowait(f" [error: {event.stop_reason}]")
@@ -111,9 +111,9 @@ def put(text: str) -> None:
 # --- From a pipe ----------------------------------------------------------------------------------------------------
 
 
-def from_pipe(engine: Any, params: Any) -> float:
+def from_pipe(generate: Generate) -> float:
     async def run() -> float:
-        answers = Answers(engine, params)
+        answers = Answers(generate)
         signal.signal(signal.SIGINT, answers.interrupt)
         threading.Thread(target=read_lines, args=(answers,), name="stdin", daemon=True).start()
         while await answers.show(put, put, lambda: put("\n\n")):
@@ -140,7 +140,7 @@ def read_lines(answers: Answers) -> None:
 # --- On a terminal --------------------------------------------------------------------------------------------------
 
 
-def on_terminal(engine: Any, params: Any) -> float:
+def on_terminal(generate: Generate) -> float:
     with contextlib.suppress(ModuleNotFoundError):  # Windows' own console has keys and a history
         import readline  # noqa: F401 (it is what `input` reads with)
     sys.stdin.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
@@ -159,15 +159,15 @@ def on_terminal(engine: Any, params: Any) -> float:
             raise OSError(f"stdin can't be read: {error}") from None
         if line.strip():
             with without_echo():
-                took, is_open = asyncio.run(answer(engine, params, line))
+                took, is_open = asyncio.run(answer(generate, line))
             seconds += took
     return seconds
 
 
-async def answer(engine: Any, params: Any, line: str) -> tuple[float, bool]:
+async def answer(generate: Generate, line: str) -> tuple[float, bool]:
     """Complete a line, and the lines that are typed meanwhile. Returns the seconds that it took, and whether more can
     be typed."""
-    answers, text, is_open, num_shown, is_new = Answers(engine, params), Wrapper(put), True, 0, True
+    answers, text, is_open, num_shown, is_new = Answers(generate), Wrapper(put), True, 0, True
 
     def begin(prompt: str) -> None:
         nonlocal num_shown, is_new

@@ -7,7 +7,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ def describe_run(stage: Stage, setup: Setup, dataset: Dataset, defaults: Any) ->
         "dtype": setup.dtype,
         "seed": config.seed,
         "max_model_len": setup.max_model_len,
-        "sampling": json.loads(json.dumps(asdict(defaults))),
+        "sampling": json.loads(json.dumps(defaults.to_dict())),
         "input": dataset.name,
         "input_sha256": dataset.sha256,
     }

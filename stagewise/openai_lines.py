@@ -1,9 +1,9 @@
 """Lines of OpenAI's batch files, which `--input` takes beside its own: requests to /v1/completions, and their answers.
 
 A request is {"custom_id": …, "method": "POST", "url": "/v1/completions", "body": {"model": …, "prompt": …}}. The body
-may have the fields of SamplingParams, `use_beam_search` with what belongs to it, and `priority`; what it leaves out is
-as on the command line. Its answer is {"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}.
-Of a request that is wrong `response` is null, and `error` says what is wrong.
+may have sampling fields, `use_beam_search` with what belongs to it, and `priority`; what it leaves out is as on the
+command line. Its answer is {"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}. Of a
+request that is wrong `response` is null, and `error` says what is wrong.
 
 What only a server does (chats, `echo`, log-probabilities in OpenAI's form) is refused by name.
 `python -m stagewise.serving.batch` does that too, but can't go on after a kill.
@@ -23,7 +23,6 @@ URL = "/v1/completions"
 IN_OTHER_FORM = {
     "logprobs",
     "prompt_logprobs",
-    "detokenize",
     "logits_processors",
 }  # fields of SamplingParams that OpenAI means otherwise
 ELSEWHERE = "not in the lines of --input; python -m stagewise.serving.batch answers it"
@@ -49,7 +48,7 @@ def to_line(request: dict, model: str, names: set[str]) -> dict:
 
     Args:
         model: the one that runs, as `--model` names it.
-        names: of the fields of SamplingParams.
+        names: of the sampling fields that a line may have.
     """
     if unknown := sorted(request.keys() - {"custom_id", "method", "url", "body"}):
         raise ValueError(f"a request has no field {unknown[0]!r:.80}")

@@ -39,7 +39,6 @@ ELSEWHERE = {
     "find_model": "weights",
     "Detokenizer": "tokenizer",
     "byte_alphabet": "tokenizer",
-    "truncated": "prompts",
 }
 
 

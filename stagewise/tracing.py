@@ -91,6 +91,11 @@ class Trace:
         self.close()
 
 
+def trace(llm: Any) -> Trace:
+    """Record every step of an LLM of any stage from now on."""
+    return Trace(llm)
+
+
 def header_of(llm: Any) -> dict[str, Any]:
     """What a trace of this engine begins with."""
     engine, stage = llm.engine, stage_of_llm(llm)
@@ -253,14 +258,20 @@ class Recorder:
         self._rest()
 
     def search(self, run: Callable, searches: list[Any]) -> None:
-        """Beam searches, from their prompts to their ends; those that are cut short are aborted."""
+        """Beam searches, from their prompts to their ends; those that nobody wants any more are aborted. After an error
+        all that wait start over, and the searches are gone."""
         self._searches = True
         self.queued([search.request for search in searches])
         try:
             run(searches)
-        finally:
+        except BaseException:
+            self.emit("restarted")
+            self.queued(dict.fromkeys(request.group[0] for *_, request in self.engine.scheduler.waiting))
+            raise
+        else:
             for beam in [beam for search in searches if not search.done for beam in search.beams]:
                 self.emit("finished", beam, reason="abort")
+        finally:
             self._searches = False
             self._rest()
 

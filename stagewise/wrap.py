@@ -17,11 +17,11 @@ class Wrapped:
     def __init__(self, method: Callable[..., Any]):
         self.method, self.wrappers = method, []
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         call = self.method
         for wrapper in self.wrappers:
             call = functools.partial(wrapper, call)
-        return call(*arguments)
+        return call(*arguments, **named)
 
 
 def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[], None]:
@@ -47,8 +47,8 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
         return method
     weak = weakref.WeakMethod(method)
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
         bound = weak()
-        return None if bound is None else bound(*arguments)
+        return None if bound is None else bound(*arguments, **named)
 
     return call

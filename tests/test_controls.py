@@ -6,13 +6,15 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
+from stagewise import allowed_token_ids, bad_words, logit_bias, sampling_params
+from stagewise.sampling import Sampling
 from tests.adapter import EOS, STAGES, TINYTALES
 
-FILES = ("support/controls.py", "support/text.py", "support/prompts.py", "sampler.py", "engine.py")  # see conftest.py
+FILES = ("support/logits_processors.py", "support/text.py", "sampler.py", "engine.py")  # see conftest.py
 PROMPT = "Once upon a time"
 
 
-def last_digit(token_ids, logits):
+def last_digit(prompt_token_ids, token_ids, logits):
     """A logits processor: the number of tokens so far says how a token's id ends."""
     return torch.where(torch.arange(len(logits)) % 10 == len(token_ids) % 10, logits, -math.inf)
 
@@ -43,8 +45,7 @@ def obvious(model, tokenizer, prompt, max_tokens, **controls):
     while len(token_ids) < max_tokens:
         logits = model(torch.tensor([prompt_ids + token_ids])).logits[0, -1].float().clone()
         for process in controls.get("logits_processors", ()):
-            both = (prompt_ids, token_ids, logits) if process is never_in_the_prompt else (token_ids, logits)
-            logits = process(*both)
+            logits = process(prompt_ids, token_ids, logits)
         for token_id, bias in controls.get("logit_bias", {}).items():
             logits[int(token_id)] += bias
         for token_id in range(len(logits)) if "allowed_token_ids" in controls else ():
@@ -93,7 +94,7 @@ def test_each_control(stage, expected):
     """Alone, and all of them in one batch with those that have none."""
     controls, results, plain = expected
     llm = stage.engine(max_num_seqs=16)
-    params = {name: stage.SamplingParams(temperature=0, max_tokens=12, **given) for name, given in controls.items()}
+    params = {name: sampling_params(llm, temperature=0, max_tokens=12, **given) for name, given in controls.items()}
     for name, given in params.items():
         assert llm.generate([PROMPT], given)[0].outputs[0].token_ids == results[name], name
     nothing = stage.SamplingParams(temperature=0, max_tokens=12)
@@ -125,9 +126,10 @@ def test_a_bad_word_is_blocked_at_the_beginning_and_after_a_space(stage, word):
             """Through the word, to its last token."""
             return logits.index_fill(0, torch.tensor(ids[len(token_ids)]), 1e4)  # noqa: B023
 
-        def said(*bad_words):
-            how = dict(temperature=0, max_tokens=len(ids), logits_processors=[lead], bad_words=bad_words)  # noqa: B023
-            return llm.generate([PROMPT], stage.SamplingParams(**how))[0].outputs[0].text
+        def said(*words):
+            how = dict(temperature=0, max_tokens=len(ids))  # noqa: B023
+            params = stage.SamplingParams(**how, logits_processors=[lead, bad_words(llm, words)])
+            return llm.generate([PROMPT], params)[0].outputs[0].text
 
         assert said() == text
         assert said(word) != text
@@ -136,13 +138,14 @@ def test_a_bad_word_is_blocked_at_the_beginning_and_after_a_space(stage, word):
 def test_draws_are_of_what_is_allowed(stage):
     """Seeded draws, hot and cut: never a token that is not allowed; logprobs are the model's own all the same."""
     allowed = [11, 13, 257, 262, EOS]
-    params = stage.SamplingParams(temperature=5, allowed_token_ids=allowed, max_tokens=40, seed=3, logprobs=0)
+    how = dict(temperature=5, max_tokens=40, seed=3, logprobs=0)
+    params = stage.SamplingParams(**how, logits_processors=[allowed_token_ids(allowed)])
     (output,) = stage.engine().generate([PROMPT], params)
     token_ids = output.outputs[0].token_ids
     assert set(token_ids) <= set(allowed)
     assert len(set(token_ids)) > 1
-    forced = stage.SamplingParams(temperature=1, logit_bias={13: 100}, max_tokens=1, logprobs=-1, seed=1)
-    (entry,) = stage.engine().generate([PROMPT], forced)[0].outputs[0].logprobs
+    forced = dict(logits_processors=[logit_bias({13: 100})], max_tokens=1, logprobs=-1, seed=1)
+    (entry,) = stage.engine().generate([PROMPT], stage.SamplingParams(**forced))[0].outputs[0].logprobs
     assert len(entry) == 50257
     assert sum(math.exp(one.logprob) for one in entry.values()) == pytest.approx(1, abs=1e-3)
     assert next(iter(entry)) == 13
@@ -150,7 +153,7 @@ def test_draws_are_of_what_is_allowed(stage):
 
 
 def test_a_processor_that_fails_fails_its_request_alone(stage):
-    def fails(token_ids, logits):
+    def fails(prompt_token_ids, token_ids, logits):
         if len(token_ids) == 2:
             raise KeyError("mine")
         return logits
@@ -162,9 +165,9 @@ def test_a_processor_that_fails_fails_its_request_alone(stage):
     assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "length"]
     assert outputs[1].outputs[0].stop_reason == "KeyError: 'mine'"
     assert outputs[0].outputs == outputs[2].outputs == expected
-    for wrong in (lambda token_ids, logits: logits[1:], lambda token_ids, logits: None):
+    for wrong in (lambda prompt, output, logits: logits[1:], lambda prompt, output, logits: None):
         (output,) = llm.generate([PROMPT], stage.SamplingParams(logits_processors=[wrong]))
-        assert "a logits processor must give logits" in output.outputs[0].stop_reason
+        assert "a logits processor must return logits" in output.outputs[0].stop_reason
     assert llm.generate([PROMPT], params[0])[0].outputs == expected
 
 
@@ -175,12 +178,24 @@ def test_a_processor_that_fails_fails_its_request_alone(stage):
         (dict(allowed_token_ids=[1, 60000]), "allowed_token_ids 60000 is outside"),
         (dict(allowed_token_ids=[EOS], min_tokens=1), "allowed_token_ids leaves nothing to choose"),
         (dict(allowed_token_ids=[13], bad_words=["."]), "allowed_token_ids leaves nothing to choose"),
-        (dict(truncate_prompt_tokens=2000), "truncate_prompt_tokens 2000 is over max_model_len 1024"),
     ],
 )
-def test_controls_that_can_t_be_met(stage, fields, says):
-    with pytest.raises(ValueError, match=f"prompt 1: {says}"):
-        stage.engine().generate([PROMPT] * 2, [stage.SamplingParams(), stage.SamplingParams(**fields)])
+def test_fields_that_can_t_be_met(fields, says):
+    """Nothing is computed, and nothing of a request is made."""
+    with pytest.raises(ValueError, match=says):
+        sampling_params(STAGES[0].engine(), **fields)
+
+
+def test_processors_that_can_t_be_met(stage):
+    """Where no model is known when they are made, the request fails alone."""
+    llm, ends = stage.engine(), allowed_token_ids([EOS])
+    wrong = [logit_bias({50257: 1}), allowed_token_ids([1, 60000])]
+    params = [stage.SamplingParams(logits_processors=[one], max_tokens=4) for one in wrong]
+    first, second = (output.outputs[0] for output in llm.generate([PROMPT] * 2, params))
+    assert first.stop_reason == "ValueError: logit_bias token 50257 is outside the model's vocabulary of 50257 tokens"
+    assert second.stop_reason == "ValueError: allowed_token_ids 60000 is outside the model's vocabulary of 50257 tokens"
+    (output,) = llm.generate([PROMPT], stage.SamplingParams(logits_processors=[ends], min_tokens=3))
+    assert output.outputs[0].token_ids == [EOS]  # processors that allow only the end come before min_tokens
 
 
 # --- The text ---------------------------------------------------------------------------------------------------------
@@ -188,7 +203,8 @@ def test_controls_that_can_t_be_met(stage, fields, says):
 
 def texts(stage, **fields):
     """What a completion says, whole and streamed, which must be the same."""
-    llm, params = stage.engine(), stage.SamplingParams(temperature=0, **fields)
+    llm = stage.engine()
+    params = sampling_params(llm, temperature=0, **fields)
     (whole,) = llm.generate([PROMPT], params)[0].outputs
     assert "".join(event.text for event in llm.stream([PROMPT], params)) == whole.text
     return whole
@@ -218,13 +234,6 @@ def test_the_end_token_in_the_text(stage):
     assert texts(stage, **end, **shown).text == "<|endoftext|>"
 
 
-def test_without_text(stage):
-    plain, without = texts(stage, max_tokens=9), texts(stage, max_tokens=9, detokenize=False)
-    assert (without.text, without.token_ids) == ("", plain.token_ids)
-    with pytest.raises(ValueError, match="stop needs detokenize"):
-        stage.SamplingParams(stop="a", detokenize=False)
-
-
 # --- Prompts and limits -----------------------------------------------------------------------------------------------
 
 
@@ -238,19 +247,27 @@ def test_prompts_as_dicts(stage):
     assert llm.generate({"prompt": PROMPT}, params)[0].outputs == outputs[3].outputs
 
 
-def test_truncated_prompts(stage):
+@pytest.mark.parametrize(
+    ("most", "max_tokens", "kept"), [(5, 3, 5), (39, 3, 39), (-1, 3, 37), (-1, 1000, 1), (-1, 39, 1)]
+)
+def test_truncated_prompts(most, max_tokens, kept):
+    llm = STAGES[0].engine(max_model_len=40)
+    sampling = Sampling(STAGES[0], max_tokens=max_tokens, truncate_prompt_tokens=most)
+    ids = list(range(60))
+    assert sampling.prompt(llm, ids) == {"prompt_token_ids": ids[-kept:]}
+    assert sampling.prompt(llm, ids[-kept:]) == ids[-kept:]
+    text = "Once upon a time, " * 20
+    assert sampling.prompt(llm, text) == {"prompt": text, "prompt_token_ids": llm.get_tokenizer().encode(text)[-kept:]}
+    assert Sampling(STAGES[0]).prompt(llm, ids) == ids
+
+
+def test_prompts_that_are_too_long(stage):
+    """Nothing is cut without being asked, and no more than there is room for."""
     llm = stage.engine(max_model_len=40)
-    for given, max_tokens, kept in ((5, 3, 5), (39, 3, 39), (100, 3, None), (-1, 3, 37), (-1, 1000, 1), (-1, 39, 1)):
-        params = stage.SamplingParams(temperature=0, max_tokens=max_tokens, truncate_prompt_tokens=given)
-        if kept is None:
-            with pytest.raises(ValueError, match="truncate_prompt_tokens 100 is over max_model_len 40"):
-                llm.generate([list(range(60))], params)
-            continue
-        (output,) = llm.generate([list(range(60))], params)
-        assert output.prompt_token_ids == list(range(60))[-kept:]
-        assert llm.generate([[1, 2]], params)[0].prompt_token_ids == [1, 2][-kept:]
-    with pytest.raises(ValueError, match="60 tokens leave no room"):  # never without being asked
+    with pytest.raises(ValueError, match="60 tokens leave no room"):
         llm.generate([list(range(60))])
+    with pytest.raises(ValueError, match="truncate_prompt_tokens 100 is over max_model_len 40"):
+        Sampling(stage, truncate_prompt_tokens=100).prompt(llm, [1])
 
 
 def test_which_limit_ended_it(stage):
@@ -265,6 +282,5 @@ def test_which_limit_ended_it(stage):
 def test_values_that_mean_something_else(stage):
     assert stage.SamplingParams(seed=-1) == stage.SamplingParams()  # as vLLM
     assert stage.SamplingParams(temperature=1e-6).temperature == 1e-5
-    assert stage.SamplingParams(logit_bias={}) == stage.SamplingParams()
-    assert stage.SamplingParams(logit_bias={"7": 1}).logit_bias == {7: 1.0}
-    assert hash(stage.SamplingParams(logit_bias={7: 1})) is not None
+    assert Sampling(stage, logit_bias={}, bad_words=[], allowed_token_ids=None).given == {}
+    assert logit_bias({"7": 1}).ids.token_ids == [7]

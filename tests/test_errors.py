@@ -34,7 +34,7 @@ def forbid_all(prompt_token_ids, output_token_ids, logits):
 FAILURES = {
     "a processor raises at once": (dict(logits_processors=[fails_after(0)]), 0, "KeyError: 'mine'"),
     "a processor raises later": (dict(logits_processors=[fails_after(2)]), 2, "KeyError: 'mine'"),
-    "a processor gives no logits": (dict(logits_processors=[lambda *_: None]), 0, "a logits processor must give"),
+    "a processor gives no logits": (dict(logits_processors=[lambda *_: None]), 0, "a logits processor must return"),
     "a processor forbids all": (dict(logits_processors=[forbid_all]), 0, "no token can be sampled"),
     "and min_tokens with it": (dict(logits_processors=[forbid_all], min_tokens=2), 0, "no token can be sampled"),
     "with log-probabilities": (dict(logits_processors=[fails_after(1)], logprobs=2), 1, "KeyError: 'mine'"),

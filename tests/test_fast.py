@@ -18,8 +18,8 @@ from bench import ablation, accuracy, profile
 from tests.adapter import ROOT, STAGES, cpu_flags, random_prompts, stages_that_change, write_checkpoint
 from tests.test_same_bits import Memory
 
-FAST = stages_that_change("fast_model.py", "run_ahead.py", "kernels/forward.c")
-KINDS = ["fma_float32", "fma_bfloat16", "dot_bfloat16", "matrix_bfloat16", "tiles_bfloat16", "tiles_split"]
+FAST = stages_that_change("fast_model.py", "kernels/forward.c")
+KINDS = ["fma_float32", "fma_bfloat16", "dot_bfloat16", "tiles_bfloat16", "tiles_split"]
 # What a product of this kind may be wrong by, relative to the largest result.
 TOLERANCE = dict.fromkeys(KINDS, 2e-6) | {"tiles_split": 3e-5}
 
@@ -299,9 +299,9 @@ def test_every_optimization_can_be_turned_off(stage, checkpoint, off):
         assert (fast_logits[key] - row).abs().max() <= 1e-4 * row.abs().max()
 
 
-@pytest.mark.parametrize("name", [name for name in switches() if name not in ("tiles", "split", "graphs", "overlap")])
+@pytest.mark.parametrize("name", [name for name in switches() if name not in ("tiles", "split")])
 def test_what_a_switch_turns_off(stage, checkpoint, monkeypatch, name):
-    """What the engine does with it and without it. Tiles need a CPU that has them, graphs and overlap need CUDA."""
+    """What the engine does with it and without it. Tiles need a CPU that has them."""
     runner, engine, done = stage.part("runner"), stage.part("engine"), {}
     KVCache, freeze = runner.KVCache, engine.freeze_garbage_collector
     monkeypatch.setattr(runner, "KVCache", lambda *a, **how: done.update(how) or KVCache(*a, **how))
@@ -462,7 +462,7 @@ def test_ablation(stage, tmp_path, monkeypatch, capsys):
     assert ablation.main([*arguments, "--json", str(tmp_path / "x.json")]) == 0
     assert jobs == [[], ["prefault"], ["freeze"], ["freeze"], ["prefault"], []]
     (result,) = json.loads((tmp_path / "x.json").read_text())["runs"]
-    names = set(stage.part("fast_model").OPTIMIZATIONS) - {"graphs", "overlap", "prefault", "freeze", "tiles", "split"}
+    names = set(stage.part("fast_model").OPTIMIZATIONS) - {"prefault", "freeze", "tiles", "split"}
     assert set(result["seconds"]) - {"tiles", "split"} == {"", "all of them", "stage 5"} | names
     assert all(0 < seconds < 60 for (seconds,) in result["seconds"].values())
     out = capsys.readouterr().out
@@ -550,14 +550,7 @@ def test_other_instruction_sets(stage, tmp_path, cpu, needs):
     assert process.returncode == 0, process.stdout[-2000:]
 
 
-# --- What is for CUDA, as far as a CPU can tell: the same code, with a "graph" that just runs again -------------------
-
-
-def fresh_cache(stage, num_blocks: int, block_size: int, config):
-    attention = stage.part("attention").paged_attention
-    head_dim = config.n_embd // config.n_head
-    sizes = (config.n_layer, num_blocks, block_size, config.n_head, head_dim, torch.float32, torch.device("cpu"))
-    return stage.part("kv_cache").KVCache(*sizes, attention, prefault=True)
+# --- Memory ---------------------------------------------------------------------------------------------------------
 
 
 def test_only_the_first_blocks_are_there_from_the_start(stage, monkeypatch):
@@ -571,204 +564,6 @@ def test_only_the_first_blocks_are_there_from_the_start(stage, monkeypatch):
     assert 30 << 20 < grown < (32 << 20) + 8 * page
     assert not made.keys[:, 0].any()
 
-
-def test_batch_sizes_of_graphs(stage):
-    batch_sizes = stage.part("cuda_graphs").batch_sizes
-    assert batch_sizes(1) == [1]
-    assert batch_sizes(8) == [1, 2, 4, 8]
-    assert batch_sizes(13) == [1, 2, 4, 8, 13]
-    assert batch_sizes(32) == [1, 2, 4, 8, 16, 24, 32]
-
-
-def test_replayed_steps(stage, checkpoint):
-    """Decodes of every batch size up to 8, in random order: recorded at most once for each size, filled up without a
-    trace of the batches before, the same logits and cache as the model itself makes. Other steps are not replayed."""
-    graphs = stage.part("cuda_graphs")
-    Batch = stage.part("batch").Batch
-    llm = stage.LLM(str(checkpoint), device="cpu", attention_backend="torch", num_blocks=8)
-    model = llm.engine.runner.model
-    recorded = []
-
-    def record(run):
-        recorded.append(run)
-        return run
-
-    graphed = graphs.GraphedGPT2(model, 8, table_width=6, spare_block=40, make_recorder=lambda: record)
-    plain, replayed = (fresh_cache(stage, 41, 4, llm.engine.model_config) for _ in "ab")
-    generator, lengths = torch.Generator().manual_seed(0), [0] * 8
-
-    def step_of(news: list[tuple[int, int]]):
-        """(request, how many tokens) of each row; request i owns the blocks 5 i to 5 i + 4."""
-        ids, positions, slots, tables, starts, ends = [], [], [], [], [0], []
-        for i, n in news:
-            for p in range(lengths[i], lengths[i] + n):
-                ids.append(int(torch.randint(211, (1,), generator=generator)))
-                positions.append(p)
-                slots.append((5 * i + p // 4) * 4 + p % 4)
-            lengths[i] += n
-            tables.append([*range(5 * i, 5 * i + 5)])
-            starts.append(len(ids))
-            ends.append(lengths[i])
-        lists = (ids, positions, slots, tables, starts, ends, [end - 1 for end in starts[1:]])
-        return Batch(*(torch.tensor(x, dtype=torch.int64) for x in lists))
-
-    sizes = [8, 1, 3, 8, 2, 5, 7, 4, 1, 6, 3, 8]
-    with torch.inference_mode():
-        step = step_of([(i, 2 + i % 3) for i in range(8)])  # prompts
-        assert torch.equal(model(step, plain), graphed(step, replayed))
-        assert recorded == []
-        for n in sizes:
-            here = torch.randperm(8, generator=generator)[:n].tolist()
-            for i in set(range(8)) - set(here):  # others have got their blocks: nobody may write there
-                for a, b in ((plain.keys, replayed.keys), (plain.values, replayed.values)):
-                    a[:, 5 * i : 5 * i + 5] = torch.randn(a[:, :5].shape, generator=generator)
-                    b[:, 5 * i : 5 * i + 5] = a[:, 5 * i : 5 * i + 5]
-            step = step_of([(i, 1) for i in here])
-            torch.testing.assert_close(graphed(step, replayed), model(step, plain), rtol=1e-4, atol=1e-4)
-    assert len(recorded) == 4  # for 1, 2, 4, 8
-    for name in ("keys", "values"):  # but for the spare block
-        mine, its = (getattr(cache, name)[:, :40] for cache in (plain, replayed))
-        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
-
-
-def with_run_ahead(stage, checkpoint, graphed=False, ahead=True, **arguments):
-    """An engine as on CUDA, with "graphs" or without, which runs ahead or not; it is stepped by hand."""
-    arguments |= stage.one_by_one
-    llm = stage.stepper(str(checkpoint), attention_backend="torch" if graphed else "auto", **arguments)
-    runner, size = llm.engine.runner, llm.engine.config.block_size
-    if graphed:
-        runner.cache = fresh_cache(stage, runner.num_blocks + 1, size, llm.engine.model_config)
-        graphed_gpt2, width = stage.part("cuda_graphs").GraphedGPT2, -(-llm.engine.max_model_len // size)
-        runner.model = graphed_gpt2(
-            runner.model, llm.engine.config.max_num_seqs, width, runner.num_blocks, lambda: lambda run: run
-        )
-    if ahead:
-        runner.run_ahead(llm.engine.scheduler)
-    return llm
-
-
-def completed(llm, prompts, params):
-    """The tokens of all prompts, step by step."""
-    for i, prompt in enumerate(prompts):
-        llm.add_request(str(i), prompt, params)
-    outputs = {}
-    while llm.has_unfinished_requests():
-        outputs |= {output.request_id: output.outputs[0].token_ids for output in llm.step()}
-    return [outputs[str(i)] for i in range(len(prompts))]
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_running_ahead_changes_nothing(stage, checkpoint, seed):
-    """Requests that come, end and are aborted at random, in a pool that is too small for them, greedy and drawn, some
-    with log-probabilities or several completions: the same tokens as without it, and some predictions come true."""
-    rng = torch.Generator().manual_seed(seed)
-    number = lambda low, high: int(torch.randint(low, high, (1,), generator=rng))  # noqa: E731
-    prompts = random_prompts(211, [number(1, 30) for _ in range(14)], seed)
-    params = [
-        stage.SamplingParams(
-            temperature=number(0, 2),
-            max_tokens=number(1, 40),
-            seed=i,
-            logprobs=2 if i == 4 else None,
-            n=1 + (i % 6 == 5),
-            repetition_penalty=1.1 if i % 4 == 3 else 1.0,
-        )
-        for i in range(14)
-    ]
-    arrivals = sorted(number(0, 40) for _ in prompts)
-    aborted = {number(0, 14): number(10, 60) for _ in range(3)}
-    results = []
-    for ahead in (False, True):
-        sizes = dict(max_num_seqs=5, num_blocks=60, block_size=4, max_num_batched_tokens=24)
-        llm = with_run_ahead(stage, checkpoint, graphed=seed % 2 == 1, ahead=ahead, **sizes)
-        finished, steps = {}, 0
-        while steps < 60 or llm.has_unfinished_requests():
-            for i, arrival in enumerate(arrivals):
-                if arrival == steps:
-                    llm.add_request(str(i), prompts[i], params[i])
-            for i, moment in aborted.items():
-                if moment == steps:
-                    llm.abort_request(str(i))
-            for output in llm.step():
-                if output.finished:
-                    finished[output.request_id] = [(c.token_ids, c.finish_reason) for c in output.outputs]
-            llm.engine.scheduler.check_integrity()
-            steps += 1
-        results.append((finished, steps))
-        assert llm.engine.block_manager.num_free == 60
-    assert results[0] == results[1]
-    assert llm.engine.runner.ahead.num_taken > 10
-
-
-def test_a_step_that_can_not_be_begun_ahead(stage, checkpoint, monkeypatch, caplog):
-    """It fails when it has written over the logits already: the tokens that were chosen from them stand."""
-    params = stage.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    prompts = random_prompts(211, [3, 9])
-    expected = [o.outputs[0].token_ids for o in stage.LLM(str(checkpoint), device="cpu").generate(prompts, params)]
-    run_ahead, launch = stage.part("run_ahead").RunAhead, stage.part("run_ahead").RunAhead.launch
-
-    def fail(self, rows, token_ids):
-        launch(self, rows, token_ids)
-        raise MemoryError("no room ahead")
-
-    monkeypatch.setattr(run_ahead, "launch", fail)
-    llm = with_run_ahead(stage, checkpoint)
-    assert completed(llm, prompts, params) == expected
-    assert "not begun ahead: no room ahead" in caplog.text
-    assert llm.engine.runner.ahead.num_taken == 0
-
-
-def test_running_ahead_takes_every_decode_of_a_single_request(stage, checkpoint):
-    """3 + 20 tokens in blocks of 4, some of which are taken before there is a token for them."""
-    llm = with_run_ahead(stage, checkpoint, block_size=4, num_blocks=16)
-    params = stage.SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    (expected,) = stage.LLM(str(checkpoint), device="cpu").generate([[5, 6, 7]], params)
-    assert completed(llm, [[5, 6, 7]], params) == [expected.outputs[0].token_ids]
-    # The prefill and 19 decodes; each decode was under way already.
-    assert (llm.engine.runner.ahead.num_taken, llm.engine.runner.ahead.num_discarded) == (19, 0)
-
-
-def test_a_token_that_was_read_but_not_kept_is_computed_again(stage, checkpoint, monkeypatch):
-    """An error between the launch of the next step and the keeping of this one's tokens: none is lost."""
-    params = stage.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    llm = with_run_ahead(stage, checkpoint, num_blocks=16)
-    llm.add_request("a", [1, 2, 3], params)
-    llm.step()
-    read = llm.engine.runner.ahead.read
-
-    def interrupted(*arguments):
-        read(*arguments)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.runner.ahead, "read", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            llm.step()
-    while llm.has_unfinished_requests():
-        (output,) = llm.step()
-    expected = stage.LLM(str(checkpoint), device="cpu").generate([[1, 2, 3]], params)
-    assert output.outputs[0].token_ids == expected[0].outputs[0].token_ids
-
-
-def test_a_failed_step_forgets_what_is_under_way(stage, checkpoint, monkeypatch):
-    llm = with_run_ahead(stage, checkpoint, num_blocks=16)
-    llm.add_request("a", [1, 2, 3], stage.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
-    llm.step()
-    assert llm.engine.runner.ahead._rows is not None
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.block_manager, "take_copies", lambda: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            llm.step()
-    assert llm.engine.runner.ahead._rows is None
-    while llm.has_unfinished_requests():
-        (output,) = llm.step()
-    expected = stage.LLM(str(checkpoint), device="cpu").generate(
-        [[1, 2, 3]], stage.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-    )
-    assert output.outputs[0].token_ids == expected[0].outputs[0].token_ids
-
-
-# --- Memory ---------------------------------------------------------------------------------------------------------
 
 HELD = """
 import sys, psutil, {stage} as stage

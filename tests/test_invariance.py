@@ -3,12 +3,13 @@
 import math
 import random
 
+from stagewise import allowed_token_ids, logit_bias
 from tests.adapter import STAGES, random_prompts
 
 LENGTHS = [1, 9, 3, 30, 2, 14, 6, 21, 4, 4, 11]
 
 
-def every_other_token(token_ids, logits):
+def every_other_token(prompt_token_ids, token_ids, logits):
     """A logits processor: even tokens at even positions."""
     logits[(len(token_ids) + 1) % 2 :: 2] = -math.inf
     return logits
@@ -23,9 +24,9 @@ def mixed_params(stage):
         dict(top_p=0.8, seed=3, min_tokens=4),
         dict(min_p=0.1, seed=4, repetition_penalty=1.2),
         dict(temperature=2.0, top_p=0.9, top_k=50, frequency_penalty=0.5, presence_penalty=0.1, seed=5),
-        dict(logit_bias={3: 9.5, 200: -100, 7: 4}, seed=6, repetition_penalty=1.5),
-        dict(allowed_token_ids=range(20, 120, 3), temperature=1.5, seed=7, min_tokens=2),
-        dict(temperature=0, logits_processors=[every_other_token], logit_bias={8: 3}),
+        dict(logits_processors=[logit_bias({3: 9.5, 200: -100, 7: 4})], seed=6, repetition_penalty=1.5),
+        dict(logits_processors=[allowed_token_ids(range(20, 120, 3))], temperature=1.5, seed=7, min_tokens=2),
+        dict(temperature=0, logits_processors=[every_other_token, logit_bias({8: 3})]),
     ]
     return [stage.SamplingParams(**kinds[i % len(kinds)], max_tokens=3 + 2 * i) for i in range(len(LENGTHS))]
 

@@ -4,6 +4,9 @@ import math
 
 import pytest
 
+from stagewise.sampling import Sampling
+from tests.adapter import STAGES
+
 FILES = (
     "support/intake.py",
     "support/sampling_params.py",
@@ -26,13 +29,15 @@ BAD_PARAMS = {
     "stop_token_ids": ["1", [-1], [1.5], ["a"], 7, [True]],
     "ignore_eos": [1, None, "yes"],
     "logprobs": [-2, 2.5, "3", True],
-    "logit_bias": [{-1: 1.0}, {"x": 1}, {3: 101}, {3: math.nan}, {3: "1"}, [3], {1.5: 1}, {"9" * 5000: 1}, {True: 1}],
-    "bad_words": ["", [""], ["a", " "], [3], 5, "\n"],
-    "allowed_token_ids": [[], [-1], ["a"], 5, "5"],
     "logits_processors": [5, [5], "f", print],
     "include_stop_str_in_output": [1, None],
     "skip_special_tokens": [0, "no"],
-    "detokenize": ["no"],
+}
+BAD_FIELDS = {
+    "logit_bias": [{-1: 1.0}, {"x": 1}, {3: 101}, {3: math.nan}, {3: "1"}, [3], {1.5: 1}, {"9" * 5000: 1}, {True: 1}],
+    "bad_words": ["", [""], ["a", " "], [3], 5, "\n"],
+    "allowed_token_ids": [[], [-1], ["a"], 5, "5"],
+    "structured_outputs": ["yes", ["yes"], {}, {"choices": ["yes"]}],
     "truncate_prompt_tokens": [0, -2, 1.5, "3"],
 }
 
@@ -41,6 +46,12 @@ BAD_PARAMS = {
 def test_bad_sampling_params(stage, field, value):
     with pytest.raises(ValueError, match=field):
         stage.SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize(("field", "value"), [(f, v) for f, values in BAD_FIELDS.items() for v in values])
+def test_bad_sampling_fields(field, value):
+    with pytest.raises(ValueError, match=field):
+        Sampling(STAGES[0], **{field: value})
 
 
 def test_sampling_params_are_frozen_and_closed(stage):

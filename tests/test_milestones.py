@@ -114,7 +114,7 @@ MISTAKES = [
     Mistake("nothing comes behind the last guess", 7, 7, "behind the last guess that is right there is one token more", [("batch.py", "return bool(draft) and", "return len(draft or ()) > 1 and")]),
     Mistake("guesses beyond max_tokens", 7, 7, "nobody guesses beyond the end", [("speculator.py", "min(request.max_tokens - len(request.output_token_ids) - 1, MOST_DRAFTS)", "MOST_DRAFTS")]),
     Mistake("a guess counts behind the end", 7, 7, "nothing follows a token that ends the output", [("batch.py", " and not request.finished", "")]),
-    Mistake("guesses take blocks that are not free", 7, 7, "dictionary is empty", [("block_manager.py", " and self.num_free > self.num_reserve:\n            self.append_ahead", ":\n            self.append_ahead")]),
+    Mistake("guesses take blocks that are not free", 7, 7, "dictionary is empty", [("block_manager.py", " and self.num_free > self.num_reserve:\n            blocks.append", ":\n            blocks.append")]),
     Mistake("one scale for all rows", 8, 8, "one scale for all rows; each has its own", [("quantize.py", "x.abs().amax(dim=-1, keepdim=True) / LARGEST", "x.abs().amax().expand(*x.shape[:-1], 1) / LARGEST")]),
     Mistake("a scale for each column", 8, 8, "a scale for each column", [("quantize.py", "x.abs().amax(dim=-1, keepdim=True)", "x.abs().amax(dim=-2, keepdim=True)")]),
     Mistake("integers are cut off", 8, 8, "cuts off what is behind the point", [("quantize.py", ".round()", "")]),

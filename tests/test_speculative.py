@@ -12,6 +12,7 @@ import httpx
 import pytest
 import torch
 
+from stagewise import allowed_token_ids, logit_bias, sampling_params
 from stagewise.cli import main
 from stagewise.replay.state import states
 from stagewise.replay.trace import Trace, check_step, lines_of
@@ -81,8 +82,10 @@ def drawn(rng, stage, **more):
         ignore_eos=rng.random() < 0.5,
         logprobs=rng.choice([None, None, 0, 3]),
         prompt_logprobs=rng.choice([None, None, None, 1]),
-        logit_bias=rng.choice([None, None, {3: 2.0, 9: -100.0}]),
-        allowed_token_ids=rng.choice([None, None, None, list(range(0, 211, 2))]),
+        logits_processors=[
+            *rng.choice([[], [], [logit_bias({3: 2.0, 9: -100.0})]]),
+            *rng.choice([[], [], [], [allowed_token_ids(range(0, 211, 2))]]),
+        ],
     )
     if params["prompt_logprobs"] is not None and rng.random() < 0.3:
         params |= {"max_tokens": 0, "min_tokens": 0, "n": 1}
@@ -311,7 +314,7 @@ def test_functions_of_the_caller_see_each_output_once(stage, small_checkpoint):
     """A logits processor is asked about outputs that exist, once for each token, in their order."""
     calls = []
 
-    def watch(output_token_ids, logits):
+    def watch(prompt_token_ids, output_token_ids, logits):
         calls.append(list(output_token_ids))
         return logits
 
@@ -330,7 +333,7 @@ def test_functions_of_the_caller_see_each_output_once(stage, small_checkpoint):
 def test_a_request_that_fails_behind_right_guesses(stage, small_checkpoint):
     """It ends there with the tokens that it has, as without guesses; the others go on."""
 
-    def fail(output_token_ids, logits):
+    def fail(prompt_token_ids, output_token_ids, logits):
         if len(output_token_ids) == 6:
             raise ZeroDivisionError("mine")
         return logits
@@ -341,7 +344,7 @@ def test_a_request_that_fails_behind_right_guesses(stage, small_checkpoint):
     right = oracle(answers(stage, small_checkpoint, prompts, plain, speculate="off"), prompts)
     expected = answers(stage, small_checkpoint, prompts, params, speculate="off")
     assert len(expected[0][0][0][2]) == 6
-    assert expected[0][0][0][5] == "abort"
+    assert expected[0][0][0][5] == "error"
     llm = engine_with(stage, small_checkpoint, right, num_drafts=8)
     assert [told(output) for output in llm.generate(prompts, params)] == expected
 
@@ -349,16 +352,15 @@ def test_a_request_that_fails_behind_right_guesses(stage, small_checkpoint):
 @pytest.mark.parametrize("form", [{"regex": "[a-z]{3,9} (and [a-z]{2,5} )+end"}, {"choice": ["one two", "one three"]}])
 @pytest.mark.parametrize("speculate", ["ngram", DRAFT])
 def test_forms(stage, form, speculate):
-    params = [
-        stage.SamplingParams(
-            temperature=t, seed=3, max_tokens=40, structured_outputs=stage.StructuredOutputsParams(**form)
-        )
-        for t in (0, 1.0)
-    ]
     prompts = ["Say one two or one three:", "the words: and so and so and so"]
-    expected = answers(stage, TINYTALES, prompts, params, speculate="off")
-    llm = stage.LLM(str(TINYTALES), device="cpu", speculate=speculate, num_drafts=5)
-    assert [told(output) for output in llm.generate(prompts, params)] == expected
+
+    def said(llm):
+        how = dict(seed=3, max_tokens=40, structured_outputs=form)
+        params = [sampling_params(llm, temperature=t, **how) for t in (0, 1.0)]
+        return [told(output) for output in llm.generate(prompts, params)]
+
+    expected = said(stage.LLM(str(TINYTALES), device="cpu", speculate="off"))
+    assert said(stage.LLM(str(TINYTALES), device="cpu", speculate=speculate, num_drafts=5)) == expected
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])

@@ -1,11 +1,10 @@
 """Structured outputs: each form holds, alone and in any company, in every stage; what can't be is refused in time."""
 
-import copy
 import json
-import pickle
 import re
 import sys
 import time
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
@@ -13,9 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stagewise import sampling_params, structured
+from stagewise import structured_outputs as forms
+from stagewise.structured_outputs import Form
 from tests.adapter import EOS, STAGES, TINYTALES
 
-FILES = ("support/structured.py", "support/controls.py", "sampler.py")  # see conftest.py
+FILES = ("support/logits_processors.py", "sampler.py")  # see conftest.py
 PROMPT = "Once upon a time"
 PERSON = {
     "type": "object",
@@ -48,9 +50,8 @@ def has_form(text, form):
     return re.fullmatch(form, text) is not None
 
 
-def params_of(stage, form, **more):
-    more = {"max_tokens": 200, "seed": 1, **more}
-    return stage.SamplingParams(structured_outputs=stage.part("structured").StructuredOutputsParams(**form), **more)
+def params_of(llm, form, **more):
+    return sampling_params(llm, structured_outputs=form, **{"max_tokens": 200, "seed": 1, **more})
 
 
 def tokens(outputs):
@@ -69,7 +70,8 @@ def test_every_form_holds(stage, engines, name):
     form, expected = FORMS[name]
     settings = [dict(temperature=0), dict(seed=2), dict(seed=3, temperature=2.5), dict(seed=4, top_p=0.5, top_k=40)]
     settings += [dict(seed=5, repetition_penalty=3, frequency_penalty=9), dict(seed=6, logit_bias={EOS: 100})]
-    outputs = engines(stage).generate([PROMPT] * 6, [params_of(stage, form, **more) for more in settings])
+    llm = engines(stage)
+    outputs = llm.generate([PROMPT] * 6, [params_of(llm, form, **more) for more in settings])
     for output in outputs:
         (completion,) = output.outputs
         assert completion.finish_reason == "stop"
@@ -80,7 +82,7 @@ def test_every_form_holds(stage, engines, name):
 
 def test_any_object(stage, engines):
     """A model of tales may never close its brackets. What has ended is an object, all others begin one."""
-    params = [params_of(stage, dict(json_object=True), seed=seed, max_tokens=60) for seed in range(8)]
+    params = [params_of(engines(stage), dict(json_object=True), seed=seed, max_tokens=60) for seed in range(8)]
     completions = [output.outputs[0] for output in engines(stage).generate([PROMPT] * 8, params)]
     for completion in completions:
         assert completion.text.startswith("{")
@@ -91,14 +93,14 @@ def test_any_object(stage, engines):
 
 
 def test_max_tokens_ends_it_as_length(stage, engines):
-    (output,) = engines(stage).generate([PROMPT], params_of(stage, dict(regex="[a-z]{50,}"), max_tokens=3))
+    (output,) = engines(stage).generate([PROMPT], params_of(engines(stage), dict(regex="[a-z]{50,}"), max_tokens=3))
     assert output.outputs[0].finish_reason == "length"
     assert re.fullmatch("[a-z]+", output.outputs[0].text)
 
 
 def test_min_tokens_lengthens_what_can_be_longer(stage, engines):
-    wide = params_of(stage, dict(regex="[a-z ]*"), min_tokens=8, temperature=0, logit_bias={EOS: 100})
-    narrow = params_of(stage, dict(choice=["yes", "no"]), min_tokens=8)
+    wide = params_of(engines(stage), dict(regex="[a-z ]*"), min_tokens=8, temperature=0, logit_bias={EOS: 100})
+    narrow = params_of(engines(stage), dict(choice=["yes", "no"]), min_tokens=8)
     first, second = engines(stage).generate([PROMPT] * 2, [wide, narrow])
     assert (len(first.outputs[0].token_ids), first.outputs[0].finish_reason) == (9, "stop")
     assert second.outputs[0].text in ("yes", "no")
@@ -108,8 +110,8 @@ def test_stop_texts_and_other_controls(stage, engines):
     """A form ends with its end only: neither a stop text nor a stop token cuts it."""
     cuts = dict(stop=[" ", "e"], stop_token_ids=list(range(256)))
     params = [
-        params_of(stage, dict(regex="[a-z]{3} [a-z ]{30,60}"), temperature=0, **cuts),
-        params_of(stage, dict(choice=["fox", "bear"]), bad_words=["fox"], temperature=0),
+        params_of(engines(stage), dict(regex="[a-z]{3} [a-z ]{30,60}"), temperature=0, **cuts),
+        params_of(engines(stage), dict(choice=["fox", "bear"]), bad_words=["fox"], temperature=0),
     ]
     first, second = engines(stage).generate([PROMPT] * 2, params)
     assert re.fullmatch("[a-z]{3} [a-z ]{30,60}", first.outputs[0].text)
@@ -119,7 +121,7 @@ def test_stop_texts_and_other_controls(stage, engines):
 
 def test_logprobs_are_the_models_own(stage, engines):
     """As without a form: of the raw logits, in which another token may be likelier than the one that was allowed."""
-    form = params_of(stage, dict(regex="[0-9]{2}"), temperature=0, logprobs=1)
+    form = params_of(engines(stage), dict(regex="[0-9]{2}"), temperature=0, logprobs=1)
     plain, held = engines(stage).generate(
         [PROMPT] * 2, [stage.SamplingParams(temperature=0, max_tokens=1, logprobs=1), form]
     )
@@ -132,20 +134,20 @@ def test_logprobs_are_the_models_own(stage, engines):
 # --- In any company -------------------------------------------------------------------------------------------------
 
 
-def mixed(stage, count, **more):
+def mixed(llm, count, **more):
     """Requests of all forms, and such as have none."""
     forms = [form for form, _ in FORMS.values()] + [None, dict(json_object=True)]
     made = []
     for i in range(count):
         how = dict(seed=i, temperature=[0, 1, 1.5][i % 3], max_tokens=40, **more)
         form = forms[i % len(forms)]
-        made.append(stage.SamplingParams(**how) if form is None else params_of(stage, form, **how))
+        made.append(sampling_params(llm, **how) if form is None else params_of(llm, form, **how))
     return made
 
 
 def test_alone_and_beside_others(stage, engines):
-    prompts, params = [[7454, 2402, 257, 640][: 1 + i % 4] for i in range(9)], mixed(stage, 9)
     llm = engines(stage)
+    prompts, params = [[7454, 2402, 257, 640][: 1 + i % 4] for i in range(9)], mixed(llm, 9)
     alone = [tokens(llm.generate([prompt], one))[0] for prompt, one in zip(prompts, params, strict=True)]
     assert tokens(llm.generate(prompts, params)) == alone
     assert tokens(llm.generate(prompts[::-1], params[::-1])) == alone[::-1]
@@ -153,7 +155,7 @@ def test_alone_and_beside_others(stage, engines):
 
 def test_every_stage_gives_the_same(engines):
     prompts = [PROMPT, "There was once a shy bear"] * 5
-    results = [tokens(engines(stage).generate(prompts, mixed(stage, 10))) for stage in STAGES]
+    results = [tokens(llm.generate(prompts, mixed(llm, 10))) for llm in map(engines, STAGES)]
     assert all(result == results[0] for result in results)
 
 
@@ -172,10 +174,10 @@ def test_preempted_chunked_and_cached(number, options, engines):
     """Nothing is lost where a request waits again, and what the cache brings has no form."""
     stage = STAGES[number - 1]
     prompts = [[7454, 2402, 257, 640] * 10 + [i % 3 + 11] * (i % 5 + 1) for i in range(12)]
-    expected = tokens(engines(stage).generate(prompts, mixed(stage, 12)))
+    expected = tokens(engines(stage).generate(prompts, mixed(engines(stage), 12)))
     llm = stage.engine(TINYTALES, **{"max_num_seqs": 6, **options})
-    assert tokens(llm.generate(prompts, mixed(stage, 12))) == expected
-    assert tokens(llm.generate(prompts, mixed(stage, 12))) == expected
+    assert tokens(llm.generate(prompts, mixed(llm, 12))) == expected
+    assert tokens(llm.generate(prompts, mixed(llm, 12))) == expected
     if "num_blocks" in options:
         assert llm.stats.num_preemptions > 0
 
@@ -184,10 +186,10 @@ def test_preempted_chunked_and_cached(number, options, engines):
 def test_each_completion_has_its_own(number, engines):
     stage = STAGES[number - 1]
     form = dict(json=PERSON)
-    (output,) = engines(stage).generate([PROMPT], params_of(stage, form, n=6, temperature=1.5))
+    (output,) = engines(stage).generate([PROMPT], params_of(engines(stage), form, n=6, temperature=1.5))
     assert all(has_form(completion.text, PERSON) for completion in output.outputs)
     assert len({tuple(completion.token_ids) for completion in output.outputs}) == 6
-    (alone,) = engines(stage).generate([PROMPT], params_of(stage, form, temperature=1.5))
+    (alone,) = engines(stage).generate([PROMPT], params_of(engines(stage), form, temperature=1.5))
     assert alone.outputs[0].token_ids == output.outputs[0].token_ids
 
 
@@ -196,7 +198,7 @@ def test_beside_a_form_that_goes_beyond_the_limits(engines):
     """It ends alone, and its neighbor gets all of its tokens; so does who comes later, if it was the only one."""
     for stage in STAGES[3:]:
         # Where an `a` has been among the last 200 characters is one of 2**200 states, more than may be kept.
-        wide = params_of(stage, dict(regex="(.*a.{200}b){50}"), max_tokens=60)
+        wide = params_of(engines(stage), dict(regex="(.*a.{200}b){50}"), max_tokens=60)
         plain = stage.SamplingParams(temperature=0, max_tokens=30)
         llm = engines(stage)
         expected = tokens(llm.generate([PROMPT], plain))[0]
@@ -211,13 +213,15 @@ def test_beside_a_form_that_goes_beyond_the_limits(engines):
 
 
 @pytest.fixture(scope="module")
-def structured():
-    return STAGES[0].part("structured")
+def tokenizer():
+    return STAGES[0].tokenizer()
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return STAGES[0].tokenizer()
+def llm(tokenizer):
+    """What a processor has to know of one."""
+    engine = SimpleNamespace(model_config=SimpleNamespace(eos_token_ids=(EOS,)))
+    return SimpleNamespace(engine=engine, get_tokenizer=lambda: tokenizer, vocab_size=EOS + 1)
 
 
 def obvious(tokenizer, texts, output):
@@ -228,12 +232,11 @@ def obvious(tokenizer, texts, output):
     return found | ({EOS} if b"" in rests else set())
 
 
-def test_against_the_obvious_way(structured, tokenizer):
+def test_against_the_obvious_way(llm, tokenizer):
     """Token by token, over the whole vocabulary."""
     texts = ["a fox", "a fox and a bear", "another one", "42", "4 é🙂"]
-    asked = structured.StructuredOutputsParams(choice=texts)
     for text in texts:
-        guide, output = structured.Guide(asked, tokenizer, (EOS,)), []
+        guide, output = structured(llm, choice=texts), []
         for token in [*tokenizer.encode(text), EOS]:
             allowed, expected = set(np.flatnonzero(guide.allowed(output)).tolist()), obvious(tokenizer, texts, output)
             left = [one for one in texts if one.startswith(tokenizer.decode(output))]
@@ -242,23 +245,22 @@ def test_against_the_obvious_way(structured, tokenizer):
             output.append(token)
 
 
-def test_it_follows_whatever_output_it_is_shown(structured, tokenizer):
+def test_it_follows_whatever_output_it_is_shown(llm, tokenizer):
     """Earlier ones, others, and after it was cut short: always what a new one says."""
-    asked = structured.StructuredOutputsParams(json=PERSON)
     text = '{"name": "Otto", "age": 7, "friends": ["fox", "bear"]}'
     ids = tokenizer.encode(text)
-    guide = structured.Guide(asked, tokenizer, (EOS,))
+    guide = structured(llm, json=PERSON)
     for length in (0, 1, 2, 5, 3, 4, 9, 9, 0, len(ids), 7):
-        new = structured.Guide(asked, tokenizer, (EOS,))
+        new = structured(llm, json=PERSON)
         assert np.array_equal(guide.allowed(ids[:length]), new.allowed(ids[:length])), length
-    with pytest.raises(ValueError, match="behind 4 tokens"):
+    with pytest.raises(ValueError, match="after 4 tokens"):
         guide.allowed([*ids[:3], tokenizer.encode("!")[0]])
-    assert np.array_equal(guide.allowed(ids[:3]), structured.Guide(asked, tokenizer, (EOS,)).allowed(ids[:3]))
+    assert np.array_equal(guide.allowed(ids[:3]), structured(llm, json=PERSON).allowed(ids[:3]))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_what_it_lets_through_is_valid(structured, tokenizer, data):
+def test_what_it_lets_through_is_valid(llm, tokenizer, data):
     """Drawn at random from what is allowed, over schemas that are drawn too."""
     leaf = st.sampled_from(
         [
@@ -282,7 +284,7 @@ def test_what_it_lets_through_is_valid(structured, tokenizer, data):
         max_leaves=5,
     )
     schema, seed = data.draw(inner), data.draw(st.integers(0, 2**32 - 1))
-    guide = structured.Guide(structured.StructuredOutputsParams(json=schema), tokenizer, (EOS,))
+    guide = structured(llm, json=schema)
     random, output = np.random.default_rng(seed), []
     while len(output) < 300:
         token = int(random.choice(np.flatnonzero(guide.allowed(output))))
@@ -293,7 +295,7 @@ def test_what_it_lets_through_is_valid(structured, tokenizer, data):
     jsonschema.validate(json.loads(b"".join(map(tokenizer.token_bytes, output)).decode()), schema)
 
 
-def test_objects_have_the_fields_that_are_listed(structured, tokenizer):
+def test_objects_have_the_fields_that_are_listed(llm, tokenizer):
     """Unless the schema speaks of others, or puts an object together of parts that list a field each."""
     a, b = {"properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 2}}, "required": ["b"]}
     cases = [
@@ -306,7 +308,7 @@ def test_objects_have_the_fields_that_are_listed(structured, tokenizer):
     ]
 
     def fits(schema, text):
-        guide = structured.Guide(structured.StructuredOutputsParams(json=schema), tokenizer, (EOS,))
+        guide = structured(llm, json=schema)
         output = []
         for token in [*tokenizer.encode(text), EOS]:
             if not guide.allowed(output)[token]:
@@ -331,35 +333,71 @@ COSTLY = {
 
 
 @pytest.mark.parametrize("name", COSTLY)
-def test_what_takes_too_long_to_compile_is_refused(structured, tokenizer, name):
-    asked, start = structured.StructuredOutputsParams(**COSTLY[name]), time.monotonic()
+def test_what_takes_too_long_to_compile_is_refused(llm, name):
+    start = time.monotonic()
     with pytest.raises(ValueError, match=r"it is too large or too intricate: compiling it takes over 1 s or 512 MB"):
-        structured.Guide(asked, tokenizer, (EOS,))
+        structured(llm, **COSTLY[name])
     assert time.monotonic() - start < 12
-    structured.Guide(structured.StructuredOutputsParams(choice=[name]), tokenizer, (EOS,))  # others go on
+    structured(llm, choice=[name])  # others go on
 
 
-def test_a_form_is_compiled_once(structured, tokenizer, monkeypatch):
+def test_the_limit_can_be_moved(llm):
+    form = dict(json={"type": "integer", "multipleOf": 9973})
+    with pytest.raises(ValueError, match=r"compiling it takes over 0.01 s"):
+        structured(llm, **form, seconds=0.01)
+    structured(llm, **form, seconds=20)
+
+
+def test_a_form_is_compiled_once(llm, tokenizer, monkeypatch):
     """Whatever number of outputs has it, and though they go their own ways."""
-    made, make = [], structured.make_matcher
-    monkeypatch.setattr(structured, "make_matcher", lambda *form: made.append(form) or make(*form))
-    asked = structured.StructuredOutputsParams(choice=["a fox", "a bear"])
-    guides = [structured.Guide(asked, tokenizer, (EOS,)) for _ in range(3)]
-    guides += [guides[0].fork() for _ in range(3)]
-    for text in ("a fox", "a bear"):
-        for guide in guides:
-            assert guide.allowed(tokenizer.encode(text)).nonzero()[0].tolist() == [EOS]
+    made, make = [], forms.make_matcher
+    monkeypatch.setattr(forms, "make_matcher", lambda *form: made.append(form) or make(*form))
+    processor, texts = structured(llm, choice=["a fox", "a bear", "another fox"]), ["a fox", "a bear", "another fox"]
+    outputs = {text: [*tokenizer.encode(text), EOS] for text in texts}
+    for length in range(4):
+        for _ in range(3):
+            for text, ids in outputs.items():
+                if length < len(ids):
+                    assert processor.allowed(ids[:length])[ids[length]], text
     assert len(made) == 1
 
 
-def test_copies_and_pickles(structured, tokenizer):
-    """What was made of it does not travel: it can't."""
-    asked = structured.StructuredOutputsParams(json=PERSON)
-    structured.Guide(asked, tokenizer, (EOS,))
-    other = pickle.loads(pickle.dumps(asked))
-    assert other == asked == structured.StructuredOutputsParams(json=json.dumps(PERSON))
-    assert hash(other) == hash(asked)
-    structured.Guide(copy.deepcopy(asked), tokenizer, (EOS,)).allowed([])
+def test_one_advance_for_each_token(llm, tokenizer, monkeypatch):
+    """Of several outputs, also after another has been looked at again."""
+    replayed = []
+    processor = structured(llm, json=PERSON)
+
+    class Start:
+        def deep_copy(self):
+            replayed.append(1)
+            return start.deep_copy()
+
+    start, processor._start = processor._start, Start()
+    texts = ['{"name": "Otto", "age": 7, "friends": ["fox"]}', '{"name": "Anna", "age": 70, "friends": []}']
+    outputs = [tokenizer.encode(text) for text in texts]
+    for length in range(max(map(len, outputs))):
+        for ids in outputs * 2:
+            processor.allowed(ids[: length + 1])
+    assert len(replayed) == 2
+    monkeypatch.setattr(forms, "MAX_MATCHERS", 1)  # the oldest go, and are made again
+    for ids in outputs * 3:
+        assert np.array_equal(processor.allowed(ids), structured(llm, json=PERSON).allowed(ids))
+    assert len(processor._matchers) == 1
+
+
+def follow(processor, token_ids):
+    for length in range(len(token_ids)):
+        processor.allowed(token_ids[:length])
+
+
+def test_it_is_a_function_also_after_it_failed(llm, tokenizer):
+    """An output that exceeds the limits takes nothing from those that come later."""
+    processor = structured(llm, regex="(.*a.{200}b){50}")
+    first = processor.allowed([])
+    letters = [tokenizer.encode(letter)[0] for letter in "ab"]
+    with pytest.raises(ValueError, match=r"structured_outputs fails after \d+ tokens: .*too large or too intricate"):
+        follow(processor, letters * 150)
+    assert np.array_equal(processor.allowed([]), first)
 
 
 # --- What is refused ------------------------------------------------------------------------------------------------
@@ -411,17 +449,17 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize(("form", "why"), WRONG, ids=[f"{i}-{why}" for i, (_, why) in enumerate(WRONG)])
-def test_wrong_ones(structured, form, why):
+def test_wrong_ones(form, why):
     with pytest.raises(ValueError, match=re.escape(why)) as error:
-        structured.StructuredOutputsParams(**form)
+        Form.of(form)
     assert str(error.value).startswith("structured_outputs")
     assert len(str(error.value)) < 400
 
 
 @pytest.mark.parametrize(("form", "why"), IMPOSSIBLE, ids=lambda x: str(x)[:40])
-def test_impossible_ones(structured, tokenizer, form, why):
+def test_impossible_ones(llm, form, why):
     with pytest.raises(ValueError, match=re.escape(why)) as error:
-        structured.Guide(structured.StructuredOutputsParams(**form), tokenizer, (EOS,))
+        structured(llm, **form)
     assert str(error.value).startswith("structured_outputs")
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 500
@@ -430,7 +468,7 @@ def test_impossible_ones(structured, tokenizer, form, why):
 def test_endless_ones_end_with_max_tokens(stage, engines):
     """A schema that leads into itself, and one without an end, are forms like others."""
     chain = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}}}
-    params = [params_of(stage, form, max_tokens=20) for form in (dict(json=chain), dict(regex="(very )+long"))]
+    params = [params_of(engines(stage), form, max_tokens=20) for form in (dict(json=chain), dict(regex="(very )+long"))]
     for output in engines(stage).generate([PROMPT] * 2, params):
         assert output.outputs[0].finish_reason in ("length", "stop")
         assert output.outputs[0].text.startswith(("[", "very "))
@@ -439,20 +477,17 @@ def test_endless_ones_end_with_max_tokens(stage, engines):
 def test_refused_before_anything_is_computed(stage, engines):
     llm = engines(stage)
     before = llm.stats.num_forwards
-    right = params_of(stage, dict(choice=["yes"]))
-    for wrong, why in [
-        (params_of(stage, dict(regex="(a")), "prompt 1: structured_outputs.regex: .*unclosed group"),
-        (params_of(stage, dict(choice=["a"]), ignore_eos=True), "prompt 1: ignore_eos"),
-    ]:
-        with pytest.raises(ValueError, match=why):
-            llm.generate([PROMPT] * 2, [right, wrong])
+    with pytest.raises(ValueError, match=r"structured_outputs.regex: .*unclosed group"):
+        params_of(llm, dict(regex="(a"))
+    with pytest.raises(ValueError, match="ignore_eos can't go with structured_outputs"):
+        params_of(llm, dict(choice=["a"]), ignore_eos=True)
     for wrong in ("yes", ["yes"], dict(choices=["yes"])):
         with pytest.raises(ValueError, match="structured_outputs"):
-            stage.SamplingParams(structured_outputs=wrong)
+            params_of(llm, wrong)
     assert llm.stats.num_forwards == before
 
 
-def test_without_the_package(structured, tokenizer, monkeypatch):
+def test_without_the_package(llm, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ValueError, match=r"llguidance, which is not installed: pip install 'stagewise\[structured\]'"):
-        structured.Guide(structured.StructuredOutputsParams(choice=["yes"]), tokenizer, (EOS,))
+        structured(llm, choice=["yes"])

@@ -157,7 +157,7 @@ def test_the_time_of_typing_is_not_counted(is_terminal, monkeypatch):
     else:
         given = types.SimpleNamespace(buffer=(line.encode() for line in lines()), isatty=lambda: False)
         monkeypatch.setattr(sys, "stdin", given)
-    assert interactive.converse(Engine(), None) == 1.0
+    assert interactive.converse(Engine().generate) == 1.0
 
 
 @pytest.mark.soak

@@ -42,8 +42,6 @@ class Text:
         return self._append(last + self._detokenizer.flush(), may_stop)
 
     def _append(self, new_text: str, may_stop: bool) -> str | None:
-        if not self._params.detokenize:
-            return None
         old_length = len(self.text)
         self.text += new_text
         if not (new_text and may_stop):

@@ -6,8 +6,9 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
+from .logits_processors import end_token_ids
 from .philox import derive_seed
-from .prompts import truncated, unwrapped
+from .prompts import unwrapped
 from .sampling_params import SamplingParams
 
 Prompt = (
@@ -51,7 +52,7 @@ class Intake:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         given, text = unwrapped(prompt)
-        token_ids = truncated(self._token_ids(given), params, self.engine.max_model_len)
+        token_ids = self._token_ids(given)
         vocab_size = self.engine.model_config.vocab_size
         params = replace(params, logprobs=vocab_size) if params.logprobs == -1 else params
         self._check(token_ids, params)
@@ -66,7 +67,8 @@ class Intake:
             tokenizer=self.engine.tokenizer,
             eos_token_ids=self.engine.model_config.eos_token_ids,
         )
-        request.controls.check(vocab_size)
+        if params.min_tokens and len({*end_token_ids(request)}) == vocab_size:
+            raise ValueError("min_tokens leaves nothing to choose: every token of the vocabulary is a stop token")
         self.engine.check_fits(request)
         return request
 
@@ -86,5 +88,7 @@ class Intake:
         vocab_size = self.engine.model_config.vocab_size
         if bad := [t for t in token_ids if not 0 <= t < vocab_size]:
             raise ValueError(f"token {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
+        if bad := [t for t in params.stop_token_ids if t >= vocab_size]:
+            raise ValueError(f"stop_token_ids {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
         if params.logprobs is not None and params.logprobs > vocab_size:
             raise ValueError(f"logprobs {params.logprobs} is over the model's vocabulary of {vocab_size} tokens")

@@ -1,9 +1,7 @@
-"""Prompts as they are given: texts, lists of token ids, or vLLM's dicts of one; cut to a length that was asked for."""
+"""Prompts as they are given: texts, lists of token ids, or vLLM's dicts of one."""
 
 from collections.abc import Mapping
 from typing import Any
-
-from .sampling_params import SamplingParams
 
 KEYS = {"prompt", "prompt_token_ids"}
 
@@ -21,15 +19,3 @@ def unwrapped(prompt: Any) -> tuple[Any, Any]:
         raise ValueError("prompt must be a text, prompt_token_ids a list of token ids")
     encoded = given.get("prompt_token_ids", given.get("prompt"))
     return encoded, given.get("prompt", encoded)
-
-
-def truncated(token_ids: list[int], params: SamplingParams, max_model_len: int) -> list[int]:
-    """The last tokens of a prompt, as many as the parameters say."""
-    most = params.truncate_prompt_tokens
-    if most is None:
-        return token_ids
-    if most > max_model_len:
-        raise ValueError(f"truncate_prompt_tokens {most} is over max_model_len {max_model_len}")
-    if most == -1:
-        most = max_model_len - min(max(1, params.max_tokens), max_model_len - 1)
-    return token_ids[-most:]

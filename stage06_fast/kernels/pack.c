@@ -7,7 +7,6 @@
 INLINE int64_t place(int kind, int64_t i, int64_t c) {
     switch (kind) {
         case FMA_FLOAT32: return i * PANEL + c;
-        case MATRIX_BFLOAT16: return (i / 4 * PANEL + c) * 4 + i % 4;
         case TILES_SPLIT: return (i / 32 * 64 + i % 32) / 2 * PANEL * 2 + c * 2 + i % 2;
         default: return (i / 2 * PANEL + c) * 2 + i % 2;
     }
@@ -38,8 +37,7 @@ void pack(const Team *team, char *panels, const char *weight, int64_t format, in
     case kind: pack_panel(panel, from, format, out_stride, in_stride, columns, in, kind); break;
 #define PACK_FROM(format) \
     switch (kind == DOT_BFLOAT16 || kind == TILES_BFLOAT16 ? FMA_BFLOAT16 : kind) { \
-        PACK(format, FMA_FLOAT32) PACK(format, FMA_BFLOAT16) PACK(format, MATRIX_BFLOAT16) \
-        PACK(format, TILES_SPLIT) \
+        PACK(format, FMA_FLOAT32) PACK(format, FMA_BFLOAT16) PACK(format, TILES_SPLIT) \
     }
         if (format == FLOAT32) PACK_FROM(FLOAT32)
         if (format == BFLOAT16) PACK_FROM(BFLOAT16)

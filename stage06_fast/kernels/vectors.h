@@ -130,25 +130,11 @@ INLINE void interleave(vec *two) {
 #endif
 }
 
-/* ARM's instructions are spelled out; the compiler, which has been told of no more than NEON, has to let them
- * pass: Clang in a function that says so, GCC's assembler anywhere. */
-#if defined(__aarch64__) && defined(__clang__)
-#define WITH_BFLOAT16 __attribute__((target("bf16")))
-#define INSTRUCTION(text) text
-#else
-#define WITH_BFLOAT16
-#define INSTRUCTION(text) ".arch_extension bf16\n\t" text
-#endif
-
 /* sum += a0 * w0 + a1 * w1, where `pairs` holds the a's and w the w's. Who compiles may bring their own. */
 #if defined(HAS_DOT)
 #elif defined(__AVX512BF16__)
 #define HAS_DOT
 #define DOT(sum, pairs, w) (sum) = (vec)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(pairs), (__m512bh)(w))
-#elif defined(__aarch64__)
-#define HAS_DOT
-#define DOT(sum, pairs, w) \
-    __asm__(INSTRUCTION("bfdot %0.4s, %1.8h, %2.8h") : "+w"(sum) : "w"(pairs), "w"(w))
 #endif
 
 /* LANES pairs: a bfloat16 of one run of memory, and one of another. */

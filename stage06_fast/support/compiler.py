@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 SOURCES = sorted((Path(__file__).parent.parent / "kernels").glob("*.[ch]"))
-# Another CPU's kernels, such as x86-64-v3, which is AVX2. ARM's are one build, which asks the CPU what it has.
+# Another CPU's kernels, such as x86-64-v3, which is AVX2. On ARM there is nothing to choose.
 MARCH = os.environ.get("STAGEWISE_MARCH") or ("native" if platform.machine() in ("x86_64", "AMD64") else "")
 OPTIMIZE = ("-O3", "-fno-tree-vectorize")
 FLAGS = (*OPTIMIZE, *([f"-march={MARCH}"] if MARCH else []), "-fno-math-errno", "-fPIC")

@@ -6,8 +6,9 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
+from .logits_processors import end_token_ids
 from .philox import derive_seed
-from .prompts import truncated, unwrapped
+from .prompts import unwrapped
 from .sampling_params import SamplingParams, whole_number
 from .scoring import Pair, encode_pair
 
@@ -65,7 +66,7 @@ class Intake:
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         given, text = unwrapped(prompt)
         context, continuation = encode_pair(given, self.engine.tokenizer) if isinstance(given, Pair) else (given, [])
-        token_ids = truncated(self._token_ids(context), params, self.engine.max_model_len)
+        token_ids = self._token_ids(context)
         token_ids += self._token_ids(continuation) if continuation else []
         vocab_size = self.engine.model_config.vocab_size
         params = replace(params, logprobs=vocab_size) if params.logprobs == -1 else params
@@ -83,7 +84,8 @@ class Intake:
             priority=whole_number("priority", priority, -(2**63), 2**63 - 1),
             score_from=len(token_ids) - len(continuation) if continuation else 1,
         )
-        request.controls.check(vocab_size)
+        if params.min_tokens and len({*end_token_ids(request)}) == vocab_size:
+            raise ValueError("min_tokens leaves nothing to choose: every token of the vocabulary is a stop token")
         self.engine.check_fits(request)
         request.group += [request.fork(index) for index in range(1, params.n)]
         return request

@@ -315,7 +315,7 @@ static void attend_by_fma(const Walk *w) {
 }
 
 #ifdef HAS_DOT
-WITH_BFLOAT16 NOINLINE void attend_by_dots(const Walk *w) {
+NOINLINE void attend_by_dots(const Walk *w) {
     if (w->rows == 1) attend(w, 1, BFLOAT16, DOT_BFLOAT16);
     else attend(w, QUERIES, BFLOAT16, DOT_BFLOAT16);
 }

@@ -19,9 +19,8 @@ KINDS = {
     "fma_float32": (0, 0),
     "fma_bfloat16": (1, 0),
     "dot_bfloat16": (2, 1),
-    "matrix_bfloat16": (3, 1),
-    "tiles_bfloat16": (4, 1),
-    "tiles_split": (5, SPLIT),
+    "tiles_bfloat16": (3, 1),
+    "tiles_split": (4, SPLIT),
 }
 
 

@@ -3,7 +3,6 @@
  *
  *   FLOAT32   [k][32]            the columns' weights of one input side by side
  *   BFLOAT16  [k / 2][32][2]     pairs: those of two neighbouring inputs, as the instructions below want them
- *             [k / 4][32][4]     for MATRIX_BFLOAT16: those of four
  *   SPLIT     [k / 32][2][16][32][2]  for each 32 inputs, the upper halves as pairs, then the lower ones
  *
  * With few rows, reading the panel is what takes the time; with many, the multiplications are, and then each
@@ -22,10 +21,8 @@
  *
  *   FMA_*           sum += activation * weights, everywhere. A bfloat16 weight is the upper half of a
  *                   float32: a shift. For many rows it is shifted once, not for each block: see `widen`.
- *   DOT_BFLOAT16    AVX-512-BF16, BFDOT of ARMv8.6: sum += a0 * w0 + a1 * w1 for as many pairs as a vector has
- *                   in one instruction: twice the rate on some CPUs.
- *   MATRIX_BFLOAT16 BFMMLA of ARMv8.6: 2 rows x 4 inputs times 4 inputs x 2 columns in one instruction. A vector
- *                   holds 2 x 2 sums; 16 of them are 8 rows x 8 columns, or fewer rows and more columns.
+ *   DOT_BFLOAT16    AVX-512-BF16: sum += a0 * w0 + a1 * w1 for all pairs of a vector in one instruction: twice the
+ *                   rate on some CPUs.
  *   TILES_BFLOAT16  AMX: a tile of 16 rows x 32 inputs times one of 32 inputs x 16 columns in one
  *                   instruction. Four tiles of sums, two of rows, two of weights: each tile that is loaded is
  *                   used twice.
@@ -42,10 +39,6 @@
 #if defined(__AMX_BF16__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
-#elif defined(__aarch64__) && defined(__linux__)
-#include <sys/auxv.h>
-#elif defined(__aarch64__) && defined(__APPLE__)
-#include <sys/sysctl.h>
 #endif
 
 #define VECS (PANEL / LANES)
@@ -60,22 +53,6 @@
 #define COLUMNS(rows) ((rows) > 3 ? 2 : 4)
 #endif
 #endif
-#define MATRIX_ROWS 8
-
-/* ARM's CPUs differ in what they have, and a build is for all of them: the CPU is asked when the kernels run. */
-#ifdef __aarch64__
-static int has_bfloat16(void) {
-#if defined(__linux__)
-    return getauxval(AT_HWCAP2) >> 14 & 1; /* HWCAP2_BF16 */
-#elif defined(__APPLE__)
-    int has = 0;
-    size_t size = sizeof(has);
-    return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, NULL, 0) == 0 && has;
-#else
-    return 0;
-#endif
-}
-#endif
 
 /* Whether this build, on this CPU, has a kind. Linux gives a process the tiles' 8 KB of registers only if it
  * asks. */
@@ -84,26 +61,20 @@ int has_kind(int kind) {
     const int request = 0x1023 /* ARCH_REQ_XCOMP_PERM */, tile_data = 18;
     if (kind >= TILES_BFLOAT16) return syscall(SYS_arch_prctl, request, tile_data) == 0;
 #endif
-#ifdef __aarch64__
-    if (kind == DOT_BFLOAT16 || kind == MATRIX_BFLOAT16) return has_bfloat16();
-#endif
 #ifdef HAS_DOT
     if (kind == DOT_BFLOAT16) return 1;
 #endif
     return kind == FMA_FLOAT32 || kind == FMA_BFLOAT16;
 }
 
-int in_parts(int kind, int rows) { return kind < MATRIX_BFLOAT16 && COLUMNS(rows) < VECS; }
+int in_parts(int kind, int rows) { return kind < TILES_BFLOAT16 && COLUMNS(rows) < VECS; }
 
-int product_block(int kind) {
-    return kind >= TILES_BFLOAT16 ? BLOCK : kind == MATRIX_BFLOAT16 ? MATRIX_ROWS : SUM_ROWS;
-}
+int product_block(int kind) { return kind >= TILES_BFLOAT16 ? BLOCK : SUM_ROWS; }
 
 /* For each part of a panel, COLUMNS vectors wide from column `from` on: begin with zeros, or (`add`) with the
  * sums in `out`, and end with sums in `out`. Unrolled; otherwise the compiler would keep the sums in memory, where a
  * loop could count through them. */
 #define UNROLL _Pragma("GCC unroll 8")
-#define UNROLL16 _Pragma("GCC unroll 16")
 #define EACH_PART for (int from = 0; from < PANEL; from += COLUMNS(rows) * LANES)
 #define BEGIN_SUMS \
     vec sum[SUM_ROWS][VECS]; \
@@ -211,7 +182,7 @@ void widen(const void *panel, int64_t k, float *wide) {
 }
 
 #ifdef HAS_DOT
-WITH_BFLOAT16 INLINE void dot_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
+INLINE void dot_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
                          int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
     EACH_PART {
         BEGIN_SUMS
@@ -225,50 +196,6 @@ WITH_BFLOAT16 INLINE void dot_bfloat16(const uint16_t *x, int64_t stride, const 
             }
         }
         STORE_SUMS
-    }
-}
-#endif
-
-#ifdef __aarch64__
-typedef int64_t halves __attribute__((vector_size(16)));
-
-/* Four inputs of rows a and b. */
-INLINE halves two_rows(const uint16_t *a, const uint16_t *b) {
-    halves both;
-    memcpy(&both, a, 8);
-    memcpy((char *)&both + 8, b, 8);
-    return both;
-}
-
-/* The sums of rows 2 p and 2 p + 1 and of columns 2 v and 2 v + 1 are a vector: sum[p][v - from]. Of an odd
- * number of rows, the last one counts twice. */
-WITH_BFLOAT16 INLINE void matrix_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
-                            int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
-    const int pairs = (rows + 1) / 2, width = pairs > 2 ? 4 : pairs > 1 ? 8 : 16;
-    for (int from = 0; from < PANEL / 2; from += width) {
-        vec sum[MATRIX_ROWS / 2][16];
-        UNROLL for (int p = 0; p < pairs; p++)
-            UNROLL16 for (int v = 0; v < width; v++) {
-                const float *a = out + 2 * p * out_stride + 2 * (from + v), *b = 2 * p + 1 < rows ? a + out_stride : a;
-                sum[p][v] = add ? (vec){a[0], a[1], b[0], b[1]} : (vec){0};
-            }
-        for (int64_t i = 0; i < k; i += 4) {
-            const uint16_t *w = panel + i * PANEL + 8 * from;
-            for (int line = 0; line < 16 * width; line += 64)
-                __builtin_prefetch(ahead + i / 2 * step + 16 * from + line, 0, 2);
-            halves both[MATRIX_ROWS / 2];
-            UNROLL for (int p = 0; p < pairs; p++)
-                both[p] = two_rows(x + 2 * p * stride + i, x + (2 * p + 1 < rows ? 2 * p + 1 : 2 * p) * stride + i);
-            UNROLL16 for (int v = 0; v < width; v++) {
-                const halves weights = two_rows(w + 8 * v, w + 8 * v + 4);
-                UNROLL for (int p = 0; p < pairs; p++)
-                    __asm__(INSTRUCTION("bfmmla %0.4s, %1.8h, %2.8h")
-                            : "+w"(sum[p][v]) : "w"(both[p]), "w"(weights));
-            }
-        }
-        UNROLL for (int r = 0; r < rows; r++)
-            UNROLL16 for (int v = 0; v < width; v++)
-                for (int i = 0; i < 2; i++) out[r * out_stride + 2 * (from + v) + i] = sum[r / 2][v][r % 2 * 2 + i];
     }
 }
 #endif
@@ -364,7 +291,6 @@ void end_products(int kind) {
 #endif
 }
 
-WITH_BFLOAT16
 void product(int kind, const Rows *rows, int64_t first, int count, const void *panel, int64_t begin,
              int64_t end, float *out, int64_t stride, const void *ahead, float share) {
     const char *x = rows->data + first * rows->stride;
@@ -391,9 +317,6 @@ void product(int kind, const Rows *rows, int64_t first, int count, const void *p
     if (kind == FMA_BFLOAT16) EACH(fma_bfloat16, float, uint16_t)
 #ifdef HAS_DOT
     if (kind == DOT_BFLOAT16) EACH(dot_bfloat16, uint16_t, uint16_t)
-#endif
-#ifdef __aarch64__
-    if (kind == MATRIX_BFLOAT16) switch (count) { UP_TO_8(matrix_bfloat16, uint16_t, uint16_t) }
 #endif
 #ifdef __AMX_BF16__
     panel = (const char *)panel - panel_bytes(kind, begin); /* these count from the panel's first input */

@@ -9,14 +9,14 @@
 #define BLOCK 32  /* the most rows of a call */
 
 /* How to multiply; see product.c. */
-enum { FMA_FLOAT32, FMA_BFLOAT16, DOT_BFLOAT16, MATRIX_BFLOAT16, TILES_BFLOAT16, TILES_SPLIT };
+enum { FMA_FLOAT32, FMA_BFLOAT16, DOT_BFLOAT16, TILES_BFLOAT16, TILES_SPLIT };
 
 /* The formats that a kind wants its rows and its panels in. */
 INLINE int rows_format(int kind) {
-    return (const int[]){FLOAT32, FLOAT32, BFLOAT16, BFLOAT16, BFLOAT16, SPLIT}[kind];
+    return (const int[]){FLOAT32, FLOAT32, BFLOAT16, BFLOAT16, SPLIT}[kind];
 }
 INLINE int panel_format(int kind) {
-    return (const int[]){FLOAT32, BFLOAT16, BFLOAT16, BFLOAT16, BFLOAT16, SPLIT}[kind];
+    return (const int[]){FLOAT32, BFLOAT16, BFLOAT16, BFLOAT16, SPLIT}[kind];
 }
 INLINE int64_t panel_bytes(int kind, int64_t k) {
     const int format = panel_format(kind);

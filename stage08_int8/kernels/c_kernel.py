@@ -22,10 +22,9 @@ KINDS = {
     "dot_bfloat16": (2, 1),
     "pairs_int8": (3, INT16),
     "dot_int8": (4, INT8),
-    "matrix_bfloat16": (5, 1),
-    "tiles_bfloat16": (6, 1),
-    "tiles_split": (7, SPLIT),
-    "tiles_int8": (8, INT8),
+    "tiles_bfloat16": (5, 1),
+    "tiles_split": (6, SPLIT),
+    "tiles_int8": (7, INT8),
 }
 
 

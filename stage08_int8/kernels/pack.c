@@ -36,8 +36,7 @@ void pack(const Team *team, char *panels, const char *weight, int64_t format, in
     case kind: pack_panel(panel, from, format, out_stride, in_stride, columns, in, kind); break;
 #define PACK_FROM(format) \
     switch (kind == DOT_BFLOAT16 || kind == TILES_BFLOAT16 ? FMA_BFLOAT16 : kind) { \
-        PACK(format, FMA_FLOAT32) PACK(format, FMA_BFLOAT16) PACK(format, MATRIX_BFLOAT16) \
-        PACK(format, TILES_SPLIT) \
+        PACK(format, FMA_FLOAT32) PACK(format, FMA_BFLOAT16) PACK(format, TILES_SPLIT) \
     }
         if (format == FLOAT32) PACK_FROM(FLOAT32)
         if (format == BFLOAT16) PACK_FROM(BFLOAT16)

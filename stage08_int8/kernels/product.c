@@ -3,7 +3,6 @@
  *
  *   FLOAT32   [k][32]            the columns' weights of one input side by side
  *   BFLOAT16  [k / 2][32][2]     pairs: those of two neighbouring inputs, as the instructions below want them
- *             [k / 4][32][4]     for MATRIX_BFLOAT16: those of four
  *   SPLIT     [k / 32][2][16][32][2]  for each 32 inputs, the upper halves as pairs, then the lower ones
  *   INT8      [k / 4][32][4]     fours
  *             [k / 2][32][2]     for PAIRS_INT8: pairs
@@ -24,13 +23,11 @@
  *
  *   FMA_*           sum += activation * weights, everywhere. A bfloat16 weight is the upper half of a
  *                   float32: a shift. For many rows it is shifted once, not for each block: see `widen`.
- *   DOT_BFLOAT16    AVX-512-BF16, BFDOT of ARMv8.6: sum += a0 * w0 + a1 * w1 for as many pairs as a vector has
- *                   in one instruction: twice the rate on some CPUs.
- *   DOT_INT8        AVX-512-VNNI, AVX-VNNI, SDOT of ARMv8.2: four products of int8, in sums of 32 bits.
+ *   DOT_BFLOAT16    AVX-512-BF16: sum += a0 * w0 + a1 * w1 for all pairs of a vector in one instruction: twice the
+ *                   rate on some CPUs.
+ *   DOT_INT8        AVX-512-VNNI, AVX-VNNI: four products of int8, in sums of 32 bits.
  *   PAIRS_INT8      elsewhere: weights are widened to int16 in registers, where rows are already, and two products are
  *                   added to sums of 32 bits.
- *   MATRIX_BFLOAT16 BFMMLA of ARMv8.6: 2 rows x 4 inputs times 4 inputs x 2 columns in one instruction. A vector
- *                   holds 2 x 2 sums; 16 of them are 8 rows x 8 columns, or fewer rows and more columns.
  *   TILES_BFLOAT16  AMX: a tile of 16 rows x 32 inputs times one of 32 inputs x 16 columns in one
  *                   instruction. Four tiles of sums, two of rows, two of weights: each tile that is loaded is
  *                   used twice.
@@ -48,10 +45,6 @@
 #if defined(__AMX_BF16__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
-#elif defined(__aarch64__) && defined(__linux__)
-#include <sys/auxv.h>
-#elif defined(__aarch64__) && defined(__APPLE__)
-#include <sys/sysctl.h>
 #endif
 
 #define VECS (PANEL / LANES)
@@ -66,33 +59,6 @@
 #define COLUMNS(rows) ((rows) > 3 ? 2 : 4)
 #endif
 #endif
-#define MATRIX_ROWS 8
-
-/* ARM's CPUs differ in what they have, and a build is for all of them: the CPU is asked when the kernels run. */
-#ifdef __aarch64__
-static int has_bfloat16(void) {
-#if defined(__linux__)
-    return getauxval(AT_HWCAP2) >> 14 & 1; /* HWCAP2_BF16 */
-#elif defined(__APPLE__)
-    int has = 0;
-    size_t size = sizeof(has);
-    return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, NULL, 0) == 0 && has;
-#else
-    return 0;
-#endif
-}
-static int has_dots(void) {
-#if defined(__linux__)
-    return getauxval(AT_HWCAP) >> 20 & 1; /* HWCAP_ASIMDDP */
-#elif defined(__APPLE__)
-    int has = 0;
-    size_t size = sizeof(has);
-    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, NULL, 0) == 0 && has;
-#else
-    return 0;
-#endif
-}
-#endif
 
 /* Whether this build, on this CPU, has a kind. Linux gives a process the tiles' 8 KB of registers only if it
  * asks. */
@@ -104,10 +70,6 @@ int has_kind(int kind) {
 #endif
     if (kind == TILES_BFLOAT16 || kind == TILES_SPLIT) return syscall(SYS_arch_prctl, request, tile_data) == 0;
 #endif
-#ifdef __aarch64__
-    if (kind == DOT_BFLOAT16 || kind == MATRIX_BFLOAT16) return has_bfloat16();
-    if (kind == DOT_INT8) return has_dots();
-#endif
 #ifdef HAS_DOT
     if (kind == DOT_BFLOAT16) return 1;
 #endif
@@ -117,17 +79,14 @@ int has_kind(int kind) {
     return kind == FMA_FLOAT32 || kind == FMA_BFLOAT16 || kind == PAIRS_INT8;
 }
 
-int in_parts(int kind, int rows) { return kind < MATRIX_BFLOAT16 && COLUMNS(rows) < VECS; }
+int in_parts(int kind, int rows) { return kind < TILES_BFLOAT16 && COLUMNS(rows) < VECS; }
 
-int product_block(int kind) {
-    return kind >= TILES_BFLOAT16 ? BLOCK : kind == MATRIX_BFLOAT16 ? MATRIX_ROWS : SUM_ROWS;
-}
+int product_block(int kind) { return kind >= TILES_BFLOAT16 ? BLOCK : SUM_ROWS; }
 
 /* For each part of a panel, COLUMNS vectors wide from column `from` on: begin with zeros, or (`add`) with the
  * sums in `out`, and end with sums in `out`. Unrolled; otherwise the compiler would keep the sums in memory, where a
  * loop could count through them. */
 #define UNROLL _Pragma("GCC unroll 8")
-#define UNROLL16 _Pragma("GCC unroll 16")
 #define EACH_PART for (int from = 0; from < PANEL; from += COLUMNS(rows) * LANES)
 #define BEGIN_SUMS \
     vec sum[SUM_ROWS][VECS]; \
@@ -235,7 +194,7 @@ void widen(const void *panel, int64_t k, float *wide) {
 }
 
 #ifdef HAS_DOT
-WITH_BFLOAT16 INLINE void dot_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
+INLINE void dot_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
                          int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
     EACH_PART {
         BEGIN_SUMS
@@ -255,7 +214,7 @@ WITH_BFLOAT16 INLINE void dot_bfloat16(const uint16_t *x, int64_t stride, const 
 
 /* A `vec` of sums holds integers here: zero has the same bits. */
 #ifdef HAS_DOT_INT8
-WITH_BFLOAT16 INLINE void dot_int8(const int8_t *x, int64_t stride, const int8_t *panel, int64_t k, float *out,
+INLINE void dot_int8(const int8_t *x, int64_t stride, const int8_t *panel, int64_t k, float *out,
                      int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
     EACH_PART {
         BEGIN_SUMS
@@ -301,50 +260,6 @@ INLINE void pairs_int8(const int16_t *x, int64_t stride, const int8_t *panel, in
         STORE_SUMS
     }
 }
-
-#ifdef __aarch64__
-typedef int64_t halves __attribute__((vector_size(16)));
-
-/* Four inputs of rows a and b. */
-INLINE halves two_rows(const uint16_t *a, const uint16_t *b) {
-    halves both;
-    memcpy(&both, a, 8);
-    memcpy((char *)&both + 8, b, 8);
-    return both;
-}
-
-/* The sums of rows 2 p and 2 p + 1 and of columns 2 v and 2 v + 1 are a vector: sum[p][v - from]. Of an odd
- * number of rows, the last one counts twice. */
-WITH_BFLOAT16 INLINE void matrix_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
-                            int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
-    const int pairs = (rows + 1) / 2, width = pairs > 2 ? 4 : pairs > 1 ? 8 : 16;
-    for (int from = 0; from < PANEL / 2; from += width) {
-        vec sum[MATRIX_ROWS / 2][16];
-        UNROLL for (int p = 0; p < pairs; p++)
-            UNROLL16 for (int v = 0; v < width; v++) {
-                const float *a = out + 2 * p * out_stride + 2 * (from + v), *b = 2 * p + 1 < rows ? a + out_stride : a;
-                sum[p][v] = add ? (vec){a[0], a[1], b[0], b[1]} : (vec){0};
-            }
-        for (int64_t i = 0; i < k; i += 4) {
-            const uint16_t *w = panel + i * PANEL + 8 * from;
-            for (int line = 0; line < 16 * width; line += 64)
-                __builtin_prefetch(ahead + i / 2 * step + 16 * from + line, 0, 2);
-            halves both[MATRIX_ROWS / 2];
-            UNROLL for (int p = 0; p < pairs; p++)
-                both[p] = two_rows(x + 2 * p * stride + i, x + (2 * p + 1 < rows ? 2 * p + 1 : 2 * p) * stride + i);
-            UNROLL16 for (int v = 0; v < width; v++) {
-                const halves weights = two_rows(w + 8 * v, w + 8 * v + 4);
-                UNROLL for (int p = 0; p < pairs; p++)
-                    __asm__(INSTRUCTION("bfmmla %0.4s, %1.8h, %2.8h")
-                            : "+w"(sum[p][v]) : "w"(both[p]), "w"(weights));
-            }
-        }
-        UNROLL for (int r = 0; r < rows; r++)
-            UNROLL16 for (int v = 0; v < width; v++)
-                for (int i = 0; i < 2; i++) out[r * out_stride + 2 * (from + v) + i] = sum[r / 2][v][r % 2 * 2 + i];
-    }
-}
-#endif
 
 #ifdef __AMX_BF16__
 /* Sums are in tiles 0 to 3, rows in 4 and 5, weights in 6 and 7. Without `both`, only the first 16 rows are
@@ -457,7 +372,6 @@ void end_products(int kind) {
 #endif
 }
 
-WITH_BFLOAT16
 void product(int kind, const Rows *rows, int64_t first, int count, const void *panel, int64_t begin,
              int64_t end, float *out, int64_t stride, const void *ahead, float share) {
     const char *x = rows->data + first * rows->stride;
@@ -489,9 +403,6 @@ void product(int kind, const Rows *rows, int64_t first, int count, const void *p
     if (kind == DOT_INT8) EACH(dot_int8, int8_t, int8_t)
 #endif
     if (kind == PAIRS_INT8) EACH(pairs_int8, int16_t, int8_t)
-#ifdef __aarch64__
-    if (kind == MATRIX_BFLOAT16) switch (count) { UP_TO_8(matrix_bfloat16, uint16_t, uint16_t) }
-#endif
 #ifdef __AMX_BF16__
     panel = (const char *)panel - panel_bytes(kind, begin); /* these count from the panel's first input */
     const int64_t lines = (int64_t)((kind == TILES_SPLIT ? 64 : 32) * share); /* ahead, for each 32 inputs */

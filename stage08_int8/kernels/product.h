@@ -11,15 +11,15 @@
 /* How to multiply; see product.c. */
 enum {
     FMA_FLOAT32, FMA_BFLOAT16, DOT_BFLOAT16, PAIRS_INT8, DOT_INT8, /* by vectors */
-    MATRIX_BFLOAT16, TILES_BFLOAT16, TILES_SPLIT, TILES_INT8
+    TILES_BFLOAT16, TILES_SPLIT, TILES_INT8
 };
 
 /* The formats that a kind wants its rows and its panels in. */
 INLINE int rows_format(int kind) {
-    return (const int[]){FLOAT32, FLOAT32, BFLOAT16, INT16, INT8, BFLOAT16, BFLOAT16, SPLIT, INT8}[kind];
+    return (const int[]){FLOAT32, FLOAT32, BFLOAT16, INT16, INT8, BFLOAT16, SPLIT, INT8}[kind];
 }
 INLINE int panel_format(int kind) {
-    return (const int[]){FLOAT32, BFLOAT16, BFLOAT16, INT8, INT8, BFLOAT16, BFLOAT16, SPLIT, INT8}[kind];
+    return (const int[]){FLOAT32, BFLOAT16, BFLOAT16, INT8, INT8, BFLOAT16, SPLIT, INT8}[kind];
 }
 INLINE int64_t panel_bytes(int kind, int64_t k) {
     const int format = panel_format(kind);
@@ -34,7 +34,7 @@ INLINE int above(int kind) { return kind == DOT_INT8 ? ABOVE : 0; }
 INLINE int64_t place(int kind, int64_t i, int64_t c) {
     switch (kind) {
         case FMA_FLOAT32: return i * PANEL + c;
-        case DOT_INT8: case TILES_INT8: case MATRIX_BFLOAT16: return (i / 4 * PANEL + c) * 4 + i % 4;
+        case DOT_INT8: case TILES_INT8: return (i / 4 * PANEL + c) * 4 + i % 4;
         case TILES_SPLIT: return (i / 32 * 64 + i % 32) / 2 * PANEL * 2 + c * 2 + i % 2;
         default: return (i / 2 * PANEL + c) * 2 + i % 2;
     }

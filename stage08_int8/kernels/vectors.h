@@ -133,27 +133,11 @@ INLINE void interleave(vec *two) {
 #endif
 }
 
-/* ARM's instructions are spelled out; the compiler, which has been told of no more than NEON, has to let them
- * pass: Clang in a function that says so, GCC's assembler anywhere. */
-#if defined(__aarch64__) && defined(__clang__)
-#define WITH_BFLOAT16 __attribute__((target("bf16,dotprod")))
-#define INSTRUCTION(text) text
-#define DOTS
-#else
-#define WITH_BFLOAT16
-#define INSTRUCTION(text) ".arch_extension bf16\n\t" text
-#define DOTS ".arch armv8.2-a+dotprod\n\t" /* as an extension of ARMv8.0 it is not let pass */
-#endif
-
 /* sum += a0 * w0 + a1 * w1, where `pairs` holds the a's and w the w's. Who compiles may bring their own. */
 #if defined(HAS_DOT)
 #elif defined(__AVX512BF16__)
 #define HAS_DOT
 #define DOT(sum, pairs, w) (sum) = (vec)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(pairs), (__m512bh)(w))
-#elif defined(__aarch64__)
-#define HAS_DOT
-#define DOT(sum, pairs, w) \
-    __asm__(INSTRUCTION("bfdot %0.4s, %1.8h, %2.8h") : "+w"(sum) : "w"(pairs), "w"(w))
 #endif
 
 /* sum += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3, for the four integers of each 32 bits. Where one of the factors has to
@@ -168,11 +152,6 @@ INLINE void interleave(vec *two) {
 #define HAS_DOT_INT8
 #define ABOVE 128
 #define DOT_INT8S(sum, fours, w) (sum) = (vec)_mm256_dpbusd_avx_epi32((__m256i)(sum), (__m256i)(w), (__m256i)(fours))
-#elif defined(__aarch64__)
-#define HAS_DOT_INT8
-#define ABOVE 0
-#define DOT_INT8S(sum, fours, w) \
-    __asm__(DOTS "sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(fours), "w"(w))
 #endif
 #ifndef ABOVE
 #define ABOVE 0

@@ -1,25 +1,22 @@
 """What a request asks of the sampler, and when it ends. Names and meanings are vLLM's `SamplingParams`."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from .structured import StructuredOutputsParams
-
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e5  # within these, logits / temperature stays finite in float32
-MAX_BIAS = 100.0  # OpenAI's limit
 MAX_PROMPT_LOGPROBS = 20  # vLLM's limit; with 50,000 for each token of a prompt, one request would stop all others
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling and stopping of one request. The order: logits_processors, logit_bias, tokens that are not allowed
-    (by structured_outputs too), penalties, temperature, top-k, top-p, min-p, draw.
+    """Sampling and stopping of one request. The order: logits_processors, penalties, temperature, top-k, top-p, min-p,
+    draw.
 
     Attributes:
         temperature: divides the logits; 0 is greedy (the best token, nothing is drawn), below 1 is sharper. Between 0
@@ -41,20 +38,10 @@ class SamplingParams:
             raw logits; -1 is all of them, None returns none.
         prompt_logprobs: the same for each token of the prompt; at most 20. With it max_tokens may be 0.
         n: how many completions of the prompt. The first is the one that n=1 gives.
-        logit_bias: token id -> what is added to its logit, from -100 to 100.
-        bad_words: texts that the output must not contain, at its beginning or after a space: the last token of each is
-            forbidden after its others.
-        allowed_token_ids: the only tokens that may be chosen; None allows all.
-        logits_processors: functions (output token ids, logits) -> logits, or (prompt token ids, output token ids,
-            logits) -> logits. Logits are [vocab_size] float32, as the model gave them.
-        structured_outputs: the form of the whole output: one of some choices, a regular expression, a JSON schema or a
-            grammar. It ends with the end token when the form is complete, and not before but with `max_tokens`:
-            `stop` and `stop_token_ids` don't end it.
+        logits_processors: functions (prompt token ids, output token ids, logits) -> logits, of their arguments alone.
+            Logits are [vocab_size] float32, as the model gave them; a token at -inf is not chosen.
         include_stop_str_in_output: the text ends behind the stop text, or the stop token's text, that ended it.
         skip_special_tokens: the end token has no text.
-        detokenize: make a text of the tokens; without it the text stays empty, and stop texts are refused.
-        truncate_prompt_tokens: of a longer prompt only so many last tokens are used; -1: as many as leave room for
-            `max_tokens`. None cuts nothing.
 
     Raises:
         ValueError: names the field and its value.
@@ -76,15 +63,9 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
-    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
-    bad_words: Sequence[str] = ()
-    allowed_token_ids: Sequence[int] | None = None
     logits_processors: Sequence[Callable[..., Tensor]] = ()
-    structured_outputs: StructuredOutputsParams | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    detokenize: bool = True
-    truncate_prompt_tokens: int | None = None
 
     def __post_init__(self):
         self._check_number("temperature", 0, MAX_TEMPERATURE)
@@ -108,33 +89,15 @@ class SamplingParams:
         if self.logprobs is not None:
             self._check_integer("logprobs", -1)
         self._check_integer("n", 1, 1024)
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
             self._set(name, bool(getattr(self, name)))
         self._check_texts("stop")
-        self._check_texts("bad_words")
-        if not all(map(str.strip, self.bad_words)):
-            raise ValueError(f"bad_words must be texts of more than spaces, got {self.bad_words!r}")
         self._check_token_ids("stop_token_ids")
-        if self.stop and not self.detokenize:
-            raise ValueError("stop needs detokenize: a stop text is looked for in the text")
-        if self.allowed_token_ids is not None:
-            self._check_token_ids("allowed_token_ids")
-            if not self.allowed_token_ids:
-                raise ValueError("allowed_token_ids must not be empty: nothing could be chosen")
         self._set("logits_processors", self._check_sequence("logits_processors"))
         if not all(map(callable, self.logits_processors)):
             raise ValueError(f"logits_processors must be functions, got {self.logits_processors!r:.80}")
-        if self.structured_outputs is not None:
-            self._set("structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
-            self._set("stop", ())
-            self._set("stop_token_ids", ())
-        if self.truncate_prompt_tokens is not None:
-            self._check_integer("truncate_prompt_tokens", -1)
-            if not self.truncate_prompt_tokens:
-                raise ValueError("truncate_prompt_tokens must be at least 1, or -1, got 0")
-        self._check_bias()
 
     def _set(self, field: str, value: Any) -> None:
         object.__setattr__(self, field, value)
@@ -160,16 +123,6 @@ class SamplingParams:
 
     def _check_token_ids(self, field: str) -> None:
         self._set(field, tuple(dict.fromkeys(whole_number(field, i, 0) for i in self._check_sequence(field))))
-
-    def _check_bias(self) -> None:
-        """In JSON the ids are texts."""
-        bias: Mapping[Any, Any] = {} if self.logit_bias is None else self.logit_bias
-        if not isinstance(bias, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"logit_bias must be a mapping from token ids to numbers, got {bias!r:.80}")
-        ids = [int(i) if isinstance(i, str) and i.isdecimal() and len(i) < 20 else i for i in bias]
-        ids = [whole_number("logit_bias token", i, 0) for i in ids]
-        values = [number("logit_bias", value, -MAX_BIAS, MAX_BIAS) for value in bias.values()]
-        self._set("logit_bias", dict(zip(ids, values, strict=True)) or None)
 
 
 # What comes from NumPy, say, is converted once, here: a numpy.int8 that counts overflows later, far from its origin.

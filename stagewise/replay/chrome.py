@@ -36,7 +36,7 @@ class Process:
         ]
         waiting, end = {}, 0  # waiting: since when
         for step in self.trace.steps:
-            begin = max(end, self.time(begin_of(step)))  # a step that is launched ahead begins within the last one
+            begin = max(end, self.time(begin_of(step)))
             start, end = max(begin, self.time(step["start"])), self.time(step["start"] + step["seconds"])
             made += self.engine(step, begin, start, end)
             for event in step["before"]:

@@ -11,7 +11,7 @@ import time
 
 from ..console import Outcome, flush_streams, one_interrupt, tell
 from ..dataset import Columns
-from ..flags import beams_of, pairs_of, sampling_params
+from ..flags import beams_of, pairs_of, sampling_of
 from ..stages import Stage
 from .driver import Cluster, complete_file
 from .worker import How
@@ -25,7 +25,7 @@ def run(stage: Stage, args: argparse.Namespace, prog: str) -> int:
             raise ValueError("--ray needs --input and --output, and takes no --prompts, --interactive or --trace")
         if importlib.util.find_spec("ray") is None:
             raise ValueError("--ray needs Ray: pip install 'ray[data]'")
-        defaults, options = sampling_params(stage, args), stage.EngineConfig.of_flags(args)
+        defaults, options = sampling_of(stage, args), stage.EngineConfig.of_flags(args)
         how = How(defaults, beams_of(stage, args, defaults), Columns(args.prompt_column, args.id_column))
         cluster = Cluster(args.ray, args.actors, args.cpus_per_actor, args.gpus_per_actor)
         for source, output in pairs_of(args):

@@ -13,6 +13,7 @@ from ..batch_file import LineReader, completed, refused
 from ..beams import Beams
 from ..dataset import Columns
 from ..manifest import hash_of_checkpoint
+from ..sampling import Sampling
 from ..stages import stage_of
 
 SHARE_OF_FREE_MEMORY = 0.5  # for the KV caches of all actors of a machine together
@@ -20,10 +21,10 @@ SHARE_OF_FREE_MEMORY = 0.5  # for the KV caches of all actors of a machine toget
 
 @dataclass(frozen=True)
 class How:
-    """How lines are completed: the sampling parameters of the command line, a search or none, and which fields have
+    """How lines are completed: the sampling fields of the command line, a search or none, and which fields have
     the prompt and the id."""
 
-    defaults: Any
+    defaults: Sampling
     beams: Beams | None = None
     columns: Columns = Columns()  # noqa: RUF009 (it is frozen)
 

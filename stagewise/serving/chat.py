@@ -28,7 +28,7 @@ from .protocol import (
     make_job,
     number_of_logprobs,
     prompt_logprobs,
-    sampling_params,
+    sampling_of,
 )
 from .tools import CallReader, Tools, tools_of
 
@@ -252,8 +252,8 @@ def chat_job(served: Served, body: dict, template: ChatTemplate | None) -> Job:
     more = {"logprobs": num_logprobs, "max_tokens": next((limit for limit in given if limit is not None), most)}
     if tools is not None and tools.form is not None:
         more["structured_outputs"], common["form_field"] = tools.form, "tools"
-    params = sampling_params(served, fields, common["beams"], **more, **prompt_logprobs(served, fields))
-    return make_job(served, [prompt], params=params, num_logprobs=num_logprobs, chat=True, tools=tools, **common)
+    sampling = sampling_of(served, fields, common["beams"], **more, **prompt_logprobs(served, fields))
+    return make_job(served, [prompt], sampling, num_logprobs=num_logprobs, chat=True, tools=tools, **common)
 
 
 def read_messages(fields: Fields, with_calls: bool) -> list[dict]:

@@ -374,9 +374,25 @@ class Service:
         """
         job = chat_job(self.served, body, self.chat) if chat else completion_job(self.served, body)
         self.check_room(job)  # before anything is spent on it
+        job = dataclasses.replace(job, params=self._params(job))
         for i, token_ids in enumerate(job.token_ids):
             self._validate(job, token_ids, f"prompt {i}: " if len(job.prompts) > 1 else "")
         return job
+
+    def _params(self, job: Job) -> Any:
+        """The parameters of a job, with its processors. A form is compiled here, once."""
+        try:
+            return job.sampling.params_for(self.engine.llm, self.limits.form_seconds)
+        except ValueError as error:
+            raise bad_request(str(error), param=self._field(job, error)) from None
+
+    @staticmethod
+    def _field(job: Job, error: ValueError) -> str | None:
+        """The field of a request that an error is about; None if it is none of them."""
+        name = str(error).split()[0]
+        if name.startswith("structured_outputs"):
+            return job.form_field
+        return name if name == "priority" or name in SAMPLING else None
 
     def check_room(self, job: Job) -> None:
         """Raise APIError unless a job takes no more than half of what is free; the other half is for others. Jobs of
@@ -400,12 +416,10 @@ class Service:
         try:
             self.engine.llm.validate(token_ids, job.params, job.priority)
         except ValueError as error:
-            name, prompt = str(error).split()[0], "messages" if job.chat else "prompt"
+            prompt = "messages" if job.chat else "prompt"
             if len(token_ids) + bool(job.params.max_tokens) > self.max_model_len:
                 raise too_long(self.max_model_len, f"{where}{error}", prompt) from None
-            is_field = name == "priority" or name in SAMPLING
-            param = job.form_field if name.startswith("structured_outputs") else name if is_field else prompt
-            raise bad_request(f"{where}{error}", param=param) from None
+            raise bad_request(f"{where}{error}", param=self._field(job, error) or prompt) from None
 
     def answer(self, run: Run, choices: list[dict], *, chunk: bool = False) -> dict:
         """OpenAI's object around choices."""

@@ -28,6 +28,7 @@ class Limits:
     max_stop_characters: int = limit(1024, "characters in one of them")
     max_stop_token_ids: int = limit(1024, "token ids in a request's stop_token_ids")
     max_logprobs: int = limit(20, "log-probabilities of likely tokens beside each token; -1: of the vocabulary", -1)
+    form_seconds: float = limit(1, "seconds of CPU time that compiling the form of an output may take", 0.01)
     max_connections: int = limit(512, "connections at once; half as many as files may be open, if that is less")
     header_seconds: float = limit(10, "seconds until a request's header has come", 0.01)
     body_seconds: float = limit(30, "seconds until the body behind it has come", 0.01)

@@ -12,6 +12,7 @@ from typing import Any
 from ..beams import BEAM_FIELDS, Beams, drawing, read_beams
 from ..forms import FORM_FIELDS, form_of
 from ..openai_fields import IDLE, FieldError, Others, asks_for_nothing
+from ..sampling import Sampling
 from ..stages import Stage
 from ..strict_json import no_duplicates
 from .errors import APIError, bad_request
@@ -22,7 +23,7 @@ SAMPLING = (
     *("logit_bias", "top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids"),
     *("bad_words", "allowed_token_ids", "include_stop_str_in_output", "skip_special_tokens", "truncate_prompt_tokens"),
     "structured_outputs",
-)  # each is a field of SamplingParams, which checks it
+)  # each is a field of Sampling, which checks it
 ANSWER = {"stream", "stream_options", "logprobs", "prompt_logprobs", "request_id"}
 ANSWER |= {"return_token_ids", "return_tokens_as_token_ids"}
 BEAMS = {"use_beam_search", "length_penalty", "early_stopping"}
@@ -60,7 +61,8 @@ class Job:
     Attributes:
         prompts: as they were given, texts or token ids.
         token_ids: of every prompt.
-        params: of every prompt.
+        sampling: the fields of every prompt.
+        params: the SamplingParams of the stage, without processors until the job is checked.
         n: completions of every prompt; choice i * n + j of the answer is completion j of prompt i.
         num_logprobs: how many likely tokens stand beside each; None: no log-probabilities.
         request_id: the end of the answer's id; None: any.
@@ -76,7 +78,8 @@ class Job:
 
     prompts: list[str | list[int]]
     token_ids: list[list[int]]
-    params: Any  # SamplingParams of the stage
+    sampling: Sampling
+    params: Any
     max_model_len: int
     n: int
     priority: int
@@ -231,8 +234,8 @@ def check_stops(fields: Fields, limits: Limits) -> None:
             raise bad_request(f"{name} has {number:,} {what}; the limit is {most:,}", param=name)
 
 
-def sampling_params(served: Served, fields: Fields, beams: Beams | None, **more: Any) -> Any:
-    """The SamplingParams of a request; `more` goes over its fields."""
+def sampling_of(served: Served, fields: Fields, beams: Beams | None, **more: Any) -> Sampling:
+    """The sampling fields of a request; `more` goes over them."""
     check_stops(fields, served.limits)
     if beams is not None and not served.stage.has_beams:
         raise bad_request(f"use_beam_search: stage {served.stage.number} has no beams", param="use_beam_search")
@@ -245,10 +248,10 @@ def sampling_params(served: Served, fields: Fields, beams: Beams | None, **more:
     try:
         if "n" not in stage.SamplingParams.__dataclass_fields__ and values.pop("n", 1) != 1:
             raise ValueError(f"n must be 1, got {fields.values['n']!r:.80}: stage {stage.number} makes one completion")
-        params = stage.SamplingParams(**values)
-        if beams is not None and (idle := drawing(stage, params)):
+        sampling = Sampling(stage, **values)
+        if beams is not None and (idle := drawing(sampling)):
             raise ValueError(f"{idle[0]} can't go with use_beam_search, which draws nothing")
-        return params
+        return sampling
     except ValueError as error:
         name = str(error).split()[0]
         if name.startswith("structured_outputs"):
@@ -330,8 +333,8 @@ def completion_job(served: Served, body: dict) -> Job:
     more = {"logprobs": logprobs, "max_tokens": fields.number("max_tokens", 0, MAX_TOKENS, most)}
     least = 0 if more["max_tokens"] == 0 else None
     more |= prompt_logprobs(served, fields, logprobs if echo and logprobs is not None else least)
-    params = sampling_params(served, fields, common["beams"], **more)
-    return make_job(served, prompts, params=params, num_logprobs=logprobs, echo=echo, **common)
+    sampling = sampling_of(served, fields, common["beams"], **more)
+    return make_job(served, prompts, sampling, num_logprobs=logprobs, echo=echo, **common)
 
 
 def too_long(max_model_len: int, message: str, param: str) -> APIError:
@@ -347,7 +350,9 @@ def check_length(prompt: str | list[int], max_model_len: int, param: str, name: 
         raise too_long(max_model_len, f"{name or param} has {length}, far more than that holds", param)
 
 
-def make_job(served: Served, prompts: list[str | list[int]], params: Any, truncated_left: bool, **fields: Any) -> Job:
+def make_job(
+    served: Served, prompts: list[str | list[int]], sampling: Sampling, truncated_left: bool, **fields: Any
+) -> Job:
     """A job with its prompts as token ids. What is too much of one goes at its beginning (left), or at its end."""
     turn = slice(None, None, 1 if truncated_left else -1)
     token_ids: list[list[int]] = []
@@ -355,10 +360,11 @@ def make_job(served: Served, prompts: list[str | list[int]], params: Any, trunca
         check_length(prompt, served.max_model_len, "messages" if fields.get("chat") else "prompt", f"prompt {i}")
         try:
             ids = served.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            token_ids.append(served.stage.truncated(ids[turn], params, served.max_model_len)[turn])
+            token_ids.append(sampling.last_tokens(ids[turn], served.max_model_len)[turn])
         except ValueError as error:
             name = "truncate_prompt_tokens" if str(error).startswith("truncate") else "prompt"
             raise bad_request(f"prompt {i}: {error}", param=name) from None
         if len(token_ids[-1]) < len(ids):
             prompts = [*prompts[:i], token_ids[-1], *prompts[i + 1 :]]
-    return Job(prompts=prompts, token_ids=token_ids, params=params, max_model_len=served.max_model_len, **fields)
+    more = {"params": sampling.params, "max_model_len": served.max_model_len, **fields}
+    return Job(prompts=prompts, token_ids=token_ids, sampling=sampling, **more)

@@ -28,7 +28,7 @@ static int of_int8(int kind) { return kind < 0; }
 
 static const char *const kinds[] = {
     [FMA_FLOAT32] = "fma_float32",         [FMA_BFLOAT16] = "fma_bfloat16",     [DOT_BFLOAT16] = "dot_bfloat16",
-    [MATRIX_BFLOAT16] = "matrix_bfloat16", [TILES_BFLOAT16] = "tiles_bfloat16", [TILES_SPLIT] = "tiles_split",
+    [TILES_BFLOAT16] = "tiles_bfloat16", [TILES_SPLIT] = "tiles_split",
 #ifdef WITH_INT8
     [PAIRS_INT8] = "pairs_int8",           [DOT_INT8] = "dot_int8",             [TILES_INT8] = "tiles_int8",
 #endif

@@ -1,31 +1,35 @@
-"""Structured outputs: the tokens that may come next, so that the whole output has a given form: one of some choices, a
-regular expression, a JSON schema, a grammar. Names and meanings are those of vLLM's `StructuredOutputsParams`.
+"""Structured outputs: a logits processor that allows only tokens that keep the whole output in a form: one of some
+choices, a regular expression, a JSON schema, a grammar. Names and meanings are those of vLLM's
+`StructuredOutputsParams`.
 
-A form is made into a parser over tokens by llguidance (https://github.com/guidance-ai/llguidance, MIT license), an
-optional dependency. What may come next follows from the form and the output so far. So the parser's state is never
-kept with a batch: it belongs to one output, goes on by the tokens that this has got since, and is made from them
-wherever it is missing.
+A form is compiled into a matcher over tokens by llguidance (https://github.com/guidance-ai/llguidance, MIT license), an
+optional dependency. A matcher goes on by a token at a time; what may follow an output depends on the output alone, so
+wherever a matcher is missing it is made from the tokens.
 
 A form may come from a stranger. The limits below keep each step short, by counting the work. Compiling can't be limited
 so: form_check.py does that first, in a process that can be killed.
 """
 
-import copy
 import functools
 import json
+import math
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from .form_check import FormCheck
-from .tokenizer import Tokenizer
+from .form_check import SECONDS, FormCheck
+from .stages import end_tokens
 
 MAX_CHARACTERS = 2**16  # of a form
+MAX_MATCHERS = 1024  # that are kept, of one form: as many as the outputs that run at once
 MAX_RULES = 250  # that may refer to one another; 3,000 in a chain are too deep for the stack of llguidance's thread
 # llguidance's own limits are 2 to 50 times as high; with them `(a{1000}){1000}` takes minutes for its first token.
 LIMITS: dict[str, Any] = dict(
@@ -44,7 +48,7 @@ MISSING = (
 
 
 @dataclass(frozen=True)
-class StructuredOutputsParams:
+class Form:
     """The form of an output. Exactly one of the first five.
 
     Attributes:
@@ -89,12 +93,12 @@ class StructuredOutputsParams:
             )
 
     @classmethod
-    def of(cls, given: Any) -> "StructuredOutputsParams":
+    def of(cls, given: Any) -> "Form":
         """From what came as JSON. Raises ValueError."""
         if isinstance(given, cls):
             return given
         if not isinstance(given, Mapping):
-            raise ValueError(f"structured_outputs must be StructuredOutputsParams or their fields, got {given!r:.80}")
+            raise ValueError(f"structured_outputs must be an object of its fields, got {given!r:.80}")
         if unknown := sorted(map(str, given.keys() - {field.name for field in fields(cls)})):
             raise ValueError(f"structured_outputs has no field {unknown[0]!r:.80}")
         return cls(**given)
@@ -127,12 +131,6 @@ class StructuredOutputsParams:
     def _checked_json_object(self, value: Any) -> bool:
         return True
 
-    # What was made of it for a tokenizer goes with it, so that a request that was checked in one thread takes no time
-    # in another. It is no part of its value, and does not travel to another process.
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
 
 FORMS = ("json", "regex", "choice", "grammar", "json_object")
 
@@ -147,58 +145,62 @@ def checked_text(name: str, value: Any) -> str:
     return str(value)
 
 
-class FormError(ValueError):
-    """An output can't go on in its form."""
-
-
-class Guide:
-    """The form of one output: says what may come behind each of its beginnings.
-
-    It is compiled once for each StructuredOutputsParams and tokenizer: outputs have copies, which share llguidance's
-    lexer, and with it its limits. If these end one output, they end all that were asked for together with it.
+class Structured:
+    """The logits processor of a form. It is compiled once; the outputs that have it, of whatever requests, each have a
+    copy of the matcher. Copies share llguidance's lexer, and with it its limits: if one output exceeds them, so do all.
 
     Args:
-        asked: the form.
-        tokenizer, eos_token_ids: the model's.
+        llm: the model's LLM, or AsyncLLM.
+        form: what the whole output is.
+        seconds: compiling it may take so much CPU time.
 
     Raises:
-        ValueError: there can't be such an output, or the form goes beyond the limits; or llguidance is missing.
+        ValueError: there can't be such an output, or the form exceeds the limits; or llguidance is missing.
     """
 
-    def __init__(self, asked: StructuredOutputsParams, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]):
-        if not eos_token_ids:
+    def __init__(self, llm: Any, form: Form, seconds: float = SECONDS):
+        llm = getattr(llm, "llm", llm)
+        ends = end_tokens(llm)
+        if not ends:
             raise ValueError("structured_outputs needs a model with an end token, which ends the form")
-        self._made, self._key = vars(asked).setdefault("_made", {}), (tokenizer, eos_token_ids)
-        if self._key not in self._made:
-            self._made[self._key] = make_matcher(asked, tokenizer, eos_token_ids)
-        self._start, self._matcher = self._made[self._key], None
-        self._seen: list[int] | None = []  # the tokens after which the matcher is; None: nobody knows
+        self._compile = functools.partial(make_matcher, form, llm.get_tokenizer(), ends, seconds)
+        self._start = self._compile()
+        self._matchers: OrderedDict[tuple[int, ...], Any] = OrderedDict()  # output -> the matcher after it
 
-    def fork(self) -> "Guide":
-        """That of another completion."""
-        other = copy.copy(self)
-        other._matcher, other._seen = None, []
-        return other
+    def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: Tensor) -> Tensor:
+        """Raises ValueError if no token is allowed, or that can't be found out within the limits."""
+        allowed = self.allowed(output_token_ids)[: len(logits)]
+        forbidden = np.ones(len(logits), bool)  # a model's vocabulary may be larger than its tokenizer's
+        np.logical_not(allowed, out=forbidden[: len(allowed)])
+        logits.masked_fill_(torch.from_numpy(forbidden).to(logits.device), -math.inf)
+        if logits.max() == -math.inf:
+            raise ValueError("structured_outputs leaves nothing to choose beside what else is asked for")
+        return logits
 
     def allowed(self, output_token_ids: list[int]) -> np.ndarray:
-        """Which tokens may come behind these: [at least as many as the tokenizer has] bool.
-
-        Raises FormError if that can't be found out within the limits.
-        """
-        seen, self._seen = self._seen, None  # whatever cuts this short, the next call begins with a new matcher
-        if self._matcher is None or seen is None or output_token_ids[: len(seen)] != seen:
-            self._matcher, seen = self._start.deep_copy(), []
-        self._matcher.consume_tokens(output_token_ids[len(seen) :])
-        allowed = next_tokens(self._matcher)
-        if self._matcher.is_error():
-            self._made.pop(self._key, None)  # the lexer may have reached its limits: the next request gets a new one
-            where = f"structured_outputs fails behind {len(output_token_ids)} tokens"
-            raise FormError(f"{where}: {reason(self._matcher.get_error())}")
-        self._seen = [*output_token_ids]
+        """Which tokens may follow an output: [at least as many as the tokenizer has] bool."""
+        output = tuple(output_token_ids)
+        matcher = self._matchers.pop(output, None)
+        if matcher is None and output and (matcher := self._matchers.pop(output[:-1], None)):
+            matcher.consume_token(output[-1])
+        if matcher is None:
+            matcher = self._start.deep_copy()
+            matcher.consume_tokens(output_token_ids)
+        allowed = next_tokens(matcher)
+        if matcher.is_error() and not output:  # an earlier output has exceeded the limits that copies share
+            self._start = self._compile()
+            matcher = self._start.deep_copy()
+            allowed = next_tokens(matcher)
+        if matcher.is_error():
+            where = f"structured_outputs fails after {len(output)} tokens"
+            raise ValueError(f"{where}: {reason(matcher.get_error())}")
+        self._matchers[output] = matcher
+        if len(self._matchers) > MAX_MATCHERS:
+            self._matchers.popitem(last=False)
         return allowed
 
 
-def make_matcher(asked: StructuredOutputsParams, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> Any:
+def make_matcher(asked: Form, tokenizer: Any, eos_token_ids: tuple[int, ...], seconds: float = SECONDS) -> Any:
     """What llguidance makes of a form, at the beginning of an output. Raises ValueError."""
     try:
         import llguidance
@@ -211,7 +213,7 @@ def make_matcher(asked: StructuredOutputsParams, tokenizer: Tokenizer, eos_token
     except Exception as error:  # of a converter of grammars
         raise ValueError(f"structured_outputs.{name}: {reason(str(error))}") from None
     try:
-        check(grammar, setup)
+        check(grammar, setup, seconds)
     except ValueError as error:
         raise ValueError(f"structured_outputs.{name}: {reason(str(error))}") from None
     limits = llguidance.LLParserLimits(verbose_errors=False, **LIMITS)
@@ -222,13 +224,13 @@ def make_matcher(asked: StructuredOutputsParams, tokenizer: Tokenizer, eos_token
 
 
 @functools.lru_cache(maxsize=64)
-def check(grammar: str, setup: bytes) -> None:
+def check(grammar: str, setup: bytes, seconds: float) -> None:
     """Raise ValueError if a grammar can't be compiled."""
     global _check
     with _checking:
         if _check is None or not _check.is_usable(setup):
             _check = FormCheck(setup)
-        if error := _check.compile(grammar):
+        if error := _check.compile(grammar, seconds):
             raise ValueError(error)
 
 
@@ -241,7 +243,7 @@ def next_tokens(matcher: Any) -> np.ndarray:
     return np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little").view(bool)
 
 
-def grammar_of(asked: StructuredOutputsParams, llguidance: Any) -> str:
+def grammar_of(asked: Form, llguidance: Any) -> str:
     """In llguidance's own form."""
     if asked.is_json:
         how = {"whitespace_flexible": False} if asked.disable_any_whitespace else {"whitespace_pattern": SPACES}
@@ -297,11 +299,11 @@ def reason(error: str) -> str:
     return line[:400]
 
 
-_vocabularies: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[int, ...], Any]] = weakref.WeakKeyDictionary()
+_vocabularies: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Any]] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
 
-def vocabulary(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> tuple[Any, bytes]:
+def vocabulary(tokenizer: Any, eos_token_ids: tuple[int, ...]) -> tuple[Any, bytes]:
     """All tokens as llguidance wants them, and as form_check.py does; made once, for that takes some tenths of a
     second."""
     import llguidance

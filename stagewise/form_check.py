@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 1.0  # of CPU time
-WALL_SECONDS = 10 * SECONDS  # where the machine is busy, or knows no limit of CPU time
+WALL_FACTOR = 10  # so many times as long where the machine is busy, or knows no limit of CPU time
 MEGABYTES = 512
 TRIAL_STEPS = 4  # some things are wrong, or too much, only there
-TOO_MUCH = f"it is too large or too intricate: compiling it takes over {SECONDS:g} s or {MEGABYTES} MB"
 
 
 class FormCheck:
@@ -39,12 +38,12 @@ class FormCheck:
     def is_usable(self, setup: bytes) -> bool:
         return self.setup == setup and self.pid == os.getpid() and self.process.poll() is None
 
-    def compile(self, grammar: str) -> str:
+    def compile(self, grammar: str, seconds: float) -> str:
         """The error that it gives, in llguidance's words; empty if there is none."""
-        timer = threading.Timer(WALL_SECONDS, self.process.kill)
+        timer = threading.Timer(WALL_FACTOR * seconds, self.process.kill)
         timer.start()
         try:
-            answer = self._say(json.dumps(grammar).encode())
+            answer = self._say(json.dumps([grammar, seconds]).encode())
         except BaseException:  # a Ctrl-C, say: nobody waits for the answer any more
             self.kill()
             raise
@@ -52,7 +51,9 @@ class FormCheck:
             timer.cancel()
         if not answer:
             self.kill()
-        return json.loads(answer) if answer else TOO_MUCH
+            limits = f"{seconds:g} s or {MEGABYTES} MB"
+            return f"it is too large or too intricate: compiling it takes over {limits}"
+        return json.loads(answer)
 
     def _say(self, line: bytes) -> bytes:
         """Its answer; empty if it ends instead."""
@@ -79,8 +80,9 @@ def compile_forms() -> None:
     limit_memory()
     answer("")
     for line in sys.stdin.buffer:
-        limit_time(SECONDS)
-        matcher = llguidance.LLMatcher(tokenizer, json.loads(line), log_level=0, limits=limits)
+        grammar, seconds = json.loads(line)
+        limit_time(seconds)
+        matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         error = try_out(matcher)
         limit_time(0)
         answer(error)
@@ -117,7 +119,7 @@ def answer(text: str) -> None:
 
 
 def limit_time(seconds: float) -> None:
-    """End after so much CPU time, by a signal; 0: never. Windows has none, there WALL_SECONDS is the limit."""
+    """End after so much CPU time, by a signal; 0: never. Windows has none."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 

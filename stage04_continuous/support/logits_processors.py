@@ -1,0 +1,45 @@
+"""Logits processors, which change what the sampler chooses from, before penalties; and `min_tokens`.
+
+A processor is a function of its arguments alone, so a request gets the same tokens alone, in any batch, and after a
+preemption.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def is_processed(request: Any) -> bool:
+    """Whether anything here changes its next logits."""
+    return bool(request.params.logits_processors) or len(request.output_token_ids) < request.params.min_tokens
+
+
+def apply_logits_processors(scores: Tensor, requests: Sequence[Any]) -> None:
+    """Change the row of each request, in place. [n_rows, vocab_size]"""
+    for row, request in zip(scores, requests, strict=True):
+        if request.params.logits_processors and (result := processed(row, request)) is not row:
+            row.copy_(result)
+        if len(request.output_token_ids) < request.params.min_tokens:
+            end = torch.tensor(end_token_ids(request), dtype=torch.int64, device=row.device)
+            longer = row.index_fill(0, end, -math.inf)
+            if longer.max() > -math.inf:  # else the processors allow only the end: a form is complete, say
+                row.copy_(longer)
+
+
+def end_token_ids(request: Any) -> tuple[int, ...]:
+    """The tokens that end a request."""
+    return request.params.stop_token_ids + (() if request.params.ignore_eos else request.eos_token_ids)
+
+
+def processed(logits: Tensor, request: Any) -> Tensor:
+    """The logits after all processors of a request. [vocab_size] -> same"""
+    for process in request.params.logits_processors:
+        given = [*request.prompt_token_ids], [*request.output_token_ids]  # which it may change
+        result = process(*given, logits)
+        if not isinstance(result, Tensor) or result.shape != logits.shape:
+            raise ValueError(f"a logits processor must return logits [{len(logits)}], got {result!r:.80}")
+        logits = result.to(logits)
+    return logits

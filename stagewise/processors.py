@@ -1,0 +1,150 @@
+"""Logits processors: what vLLM's and OpenAI's fields ask of the logits, for any stage.
+
+    from stagewise import structured
+    SamplingParams(logits_processors=[structured(llm, choice=["yes", "no"])])
+
+Each is a function (prompt token ids, output token ids, logits) -> logits of its arguments alone; it changes the logits
+in place. `sampling_params` makes them from fields of vLLM's names.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .form_check import SECONDS
+from .structured_outputs import Form, Structured
+
+MAX_BIAS = 100.0  # OpenAI's limit
+
+
+def structured(llm: Any, *, seconds: float = SECONDS, **form: Any) -> Structured:
+    """Hold the whole output to a form. It ends with the end token when the form is complete; before that only
+    `max_tokens` ends it, if the parameters have neither stop texts nor stop tokens.
+
+    Args:
+        llm: the model's LLM, or AsyncLLM.
+        seconds: compiling the form may take so much CPU time.
+        form: one of `json` (a JSON schema), `regex`, `choice` (a list of texts), `grammar` (Lark's or GBNF) and
+            `json_object=True`; and `disable_any_whitespace`. See `Form`.
+
+    Raises:
+        ValueError: names what is wrong with the form, or the limit that it exceeds.
+    """
+    return Structured(llm, Form.of(form), seconds)
+
+
+def logit_bias(bias: Mapping[Any, float]) -> "LogitBias":
+    """Add to logits: token id -> what is added, from -100 to 100."""
+    return LogitBias(bias)
+
+
+def allowed_token_ids(token_ids: Iterable[int]) -> "AllowedTokenIds":
+    """Let only these tokens be chosen."""
+    return AllowedTokenIds(token_ids)
+
+
+def bad_words(llm: Any, words: str | Sequence[str]) -> "BadWords":
+    """Forbid texts, at the beginning of the output and after a space: the last token of each after its others."""
+    return BadWords(llm, words)
+
+
+class TokenIds:
+    """Token ids as a tensor, on each device that asks for it. `name` is whose they are, for errors."""
+
+    def __init__(self, name: str, token_ids: Iterable[Any]):
+        self.name, self.token_ids = name, [whole_number(name, i) for i in token_ids]
+        self._tensors: dict[torch.device, Tensor] = {}
+
+    def check(self, vocab_size: int) -> None:
+        """Raise ValueError for a token that the model does not have."""
+        if self.token_ids and max(self.token_ids) >= vocab_size:
+            message = f"is outside the model's vocabulary of {vocab_size} tokens"
+            raise ValueError(f"{self.name} {max(self.token_ids)} {message}")
+
+    def on(self, logits: Tensor) -> Tensor:
+        """The ids, where the logits are. [vocab_size] -> [n]"""
+        if logits.device not in self._tensors:
+            self.check(len(logits))
+            self._tensors[logits.device] = torch.tensor(self.token_ids, dtype=torch.int64, device=logits.device)
+        return self._tensors[logits.device]
+
+
+class LogitBias:
+    """See `logit_bias`. In JSON the ids are texts."""
+
+    def __init__(self, bias: Mapping[Any, float]):
+        if not isinstance(bias, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"logit_bias must be a mapping from token ids to numbers, got {bias!r:.80}")
+        ids = (int(i) if isinstance(i, str) and i.isdecimal() and len(i) < 20 else i for i in bias)
+        self.ids = TokenIds("logit_bias token", ids)
+        self.values = [number("logit_bias", value, -MAX_BIAS, MAX_BIAS) for value in bias.values()]
+        self._added: dict[torch.device, Tensor] = {}
+
+    def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: Tensor) -> Tensor:
+        ids = self.ids.on(logits)
+        if logits.device not in self._added:
+            self._added[logits.device] = torch.tensor(self.values, dtype=logits.dtype, device=logits.device)
+        return logits.index_add_(0, ids, self._added[logits.device])
+
+
+class AllowedTokenIds:
+    """See `allowed_token_ids`."""
+
+    def __init__(self, token_ids: Iterable[int]):
+        if isinstance(token_ids, str) or not isinstance(token_ids, Iterable):
+            raise ValueError(f"allowed_token_ids must be a list, got {token_ids!r:.80}")
+        self.ids = TokenIds("allowed_token_ids", token_ids)
+        if not self.ids.token_ids:
+            raise ValueError("allowed_token_ids must not be empty: nothing could be chosen")
+
+    def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: Tensor) -> Tensor:
+        ids = self.ids.on(logits)
+        return torch.full_like(logits, -math.inf).index_copy_(0, ids, logits[ids])
+
+
+class BadWords:
+    """See `bad_words`.
+
+    Attributes:
+        words: each as tokens, as it begins a text, and as it follows a space, which may be other tokens and fewer.
+    """
+
+    def __init__(self, llm: Any, words: str | Sequence[str]):
+        llm = getattr(llm, "llm", llm)
+        encode = llm.get_tokenizer().encode
+        self.words = [encode(space + word.lstrip()) for word in checked_words(words) for space in ("", " ")]
+        self.ids = TokenIds("bad_words token", (i for word in self.words for i in word))
+        self.ids.check(llm.vocab_size)
+
+    def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: Tensor) -> Tensor:
+        forbidden = [word[-1] for word in self.words if ends_with(output_token_ids, word[:-1])]
+        return logits.index_fill_(0, torch.tensor(forbidden, dtype=torch.int64, device=logits.device), -math.inf)
+
+
+def checked_words(words: Any) -> tuple[str, ...]:
+    words = (words,) if isinstance(words, str) else words
+    if not isinstance(words, Sequence) or not all(isinstance(word, str) and word.strip() for word in words):
+        raise ValueError(f"bad_words must be texts of more than spaces, got {words!r:.80}")
+    return tuple(words)
+
+
+def ends_with(token_ids: list[int], others: list[int]) -> bool:
+    return len(others) <= len(token_ids) and token_ids[len(token_ids) - len(others) :] == others
+
+
+def number(name: str, value: Any, low: float, high: float) -> float:
+    """A number as Python's own. Raises ValueError, naming it, unless it is one from low to high."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high:  # pyright: ignore[reportOperatorIssue]
+        raise ValueError(f"{name} must be a number from {low} to {high}, got {value!r:.80}")
+    return float(value)
+
+
+def whole_number(name: str, value: Any, low: int = 0) -> int:
+    """A whole number as Python's own. Raises ValueError, naming it, unless it is at least low."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < low:  # pyright: ignore[reportOperatorIssue]
+        raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r:.80}")
+    return int(value)

@@ -1,0 +1,141 @@
+"""Sampling fields by vLLM's names, for the command line, files and the server: most are a stage's SamplingParams, some
+become logits processors, and one cuts prompts."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from .form_check import SECONDS
+from .processors import AllowedTokenIds, BadWords, LogitBias, checked_words, whole_number
+from .stages import Stage, end_tokens, stage_of
+from .structured_outputs import Form, Structured
+
+PROCESSED = ("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs")  # in the order in which they apply
+MORE_FIELDS = (*PROCESSED, "truncate_prompt_tokens")  # beside those of SamplingParams
+
+
+def sampling_params(llm: Any, **fields: Any) -> Any:
+    """SamplingParams for this LLM, or AsyncLLM: of its own fields, and of `logit_bias`, `bad_words`,
+    `allowed_token_ids` and `structured_outputs`, which become logits processors. Stop texts and stop tokens don't end
+    an output that has a form.
+
+    Raises:
+        ValueError: names the field and its value, or what is wrong with the form.
+    """
+    if "truncate_prompt_tokens" in fields:
+        raise ValueError("truncate_prompt_tokens is no field here: cut the prompt before you give it to generate")
+    llm = getattr(llm, "llm", llm)
+    return Sampling(stage_of(type(llm).__module__.partition(".")[0]), **fields).params_for(llm)
+
+
+class Sampling:
+    """Sampling fields, checked as far as that goes without a model.
+
+    Attributes:
+        params: the stage's SamplingParams, without processors.
+        given: those of MORE_FIELDS that ask for something, as they are checked.
+
+    Raises:
+        ValueError: names the field and its value.
+    """
+
+    def __init__(self, stage: Stage, **fields: Any):
+        self.stage, self._fields = stage, fields
+        given = {name: fields[name] for name in MORE_FIELDS if fields.get(name) is not None}
+        self.params = stage.SamplingParams(**{name: fields[name] for name in fields.keys() - {*MORE_FIELDS}})
+        self.given = {name: CHECKS[name](value) for name, value in given.items()}
+        self.given = {name: value for name, value in self.given.items() if value}
+        if "structured_outputs" in self.given:
+            if self.params.ignore_eos:
+                raise ValueError("ignore_eos can't go with structured_outputs: the end token is how the form ends")
+            self.params = replace(self.params, stop=(), stop_token_ids=())
+        self._made: tuple[Any, tuple] = None, ()
+
+    def replace(self, **fields: Any) -> "Sampling":
+        """With other values of these fields. What processors were made are the same, if none of these is theirs."""
+        other = Sampling(self.stage, **{**self._fields, **fields})
+        if not fields.keys() & {*PROCESSED}:
+            other.given, other._made = self.given, self._made
+        return other
+
+    def params_for(self, llm: Any, seconds: float = SECONDS) -> Any:
+        """The stage's SamplingParams, with processors for an LLM. seconds: compiling a form may take so much CPU time.
+
+        Raises ValueError.
+        """
+        if self._made[0] is not llm:
+            self._made = llm, self._processors(llm, seconds)
+        self._check_choice(llm)
+        processors = (*self.params.logits_processors, *self._made[1])
+        return replace(self.params, logits_processors=processors) if self._made[1] else self.params
+
+    def _processors(self, llm: Any, seconds: float) -> tuple:
+        given = self.given
+        made = [given[name] for name in ("logit_bias", "allowed_token_ids") if name in given]
+        for processor in made:
+            processor.ids.check(llm.vocab_size)
+        if "bad_words" in given:
+            made.append(BadWords(llm, given["bad_words"]))
+        if "structured_outputs" in given:
+            made.append(Structured(llm, given["structured_outputs"], seconds))
+        return tuple(made)
+
+    def _check_choice(self, llm: Any) -> None:
+        """Raise ValueError if every token that is allowed is forbidden, too."""
+        if "allowed_token_ids" in self.given:
+            words = (word for made in self._made[1] if isinstance(made, BadWords) for word in made.words)
+            forbidden = {word[0] for word in words if len(word) == 1}
+            if self.params.min_tokens:
+                forbidden.update(self.params.stop_token_ids, () if self.params.ignore_eos else end_tokens(llm))
+            if forbidden.issuperset(self.given["allowed_token_ids"].ids.token_ids):
+                message = "leaves nothing to choose: bad_words or min_tokens forbid all of them"
+                raise ValueError(f"allowed_token_ids {message}")
+
+    def prompt(self, llm: Any, prompt: Any) -> Any:
+        """A prompt, cut if that is asked for. Raises ValueError."""
+        if "truncate_prompt_tokens" not in self.given:
+            return prompt
+        token_ids = llm.get_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
+        kept = self.last_tokens(token_ids, llm.max_model_len)
+        text = {"prompt": prompt} if isinstance(prompt, str) else {}
+        return prompt if len(kept) == len(token_ids) else {**text, "prompt_token_ids": kept}
+
+    def last_tokens(self, token_ids: list[int], max_model_len: int) -> list[int]:
+        """The last tokens of a prompt, as many as `truncate_prompt_tokens` says. Raises ValueError."""
+        most = self.given.get("truncate_prompt_tokens")
+        if most is None:
+            return token_ids
+        if most > max_model_len:
+            raise ValueError(f"truncate_prompt_tokens {most} is over max_model_len {max_model_len}")
+        if most == -1:
+            most = max_model_len - min(max(1, self.params.max_tokens), max_model_len - 1)
+        return token_ids[-most:]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as a manifest has them."""
+        form = self.given.get("structured_outputs")
+        more = {name: self._fields.get(name) for name in MORE_FIELDS} | {"structured_outputs": form and asdict(form)}
+        return {**asdict(self.params), **more}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Processors that were made don't travel to another process."""
+        return vars(self) | {"_made": (None, ())}
+
+
+def checked_bias(bias: Any) -> LogitBias | None:
+    return None if isinstance(bias, Mapping) and not bias else LogitBias(bias)
+
+
+def checked_length(value: Any) -> int:
+    if value == 0:
+        raise ValueError("truncate_prompt_tokens must be at least 1, or -1, got 0")
+    return whole_number("truncate_prompt_tokens", value, -1)
+
+
+CHECKS = {
+    "logit_bias": checked_bias,
+    "allowed_token_ids": AllowedTokenIds,
+    "bad_words": checked_words,
+    "structured_outputs": Form.of,
+    "truncate_prompt_tokens": checked_length,
+}
