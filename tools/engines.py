@@ -122,9 +122,9 @@ class Stage(stages.Stage):
 
 
 def traced(llm: Any) -> Any:
-    """Trace an LLM from now on; its attribute `trace` has the records, and `trace_header` what it is."""
-    trace = tracing.Trace(llm)
-    llm.trace, llm.trace_header = trace.records, trace.header
+    """Trace an LLM, or a Stepper, from now on; its attribute `trace` has the records, and `trace_header` what it is."""
+    llm.traced = tracing.Trace(llm)
+    llm.trace, llm.trace_header = llm.traced.records, llm.traced.header
     return llm
 
 
@@ -141,6 +141,7 @@ class Stepper:
         self.engine = stage.part("engine").Engine(stage.EngineConfig(model, **options))
         self.inputs = stage.part("intake").Intake(self.engine, stage.part("request").Request)
         self.unfinished: dict[str, Any] = {}
+        self._ended: list[Any] = []  # in a step that failed after their last token
 
     @property
     def stats(self) -> Any:
@@ -157,13 +158,20 @@ class Stepper:
         self.engine.add(request)
 
     def step(self) -> list[Any]:
-        """Run one step; returns the results so far of the requests that got a token."""
+        """Run one step; returns the results so far of the requests that got a token. If it fails, all start over."""
         import torch
 
         if not self.unfinished:
             return []
-        with torch.inference_mode():
-            updated = self.engine.step()
+        updated, self._ended = self._ended, []
+        try:
+            with torch.inference_mode():
+                updated += self.engine.step()
+        except BaseException:
+            unfinished = list(self.unfinished.values())
+            self._ended = [c for r in unfinished for c in getattr(r, "group", [r]) if c.finished]
+            self.engine.restart(unfinished)
+            raise
         requests = dict.fromkeys(getattr(completion, "group", [completion])[0] for completion in updated)
         outputs = [self.stage.RequestOutput.of(request) for request in requests]
         for output in outputs:
