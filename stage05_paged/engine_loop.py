@@ -71,8 +71,8 @@ class EngineLoop:
     # --- Any thread may call these ----------------------------------------------------------------------------------
 
     def run(self, requests: Iterable[Request], news: Callable[[list[Request]], list[Any]]) -> Iterator[Any]:
-        """Submit requests, and wait until all have ended. After each step `news` is called, in the engine's thread, with
-        those that made progress; this yields its items. What has not ended when the caller leaves is aborted."""
+        """Submit requests, and wait until all have ended. After each step `news` is called, in the engine's thread,
+        with those that made progress; this yields its items. What has not ended when the caller leaves is aborted."""
         unfinished, answers = dict.fromkeys(requests), queue.SimpleQueue()
         del requests  # a result is for its receiver to keep: it may be large
 
