@@ -22,31 +22,23 @@ from .model import GPT2
 from .quantize import Int8Linear
 from .support.memory import Arena
 
-# What can be turned off (`LLM(disable=...)`), each with what it needs to be on.
-OPTIMIZATIONS: dict[str, tuple[str, ...]] = {
-    "linear": (),  # a kernel of our own for linear layers, on packed weights; without it torch multiplies
-    "fusion": ("linear",),  # bias, GELU and residual where the product is still in the cache; else passes of their own
-    "tiles": ("linear",),  # AMX; else vectors
-    "split": ("linear", "tiles"),  # float32 as two bfloat16s, for the tiles; else vectors
-    "prefill": (),  # attention of prompts as matrix products; else a few queries at a time
-    "last_layer": ("linear",),  # only tokens whose logits are asked for go through all of it; else every token
-    "one_call": ("linear",),  # a step is one call of C; else one per kernel
-    "pages": (),  # weights and KV cache in pages of 2 MB, where the system has them; else of 4 KB
-    "prefault": (),  # the memory of the KV cache is there from the start; else the system gives it within the steps
-    "freeze": (),  # the garbage collector leaves alone what was there before the engine
-    "argmax": (),  # the best token of a row by a kernel of our own; else by torch
+# What can be turned off (`LLM(disable=...)`).
+OPTIMIZATIONS = {
+    "linear": "linear layers by kernels, on packed weights; else by torch",
+    "tiles": "AMX, in float32 with each number as two bfloat16s; else vectors",
+    "prefill": "attention of prompts as matrix products; else a few queries at a time",
+    "pages": "weights and KV cache in pages of 2 MB, where the system has them; else of 4 KB",
 }
 
 
 def enabled(disable: Sequence[str]) -> frozenset[str]:
-    """The optimizations that are on: not disabled, nor is what they need. Raises ValueError for an unknown name."""
+    """The optimizations that are on. Raises ValueError for an unknown name."""
     if isinstance(disable, str):
         raise ValueError(f"disable must be a list of names, got {disable!r}")
     for name in disable:
         if name not in OPTIMIZATIONS:
             raise ValueError(f"disable: there is no optimization {name!r}; there are {', '.join(OPTIMIZATIONS)}")
-    off = set(disable)
-    return frozenset(name for name, needs in OPTIMIZATIONS.items() if name not in off and not off & set(needs))
+    return frozenset(OPTIMIZATIONS) - frozenset(disable)
 
 
 def pick_kind(dtype: torch.dtype, on: frozenset[str]) -> str:
@@ -54,7 +46,7 @@ def pick_kind(dtype: torch.dtype, on: frozenset[str]) -> str:
     and that is on. Nothing else may decide, or the bits would depend on it. float16 is widened to float32: few CPUs
     compute with it."""
     if dtype != torch.bfloat16:
-        return "tiles_split" if "split" in on and c.has_kind("tiles_split") else "fma_float32"
+        return "tiles_split" if "tiles" in on and c.has_kind("tiles_split") else "fma_float32"
     kinds = ["tiles_bfloat16"] * ("tiles" in on) + ["dot_bfloat16"]
     return next(filter(c.has_kind, kinds), "fma_bfloat16")
 
@@ -167,12 +159,10 @@ class FastGPT2(nn.Module):
             operand = c.KINDS[self.kind][1]  # the format that the products want
             int8 = self.kind.endswith("int8")
             numbers = c.DTYPES[torch.float32] if int8 else operand  # which are rounded before each product
-            sizes = (width, max(3 * width, config.n_inner))
-            x, scratch = (torch.empty(n, size, dtype=torch.float32, device="cpu") for size in sizes)
-            activations = [x, scratch]
+            x = torch.empty(n, width, dtype=torch.float32, device="cpu")
+            activations = [x]
             workspace = c.Workspace(
                 x=c.address(x, torch.float32),
-                scratch=c.address(scratch, torch.float32),
                 normed=rows(n, width, numbers, activations),
                 qkv=rows(n, 3 * width, self.model.format, activations),
                 attended=rows(n, width, numbers, activations),
@@ -199,55 +189,7 @@ class FastGPT2(nn.Module):
             batch.last,
         )
         c_step = c.Step(*(c.address(tensor, torch.int64) for tensor in tensors), *sizes)
-        logits, threads = self.logits[:num_rows], torch.get_num_threads()
-        if "one_call" in self.on:
-            switches = ("prefill" in self.on, "fusion" in self.on, "last_layer" in self.on)
-            out = c.address(logits, torch.float32)
-            kind = self.attention_kind
-            self.library.forward(self.model, self.workspace, self.caches, c_step, out, kind, *switches, threads)
-        else:
-            self.kernel_by_kernel(c_step, logits, threads)
+        logits = self.logits[:num_rows]
+        how = self.attention_kind, "prefill" in self.on, torch.get_num_threads()
+        self.library.forward(self.model, self.workspace, self.caches, c_step, c.address(logits, torch.float32), *how)
         return logits
-
-    def kernel_by_kernel(self, step: c.Step, logits: Tensor, threads: int) -> None:
-        """forward.c in Python."""
-        lib, model, w, n, width = self.library, self.model, self.workspace, step.num_tokens, self.config.n_embd
-        fused = "fusion" in self.on
-
-        def whole(layer: c.Linear, rows: c.Rows, count: int) -> c.Rows:
-            if not layer.scales:
-                return rows
-            lib.quantize(w.integers, rows, count, layer.in_, threads)
-            return w.integers
-
-        def linear(layer: c.Linear, rows: c.Rows, count: int, then: int, out: int | None, to: c.Rows | None) -> None:
-            rows = whole(layer, rows, count)
-            if fused:
-                lib.linear(layer, rows, count, then, out, to, None, threads)
-            else:
-                lib.linear_in_passes(layer, rows, count, then, out, to, None, w.scratch, threads)
-
-        def norm(x: int, which: int | None, count: int, weight: int, bias: int) -> None:
-            lib.layer_norm(w.normed, x, which, count, width, weight, bias, model.epsilon, threads)
-
-        if model.wte:
-            lib.embed(w.x, model.wte, model.wpe, model.format, step.token_ids, step.positions, n, width, threads)
-        else:
-            lib.embed_int8(w.x, model.head, model.wpe, model.format, step.token_ids, step.positions, n, threads)
-        for i, (layer, cache) in enumerate(zip(self.layers, self.caches, strict=True), start=1):
-            norm(w.x, None, n, layer.ln_1_weight, layer.ln_1_bias)
-            linear(layer.c_attn, w.normed, n, c.TO_ROWS, None, w.qkv)
-            lib.write_kv(cache, w.qkv, step, threads)
-            if "last_layer" in self.on and i == len(self.layers) and step.num_last < n:
-                starts, kept = torch.empty(step.num_seqs + 1, dtype=torch.int64, device="cpu"), c.Step()
-                lib.keep_last(w, width, step, c.address(starts, torch.int64), kept)
-                step, n = kept, kept.num_tokens
-            lib.paged_attention(w.attended, w.qkv, cache, step, self.attention_kind, "prefill" in self.on, threads)
-            linear(layer.attn_c_proj, w.attended, n, c.ADD, w.x, None)
-            norm(w.x, None, n, layer.ln_2_weight, layer.ln_2_bias)
-            linear(layer.c_fc, w.normed, n, c.GELU, None, w.inner)
-            linear(layer.mlp_c_proj, w.inner, n, c.ADD, w.x, None)
-        norm(w.x, step.last, step.num_last, model.ln_f_weight, model.ln_f_bias)
-        out = c.address(logits, torch.float32)
-        normed = whole(model.head, w.normed, step.num_last)
-        lib.linear(model.head, normed, step.num_last, c.STORE, out, None, None, threads)

@@ -29,8 +29,8 @@ WAYS += [(STAGES[5], options) for options in (
     {},
     {"dtype": "bfloat16"},
     {"dtype": "float16"},  # the kernels have no linear layers of this type, but its attention
-    {"disable": ["one_call", "pages"]},
-    {"disable": ["linear", "argmax"], "attention_backend": "torch"},
+    {"disable": ["pages"]},
+    {"disable": ["linear"], "attention_backend": "torch"},
 )]  # fmt: skip
 names = [f"{stage.command} {' '.join(map(str, options.values()))}".strip() for stage, options in WAYS]
 PROMPTS = random_prompts(200, [3, 9, 5, 2])
@@ -273,7 +273,7 @@ def test_attention_is_handed_nothing_else(stage, how):
 
 def test_the_step_is_handed_nothing_else(small_checkpoint, undisturbed):
     stage = STAGES[5]
-    for options in ({}, {"disable": ["one_call", "pages"]}):
+    for options in ({}, {"disable": ["pages"]}):
         llm, expected = undisturbed(stage, options)
         model, real, spoilt = llm.engine.runner.model, [], []
 

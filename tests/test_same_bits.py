@@ -128,7 +128,7 @@ def random_engine(stage, checkpoint, sizes, dtype, generator):
         enable_chunked_prefill=budget < sizes["n_positions"] or generator.random() < 0.5,
         enable_prefix_caching=generator.random() < 0.7,
         policy=generator.choice(["fcfs", "fair", "shortest"]),
-        disable=generator.choice([[], [], ["one_call"], ["prefill"], ["last_layer"], ["fusion"]]),
+        disable=generator.choice([[], ["prefill"], ["pages"]]),
         **how,
     )
 

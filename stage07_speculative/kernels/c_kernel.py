@@ -58,23 +58,19 @@ Model = struct(
     ln_f_bias=PTR,
     head=Linear,
 )
-Workspace = struct(
-    "Workspace", **dict.fromkeys(("x", "scratch"), PTR), **dict.fromkeys(("normed", "qkv", "attended", "inner"), Rows)
-)
+Workspace = struct("Workspace", x=PTR, **dict.fromkeys(("normed", "qkv", "attended", "inner"), Rows))
 
 # The kernels, each by itself (alone.c): what they take.
 ALONE = {
     "pack": [PTR, PTR, INT, INT, INT, INT, INT, c_int, c_int],
     "linear": [POINTER(Linear), POINTER(Rows), INT, c_int, PTR, POINTER(Rows), POINTER(Linear), c_int],
-    "linear_in_passes": [POINTER(Linear), POINTER(Rows), INT, c_int, PTR, POINTER(Rows), POINTER(Linear), PTR, c_int],
     "embed": [PTR, PTR, PTR, INT, PTR, PTR, INT, INT, c_int],
     "layer_norm": [POINTER(Rows), PTR, PTR, INT, INT, PTR, PTR, c_float, c_int],
     "argmax": [PTR, PTR, INT, INT, c_int],
     "write_kv": [POINTER(Cache), POINTER(Rows), POINTER(Step), c_int],
     "paged_attention": [POINTER(Rows), POINTER(Rows), POINTER(Cache), POINTER(Step), c_int, c_int, c_int],
-    "keep_last": [POINTER(Workspace), INT, POINTER(Step), PTR, POINTER(Step)],
 }
-FORWARD = [POINTER(Model), POINTER(Workspace), POINTER(Cache), POINTER(Step), PTR, *[c_int] * 5]
+FORWARD = [POINTER(Model), POINTER(Workspace), POINTER(Cache), POINTER(Step), PTR, *[c_int] * 3]
 STORE, ADD, TO_ROWS, GELU = range(4)  # what becomes of a linear layer's result (kernels.h)
 
 

@@ -24,8 +24,6 @@ void pack(const Team *team, char *panels, const char *weight, int64_t format, in
 /* next: the layer that will be called next, or NULL. */
 void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
             const Rows *to, const Linear *next);
-void linear_in_passes(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue,
-                      float *out, const Rows *to, const Linear *next, float *scratch);
 
 void embed(const Team *team, float *x, const void *wte, const void *wpe, int64_t format,
            const int64_t *token_ids, const int64_t *positions, int64_t num_tokens, int64_t n_embd);

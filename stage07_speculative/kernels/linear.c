@@ -11,8 +11,7 @@
  * - Without AVX-512, a bfloat16 panel that several passes read is widened to float32 once: to do it in each
  *   pass takes a quarter of the rate. With two passes it is not worth it.
  * - A panel's results are still in the level 1 cache when the bias, GELU or the residual is applied to them:
- *   fusion. Without it, each of them would be a pass over the whole matrix; `linear_in_passes` is that, to
- *   measure it. Where the result will be written is prefetched before the product; otherwise the CPU would wait for
+ *   fusion. Where the result will be written is prefetched before the product; otherwise the CPU would wait for
  *   it behind the product.
  *
  * Threads share the panels, each has a run of them. With its last one, a thread asks for the first one of the
@@ -156,31 +155,4 @@ void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, 
     }
     end_products(kind);
     meet(team);
-}
-
-void linear_in_passes(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue,
-                      float *out, const Rows *to, const Linear *next, float *scratch) {
-    Linear bare = *w;
-    bare.bias = NULL;
-    linear(team, &bare, x, num_rows, STORE, scratch, to, next);
-    for (int pass = 0; pass < 3; pass++) { /* bias; GELU; residual, or the next layer's format */
-        EACH(r, num_rows, team)
-            for (int64_t c = 0; c < w->out; c += LANES) {
-                vec value = {0};
-                float *at = scratch + r * w->out + c;
-                const size_t some = sizeof(float) * (size_t)(w->out - c < LANES ? w->out - c : LANES);
-                memcpy(&value, at, some);
-                if (pass == 0 && w->bias) value += load(w->bias + c);
-                if (pass == 1 && epilogue == GELU) value = gelu(value);
-                if (pass == 2 && epilogue >= TO_ROWS) write_row(to, r, c, value);
-                if (pass == 2 && epilogue < TO_ROWS) {
-                    vec before = {0};
-                    at = out + r * w->out + c;
-                    memcpy(&before, at, some);
-                    if (epilogue == ADD) value += before;
-                }
-                memcpy(at, &value, some);
-            }
-        meet(team);
-    }
 }

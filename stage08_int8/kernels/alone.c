@@ -1,4 +1,4 @@
-/* Each kernel by itself, as a call from Python: to measure it, and for steps without one call (forward.c). */
+/* Each kernel by itself, as a call from Python: packing, attention where torch does the rest, tests, measurements. */
 #include "kernels.h"
 
 void pack_alone(char *panels, const char *weight, int64_t format, int64_t out_stride, int64_t in_stride,
@@ -9,11 +9,6 @@ void pack_alone(char *panels, const char *weight, int64_t format, int64_t out_st
 void linear_alone(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out, const Rows *to,
                   const Linear *next, int threads) {
     TOGETHER_DO(threads, linear(team, w, x, num_rows, epilogue, out, to, next););
-}
-
-void linear_in_passes_alone(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
-                            const Rows *to, const Linear *next, float *scratch, int threads) {
-    TOGETHER_DO(threads, linear_in_passes(team, w, x, num_rows, epilogue, out, to, next, scratch););
 }
 
 void embed_alone(float *x, const void *wte, const void *wpe, int64_t format, const int64_t *token_ids,

@@ -64,7 +64,7 @@ Model = struct(
 )
 Workspace = struct(
     "Workspace",
-    **dict.fromkeys(("x", "scratch"), PTR),
+    x=PTR,
     **dict.fromkeys(("normed", "qkv", "attended", "inner", "integers"), Rows),
 )
 
@@ -72,7 +72,6 @@ Workspace = struct(
 ALONE = {
     "pack": [PTR, PTR, INT, INT, INT, INT, INT, c_int, c_int],
     "linear": [POINTER(Linear), POINTER(Rows), INT, c_int, PTR, POINTER(Rows), POINTER(Linear), c_int],
-    "linear_in_passes": [POINTER(Linear), POINTER(Rows), INT, c_int, PTR, POINTER(Rows), POINTER(Linear), PTR, c_int],
     "embed": [PTR, PTR, PTR, INT, PTR, PTR, INT, INT, c_int],
     "embed_int8": [PTR, POINTER(Linear), PTR, INT, PTR, PTR, INT, c_int],
     "quantize": [POINTER(Rows), POINTER(Rows), INT, INT, c_int],
@@ -80,9 +79,8 @@ ALONE = {
     "argmax": [PTR, PTR, INT, INT, c_int],
     "write_kv": [POINTER(Cache), POINTER(Rows), POINTER(Step), c_int],
     "paged_attention": [POINTER(Rows), POINTER(Rows), POINTER(Cache), POINTER(Step), c_int, c_int, c_int],
-    "keep_last": [POINTER(Workspace), INT, POINTER(Step), PTR, POINTER(Step)],
 }
-FORWARD = [POINTER(Model), POINTER(Workspace), POINTER(Cache), POINTER(Step), PTR, *[c_int] * 5]
+FORWARD = [POINTER(Model), POINTER(Workspace), POINTER(Cache), POINTER(Step), PTR, *[c_int] * 3]
 STORE, ADD, TO_ROWS, GELU = range(4)  # what becomes of a linear layer's result (kernels.h)
 
 

@@ -25,8 +25,6 @@ void pack(const Team *team, char *panels, const char *weight, int64_t format, in
 /* next: the layer that will be called next, or NULL. */
 void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
             const Rows *to, const Linear *next);
-void linear_in_passes(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue,
-                      float *out, const Rows *to, const Linear *next, float *scratch);
 
 /* Rows of numbers -> rows of integers, as int8 products want them; each has a scale of its own. */
 void quantize(const Team *team, const Rows *to, const Rows *from, int64_t num_rows, int64_t width);
