@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..sampling import Sampling
 from ..stages import STAGES
 from . import driver
 from .worker import How
@@ -102,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
             str(source),
             Path(name) / "out.jsonl",
             options,
-            How(STAGE.SamplingParams()),
+            How(Sampling(STAGE)),
             cluster,
             resume=False,
             quiet=False,
