@@ -1,8 +1,7 @@
 """The model again, by the kernels: the same function as `GPT2.forward`, at the machine's speed.
 
-model.py says what is computed, and is how it is computed where the kernels are not (no compiler, CUDA). Here
-its weights are packed for the kernels, once, and a step is one call of C. What each optimization is, and what it gains,
-is in the README; every one can be turned off.
+model.py says what is computed, and runs where the kernels can't (no compiler, CUDA). Here its weights are packed for
+the kernels, once, and a step is one call of C. The README says what each optimization is and gains.
 """
 
 # pyright: reportInvalidTypeForm=false
@@ -42,8 +41,8 @@ def enabled(disable: Sequence[str]) -> frozenset[str]:
 
 def pick_kind(dtype: torch.dtype, on: frozenset[str]) -> str:
     """How to multiply weights of this type (kernels/product.c): the first of tiles, dots and vectors that the CPU has
-    and that is on. Nothing else may decide, or the bits would depend on it. float16 is widened to float32: few CPUs
-    compute with it."""
+    and that is on. Nothing else may decide, or bits would depend on it. float16 is widened to float32: few CPUs compute
+    with it."""
     if dtype != torch.bfloat16:
         return "tiles_split" if "tiles" in on and c.has_kind("tiles_split") else "fma_float32"
     kinds = ["tiles_bfloat16"] * ("tiles" in on) + ["dot_bfloat16"]
@@ -51,13 +50,13 @@ def pick_kind(dtype: torch.dtype, on: frozenset[str]) -> str:
 
 
 def pick_model(model: GPT2, on: frozenset[str]) -> nn.Module:
-    """What runs the steps: the kernels if they are on, else torch."""
+    """The model that runs the steps: by the kernels if they are on, else by torch."""
     return FastGPT2(model, on, pick_kind(model.wte.weight.dtype, on)) if "linear" in on else model
 
 
 def rows(num_tokens: int, width: int, format: int, owner: list[Tensor]) -> c.Rows:
-    """Memory for activations, zero where nobody writes, which becomes the owner's. A row is 64 bytes longer than its
-    numbers, or rows of 4,096 bytes would all fall into the same few places of the CPU's cache."""
+    """Memory for activations, kept alive by `owner`, with zeros where nothing is written. A row is 64 bytes longer than
+    its numbers, because rows of 4,096 bytes would compete for the same few places of the CPU's cache."""
     stride = c.round_up(width, 32) * (4 if format == c.DTYPES[torch.float32] else 2) + 64
     planes = torch.zeros(2 if format == c.SPLIT else 1, num_tokens * stride, dtype=torch.uint8, device="cpu")
     owner.append(planes)
@@ -65,12 +64,12 @@ def rows(num_tokens: int, width: int, format: int, owner: list[Tensor]) -> c.Row
 
 
 class FastGPT2(nn.Module):
-    """The kernels' GPT-2. It takes the weights of a loaded `GPT2`, whose linear layers are empty afterwards.
+    """The kernels' GPT-2. It takes the weights of a loaded `GPT2`, and leaves its linear layers empty.
 
     Args:
         model: on the CPU.
-        on: the optimizations, of `enabled`.
-        kind: how to multiply, of `pick_kind`.
+        on: the optimizations, from `enabled`.
+        kind: how to multiply, from `pick_kind`.
     """
 
     def __init__(self, model: GPT2, on: frozenset[str], kind: str):
@@ -79,7 +78,7 @@ class FastGPT2(nn.Module):
         self.library, self.on, self.kind = c.load_kernel(), on, kind
         dtype = model.wte.weight.dtype
         self.attention_kind = c.attention_kind(dtype, "tiles" in on)
-        # These three are what C's structs point to, beside the caches.
+        # C's structs point to these three, and to the caches.
         self.arena = Arena() if "pages" in on else None
         self.weights: list[Tensor] = []
         self.activations: list[Tensor] = []
@@ -90,35 +89,35 @@ class FastGPT2(nn.Module):
             n_embd=model.config.n_embd,
             format=c.DTYPES[dtype],
             epsilon=model.config.layer_norm_epsilon,
-            wte=self.refer(wte, dtype),  # of which a step reads a row per token: they may stay where they are
-            wpe=self.refer(wpe, dtype),
+            wte=self.pointer(wte, dtype),  # a step reads a row per token of these: they stay where they are
+            wpe=self.pointer(wpe, dtype),
             layers=self.layers,
-            ln_f_weight=self.keep(model.ln_f.weight.float()),
-            ln_f_bias=self.keep(model.ln_f.bias.float()),
+            ln_f_weight=self.copied(model.ln_f.weight.float()),
+            ln_f_bias=self.copied(model.ln_f.bias.float()),
             head=c.Linear(self.pack(wte), None, wte.shape[1], wte.shape[0], c.KINDS[self.kind][0]),
         )
-        self.cache: KVCache | None = None  # the one that `caches` points into
-        self.num_tokens = 0  # what there is memory for
+        self.cache: KVCache | None = None  # where `caches` points to
+        self.num_tokens = 0  # as many as there is memory for
         self.logits = torch.empty(0, model.config.vocab_size, dtype=torch.float32, device="cpu")
 
-    def keep(self, tensor: Tensor) -> int:
-        """The address of a tensor, or of a copy of it in large pages, which lives as long as the model does."""
-        return self.arena.keep(tensor) if self.arena else self.refer(tensor)
+    def copied(self, tensor: Tensor) -> int:
+        """The address of a tensor, or of its copy in large pages; lives as long as the model."""
+        return self.arena.copy(tensor) if self.arena else self.pointer(tensor)
 
     def pack(self, weight: Tensor) -> int:
-        """The address of a matrix in panels, which live as long as the model does."""
-        panels = c.pack(weight, self.kind, self.arena.room if self.arena else None)
+        """The address of a matrix packed in panels, which live as long as the model."""
+        panels = c.pack(weight, self.kind, self.arena.alloc if self.arena else None)
         self.weights.append(panels)
         return c.address(panels, torch.uint8)
 
-    def refer(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
-        """The address of a tensor, which lives as long as the model does."""
+    def pointer(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
+        """The address of a tensor, which lives as long as the model."""
         self.weights.append(tensor.contiguous())
         return c.address(self.weights[-1], dtype)
 
     def layer(self, block: Any) -> c.Layer:
         norms = {
-            f"{name}_{part}": self.keep(getattr(getattr(block, name), part).float())
+            f"{name}_{part}": self.copied(getattr(getattr(block, name), part).float())
             for name in ("ln_1", "ln_2")
             for part in ("weight", "bias")
         }
@@ -127,14 +126,14 @@ class FastGPT2(nn.Module):
         return c.Layer(**norms, **dict(zip(names, map(self.linear, linears), strict=True)))
 
     def linear(self, module: nn.Linear) -> c.Linear:
-        """A linear layer's weights, packed; the module gives up its own."""
+        """A linear layer with packed weights; the module loses its own."""
         panels = self.pack(module.weight)
-        bias = self.keep(F.pad(module.bias.float(), (0, c.round_up(module.out_features, 32) - module.out_features)))
+        bias = self.copied(F.pad(module.bias.float(), (0, c.round_up(module.out_features, 32) - module.out_features)))
         module.weight = None  # pyright: ignore[reportAttributeAccessIssue]
         return c.Linear(panels, bias, module.in_features, module.out_features, c.KINDS[self.kind][0])
 
     def prepare(self, cache: KVCache, num_tokens: int, num_rows: int) -> None:
-        """Have the addresses of this cache, and memory for a step of so many tokens and rows of logits."""
+        """Point to this cache, and make the workspace and the logits large enough."""
         config = self.config
         if cache is not self.cache:
             self.cache, self.caches = cache, (c.Cache * config.n_layer)(*map(c.cache_struct, cache.keys, cache.values))
@@ -150,7 +149,7 @@ class FastGPT2(nn.Module):
                 attended=rows(n, width, operand, activations),
                 inner=rows(n, config.n_inner, operand, activations),
             )
-            # All or nothing: with less memory than there should be, the old workspace still has its own.
+            # All or nothing: if memory runs out before this line, the old workspace still has its own.
             self.num_tokens, self.activations, self.workspace = n, activations, workspace
         if num_rows > len(self.logits):
             self.logits = torch.empty(num_rows, config.vocab_size, dtype=torch.float32, device="cpu")

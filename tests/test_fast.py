@@ -231,7 +231,7 @@ def test_an_arena_keeps_copies(stage):
         torch.randn(2, n, generator=generator).to(dtype) for n in sizes for dtype in (torch.float32, torch.bfloat16)
     ]
     arena = memory.Arena()
-    places = [arena.keep(tensor.T) for tensor in tensors]
+    places = [arena.copy(tensor.T) for tensor in tensors]
     gc.collect()
     for tensor, place in zip(tensors, places, strict=True):
         assert place % 64 == 0

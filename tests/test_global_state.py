@@ -317,7 +317,7 @@ def test_the_other_kernels_are_handed_nothing_else():
             kernel.pack(spoil(torch.eye(40)), "fma_float32")
     with default_device("meta"), default_dtype(torch.float64):
         assert kernel.pack(torch.ones(40, 40, device="cpu", dtype=torch.float32), "fma_float32").is_cpu
-        assert memory.Arena().room(64).is_cpu
+        assert memory.Arena().alloc(64).is_cpu
         assert memory.empty((3,), torch.float32).is_cpu
 
 
