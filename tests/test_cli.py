@@ -182,8 +182,6 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
     bias, allowed, words = params.logits_processors
     plain = stage.SamplingParams(**flags, stop=["x", "y"], stop_token_ids=[5, 6])
     assert replace(params, logits_processors=()) == plain
-        **flags, stop=["x", "y"], stop_token_ids=[5, 6]
-    )
     assert (bias.ids.token_ids, bias.values) == ([5, 7, 8], [-2.5, 1, 3])
     assert allowed.ids.token_ids == [5, 9]
     assert words.words == [llm.get_tokenizer().encode(text) for text in ("ugly", " ugly")]
