@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from .tokenizer import Tokenizer
-from .vocabulary import CONFIG, SPARE, check_values, read_json
+from .vocabulary import CONFIG, SPARE, check_values, convert, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -106,10 +106,6 @@ class Checkpoint:
             check_finite(self.directory, name, values)
         model.load_state_dict(loaded, assign=True)
         model.requires_grad_(False)
-
-
-def convert(path: Path) -> str:
-    return f"`stagewise convert {path} DIRECTORY` makes a directory that can be read, or says why not"
 
 
 # --- Finding --------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .memory import give_back
 from .tokenizer import Tokenizer
-from .vocabulary import CONFIG, SPARE, check_values, read_json
+from .vocabulary import CONFIG, SPARE, check_values, convert, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -115,10 +115,6 @@ class Checkpoint:
             check_finite(self.directory, name, values)
         model.load_state_dict(loaded, assign=True)
         model.requires_grad_(False)
-
-
-def convert(path: Path) -> str:
-    return f"`stagewise convert {path} DIRECTORY` makes a directory that can be read, or says why not"
 
 
 # --- Finding --------------------------------------------------------------------------------------------------------
