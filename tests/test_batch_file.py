@@ -175,8 +175,12 @@ def test_a_line_is_written_as_soon_as_it_is_done(batched_stage, tmp_path, monkey
     def spy(self, *rows):
         running = rows[0] if rows else [*self.scheduler.running, *(entry[-1] for entry in self.scheduler.waiting)]
         requests.update(dict.fromkeys(running))
-        num_lines = output.read_text(encoding="utf-8").count("\n")
-        counts.append((num_lines, sum(request.finished for request in requests)))
+        num_finished, deadline = sum(request.finished for request in requests), time.monotonic() + 60
+        num_lines = lambda: output.read_text(encoding="utf-8").count("\n")  # noqa: E731
+        while batched_stage.number >= 4 and num_lines() < num_finished:  # another thread writes it
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        counts.append((num_lines(), num_finished))
         return original(self, *rows)
 
     monkeypatch.setattr(engine, "step", spy)

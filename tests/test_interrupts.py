@@ -156,20 +156,29 @@ def test_ctrl_c_at_any_moment(serving, small_checkpoint):
 
 
 @POSIX
-def test_a_beam_search_that_is_interrupted_ends(small_checkpoint):
-    """In the engine's thread, too: others need not wait for it."""
-    for stage in STAGES[4:6]:
-        llm = stage.LLM(small_checkpoint, device="cpu")
-        step, num_steps = llm.beams.step, []
+def test_who_leaves_takes_its_requests_along(serving, small_checkpoint):
+    """They are not computed to their ends, in the engine's thread, while others wait."""
+    llm = small_engine(serving, small_checkpoint)
+    owner = llm.beams if serving.number >= 5 else llm.engine
+    params, num_steps = serving.SamplingParams(max_tokens=30, ignore_eos=True), []
 
-        def slow(step=step, num_steps=num_steps):
+    def slow(step):
+        def slow_step():
             num_steps.append(time.sleep(0.02))
             return step()
 
-        llm.beams.step = slow
-        assert ctrl_c(lambda llm=llm: llm.beam_search([[1, 2]] * 9, beam_width=2, max_tokens=40), 0.1)
-        at_rest(llm)
-        assert 0 < len(num_steps) < 20
+        return slow_step
+
+    llm.engine.step, owner.step = slow(llm.engine.step), slow(owner.step)
+    events = llm.stream([[1, 2], [3]], params)
+    next(events)
+    events.close()
+    assert ctrl_c(lambda: llm.generate([[1, 2], [3]], params), 0.1)
+    if serving.number >= 5:
+        assert ctrl_c(lambda: llm.beam_search([[1, 2]] * 9, beam_width=2, max_tokens=15), 0.1)
+    at_rest(llm)
+    assert 0 < len(num_steps) < 30
+    assert llm.stats.num_truncated == 0  # none has reached its end
 
 
 @POSIX
@@ -200,7 +209,7 @@ def test_abandoned_generators(serving, small_checkpoint):
     gc.collect()
     gc.freeze()  # the collector looks only at what this test makes
     thresholds = gc.get_threshold()
-    gc.set_threshold(50)
+    gc.set_threshold(200)
     try:
         for num_read, ask in itertools.product((0, 1, 3), (llm.stream, llm.as_completed)):
             for in_cycle in (False, True):
