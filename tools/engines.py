@@ -129,16 +129,17 @@ def traced(llm: Any) -> Any:
 
 
 class Stepper:
-    """The engine of stage 4 or later without its thread: whoever has it steps it, as vLLM's LLMEngine.
+    """The engine of stage 4 or later, or one that is made like it, without its thread: its caller runs the steps, as of
+    vLLM's LLMEngine.
 
     Attributes:
         engine: the stage's.
         unfinished: the requests that wait or run, by their ids.
     """
 
-    def __init__(self, stage: Stage, model: str, **options):
+    def __init__(self, stage: "Stage | OwnEngine", model: str, **options):
         self.stage = stage
-        self.engine = stage.part("engine").Engine(stage.EngineConfig(model, **options))
+        self.engine = stage.part("engine").Engine(stage.part("config").EngineConfig(model, **options))
         self.inputs = stage.part("intake").Intake(self.engine, stage.part("request").Request)
         self.unfinished: dict[str, Any] = {}
         self._ended: list[Any] = []  # in a step that failed after their last token
@@ -173,7 +174,7 @@ class Stepper:
             self.engine.restart(unfinished)
             raise
         requests = dict.fromkeys(getattr(completion, "group", [completion])[0] for completion in updated)
-        outputs = [self.stage.RequestOutput.of(request) for request in requests]
+        outputs = [self.stage.part("outputs").RequestOutput.of(request) for request in requests]
         for output in outputs:
             if output.finished:
                 self.engine.stats.count_ended(self.unfinished.pop(output.request_id))
@@ -211,7 +212,12 @@ class OwnEngine:
         for part in ("LLM", "SamplingParams"):
             if not hasattr(module, part):
                 raise ValueError(f"{directory} is no engine: its __init__.py has no {part}")
-        self.LLM, self.SamplingParams = module.LLM, module.SamplingParams
+        self.module, self.LLM, self.SamplingParams = name, module.LLM, module.SamplingParams
+
+    def part(self, name: str) -> Any:
+        """A module of it, or of its support. Raises ImportError if it has no such file, or one that fails."""
+        folder = "" if (self.directory / f"{name}.py").is_file() else ".support"
+        return importlib.import_module(f"{self.module}{folder}.{name}")
 
     def __str__(self) -> str:
         return self.directory.name

@@ -21,7 +21,10 @@ def slot_passes(outputs: Sequence[int], slots: int) -> int:
 
 
 def stepped(lab: Lab, **options):
-    """An engine that is stepped by hand."""
+    """An engine that is stepped by hand: an LLM that can be, or the Engine of one with the files of stage 4, whose own
+    thread would run the steps."""
+    if (lab.own.directory / "engine_loop.py").is_file():
+        return lab.stepper(**options)
     llm = lab.llm(**options)
     for name in NEEDED:
         if not hasattr(llm, name):
