@@ -148,6 +148,10 @@ class Stepper:
     def stats(self) -> Any:
         return self.engine.stats
 
+    @stats.setter
+    def stats(self, stats: Any) -> None:
+        self.engine.stats = stats
+
     def add_request(self, request_id: str, prompt: Any, params: Any = None, *, priority: int = 0) -> None:
         """Raises ValueError if the prompt or a parameter is wrong, or an unfinished request has this id."""
         if request_id in self.unfinished:
@@ -232,6 +236,15 @@ class OwnEngine:
                 if unknown is None:
                     raise
                 options = {name: value for name, value in options.items() if name != unknown}
+
+    def stepper(self, model: str | Path, options: dict, **needed):
+        """The same, to be stepped by hand: an LLM with the methods of Stepper; or, if it has the files of stage 4, its
+        Engine, without the thread that would run the steps."""
+        if not (self.directory / "engine_loop.py").is_file():
+            return self.engine(model, options, **needed)
+        config = self.part("config").EngineConfig
+        known = {name: value for name, value in options.items() if hasattr(config, name)}
+        return Stepper(self, str(model), **known, **needed)
 
 
 def unknown_argument(error: TypeError, names: Iterable[str]) -> str | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from exercises.grading import Wrong
-from tools.engines import STAGES, OwnEngine, Stepper, random_prompts, unknown_argument
+from tools.engines import STAGES, OwnEngine, random_prompts, unknown_argument
 
 FIRST = STAGES[0]  # the reference: it has nothing that could be wrong about batches, caches or blocks
 NEAR_TIE = 1e-3  # logits that are closer than this may come in either order
@@ -202,16 +202,9 @@ class Lab:
         """The engine with a model, whose weights stay what they are. Raises Missing if there is no such option."""
         return self._made(self.own.engine, model, options)
 
-    def stepper(self, **options) -> Stepper:
-        """The engine's own Engine, for steps by hand."""
-
-        def make(model: Path, usual: dict, **needed) -> Stepper:
-            known = {
-                name: value for name, value in usual.items() if hasattr(self.own.part("config").EngineConfig, name)
-            }
-            return Stepper(self.own, str(model), **known, **needed)
-
-        return self._made(make, None, options)
+    def stepper(self, **options):
+        """The same, to be stepped by hand."""
+        return self._made(self.own.stepper, None, options)
 
     def _made(self, make: Callable, model: Path | None, options: dict):
         usual = {"device": "cpu", "weights": "as-is"}

@@ -21,11 +21,8 @@ def slot_passes(outputs: Sequence[int], slots: int) -> int:
 
 
 def stepped(lab: Lab, **options):
-    """An engine that is stepped by hand: an LLM that can be, or the Engine of one with the files of stage 4, whose own
-    thread would run the steps."""
-    if (lab.own.directory / "engine_loop.py").is_file():
-        return lab.stepper(**options)
-    llm = lab.llm(**options)
+    """An engine that is stepped by hand."""
+    llm = lab.stepper(**options)
     for name in NEEDED:
         if not hasattr(llm, name):
             raise Missing(f"LLM has no `{name}`")
