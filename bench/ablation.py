@@ -3,16 +3,12 @@
     python -m bench.ablation --json bench/results/ablation.json
     python -m bench.ablation --workloads decode --dtypes bfloat16 --repeat 3
 
-A gain is the seconds without an optimization (and without those that need it) divided by the seconds with all of them:
-1.20 means that 20% more time passes without it, less than 1 that it loses. The last two rows turn off everything, and
-run stage 5.
+A gain is the seconds without an optimization divided by the seconds with all of them: 1.20 means that 20% more time
+passes without it, less than 1 that it loses. The last row runs stage 5.
 
 On a machine that others use too, whole runs differ by more than most of these gains. So all variants serve a workload
-together: each step is computed by every one of them, one after the other, in an order that is drawn anew for each step
-(whoever comes behind a variant with the same weights finds some of them in the CPU's cache). With `--repeat` a step's
-time is the median of so many. Two optimizations don't show in steps, memory that is there from the start and a garbage
-collector with less to do; they are compared by whole runs in fresh processes, `--runs` of each, in alternating order.
-What needs an instruction that this CPU does not have is left out.
+together: each step is computed by every one of them, one after the other, in an order that is drawn for each step. With
+`--repeat` a step's time is the median of that many. What needs an instruction that this CPU does not have is left out.
 """
 
 import argparse
@@ -21,7 +17,6 @@ import random
 import shlex
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +27,6 @@ from tqdm import tqdm
 from bench import workloads
 from bench.machine import describe
 from bench.report import command
-from bench.throughput import run_in_fresh_process
 from tools.engines import STAGES
 
 WORKLOADS = ("single", "decode", "prefill", "mixed", "prefix")
@@ -40,8 +34,6 @@ DTYPES = ("float32", "bfloat16")
 FAST = next(stage for stage in STAGES if stage.number == 6)
 BEFORE = STAGES[STAGES.index(FAST) - 1]
 OPTIMIZATIONS = list(FAST.part("fast_model").OPTIMIZATIONS)
-IN_RUNS = ("prefault", "freeze")  # what shows in whole runs only
-TOGETHER = ("fusion", "prefill", "last_layer", "one_call")  # what the same packed weights can be used with and without
 
 
 class Contest(torch.nn.Module):
@@ -71,52 +63,28 @@ class Contest(torch.nn.Module):
         return taken
 
 
-def make_way(llm, on: frozenset[str] | None = None, cache=None) -> Callable:
-    """A step by an engine's model, with its choice of the best tokens.
-
-    Args:
-        on: the optimizations that the model is to use, for one that can change; None is those it has.
-        cache: where its keys and values are; None is where everybody's are.
-    """
+def make_way(llm, cache=None) -> Callable:
+    """A step by an engine's model. cache: where its keys and values are; None is where everybody's are."""
     model, attention = llm.engine.runner.model, llm.engine.runner.cache.paged_attention
-    argmax = getattr(llm, "argmax", None) if on is None or "argmax" in on else None
 
     def run(step, everybodys) -> torch.Tensor:
-        if on is not None:
-            model.on = on
-            kernels, dtype = FAST.part("kernels.c_kernel"), model.wte.weight.dtype
-            model.attention_kind = kernels.attention_kind(dtype, "tiles" in on)
         before, everybodys.paged_attention = everybodys.paged_attention, attention
         try:
-            logits = model(step, cache or everybodys)
+            return model(step, cache or everybodys)
         finally:
             everybodys.paged_attention = before
-        argmax(logits) if argmax else logits.argmax(dim=-1)
-        return logits
 
     return run
 
 
 def make_contest(llm, make: Callable) -> Contest:
     """All variants of an engine that has everything on; `make` makes engines like it, of stage 6 or 5."""
-    on, kernels, room = (
-        llm.engine.runner.model.on,
-        FAST.part("kernels.c_kernel"),
-        {"num_blocks": llm.engine.runner.num_blocks},
-    )
-    ways = {"": make_way(llm, on)}
+    ways, kernels = {"": make_way(llm)}, FAST.part("kernels.c_kernel")
     for name in OPTIMIZATIONS:
-        if name in IN_RUNS or (name in ("tiles", "split") and not kernels.has_kind("tiles_bfloat16")):
-            continue
-        if name in TOGETHER or name == "argmax":
-            ways[name] = make_way(llm, on - {name})
-        else:  # weights of its own; keys and values are everybody's
+        if name != "tiles" or kernels.has_kind("tiles_bfloat16"):  # weights of its own; keys and values are everybody's
             ways[name] = make_way(make(FAST, disable=[name], num_blocks=1))
-    for name, other in (
-        ("all of them", make(FAST, disable=OPTIMIZATIONS, **room)),
-        ("stage 5", make(BEFORE, **room)),
-    ):
-        ways[name] = make_way(other, cache=other.engine.runner.cache)
+    other = make(BEFORE, num_blocks=llm.engine.runner.num_blocks)
+    ways["stage 5"] = make_way(other, cache=other.engine.runner.cache)
     return Contest(llm.engine.model_config, ways)
 
 
@@ -154,42 +122,10 @@ def measure_steps(workload: str, dtype: str, repeat: int, model: str, bar: tqdm)
     }
 
 
-def measure_runs(workload: str, dtype: str, repeat: int, model: str, folder: Path, bar: tqdm) -> dict[str, list[float]]:
-    """The seconds of whole runs, with everything and without what shows in them only."""
-    requests = workloads.make_workload(workload, vocab_size=vocab_size(model))
-    job = {
-        "model": model,
-        "load_format": "dummy",
-        "dtype": dtype,
-        "device": "cpu",
-        "requests": requests,
-        "warm_up": [prompt[::-1] for prompt, _ in requests[:2]],
-        "arrivals": None,
-    }
-    seconds = {name: [] for name in ("", *IN_RUNS)}
-    for number in range(repeat):
-        for name in list(seconds)[:: -1 if number % 2 else 1]:
-            bar.set_description(f"{workload} {dtype} {name and 'without ' + name}")
-            options = {"max_num_seqs": workloads.SIZES[workload][1], "disable": [name] if name else []}
-            run = run_in_fresh_process({**job, "engine": str(FAST), "options": options}, folder)
-            seconds[name].append(run["seconds"])
-            bar.update()
-    return seconds
-
-
-def vocab_size(model: str) -> int:
-    weights = FAST.part("weights")
-    sizes = weights.read_config(model, weights.find_model(model, "dummy"), "dummy")
-    return FAST.part("model").ModelConfig(**sizes).vocab_size
-
-
 def gains(run: dict) -> dict[str, float]:
     """What each variant takes of what everything takes."""
-    ratios = {}
-    for seconds in (run["seconds"], run.get("run_seconds", {})):
-        medians = {name: statistics.median(times) for name, times in seconds.items()}
-        ratios |= {name: median / medians[""] for name, median in medians.items() if name}
-    return ratios
+    medians = {name: statistics.median(times) for name, times in run["seconds"].items()}
+    return {name: median / medians[""] for name, median in medians.items() if name}
 
 
 def table(*results: dict) -> str:
@@ -199,17 +135,13 @@ def table(*results: dict) -> str:
         "| without | " + " | ".join(map(", ".join, columns)) + " |",
         "| --- |" + " ---: |" * len(columns),
     ]
-    for name in (*OPTIMIZATIONS, "all of them", "stage 5"):
+    for name in (*OPTIMIZATIONS, "stage 5"):
         cells = [f"{ratios[name]:.2f}" if name in ratios else "" for ratios in columns.values()]
-        if any(cells):  # a result may be older than an optimization, a CPU may not have what it needs
+        if any(cells):  # a CPU may not have what it needs
             lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     first = results[0]
     machine, repeat = first["machine"], first["repeat"]
-    if "runs_of_each" in first:
-        how = f"steps computed by all in turn, {'once' if repeat == 1 else f'medians of {repeat}'}; "
-        how += f"`prefault` and `freeze`: medians of {first['runs_of_each']} whole runs"
-    else:  # all by whole runs, as it was first
-        how = "whole runs, " + ("one each" if repeat == 1 else f"medians of {repeat}")
+    how = f"steps computed by all in turn, {'once' if repeat == 1 else f'medians of {repeat}'}"
     return "\n".join(lines) + (
         f"\n\nSeconds without it, divided by those with all: {how}; {first['model']} with random weights; "
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}. "
@@ -224,31 +156,27 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES, metavar="TYPE")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="times that a step is taken; default: 1")
-    parser.add_argument("--runs", type=int, default=3, metavar="N", help="whole runs, where needed; default: 3")
     parser.add_argument("--model", default="gpt2", help="sizes of the model; its weights are random")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
     args = parser.parse_args(argv)
-    for name in ("repeat", "runs"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
+    if args.repeat < 1:
+        parser.error(f"--repeat must be at least 1, got {args.repeat}")
     result = {
         "command": f"python -m bench.ablation {shlex.join(sys.argv[1:] if argv is None else argv)}".strip(),
         "model": args.model,
         "repeat": args.repeat,
-        "runs_of_each": args.runs,
         "machine": describe(torch.device("cpu")),
         "runs": [],
     }
     if args.json:
         args.json.touch()  # a path that can't be written is an error now, not after the work
     pairs = [(workload, dtype) for workload in args.workloads for dtype in args.dtypes]
-    status, total = 0, len(pairs) * (args.repeat + args.runs * (1 + len(IN_RUNS)))
-    with tempfile.TemporaryDirectory() as folder, tqdm(total=total, unit="run") as bar:
+    status = 0
+    with tqdm(total=len(pairs) * args.repeat, unit="run") as bar:
         try:
             for workload, dtype in pairs:
                 run = {"workload": workload, "dtype": dtype}
                 run["seconds"] = measure_steps(workload, dtype, args.repeat, args.model, bar)
-                run["run_seconds"] = measure_runs(workload, dtype, args.runs, args.model, Path(folder), bar)
                 result["runs"].append(run)
                 if args.json:  # nothing measured is lost, whatever happens next
                     args.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -21,7 +21,7 @@ from tools.engines import STAGES, random_prompts
 LENGTHS = [1, 5, 16, 33, 64, 100, 200, 300, 500, 800]
 WAYS = {
     ("float32", "torch"): {"attention_backend": "torch"},
-    ("float32", "kernels, without split"): {"attention_backend": "c", "disable": ["split"]},
+    ("float32", "kernels, without tiles"): {"attention_backend": "c", "disable": ["tiles"]},
     ("float32", "kernels"): {"attention_backend": "c"},
     ("bfloat16", "torch"): {"attention_backend": "torch"},
     ("bfloat16", "kernels, without tiles"): {"attention_backend": "c", "disable": ["tiles"]},

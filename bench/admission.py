@@ -101,7 +101,7 @@ def count(policy: type, workload: Workload, every: float) -> dict[str, float]:
         arrivals[request] = int(moment)
         moment += rng.expovariate(1 / every) if every else 0
     told = {"preempted": 0}
-    scheduler.tell = lambda kind, *_, **__: told.update(preempted=told["preempted"] + (kind == "preempted"))
+    scheduler.emit = lambda kind, *_, **__: told.update(preempted=told["preempted"] + (kind == "preempted"))
     arriving, step, num_tokens, waits = requests[:], 0, 0, {}
     while any(not request.finished for request in requests):
         while arriving and arrivals[arriving[0]] <= step:

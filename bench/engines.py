@@ -25,14 +25,16 @@ Times = list[list[float]]  # of each request, when each of its tokens came, in s
 
 def run_stage(job: dict) -> dict:
     """A stage: the requests all at once, or as they arrive (`arrivals`; from stage 4 on)."""
+    import stagewise
+    from stagewise.stages import limit_threads
     from tools.engines import STAGES
 
     stage = next(stage for stage in STAGES if stage.directory == job["engine"])
     arguments = {name: value for name, value in job["options"].items() if stage.has_argument(name)}
-    llm = stage.LLM(
-        job["model"], load_format=job["load_format"], dtype=job["dtype"], device=job["device"], trace=True, **arguments
-    )
-    return run_engine(job, stage, llm)
+    make = stage.LLM if job["arrivals"] is None else stage.stepper
+    llm = make(job["model"], load_format=job["load_format"], dtype=job["dtype"], device=job["device"], **arguments)
+    limit_threads(stage, llm)
+    return run_engine(job, stage, llm, stagewise.trace(llm).records)
 
 
 def run_own(job: dict) -> dict:
@@ -41,28 +43,29 @@ def run_own(job: dict) -> dict:
 
     own = OwnEngine(job["own"][job["engine"]])
     told = {name: job[name] for name in ("load_format", "dtype", "device")}
-    return run_engine(job, own, own.engine(job["model"], {**told, "trace": True, **job["options"]}))
+    make = own.engine if job["arrivals"] is None else own.stepper
+    return run_engine(job, own, make(job["model"], {**told, **job["options"]}), [])
 
 
-def run_engine(job: dict, stage, llm) -> dict:
-    """stage: whose SamplingParams it takes"""
+def run_engine(job: dict, stage, llm, records: list) -> dict:
+    """stage: whose SamplingParams it takes; records: those of its trace, which comes to have them"""
     import torch
 
     from bench.machine import describe
 
     prompts = [prompt for prompt, _ in job["requests"]]
     params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in job["requests"]]
-    llm.generate(job["warm_up"], stage.SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
-    stats, trace = getattr(llm, "stats", None), getattr(llm, "trace", None)
+    send: Any = at_once if job["arrivals"] is None else as_they_arrive
+    two = stage.SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    send(llm, job["warm_up"], [two] * len(job["warm_up"]), job["arrivals"] and [0.0] * len(job["warm_up"]))
+    stats = getattr(llm, "stats", None)
     if stats is not None:
         llm.stats = type(stats)()
-    if trace is not None:
-        llm.trace.clear()
-    send: Any = at_once if job["arrivals"] is None else as_they_arrive
+    records.clear()
     with measured(job):
         tokens, times, seconds = send(llm, prompts, params, job["arrivals"])
     count = lambda name: getattr(llm.stats, name, None) if stats is not None else None  # noqa: E731
-    rows = [sum(row.num_tokens > 0 for row in step.rows) for step in llm.trace] if trace is not None else []
+    rows = [sum(row.num_tokens > 0 for row in step.rows) for step in records]
     computed, padding, reserved = map(count, ("num_tokens_computed", "num_padding_tokens", "kv_tokens_reserved"))
     return {
         "token_ids": tokens,
@@ -94,7 +97,8 @@ def at_once(llm, prompts: list, params: list, arrivals: None) -> tuple[list[list
 
 
 def as_they_arrive(llm, prompts: list, params: list, arrivals: list[float]) -> tuple[list[list[int]], Times, float]:
-    """Each request is sent at its moment, or at the end of the step that is running then."""
+    """Each request is sent at its moment, or at the end of the step that is running then. llm: a Stepper, or an engine
+    with its methods."""
     tokens, times = [[] for _ in prompts], [[] for _ in prompts]
     pending = deque(enumerate(arrivals))
     started = time.perf_counter()

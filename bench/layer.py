@@ -100,7 +100,7 @@ def by_kernel(weights: list[Tensor], bias: Tensor) -> dict[int, float]:
     """Stage 6's kernel, with the instructions that every CPU has."""
     number, _ = c.KINDS["fma_float32"]
     arena = Arena()
-    panels = [c.pack(weight, "fma_float32", arena.room).data_ptr() for weight in weights]
+    panels = [c.pack(weight, "fma_float32", arena.alloc).data_ptr() for weight in weights]
     layers = [c.Linear(p, bias.data_ptr(), IN, OUT, number) for p in panels]
     library, seconds, stride = c.load_kernel(), {}, 4 * IN + 64
     for tokens in TOKENS:

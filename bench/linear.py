@@ -60,7 +60,7 @@ def by_kernel(kind: str) -> dict[int, float]:
     number, rows_format = c.KINDS[kind]
     arena = Arena()  # as in the engine
     dtype = torch.int8 if kind.endswith("int8") else torch.float32
-    panels = [c.pack(matrix(out, in_, dtype), kind, arena.room).data_ptr() for in_, out in SHAPES]
+    panels = [c.pack(matrix(out, in_, dtype), kind, arena.alloc).data_ptr() for in_, out in SHAPES]
     bias, scales, out = torch.zeros(3072), torch.ones(3072), torch.empty(max(ROWS), 3072)
     last = (scales.data_ptr(),) if dtype == torch.int8 else ()
     layers = [c.Linear(p, bias.data_ptr(), *shape, number, *last) for p, shape in zip(panels, SHAPES, strict=True)]

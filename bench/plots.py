@@ -1,5 +1,5 @@
-"""The pictures: each is drawn from traces (`LLM(trace=True)`, or a file of `--trace`), or from a benchmark's result
-(`python -m bench.report RESULT --plot FILE`).
+"""The pictures: each is drawn from traces (`stagewise.trace(llm).records`, or a file of `--trace`), or from a
+benchmark's result (`python -m bench.report RESULT --plot FILE`).
 
     python -m stage03 --prompts-file prompts.txt --trace three.jsonl
     python -m stage04 --prompts-file prompts.txt --trace four.jsonl

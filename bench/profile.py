@@ -3,12 +3,13 @@
     python -m bench.profile --json bench/results/profile.json
     python -m bench.profile --workloads decode --dtypes bfloat16
 
-A step is one call of C otherwise; for this it is called kernel by kernel, from Python, so it takes somewhat longer, and
-what Python costs between two kernels counts as the rest: scheduler, block tables, what the sampler does beside the
-kernel for the best token.
+A step is one call of C otherwise (kernels/forward.c). Here the same kernels are called one by one, from Python, so it
+takes somewhat longer, and what Python costs between two kernels counts as the rest: scheduler, block tables, what the
+sampler does beside the kernel for the best token.
 """
 
 import argparse
+import ctypes
 import json
 import shlex
 import sys
@@ -37,24 +38,66 @@ KERNELS = {
 REST = "the rest, Python"
 
 
+c = FAST.part("kernels.c_kernel")
+
+
 class Clock:
-    """The kernels' library, counting the seconds of each of its functions."""
+    """In the place of the kernels' library: a step calls them one by one, and the seconds of each are counted."""
 
-    def __init__(self, library, vocab_size: int):
-        self.library, self.vocab_size, self.seconds = library, vocab_size, Counter()
-
-    def __getattr__(self, name: str) -> Callable:
-        return self.timed(name, getattr(self.library, name))
+    def __init__(self, library):
+        self.library, self.seconds = library, Counter()
 
     def timed(self, name: str, function: Callable) -> Callable:
         def run(*arguments):
-            label = "head" if name == "linear" and arguments[0].out == self.vocab_size else name
             started = time.perf_counter()
             result = function(*arguments)
-            self.seconds[label] += time.perf_counter() - started  # pyright: ignore[reportArgumentType]
+            self.seconds[name] += time.perf_counter() - started  # pyright: ignore[reportArgumentType]
             return result
 
         return run
+
+    def forward(self, model, w, caches, step, logits: int, kind: int, prefill: bool, threads: int) -> None:
+        """kernels/forward.c in Python."""
+        names = ("embed", "layer_norm", "linear", "write_kv", "paged_attention")
+        embed, layer_norm, linear, write_kv, attention = (
+            self.timed(name, getattr(self.library, name)) for name in names
+        )
+        n, width = step.num_tokens, model.n_embd
+
+        def norm(which: int | None, count: int, weight: int, bias: int) -> None:
+            layer_norm(w.normed, w.x, which, count, width, weight, bias, model.epsilon, threads)
+
+        embed(w.x, model.wte, model.wpe, model.format, step.token_ids, step.positions, n, width, threads)
+        for i in range(model.n_layer):
+            layer = model.layers[i]
+            norm(None, n, layer.ln_1_weight, layer.ln_1_bias)
+            linear(layer.c_attn, w.normed, n, c.TO_ROWS, None, w.qkv, None, threads)
+            write_kv(caches[i], w.qkv, step, threads)
+            if i + 1 == model.n_layer and step.num_last < n:
+                step, _starts = keep_last(w, width, step)
+                n = step.num_tokens
+            attention(w.attended, w.qkv, caches[i], step, kind, prefill, threads)
+            linear(layer.attn_c_proj, w.attended, n, c.ADD, w.x, None, None, threads)
+            norm(None, n, layer.ln_2_weight, layer.ln_2_bias)
+            linear(layer.c_fc, w.normed, n, c.GELU, None, w.inner, None, threads)
+            linear(layer.mlp_c_proj, w.inner, n, c.ADD, w.x, None, None, threads)
+        norm(step.last, step.num_last, model.ln_f_weight, model.ln_f_bias)
+        head = self.timed("head", self.library.linear)
+        head(model.head, w.normed, step.num_last, c.STORE, logits, None, None, threads)
+
+
+def keep_last(w, width: int, step) -> tuple:
+    """A step in the last layer, as `last_of` and `keep_last` of forward.c have it; and what has to stay alive."""
+    last = (ctypes.c_int64 * step.num_last).from_address(step.last)
+    ends = (ctypes.c_int64 * (step.num_seqs + 1)).from_address(step.query_start_loc)
+    starts = (ctypes.c_int64 * (step.num_seqs + 1))(*(sum(token < end for token in last) for end in ends))
+    query = width * (4 if w.qkv.format == c.DTYPES[torch.float32] else 2)
+    for row, token in enumerate(last):
+        ctypes.memmove(w.x + row * 4 * width, w.x + token * 4 * width, 4 * width)
+        ctypes.memmove(w.qkv.data + row * w.qkv.stride, w.qkv.data + token * w.qkv.stride, query)
+    kept = c.Step.from_buffer_copy(step)
+    kept.num_tokens, kept.query_start_loc, kept.last = len(last), ctypes.addressof(starts), None
+    return kept, starts
 
 
 def measure(workload: str, dtype: str, model: str) -> dict[str, float]:
@@ -66,13 +109,12 @@ def measure(workload: str, dtype: str, model: str) -> dict[str, float]:
         dtype=dtype,
         max_num_seqs=workloads.SIZES[workload][1],
         attention_backend="c",  # and no other, if it does not run here
-        disable=["one_call"],
     )
     requests = workloads.make_workload(workload, vocab_size=llm.engine.model_config.vocab_size)
     prompts = [prompt for prompt, _ in requests]
     params = [FAST.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in requests]
     llm.generate([prompt[::-1] for prompt in prompts[:2]], params[:2])  # a process's first steps are slow
-    clock = llm.engine.runner.model.library = Clock(llm.engine.runner.model.library, llm.engine.model_config.vocab_size)
+    clock = llm.engine.runner.model.library = Clock(llm.engine.runner.model.library)
     llm.engine.runner.argmax = clock.timed("argmax", llm.engine.runner.argmax)
     started = time.perf_counter()
     llm.generate(prompts, params)

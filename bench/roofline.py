@@ -16,17 +16,17 @@ prints the limit for batches of 1 to 64, and beside it what stage 3 reaches: the
 import argparse
 import statistics
 
+import stagewise
 from bench.machine import describe, least_seconds, matmul_rate, pass_work, read_bandwidth
 from stage03_kvcache import LLM, SamplingParams
 
 
 def decode_step(llm: LLM, batch: int, prompt_len: int, output_len: int) -> float:
     """The median seconds of stage 3's decode steps with a full batch."""
-    assert llm.trace is not None  # the caller asks for one
-    llm.trace.clear()
     prompts = [[1 + i] * prompt_len for i in range(batch)]
-    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True))
-    return statistics.median(step.seconds for step in llm.trace if step.rows[0].phase == "decode")
+    with stagewise.trace(llm) as trace:
+        llm.generate(prompts, SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True))
+    return statistics.median(step.seconds for step in trace.records if step.rows[0].phase == "decode")
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     )
     parser.add_argument("--output-len", type=int, default=16, metavar="N", help="decode steps to take the median of")
     args = parser.parse_args()
-    llm = LLM(args.model, dtype=args.dtype, device=args.device, load_format="dummy", max_num_seqs=64, trace=True)
+    llm = LLM(args.model, dtype=args.dtype, device=args.device, load_format="dummy", max_num_seqs=64)
     config, runner = llm.engine.model_config, llm.engine.runner
     itemsize, model = runner.dtype.itemsize, runner.model
     parameters = sum(p.numel() for p in model.parameters()) - model.wpe.weight.numel()  # few positions are read

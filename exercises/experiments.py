@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from stagewise import trace
+
 from .catalogue import FOLDER
 
 OPENINGS = FOLDER.parent / "examples" / "prompts.txt"
@@ -82,14 +84,15 @@ def last_token(model: str = "gpt2", prompt: int = 4, tokens: int = 200, repeat: 
     behind a longer prompt does, so those in between are left out."""
     from stage01_single import LLM, SamplingParams
 
-    llm = LLM(model, load_format="dummy", device="cpu", trace=True)
+    llm = LLM(model, load_format="dummy", device="cpu")
+    records = trace(llm).records
     params, lengths = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), (prompt, prompt + tokens - 1)
     seconds: dict[int, list[float]] = {length: [] for length in lengths}
     for turn in range(1 + repeat):  # in turns, so that a busy moment of the machine meets both
         for length in lengths:
             llm.generate(prompts_of(1, length), params)
             if turn:  # the first turn warms up
-                seconds[length].append(llm.trace[-1].seconds)
+                seconds[length].append(records[-1].seconds)
     short, long = (statistics.median(seconds[length]) for length in lengths)
     positions, megabytes = lengths[1] / lengths[0], model_bytes(llm) / 1e6
     return Outcome(
@@ -112,10 +115,11 @@ def padding(slots: int = 8, tokens: int = 256) -> Outcome:
     """The padding of the eight tales, and how much of it is rows that have ended."""
     from stage02_static_batch import LLM, SamplingParams
 
-    llm = LLM("tinytales", device="cpu", max_num_seqs=slots, trace=True)
+    llm = LLM("tinytales", device="cpu", max_num_seqs=slots)
+    records = trace(llm).records
     outputs = llm.generate(*tales(SamplingParams, tokens))
     lengths = [len(output.outputs[0].token_ids) for output in outputs]
-    rows = [row for step in llm.trace for row in step.rows]
+    rows = [row for step in records for row in step.rows]
     useless, useful = llm.stats.num_padding_tokens, llm.stats.num_tokens_computed
     ended = sum(row.num_padding for row in rows if not row.num_tokens)
     return Outcome(
@@ -139,13 +143,13 @@ def cached(model: str = "gpt2", batch: int = 8, prompt: int = 32, tokens: int = 
 
     positions, seconds = [], []
     for stage in (stage02_static_batch, stage03_kvcache):
-        llm = stage.LLM(model, load_format="dummy", device="cpu", max_num_seqs=batch, trace=True)
+        llm = stage.LLM(model, load_format="dummy", device="cpu", max_num_seqs=batch)
         llm.generate(prompts_of(batch, prompt), stage.SamplingParams(max_tokens=2, ignore_eos=True))  # warms up
-        llm.trace.clear()
+        records = trace(llm).records
         llm.generate(prompts_of(batch, prompt), stage.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
-        positions.append(sum(row.num_tokens for step in llm.trace for row in step.rows))
-        seconds.append(sum(step.seconds for step in llm.trace))
-    prefill, *decodes = [step.seconds for step in llm.trace]
+        positions.append(sum(row.num_tokens for step in records for row in step.rows))
+        seconds.append(sum(step.seconds for step in records))
+    prefill, *decodes = [step.seconds for step in records]
     decode = statistics.median(decodes) if decodes else math.nan
     return Outcome(
         [positions[0] / positions[1], seconds[0] / seconds[1]],
@@ -169,11 +173,12 @@ def passes(slots: int = 4, each: int = 2, tokens: int = 1000) -> Outcome:
 
     counts, kinds = [], ((stage03_kvcache, {"sort_by_length": False}), (stage04_continuous, {}))
     for stage, options in kinds:
-        llm = stage.LLM("tinytales", device="cpu", max_num_seqs=slots, trace=True, **options)
+        llm = stage.LLM("tinytales", device="cpu", max_num_seqs=slots, **options)
+        records = trace(llm).records
         outputs = llm.generate(*tales(stage.SamplingParams, tokens, each))
         counts.append(llm.stats.num_forwards)
     lengths = [len(output.outputs[0].token_ids) for output in outputs]
-    seen = [(row.request_id, number) for number, step in enumerate(llm.trace, start=1) for row in step.rows]
+    seen = [(row.request_id, number) for number, step in enumerate(records, start=1) for row in step.rows]
     began = dict(reversed(seen))  # the first pass of each
     first = [began[output.request_id] for output in outputs]
     last = max(range(len(outputs)), key=lambda i: first[i] + lengths[i])
@@ -207,13 +212,14 @@ def crowd(
     all of its tokens, so it does not matter which: the weights may be random."""
     from stage05_paged import LLM, SamplingParams
 
-    llm = LLM(model, load_format="dummy", device="cpu", num_blocks=blocks, max_num_seqs=slots, trace=True)
+    llm = LLM(model, load_format="dummy", device="cpu", num_blocks=blocks, max_num_seqs=slots)
+    records = trace(llm).records
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     llm.generate(prompts_of(requests, prompt), params)
     stats, size = llm.stats, llm.engine.config.block_size
     whole = math.ceil((prompt + tokens - 1) / size)  # the last token is never computed
     again = stats.num_tokens_computed - requests * (prompt + tokens - 1)
-    peak, times = max(len(step.rows) for step in llm.trace), stats.num_preemptions
+    peak, times = max(len(step.rows) for step in records), stats.num_preemptions
     then = (
         f"Then all grow, and the blocks run out. The latest is preempted: it gives its blocks back, waits, and is "
         f"computed again. That happened {times} times, and {again:,} of {stats.num_tokens_computed:,} places were "
@@ -244,7 +250,7 @@ def packed(model: str = "gpt2", tokens: int = 16, read: int = 1 << 26) -> Outcom
     from stage06_fast.support.openmp import WAITS_BRIEFLY
 
     llm = LLM(model, load_format="dummy", device="cpu", dtype="float32", max_num_seqs=1, num_blocks=8,
-              disable=["linear"], trace=True)  # fmt: skip
+              disable=["linear"])  # fmt: skip
     runner, size = llm.engine.runner, model_bytes(llm)
     if runner.attention_backend != "c":
         raise ValueError("stage 6's kernels need a C compiler, and there is none; install gcc or clang and come back")
@@ -265,10 +271,10 @@ def decode_seconds(llm: Any, tokens: int) -> float:
     from stage06_fast import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=1 + tokens, ignore_eos=True)
-    for _ in range(2):
-        llm.trace.clear()
+    llm.generate(prompts_of(1, 8), params)
+    with trace(llm) as traced:
         llm.generate(prompts_of(1, 8), params)
-    return statistics.median(step.seconds for step in llm.trace if step.rows[0].phase == "decode")
+    return statistics.median(step.seconds for step in traced.records if step.rows[0].phase == "decode")
 
 
 def why_packed(size: int, least: float, plain: float, fast: float, packing: float) -> list[str]:
@@ -334,10 +340,11 @@ def guessed(
     params = [SamplingParams(seed=300 + i, **how) for i in range(len(prompts))]
     passes, shares, texts = [], [], []
     for alike in (True, False):
-        llm = LLM("tinytales", device="cpu", max_num_seqs=1, speculate=drafter, num_drafts=guesses, trace=True)
+        llm = LLM("tinytales", device="cpu", max_num_seqs=1, speculate=drafter, num_drafts=guesses)
+        records = trace(llm).records
         with contextlib.nullcontext() if alike else own_numbers():
             outputs = llm.generate(prompts, params)
-        rows = [row for step in llm.trace for row in step.rows]
+        rows = [row for step in records for row in step.rows]
         right = sum(row.num_accepted for row in rows)
         tried = right + sum(row.num_accepted < len(row.drafts) for row in rows)  # those behind a wrong one are not
         passes.append(llm.stats.num_forwards)
@@ -391,7 +398,7 @@ def quartered(model: str = "gpt2", dtype: str = "float32", requests: int = 32, t
     for count in (1, requests):
         for weights in ("as-is", "int8"):
             llm = LLM(model, load_format="dummy", device="cpu", dtype=dtype, weights=weights, speculate="off",
-                      max_num_seqs=count, num_blocks=4 * count, trace=True)  # fmt: skip
+                      max_num_seqs=count, num_blocks=4 * count)  # fmt: skip
             if llm.engine.runner.attention_backend != "c":
                 raise ValueError("stage 8's kernels need a C compiler, and there is none; install gcc or clang")
             times[count, weights] = step_seconds(llm, count, tokens)
@@ -421,10 +428,10 @@ def step_seconds(llm: Any, count: int, tokens: int) -> float:
     from stage08_int8 import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=1 + tokens, ignore_eos=True)
-    for _ in range(2):
-        llm.trace.clear()
+    llm.generate(prompts_of(count, 8), params)
+    with trace(llm) as traced:
         llm.generate(prompts_of(count, 8), params)
-    steps = [step for step in llm.trace if all(row.phase == "decode" for row in step.rows)]
+    steps = [step for step in traced.records if all(row.phase == "decode" for row in step.rows)]
     return statistics.median(step.seconds for step in steps if len(step.rows) == count)
 
 

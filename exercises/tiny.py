@@ -32,11 +32,11 @@ class Counted(NamedTuple):
     padding: int
 
 
-def tiny_engine(stage: Stage, n_positions: int = 64, **arguments):
-    """The engine of a stage, on a CPU, with random weights that need no file."""
+def tiny_engine(stage: Stage, n_positions: int = 64, make: str = "LLM", **arguments):
+    """The engine of a stage, on a CPU, with random weights that need no file. make: the method that makes it."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps({**SIZES, "n_positions": n_positions}))
-        return stage.LLM(folder, load_format="dummy", device="cpu", **arguments)
+        return getattr(stage, make)(folder, load_format="dummy", device="cpu", **arguments)
 
 
 @functools.cache

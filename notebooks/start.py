@@ -12,6 +12,7 @@ if not any(importlib.metadata.distributions(name="stagewise")):
 os.chdir(ROOT)
 sys.path.insert(0, str(ROOT))  # a package installed a moment ago is not on the path yet
 
+import stagewise  # noqa: E402
 from bench import plots, workloads  # noqa: E402, F401 (the notebooks take them from here)
 from tools.engines import STAGES  # noqa: E402
 
@@ -19,13 +20,13 @@ QUICK = os.environ.get("STAGEWISE_QUICK") == "1"  # the tests run the same cells
 
 
 def run(number, workload, model="tinytales", **arguments):
-    """The requests of a workload through a stage: the engine, with its trace and counters."""
+    """The requests of a workload through a stage: the engine, with its counters, and its records of a trace."""
     stage = STAGES[number - 1]
     load_format = "dummy" if model == "gpt2" else "auto"  # gpt2's sizes with random weights: nothing to download
-    llm = stage.LLM(model, load_format=load_format, trace=True, **arguments)
+    llm = stage.LLM(model, load_format=load_format, **arguments)
     llm.generate([[1, 2, 3]], stage.SamplingParams(max_tokens=2))  # warm up
     llm.stats = type(llm.stats)()
-    llm.trace.clear()
+    llm.trace = stagewise.trace(llm).records
     params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in workload]
     for _ in llm.stream([prompt for prompt, _ in workload], params):  # in their order; generate plans another
         pass

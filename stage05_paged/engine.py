@@ -93,6 +93,8 @@ class Engine:
         self.scheduler.clear()
         for completion in [completion for request in requests for completion in request.group]:
             completion.wait()
+            if not completion.output_token_ids:  # as if it had not been admitted yet
+                completion.first_scheduled_time, completion.num_cached_tokens = None, 0
             first = completion.group[0]  # the others wait for its first token
             if not completion.finished and (completion is first or first.output_token_ids or first.finished):
                 self.scheduler.add(completion)

@@ -154,6 +154,9 @@ class BeamEngine:
             while (self.waiting or self.active) and self.cancelled is not searches:
                 self.step()
                 self.active = [search for search in self.active if not search.done]
+        except BaseException:
+            self.block_manager.clear()  # what the step was to compute is not there: nobody may find it
+            raise
         finally:  # of searches that are not done
             for beam in [beam for search in self.active for beam in search.beams]:
                 if beam in self.block_manager.holders:

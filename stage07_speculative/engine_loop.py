@@ -45,7 +45,7 @@ class EngineLoop:
         max_queue_size: completions that may wait, in addition to `max_num_seqs`; None is no limit.
 
     Attributes:
-        waiters: the unfinished requests, each with the function that gets its news. It is the engine's thread's.
+        waiters: unfinished requests, each with the function that gets its news; only the engine's thread touches it.
 
     Raises:
         What make_engine raises; RuntimeError in a fork of a process that has an engine.
@@ -71,10 +71,8 @@ class EngineLoop:
     # --- Any thread may call these ----------------------------------------------------------------------------------
 
     def run(self, requests: Iterable[Request], news: Callable[[list[Request]], list[Any]]) -> Iterator[Any]:
-        """Submit requests, and wait until all have ended; yields the items of `news`, which is called in the engine's
-        thread after each step, with those of them that made progress. What has not ended when the caller leaves is
-        aborted.
-        """
+        """Submit requests, and wait until all have ended. After each step `news` is called, in the engine's thread,
+        with those that made progress; this yields its items. What has not ended when the caller leaves is aborted."""
         unfinished, answers = dict.fromkeys(requests), queue.SimpleQueue()
         del requests  # a result is for its receiver to keep: it may be large
 
@@ -163,14 +161,14 @@ class EngineLoop:
         del make_engine, made
         try:
             with torch.inference_mode():
-                while self._obey():
+                while self._run_commands():
                     self._step()
-        except BaseException as error:  # a defect of this file; even so no caller may wait forever
+        except BaseException as error:  # a defect of this file, and even then no caller may wait forever
             self.closing = True
             self._give_up(error)
             raise
 
-    def _obey(self) -> bool:
+    def _run_commands(self) -> bool:
         """Run the commands that have come. With no request to work on, sleep until one comes; False: closed."""
         while True:
             if self.commands.empty():

@@ -1,13 +1,10 @@
 """The engine: the loop that turns prompts into completions. A step may give a request several tokens."""
 
-import functools
-import gc
 from typing import Any
 
 from .batch import Batch
 from .block_manager import BlockManager
 from .config import EngineConfig
-from .fast_model import enabled
 from .model import ModelConfig
 from .request import Request
 from .runner import Runner
@@ -32,8 +29,6 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig):
-        if "freeze" in enabled(config.disable):
-            freeze_garbage_collector()
         self.config, self.checkpoint, self.stats = config, Checkpoint(config), Stats()
         self.model_config, self.tokenizer = ModelConfig(**self.checkpoint.sizes), self.checkpoint.tokenizer
         self.max_model_len = pick_max_model_len(config.max_model_len, self.model_config.n_positions)
@@ -115,6 +110,8 @@ class Engine:
         self.scheduler.clear()
         for completion in [completion for request in requests for completion in request.group]:
             completion.wait()
+            if not completion.output_token_ids:  # as if it had not been admitted yet
+                completion.first_scheduled_time, completion.num_cached_tokens = None, 0
             first = completion.group[0]  # the others wait for its first token
             if not completion.finished and (completion is first or first.output_token_ids or first.finished):
                 self.scheduler.add(completion)
@@ -145,11 +142,3 @@ class Engine:
             raise ValueError(
                 f"priority {request.priority} needs the policy 'priority', this engine's is {self.config.policy!r}"
             )
-
-
-@functools.cache  # once
-def freeze_garbage_collector() -> None:
-    """Let the garbage collector leave alone what is there now: some 170,000 objects of torch and others, which it
-    would look through again every few hundred steps, 40 ms each time."""
-    gc.collect()
-    gc.freeze()

@@ -1,8 +1,7 @@
 """The model again, by the kernels: the same function as `GPT2.forward`, at the machine's speed.
 
-model.py says what is computed, and is how it is computed where the kernels are not (no compiler, CUDA). Here
-its weights are packed for the kernels, once, and a step is one call of C. What each optimization is, and what it gains,
-is in the README; every one can be turned off.
+model.py says what is computed, and runs where the kernels can't (no compiler, CUDA). Here its weights are packed for
+the kernels, once, and a step is one call of C. The README says what each optimization is and gains.
 """
 
 # pyright: reportInvalidTypeForm=false
@@ -22,39 +21,31 @@ from .model import GPT2
 from .quantize import Int8Linear
 from .support.memory import Arena
 
-# What can be turned off (`LLM(disable=...)`), each with what it needs to be on.
-OPTIMIZATIONS: dict[str, tuple[str, ...]] = {
-    "linear": (),  # a kernel of our own for linear layers, on packed weights; without it torch multiplies
-    "fusion": ("linear",),  # bias, GELU and residual where the product is still in the cache; else passes of their own
-    "tiles": ("linear",),  # AMX; else vectors
-    "split": ("linear", "tiles"),  # float32 as two bfloat16s, for the tiles; else vectors
-    "prefill": (),  # attention of prompts as matrix products; else a few queries at a time
-    "last_layer": ("linear",),  # only tokens whose logits are asked for go through all of it; else every token
-    "one_call": ("linear",),  # a step is one call of C; else one per kernel
-    "pages": (),  # weights and KV cache in pages of 2 MB, where the system has them; else of 4 KB
-    "prefault": (),  # the memory of the KV cache is there from the start; else the system gives it within the steps
-    "freeze": (),  # the garbage collector leaves alone what was there before the engine
-    "argmax": (),  # the best token of a row by a kernel of our own; else by torch
+# What can be turned off (`LLM(disable=...)`).
+OPTIMIZATIONS = {
+    "linear": "linear layers by kernels, on packed weights; else by torch",
+    "tiles": "AMX, in float32 with each number as two bfloat16s; else vectors",
+    "prefill": "attention of prompts as matrix products; else a few queries at a time",
+    "pages": "weights and KV cache in pages of 2 MB, where the system has them; else of 4 KB",
 }
 
 
 def enabled(disable: Sequence[str]) -> frozenset[str]:
-    """The optimizations that are on: not disabled, nor is what they need. Raises ValueError for an unknown name."""
+    """The optimizations that are on. Raises ValueError for an unknown name."""
     if isinstance(disable, str):
         raise ValueError(f"disable must be a list of names, got {disable!r}")
     for name in disable:
         if name not in OPTIMIZATIONS:
             raise ValueError(f"disable: there is no optimization {name!r}; there are {', '.join(OPTIMIZATIONS)}")
-    off = set(disable)
-    return frozenset(name for name, needs in OPTIMIZATIONS.items() if name not in off and not off & set(needs))
+    return frozenset(OPTIMIZATIONS) - frozenset(disable)
 
 
 def pick_kind(dtype: torch.dtype, on: frozenset[str]) -> str:
     """How to multiply weights of this type (kernels/product.c): the first of tiles, dots and vectors that the CPU has
-    and that is on. Nothing else may decide, or the bits would depend on it. float16 is widened to float32: few CPUs
-    compute with it."""
+    and that is on. Nothing else may decide, or bits would depend on it. float16 is widened to float32: few CPUs compute
+    with it."""
     if dtype != torch.bfloat16:
-        return "tiles_split" if "split" in on and c.has_kind("tiles_split") else "fma_float32"
+        return "tiles_split" if "tiles" in on and c.has_kind("tiles_split") else "fma_float32"
     kinds = ["tiles_bfloat16"] * ("tiles" in on) + ["dot_bfloat16"]
     return next(filter(c.has_kind, kinds), "fma_bfloat16")
 
@@ -65,7 +56,7 @@ def pick_int8_kind(on: frozenset[str]) -> str:
 
 
 def pick_model(model: GPT2, on: frozenset[str]) -> nn.Module:
-    """What runs the steps: the kernels if they are on, else torch."""
+    """The model that runs the steps: by the kernels if they are on, else by torch."""
     if "linear" not in on:
         return model
     int8 = isinstance(model.wte, Int8Linear)
@@ -73,8 +64,8 @@ def pick_model(model: GPT2, on: frozenset[str]) -> nn.Module:
 
 
 def rows(num_tokens: int, width: int, format: int, owner: list[Tensor]) -> c.Rows:
-    """Memory for activations, zero where nobody writes, which becomes the owner's. A row is 64 bytes longer than its
-    numbers, or rows of 4,096 bytes would all fall into the same few places of the CPU's cache."""
+    """Memory for activations, kept alive by `owner`, with zeros where nothing is written. A row is 64 bytes longer than
+    its numbers, because rows of 4,096 bytes would compete for the same few places of the CPU's cache."""
     stride = c.round_up(width, 64) * c.SIZES[format] + 64
     planes = torch.zeros(2 if format == c.SPLIT else 1, num_tokens * stride, dtype=torch.uint8, device="cpu")
     owner.append(planes)
@@ -82,12 +73,12 @@ def rows(num_tokens: int, width: int, format: int, owner: list[Tensor]) -> c.Row
 
 
 class FastGPT2(nn.Module):
-    """The kernels' GPT-2. It takes the weights of a loaded `GPT2`, whose linear layers are empty afterwards.
+    """The kernels' GPT-2. It takes the weights of a loaded `GPT2`, and leaves its linear layers empty.
 
     Args:
         model: on the CPU.
-        on: the optimizations, of `enabled`.
-        kind: how to multiply, of `pick_kind`.
+        on: the optimizations, from `enabled`.
+        kind: how to multiply, from `pick_kind`.
     """
 
     def __init__(self, model: GPT2, on: frozenset[str], kind: str):
@@ -96,7 +87,7 @@ class FastGPT2(nn.Module):
         self.library, self.on, self.kind = c.load_kernel(), on, kind
         dtype, int8 = model.wpe.weight.dtype, isinstance(model.wte, Int8Linear)
         self.attention_kind = c.attention_kind(dtype, "tiles" in on)
-        # These three are what C's structs point to, beside the caches.
+        # C's structs point to these three, and to the caches.
         self.arena = Arena() if "pages" in on else None
         self.weights: list[Tensor] = []
         self.activations: list[Tensor] = []
@@ -108,37 +99,37 @@ class FastGPT2(nn.Module):
             format=c.DTYPES[dtype],
             epsilon=model.config.layer_norm_epsilon,
             # A step reads a row per token of these: they may stay where they are. In int8 the head has the first one.
-            wte=None if int8 else self.refer(wte, dtype),
-            wpe=self.refer(wpe, dtype),
+            wte=None if int8 else self.pointer(wte, dtype),
+            wpe=self.pointer(wpe, dtype),
             layers=self.layers,
-            ln_f_weight=self.keep(model.ln_f.weight.float()),
-            ln_f_bias=self.keep(model.ln_f.bias.float()),
+            ln_f_weight=self.copied(model.ln_f.weight.float()),
+            ln_f_bias=self.copied(model.ln_f.bias.float()),
             head=c.Linear(self.pack(wte), None, *reversed(wte.shape), c.KINDS[kind][0], self.padded(scales)),
         )
         if int8:
             model.wte.weight = None  # pyright: ignore[reportAttributeAccessIssue]
-        self.cache: KVCache | None = None  # the one that `caches` points into
-        self.num_tokens = 0  # what there is memory for
+        self.cache: KVCache | None = None  # where `caches` points to
+        self.num_tokens = 0  # as many as there is memory for
         self.logits = torch.empty(0, model.config.vocab_size, dtype=torch.float32, device="cpu")
 
-    def keep(self, tensor: Tensor) -> int:
-        """The address of a tensor, or of a copy of it in large pages, which lives as long as the model does."""
-        return self.arena.keep(tensor) if self.arena else self.refer(tensor)
+    def copied(self, tensor: Tensor) -> int:
+        """The address of a tensor, or of its copy in large pages; lives as long as the model."""
+        return self.arena.copy(tensor) if self.arena else self.pointer(tensor)
 
     def pack(self, weight: Tensor) -> int:
-        """The address of a matrix in panels, which live as long as the model does."""
-        panels = c.pack(weight, self.kind, self.arena.room if self.arena else None)
+        """The address of a matrix packed in panels, which live as long as the model."""
+        panels = c.pack(weight, self.kind, self.arena.alloc if self.arena else None)
         self.weights.append(panels)
         return c.address(panels, torch.uint8)
 
-    def refer(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
-        """The address of a tensor, which lives as long as the model does."""
+    def pointer(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
+        """The address of a tensor, which lives as long as the model."""
         self.weights.append(tensor.contiguous())
         return c.address(self.weights[-1], dtype)
 
     def layer(self, block: Any) -> c.Layer:
         norms = {
-            f"{name}_{part}": self.keep(getattr(getattr(block, name), part).float())
+            f"{name}_{part}": self.copied(getattr(getattr(block, name), part).float())
             for name in ("ln_1", "ln_2")
             for part in ("weight", "bias")
         }
@@ -147,7 +138,7 @@ class FastGPT2(nn.Module):
         return c.Layer(**norms, **dict(zip(names, map(self.linear, linears), strict=True)))
 
     def linear(self, module: nn.Linear | Int8Linear) -> c.Linear:
-        """A linear layer's weights, packed; the module gives up its own."""
+        """A linear layer with packed weights; the module loses its own."""
         out, scales = module.out_features, getattr(module, "scales", None)
         panels, bias = self.pack(module.weight), self.padded(module.bias)
         module.weight = None  # pyright: ignore[reportAttributeAccessIssue]
@@ -155,10 +146,10 @@ class FastGPT2(nn.Module):
 
     def padded(self, numbers: Tensor | None) -> int | None:
         """The address of a layer's numbers, one for each output, filled up to whole panels."""
-        return None if numbers is None else self.keep(F.pad(numbers.float(), (0, -len(numbers) % 32)))
+        return None if numbers is None else self.copied(F.pad(numbers.float(), (0, -len(numbers) % 32)))
 
     def prepare(self, cache: KVCache, num_tokens: int, num_rows: int) -> None:
-        """Have the addresses of this cache, and memory for a step of so many tokens and rows of logits."""
+        """Point to this cache, and make the workspace and the logits large enough."""
         config = self.config
         if cache is not self.cache:
             self.cache, self.caches = cache, (c.Cache * config.n_layer)(*map(c.cache_struct, cache.keys, cache.values))
@@ -167,19 +158,17 @@ class FastGPT2(nn.Module):
             operand = c.KINDS[self.kind][1]  # the format that the products want
             int8 = self.kind.endswith("int8")
             numbers = c.DTYPES[torch.float32] if int8 else operand  # which are rounded before each product
-            sizes = (width, max(3 * width, config.n_inner))
-            x, scratch = (torch.empty(n, size, dtype=torch.float32, device="cpu") for size in sizes)
-            activations = [x, scratch]
+            x = torch.empty(n, width, dtype=torch.float32, device="cpu")
+            activations = [x]
             workspace = c.Workspace(
                 x=c.address(x, torch.float32),
-                scratch=c.address(scratch, torch.float32),
                 normed=rows(n, width, numbers, activations),
                 qkv=rows(n, 3 * width, self.model.format, activations),
                 attended=rows(n, width, numbers, activations),
                 inner=rows(n, config.n_inner, numbers, activations),
                 integers=rows(n if int8 else 0, max(width, config.n_inner), operand, activations),
             )
-            # All or nothing: with less memory than there should be, the old workspace still has its own.
+            # All or nothing: if memory runs out before this line, the old workspace still has its own.
             self.num_tokens, self.activations, self.workspace = n, activations, workspace
         if num_rows > len(self.logits):
             self.logits = torch.empty(num_rows, config.vocab_size, dtype=torch.float32, device="cpu")
@@ -199,55 +188,7 @@ class FastGPT2(nn.Module):
             batch.last,
         )
         c_step = c.Step(*(c.address(tensor, torch.int64) for tensor in tensors), *sizes)
-        logits, threads = self.logits[:num_rows], torch.get_num_threads()
-        if "one_call" in self.on:
-            switches = ("prefill" in self.on, "fusion" in self.on, "last_layer" in self.on)
-            out = c.address(logits, torch.float32)
-            kind = self.attention_kind
-            self.library.forward(self.model, self.workspace, self.caches, c_step, out, kind, *switches, threads)
-        else:
-            self.kernel_by_kernel(c_step, logits, threads)
+        logits = self.logits[:num_rows]
+        how = self.attention_kind, "prefill" in self.on, torch.get_num_threads()
+        self.library.forward(self.model, self.workspace, self.caches, c_step, c.address(logits, torch.float32), *how)
         return logits
-
-    def kernel_by_kernel(self, step: c.Step, logits: Tensor, threads: int) -> None:
-        """forward.c in Python."""
-        lib, model, w, n, width = self.library, self.model, self.workspace, step.num_tokens, self.config.n_embd
-        fused = "fusion" in self.on
-
-        def whole(layer: c.Linear, rows: c.Rows, count: int) -> c.Rows:
-            if not layer.scales:
-                return rows
-            lib.quantize(w.integers, rows, count, layer.in_, threads)
-            return w.integers
-
-        def linear(layer: c.Linear, rows: c.Rows, count: int, then: int, out: int | None, to: c.Rows | None) -> None:
-            rows = whole(layer, rows, count)
-            if fused:
-                lib.linear(layer, rows, count, then, out, to, None, threads)
-            else:
-                lib.linear_in_passes(layer, rows, count, then, out, to, None, w.scratch, threads)
-
-        def norm(x: int, which: int | None, count: int, weight: int, bias: int) -> None:
-            lib.layer_norm(w.normed, x, which, count, width, weight, bias, model.epsilon, threads)
-
-        if model.wte:
-            lib.embed(w.x, model.wte, model.wpe, model.format, step.token_ids, step.positions, n, width, threads)
-        else:
-            lib.embed_int8(w.x, model.head, model.wpe, model.format, step.token_ids, step.positions, n, threads)
-        for i, (layer, cache) in enumerate(zip(self.layers, self.caches, strict=True), start=1):
-            norm(w.x, None, n, layer.ln_1_weight, layer.ln_1_bias)
-            linear(layer.c_attn, w.normed, n, c.TO_ROWS, None, w.qkv)
-            lib.write_kv(cache, w.qkv, step, threads)
-            if "last_layer" in self.on and i == len(self.layers) and step.num_last < n:
-                starts, kept = torch.empty(step.num_seqs + 1, dtype=torch.int64, device="cpu"), c.Step()
-                lib.keep_last(w, width, step, c.address(starts, torch.int64), kept)
-                step, n = kept, kept.num_tokens
-            lib.paged_attention(w.attended, w.qkv, cache, step, self.attention_kind, "prefill" in self.on, threads)
-            linear(layer.attn_c_proj, w.attended, n, c.ADD, w.x, None)
-            norm(w.x, None, n, layer.ln_2_weight, layer.ln_2_bias)
-            linear(layer.c_fc, w.normed, n, c.GELU, None, w.inner)
-            linear(layer.mlp_c_proj, w.inner, n, c.ADD, w.x, None)
-        norm(w.x, step.last, step.num_last, model.ln_f_weight, model.ln_f_bias)
-        out = c.address(logits, torch.float32)
-        normed = whole(model.head, w.normed, step.num_last)
-        lib.linear(model.head, normed, step.num_last, c.STORE, out, None, None, threads)

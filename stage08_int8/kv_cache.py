@@ -21,8 +21,7 @@ PREFAULT = 128 << 20  # numbers of it that have their memory from the start: tho
 
 class KVCache:
     """Room for the keys and values of `num_blocks` blocks, allocated once, written in place. Owned by the runner.
-    `paged_attention` is the function that reads it; with `pages` (on a CPU) its memory is in large pages, with
-    `prefault` that of the first blocks, which are the first to be taken, is there from the start."""
+    `paged_attention` is the function that reads it; with `large_pages` (on a CPU) its memory is in pages of 2 MB."""
 
     def __init__(
         self,
@@ -34,20 +33,18 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         paged_attention: PagedAttention,
-        pages: bool = False,
-        prefault: bool = False,
+        large_pages: bool = False,
     ):
         self.block_size, self.paged_attention = block_size, paged_attention
         # Nothing is read before it is written, so it need not be zero. A block's keys are transposed: see attention.py.
-        make = memory.empty if pages else functools.partial(torch.empty, device=device)
+        make = memory.empty if large_pages else functools.partial(torch.empty, device=device)
         self.keys = make((n_layer, num_blocks, n_head, head_dim, block_size), dtype=dtype)
         self.values = make((n_layer, num_blocks, n_head, block_size, head_dim), dtype=dtype)
-        if prefault:
-            # The system gives memory when it is first touched: do that now, not within a step, as far as most runs
-            # need it. A pool may be far larger than what is ever in use.
-            first = PREFAULT // (2 * self.keys[:, 0].numel())
-            self.keys[:, :first].zero_()
-            self.values[:, :first].zero_()
+        # The system gives memory when it is first touched: touch now what most runs need, not within a step. The
+        # first blocks are the first to be taken, and a pool may be far larger than what is ever used.
+        first = PREFAULT // (2 * self.keys[:, 0].numel())
+        self.keys[:, :first].zero_()
+        self.values[:, :first].zero_()
 
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """Put a layer's keys and values of new tokens where they belong.

@@ -58,11 +58,11 @@ class Runner:
         self.num_blocks = self._pick_num_blocks(config, max_model_len, KVCache(model_config.n_layer, 1, *sizes))
         self.kv_cache_bytes = self.num_blocks * config.block_size * self.bytes_per_token
         check_cache_bytes(self.kv_cache_bytes, self.device)
-        how = {"pages": "pages" in on and self.device.type == "cpu", "prefault": "prefault" in on}
-        self.cache = KVCache(model_config.n_layer, self.num_blocks, *sizes, **how)
+        large_pages = "pages" in on and self.device.type == "cpu"
+        self.cache = KVCache(model_config.n_layer, self.num_blocks, *sizes, large_pages)
         if self.attention_backend == "c":
             self.model = pick_model(self.model, on)
-        self.argmax = c_kernel.argmax if "argmax" in on and self.attention_backend == "c" else None
+        self.argmax = c_kernel.argmax if self.attention_backend == "c" else None
         # The kernels' threads can share their cores with other programs (kernels/team.h) if OpenMP's wait briefly;
         # torch's own operations can't.
         self.waits_briefly = WAITS_BRIEFLY and isinstance(self.model, FastGPT2)

@@ -170,7 +170,7 @@ class Recorder:
         self.paged = hasattr(llm.engine, "block_manager")
         self._listeners: list[tuple[Listener, bool]] = []
         self._undo: list[Callable[[], None]] = []
-        self._num_steps, self._rests = 0, True
+        self._num_steps, self._rests, self._searches = 0, True, False
         self._clear()
 
     @property
@@ -215,6 +215,7 @@ class Recorder:
             self._emit_of(engine.block_manager)
         if (beams := self._beams()) is not None:
             around += [(beams, name) for name in ("step", "schedule", "commit")]
+            self._undo.append(wrap(beams, "run", self.search))
         if hasattr(engine, "speculator"):
             around += [(engine.speculator, "draft"), (engine.speculator, "learn"), (engine, "verify")]
         for owner, name in around:
@@ -255,6 +256,24 @@ class Recorder:
             self.emit("finished", completion, reason="abort")
         self._events += released
         self._rest()
+
+    def search(self, run: Callable, searches: list[Any]) -> None:
+        """Beam searches, from their prompts to their ends; those that nobody wants any more are aborted. After an error
+        all that wait start over, and the searches are gone."""
+        self._searches = True
+        self.queued([search.request for search in searches])
+        try:
+            run(searches)
+        except BaseException:
+            self.emit("restarted")
+            self.queued(dict.fromkeys(request.group[0] for *_, request in self.engine.scheduler.waiting))
+            raise
+        else:
+            for beam in [beam for search in searches if not search.done for beam in search.beams]:
+                self.emit("finished", beam, reason="abort")
+        finally:
+            self._searches = False
+            self._rest()
 
     def restart(self, restart: Callable, requests: list[Any]) -> None:
         restart(requests)
@@ -351,7 +370,7 @@ class Recorder:
         """If nothing is left to do, a record without rows, for those that want one: it shows that all have left, and
         that their memory is free."""
         scheduler = getattr(self.engine, "scheduler", None)
-        if self._rests or scheduler is None or scheduler.running or scheduler.waiting:
+        if self._rests or self._searches or scheduler is None or scheduler.running or scheduler.waiting:
             return
         if any(at_rest for _, at_rest in self._listeners):
             self._rests = True

@@ -71,6 +71,11 @@ def stages_that_change(*names: str) -> list[Stage]:
     return [stage for stage in STAGES if {listed[stage.directory].get(name) for name in names} & {"new", "changed"}]
 
 
+def unfinished(llm) -> list:
+    """The unfinished requests of an engine that has a thread, once it has done what it was told so far."""
+    return llm.loop.call(lambda: list(llm.loop.waiters))
+
+
 EOS = 50256
 
 

@@ -16,6 +16,7 @@ from bench.workloads import make_workload
 from stage05_paged.block_manager import BlockManager
 from stage05_paged.scheduler import AHEAD, POLICIES, Scheduler
 from tests.adapter import ROOT, STAGES, random_prompts
+from tools.engines import traced
 
 SIZE = 4  # tokens in a block
 
@@ -26,11 +27,11 @@ class Run:
     def __init__(self, num_blocks, policy="fcfs", at_once=64, caching=False):
         manager = BlockManager(num_blocks, SIZE, enable_prefix_caching=caching, watermark=0.0)
         self.scheduler = Scheduler(manager, at_once, 10_000, policy)
-        self.scheduler.tell = self.tell
+        self.scheduler.emit = self.emit
         self.admitted, self.preempted, self.refused, self.step, self.number = {}, [], [], 0, 0
         self.live = []
 
-    def tell(self, kind, request=None, **details):
+    def emit(self, kind, request=None, **details):
         if kind == "admitted":
             self.admitted.setdefault(request, self.step)
         elif kind == "preempted":
@@ -259,9 +260,7 @@ def test_the_tokens_are_the_same(stage, policy, small_checkpoint):
     ]
     roomy = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=32)
     expected = [[c.token_ids for c in output.outputs] for output in roomy.generate(prompts, params)]
-    llm = stage.LLM(
-        small_checkpoint, device="cpu", block_size=4, num_blocks=16, max_num_seqs=16, policy=policy, trace=True
-    )
+    llm = traced(stage.stepper(small_checkpoint, block_size=4, num_blocks=16, max_num_seqs=16, policy=policy))
     finished, waiting = {}, list(enumerate(prompts))
     while waiting or llm.has_unfinished_requests():  # they come one by one, in every second step
         if waiting and llm.stats.num_forwards >= 2 * waiting[0][0]:

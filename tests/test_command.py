@@ -67,6 +67,7 @@ def test_every_command_tells_what_is_wrong(run_here, tmp_path):
         ),
         (("run", "--stage", 6, "--num-drafts", 2), "run: error: unrecognized arguments: --num-drafts 2; --num-drafts"),
         (("run", "--prompts", "a", "--top-p", 2), "run: error: top_p must be"),
+        (("convert", "nonesuch", tmp_path / "new"), "convert: error: there is no file or directory nonesuch"),
         (("batch", "--prompts", "a"), "batch: error: give --input and --output"),
         (("batch", "--input", "a"), "batch: error: a batch file needs both --input and --output"),
         (("replay", tmp_path / "none", "-o", tmp_path / "page.html"), "replay: error: "),

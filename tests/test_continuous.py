@@ -4,10 +4,12 @@ import ast
 import json
 import math
 import random
+import time
 
 import pytest
 
-from tests.adapter import ROOT, STAGES, random_prompts
+from tests.adapter import ROOT, STAGES, random_prompts, unfinished
+from tools.engines import traced
 
 CONTINUOUS = [stage for stage in STAGES if stage.number >= 4]
 
@@ -58,18 +60,16 @@ def test_arrivals_and_aborts_at_random_steps(stage, small_checkpoint, answers, p
     """Whatever policy, budget and company: those that finish say what they say alone, and all end exactly once."""
     prompts, params = workload(stage, 24)
     rng = random.Random(f"{policy} {budget}")
-    llm = stage.LLM(
-        small_checkpoint, device="cpu", max_num_seqs=4, max_num_batched_tokens=budget, policy=policy,
-        enable_chunked_prefill=chunked, trace=True,
-    )  # fmt: skip
+    options = dict(max_num_seqs=4, max_num_batched_tokens=budget, policy=policy, enable_chunked_prefill=chunked)
+    llm = traced(stage.stepper(small_checkpoint, **options))
     arriving, finished, aborted = list(range(24)), {}, set()
     while arriving or llm.has_unfinished_requests():
         while arriving and rng.random() < 0.3:
             i = arriving.pop(0)
             priority = rng.randrange(3) if policy == "priority" else 0
             llm.add_request(f"r{i}", prompts[i], params[i], priority=priority)
-        if rng.random() < 0.03 and llm._router.unfinished:
-            victim = rng.choice(sorted(request.request_id for request in llm._router.unfinished))
+        if rng.random() < 0.03 and llm.unfinished:
+            victim = rng.choice(sorted(llm.unfinished))
             llm.abort_request(victim)
             aborted.add(int(victim[1:]))
         for output in llm.step():
@@ -94,7 +94,7 @@ def test_a_thousand_requests_through_eight_slots(stage, small_checkpoint):
     assert llm.stats.num_requests == 1000
     assert llm.stats.num_output_tokens == sum(len(output.outputs[0].token_ids) for output in outputs)
     check(llm)
-    assert not llm.has_unfinished_requests()
+    assert not unfinished(llm)
     some = random.Random(0).sample(range(1000), 20)
     alone = STAGES[0].engine(small_checkpoint).generate([prompts[i] for i in some], workload_params(some))
     assert [outputs[i].outputs[0].token_ids for i in some] == [output.outputs[0].token_ids for output in alone]
@@ -109,7 +109,7 @@ def workload_params(indices):
 
 
 def run_steps(stage, small_checkpoint, prompts, max_tokens, **arguments):
-    llm = stage.LLM(small_checkpoint, device="cpu", trace=True, **stage.one_by_one, **arguments)
+    llm = stage.traced(small_checkpoint, **stage.one_by_one, **arguments)
     params = [stage.SamplingParams(temperature=0, ignore_eos=True, max_tokens=n) for n in max_tokens]
     for _ in llm.stream(prompts, params):  # in this order; `generate` begins with the longest outputs
         pass
@@ -221,7 +221,7 @@ def test_the_shortest_policy_starves_nobody(stage, prompt_len):
 def test_priority_needs_its_policy(stage, small_checkpoint):
     with pytest.raises(ValueError, match="needs the policy 'priority'"):
         stage.engine(small_checkpoint).generate([[1]], priority=[3])
-    llm = stage.LLM(small_checkpoint, device="cpu", policy="priority", max_num_seqs=1, trace=True)
+    llm = stage.traced(small_checkpoint, policy="priority", max_num_seqs=1)
     llm.generate([[1], [2], [3]], stage.SamplingParams(max_tokens=1), priority=[2, 0, 1])
     assert [step.rows[0].request_id for step in llm.trace] == ["1", "2", "0"]
     with pytest.raises(ValueError, match="2 prompts but 1 priorities"):
@@ -245,7 +245,7 @@ def test_bad_arguments(stage, arguments, names):
 
 
 def test_add_step_abort(stage, small_checkpoint):
-    llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=1)
+    llm = stage.stepper(small_checkpoint, max_num_seqs=1)
     params = stage.SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     assert not llm.has_unfinished_requests()
     llm.add_request("a", [1, 2], params)
@@ -261,12 +261,6 @@ def test_add_step_abort(stage, small_checkpoint):
     assert outputs[-1][0].finished
     assert llm.step() == []
     assert not llm.has_unfinished_requests()
-    llm.add_request("c", [3, 4], params)  # and others may run its steps
-    llm.generate([[1, 2]], params)
-    assert llm.has_unfinished_requests()
-    (output,) = llm.step()
-    assert (output.request_id, output.finished, len(output.outputs[0].token_ids)) == ("c", True, 5)
-    assert not llm.has_unfinished_requests()
     llm.add_request("a", [1, 2], params)  # the id is free again
     llm.abort_request("a")
 
@@ -275,9 +269,9 @@ def test_a_stream_that_is_left_frees_its_slot(stage, small_checkpoint):
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
     events = llm.stream([[1, 2], [3]], stage.SamplingParams(max_tokens=40, ignore_eos=True))
     next(events)
-    assert llm.has_unfinished_requests()
+    assert unfinished(llm)
     events.close()
-    assert not llm.has_unfinished_requests()
+    assert not unfinished(llm)
     check(llm)
 
 
@@ -297,7 +291,7 @@ def test_two_callers_share_the_engine(stage, small_checkpoint):
 
 
 def test_what_ends_between_two_events_is_told_once(stage, small_checkpoint):
-    """While a stream is held up, another call runs the steps that end its requests."""
+    """While nobody reads a stream, its requests go on, and end."""
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=3)
     params = stage.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     (expected,) = llm.generate([[3, 4]], params)
@@ -318,7 +312,7 @@ def test_an_error_in_a_step_leaves_a_usable_engine(stage, small_checkpoint, monk
         patch.setattr(llm.engine.runner.model, "forward", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             llm.generate([[1], [2], [3]])
-    assert not llm.has_unfinished_requests()
+    assert not unfinished(llm)
     check(llm)
     assert len(llm.generate([[1]], stage.SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
 
@@ -328,8 +322,7 @@ def test_aborting_a_request_that_a_stream_waits_for(stage, small_checkpoint):
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
     events = llm.stream([[1, 2], [3, 4], [5]], stage.SamplingParams(max_tokens=6, ignore_eos=True))
     first = next(events)
-    llm.abort_request("0")
-    llm.abort_request("2")  # it still waits
+    llm.loop.abort([request for request in unfinished(llm) if request.request_id != "1"])  # the last still waits
     reasons = {event.index: event.finish_reason for event in [first, *events] if event.finish_reason}
     assert reasons == {0: "abort", 1: "length", 2: "abort"}
     check(llm)
@@ -337,27 +330,28 @@ def test_aborting_a_request_that_a_stream_waits_for(stage, small_checkpoint):
 
 @pytest.mark.parametrize("broken", ["sample", "add"])
 def test_a_step_that_fails_late_loses_no_slot(stage, small_checkpoint, monkeypatch, broken):
-    """Interrupted in the sampler or behind it: requests can go on, or be aborted, and every slot comes back."""
+    """In the sampler or after it: requests go on, or are aborted, and every slot comes back."""
+    where = stage.part("runner" if stage.number >= 6 else "engine")
+    target = where if broken == "sample" else stage.part("request").Request
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
-    target = (
-        stage.part("runner" if stage.number >= 6 else "engine") if broken == "sample" else stage.part("request").Request
-    )
     with monkeypatch.context() as patch:
         patch.setattr(target, broken, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             llm.generate([[1], [2], [3]])
-    assert not llm.has_unfinished_requests()
+    assert not unfinished(llm)
     check(llm)
-    llm.add_request("a", [1, 2], stage.SamplingParams(max_tokens=3, ignore_eos=True))
-    with monkeypatch.context() as patch:
-        patch.setattr(stage.part("runner" if stage.number >= 6 else "engine"), "sample", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            llm.step()
-    steps = 0
-    while llm.has_unfinished_requests():
-        llm.step()
-        steps += 1
-    assert steps == 3
+    (expected,) = llm.generate([[1, 2]], stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+    sample, calls = where.sample, []
+
+    def fails_once(*arguments):
+        calls.append(1)
+        return 1 / 0 if len(calls) == 2 else sample(*arguments)
+
+    monkeypatch.setattr(where, "sample", fails_once)
+    (output,) = llm.generate([[1, 2]], stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+    assert output.outputs == expected.outputs
+    assert len(calls) == 4
+    check(llm)
 
 
 def test_leaving_many_requests_is_quick(stage, small_checkpoint):
@@ -366,7 +360,7 @@ def test_leaving_many_requests_is_quick(stage, small_checkpoint):
     events = llm.stream([[1]] * 8_000, stage.SamplingParams(max_tokens=20, ignore_eos=True))
     next(events)
     events.close()
-    assert not llm.has_unfinished_requests()
+    assert not unfinished(llm)
     assert llm.engine.scheduler.waiting == []
     check(llm)
 
@@ -424,21 +418,25 @@ def test_closing_line_and_json(stage):
 
 
 def test_a_batch_file_is_written_as_requests_end(stage, tmp_path, monkeypatch):
-    """Each line is there before the next step, while its neighbours still run."""
+    """Each line is there while its neighbours still run: no step has to come first."""
     lengths = [3, 9, 5, 1, 7]
     lines = [{"prompt": "A fox", "sampling": {"max_tokens": n, "ignore_eos": True}} for n in lengths]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    written, router = [], stage.part("router").Router
-    original = router.advance
+    Engine, steps = stage.part("engine").Engine, []
+    step = Engine.step
 
     def spy(self):
-        written.append((tmp_path / "out.jsonl").read_text().count("\n"))
-        return original(self)
+        steps.append(1)
+        deadline = time.monotonic() + 30  # the lines are written by another thread
+        while (written := (tmp_path / "out.jsonl").read_text().count("\n")) != sum(n < len(steps) for n in lengths):
+            assert time.monotonic() < deadline, f"{written} lines before step {len(steps)}"
+            time.sleep(0.001)
+        return step(self)
 
-    monkeypatch.setattr(router, "advance", spy)
+    monkeypatch.setattr(Engine, "step", spy)
     status, *_ = stage.main("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--quiet")
     assert status == 0
-    assert written == [sum(n < step for n in lengths) for step in range(1, 10)]
+    assert len(steps) == 9
 
 
 def test_policy_is_plain_python(stage):
@@ -469,8 +467,8 @@ def test_the_longest_outputs_begin_first(stage, small_checkpoint):
     ]  # those that draw have no seed: they take one from their number
 
     def run(how):
-        options = dict(max_num_seqs=2, policy="priority", trace=True, **stage.one_by_one)
-        llm = stage.LLM(small_checkpoint, device="cpu", **options)
+        options = dict(max_num_seqs=2, policy="priority", **stage.one_by_one)
+        llm = stage.traced(small_checkpoint, **options)
         result = how(llm)
         began = {}
         for step in llm.trace:

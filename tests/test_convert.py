@@ -1,14 +1,19 @@
 """`stagewise convert`, and transformers as the judge: the tokens and logits of any directory that a stage reads are
 transformers'; what it does not read is refused in a line."""
 
+import contextlib
+import io
 import json
 import shutil
+import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AddedToken,
     AutoTokenizer,
+    GPT2ForSequenceClassification,
     GPT2LMHeadModel,
 )
 
@@ -16,7 +21,7 @@ from stagewise.convert import main
 from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
 
 LINEAR = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-JUDGED = pytest.mark.parametrize("stage", [STAGES[number - 1] for number in (1, 5, 8)], ids=lambda one: one.directory)
+JUDGED = [STAGES[number - 1] for number in (1, 5, 8)]
 
 
 class Trainer:
@@ -142,6 +147,73 @@ def test_training_checkpoints_that_are_refused(model, converted, tmp_path):
         path.write_bytes(content)
         status, said, _ = converted(path, *tanh)
         assert (status, says in said) == (2, True), said
+
+
+# --- Directories that only the command reads, or knows --------------------------------------------------------------
+
+
+def test_heads_and_shards_of_pickles(model, converted, tmp_path):
+    """A classifier's head is left out, as transformers leaves it out; shards of .bin become one file."""
+    classifier = GPT2ForSequenceClassification.from_pretrained(model, num_labels=3)
+    classifier.save_pretrained(tmp_path / "classifier")
+    with pytest.raises(
+        ValueError, match=r"unexpected score.weight, of another model or head, or quantized; `stagewise"
+    ):
+        STAGES[0].LLM(str(tmp_path / "classifier"), device="cpu")
+    status, said, directory = converted(tmp_path / "classifier")
+    assert (status, "left out, as transformers does: score.weight" in said) == (0, True), said
+    assert greedy(STAGES[0], directory) == greedy(STAGES[0], model)
+    shards, tensors = tmp_path / "shards", GPT2LMHeadModel.from_pretrained(model).state_dict()
+    shards.mkdir()
+    shutil.copy(model / "config.json", shards)
+    names = sorted(name for name in tensors if name != "lm_head.weight")
+    for file, part in (("a.bin", names[::2]), ("b.bin", names[1::2])):
+        torch.save({name: tensors[name] for name in part}, shards / file)
+    weight_map = {name: "ab"[number % 2] + ".bin" for number, name in enumerate(names)}
+    rewrite(shards / "pytorch_model.bin.index.json", weight_map=weight_map, metadata={})
+    with pytest.raises(ValueError, match=r"neither model.safetensors nor pytorch_model.bin; `stagewise"):
+        STAGES[0].LLM(str(shards), device="cpu")
+    status, said, directory = converted(shards)
+    assert status == 0, said
+    assert greedy(STAGES[0], directory) == greedy(STAGES[0], model)
+
+
+def test_directories_of_programs(model, converted, tmp_path, monkeypatch):
+    """A trainer's, the hub's cache, what Git LFS or a browser left, an output layer of its own, lost tensors."""
+    for name in ("checkpoint-500", "snapshots/0123"):
+        shutil.copytree(model, tmp_path / name.split("/")[0] / name)
+        status, said, _ = converted(tmp_path / name.split("/")[0])
+        assert (status, f"has no config.json: give {tmp_path / name.split('/')[0] / name}" in said) == (2, True), said
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "ckpt.pt").touch()
+    assert f"give {tmp_path / 'checkpoints' / 'ckpt.pt'}" in converted(tmp_path / "checkpoints")[1]
+    broken = shutil.copytree(model, tmp_path / "broken")
+    for content, says in (
+        (b"version https://git-lfs.github", "fetch that with `git lfs pull`"),
+        (b"<html>", "web page"),
+    ):
+        (broken / "model.safetensors").write_bytes(content)
+        status, said, _ = converted(broken)
+        assert (status, says in said, "model.safetensors" in said) == (2, True, True), said
+    tensors = load_file(model / "model.safetensors")
+    for change, says in (
+        ({"lm_head.weight": torch.ones(50304, 48)}, "lm_head.weight differs from wte.weight"),
+        ({"transformer.ln_f.bias": None}, "lacks 1 tensors of a GPT2LMHeadModel, such as transformer.ln_f.bias"),
+    ):
+        kept = {name: tensor for name, tensor in {**tensors, **change}.items() if tensor is not None}
+        save_file(kept, broken / "model.safetensors", {"format": "pt"})
+        status, said, _ = converted(broken)
+        assert (status, says in said) == (2, True), said
+    assert "exists: give a directory that is new or empty" in failure(main, [str(model), str(model)])
+    assert "there is no file or directory" in converted(tmp_path / "nothing")[1]
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "a directory is converted by transformers: pip install transformers" in converted(model)[1]
+
+
+def failure(main, arguments):
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        assert main(arguments) == 2
+    return stderr.getvalue()
 
 
 # --- Directories: transformers' tokens and logits, or a line that refuses -------------------------------------------
@@ -352,49 +424,46 @@ TEXTS = [
 ]
 
 
-def check_equal(stage, directory):
-    """The stage's tokens and those of transformers, of texts and of the model."""
-    theirs = AutoTokenizer.from_pretrained(directory)
-    llm = stage.LLM(str(directory), device="cpu")
-    ours = llm.get_tokenizer()
-    for text in TEXTS:
-        ids = theirs(text).input_ids
-        assert ours.encode(text) == (ids or [ours.end_of_text_id])
-        for skip in (True, False):
-            for some in (ids, ids[::-1], [50257, 50258, 0, 50260, 5, 50256, 70000]):
+def check_equal(directory):
+    """Tokens of texts and of the model: those of transformers, in all these stages."""
+    theirs, reference = AutoTokenizer.from_pretrained(directory), GPT2LMHeadModel.from_pretrained(directory).eval()
+    ids = [theirs(text).input_ids for text in TEXTS]
+    decoded = [*ids, *(some[::-1] for some in ids), [50257, 50258, 0, 50260, 5, 50256, 70000]]
+    texts = {skip: [theirs.decode(some, skip_special_tokens=skip) for some in decoded] for skip in (True, False)}
+    prompts = random_prompts(211, [5, 2])
+    more = dict(do_sample=False, min_new_tokens=6, max_new_tokens=6, pad_token_id=0)
+    expected = [reference.generate(torch.tensor([prompt]), **more)[0].tolist() for prompt in prompts]
+    for stage in JUDGED:
+        llm = stage.LLM(str(directory), device="cpu")
+        ours, params = llm.get_tokenizer(), stage.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        assert [ours.encode(text) for text in TEXTS] == [some or [ours.end_of_text_id] for some in ids]
+        for skip, expected_texts in texts.items():
+            for some, text in zip(decoded, expected_texts, strict=True):
                 detokenizer = stage.Detokenizer(ours, skip)
-                text = "".join(map(detokenizer.add, some)) + detokenizer.flush()
-                assert text == theirs.decode(some, skip_special_tokens=skip)
-    reference = GPT2LMHeadModel.from_pretrained(directory).eval()
-    params = stage.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-    for prompt in random_prompts(211, [5, 2]):
-        expected = reference.generate(
-            torch.tensor([prompt]), do_sample=False, min_new_tokens=6, max_new_tokens=6, pad_token_id=0
-        )
-        assert [*prompt, *llm.generate([prompt], params)[0].outputs[0].token_ids] == expected[0].tolist()
+                assert "".join(map(detokenizer.add, some)) + detokenizer.flush() == text
+        outputs = llm.generate(prompts, params)
+        assert [[*prompt, *one.outputs[0].token_ids] for prompt, one in zip(prompts, outputs, strict=True)] == expected
 
 
-@JUDGED
 @pytest.mark.parametrize("kind", EQUAL)
-def test_directories_that_are_read(stage, model, tmp_path, kind):
+def test_directories_that_are_read(model, tmp_path, kind):
     EQUAL[kind](shutil.copytree(model, tmp_path / "model"))
-    check_equal(stage, tmp_path / "model")
+    check_equal(tmp_path / "model")
 
 
-@JUDGED
 @pytest.mark.parametrize("kind", REFUSED)
-def test_directories_that_are_refused(stage, model, converted, tmp_path, kind):
+def test_directories_that_are_refused(model, converted, tmp_path, kind):
     make, says, outcome = REFUSED[kind]
     make(shutil.copytree(model, tmp_path / "model"))
-    with pytest.raises(ValueError) as error:  # noqa: PT011 (its text is checked)
-        stage.LLM(str(tmp_path / "model"), device="cpu")
-    assert says in str(error.value)
-    assert str(tmp_path / "model") in str(error.value)
-    assert "\n" not in str(error.value)
-    if stage.number == 1 or outcome is True:
-        status, said, directory = converted(tmp_path / "model")
-        if outcome is True:
-            assert status == 0, said
-            check_equal(stage, directory)
-        else:
-            assert (status, outcome in said) == (2, True), said
+    for stage in JUDGED:
+        with pytest.raises(ValueError) as error:  # noqa: PT011 (its text is checked)
+            stage.LLM(str(tmp_path / "model"), device="cpu")
+        assert says in str(error.value)
+        assert str(tmp_path / "model") in str(error.value)
+        assert "\n" not in str(error.value)
+    status, said, directory = converted(tmp_path / "model")
+    if outcome is True:
+        assert status == 0, said
+        check_equal(directory)
+    else:
+        assert (status, outcome in said) == (2, True), said

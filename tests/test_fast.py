@@ -72,9 +72,8 @@ def make_linear(stage, c, kind: str, in_: int, out: int, seed: int = 0):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("in_passes", [False, True], ids=["fused", "in passes"])
 @pytest.mark.parametrize(("in_", "out"), [(24, 5), (64, 100), (768, 96), (131, 33), (600, 32)])
-def test_linear(stage, c, kind, in_passes, in_, out):
+def test_linear(stage, c, kind, in_, out):
     """Every epilogue, for numbers of rows around every edge, by one thread and by two."""
     if kind not in kinds_here(c):
         pytest.skip(f"this CPU has no {kind}")
@@ -96,14 +95,7 @@ def test_linear(stage, c, kind, in_passes, in_, out):
         ):
             result = residual.clone()
             to, to_memory = make_rows(c, None, num_rows, out, operand)
-            scratch = torch.full((num_rows, out), math.nan)
-            threads = 1 + num_rows % 2
-            if in_passes:
-                lib.linear_in_passes(
-                    linear, rows, num_rows, epilogue, result.data_ptr(), to, linear, scratch.data_ptr(), threads
-                )
-            else:
-                lib.linear(linear, rows, num_rows, epilogue, result.data_ptr(), to, linear, threads)
+            lib.linear(linear, rows, num_rows, epilogue, result.data_ptr(), to, linear, 1 + num_rows % 2)
             got = result if epilogue in (c.STORE, c.ADD) else read_rows(c, to_memory, num_rows, out, operand)
             tolerance = TOLERANCE[kind] if got is result or operand != 1 else 5e-3  # a result in bfloat16
             error = (got.double() - expected).abs().max() / expected.abs().max()
@@ -198,9 +190,7 @@ def test_argmax_is_the_first_of_the_largest(c):
 @pytest.mark.parametrize(("n_head", "head_dim", "block_size"), [(12, 64, 16), (2, 64, 32), (3, 5, 7), (1, 24, 1)])
 def test_keys_and_values_are_written_as_kv_cache_does(stage, c, dtype, n_head, head_dim, block_size):
     KVCache = stage.part("kv_cache").KVCache
-    caches = [
-        KVCache(1, 9, block_size, n_head, head_dim, dtype, torch.device("cpu"), None, prefault=True) for _ in "ab"
-    ]
+    caches = [KVCache(1, 9, block_size, n_head, head_dim, dtype, torch.device("cpu"), None) for _ in "ab"]
     slots = torch.randperm(9 * block_size)[: 5 * block_size]
     slots = torch.cat([slots.sort().values[: 3 * block_size], slots[slots > slots.sort().values[3 * block_size - 1]]])
     width, n = n_head * head_dim, len(slots)
@@ -241,7 +231,7 @@ def test_an_arena_keeps_copies(stage):
         torch.randn(2, n, generator=generator).to(dtype) for n in sizes for dtype in (torch.float32, torch.bfloat16)
     ]
     arena = memory.Arena()
-    places = [arena.keep(tensor.T) for tensor in tensors]
+    places = [arena.copy(tensor.T) for tensor in tensors]
     gc.collect()
     for tensor, place in zip(tensors, places, strict=True):
         assert place % 64 == 0
@@ -279,7 +269,6 @@ def switches():
         [],
         switches(),
         *(pytest.param([name], marks=pytest.mark.soak) for name in switches()),
-        pytest.param(["fusion", "one_call"], marks=pytest.mark.soak),
     ],
     ids=lambda off: "+".join(off[:3]),
 )
@@ -299,35 +288,26 @@ def test_every_optimization_can_be_turned_off(stage, checkpoint, off):
         assert (fast_logits[key] - row).abs().max() <= 1e-4 * row.abs().max()
 
 
-@pytest.mark.parametrize("name", [name for name in switches() if name not in ("tiles", "split")])
+@pytest.mark.parametrize("name", ["linear", "prefill", "pages"])
 def test_what_a_switch_turns_off(stage, checkpoint, monkeypatch, name):
-    """What the engine does with it and without it. Tiles need a CPU that has them."""
-    runner, engine, done = stage.part("runner"), stage.part("engine"), {}
-    KVCache, freeze = runner.KVCache, engine.freeze_garbage_collector
-    monkeypatch.setattr(runner, "KVCache", lambda *a, **how: done.update(how) or KVCache(*a, **how))
-    monkeypatch.setattr(engine, "freeze_garbage_collector", lambda: done.update(freeze=True) or freeze())
+    """What the engine does with it and without it. Tiles: `test_options_that_are_not_about_numbers`."""
+    runner, done = stage.part("runner"), {}
+    KVCache = runner.KVCache
+    monkeypatch.setattr(runner, "KVCache", lambda *a: done.update(pages=len(a) > 8 and a[8]) or KVCache(*a))
 
     class Spy:
-        def __getattr__(self, function):
-            return lambda *arguments: self.call(function, *arguments)
-
-        def call(self, function, *arguments):
-            if function == "forward":
-                done["one_call"], (done["prefill"], done["fusion"], done["last_layer"]) = True, arguments[6:9]
-            return getattr(library, function)(*arguments)
+        def forward(self, *arguments):
+            done["prefill"] = arguments[6]
+            return library.forward(*arguments)
 
     def what_it_does(disable):
         nonlocal library
-        done.clear()
         llm = stage.LLM(str(checkpoint), device="cpu", disable=disable, num_blocks=8)
-        done["argmax"], done["linear"] = (
-            llm.engine.runner.argmax is not None,
-            type(llm.engine.runner.model).__name__ == "FastGPT2",
-        )
+        done["linear"] = type(llm.engine.runner.model).__name__ == "FastGPT2"
         if done["linear"]:
             library, llm.engine.runner.model.library = llm.engine.runner.model.library, Spy()
         llm.generate([[1, 2, 3]], stage.SamplingParams(temperature=0, max_tokens=1))
-        return done.get(name)
+        return done[name]
 
     library = None
     on, off = what_it_does([]), what_it_does([name])
@@ -335,7 +315,7 @@ def test_what_a_switch_turns_off(stage, checkpoint, monkeypatch, name):
     assert not off
 
 
-@pytest.mark.parametrize("off", [[], ["tiles"], ["fusion"], ["one_call"], ["prefill"]], ids=str)
+@pytest.mark.parametrize("off", [[], ["tiles"], ["prefill"]], ids=str)
 def test_bfloat16_is_as_close_to_float32_as_torch_is(stage, checkpoint, off):
     check_closeness(stage, checkpoint, "bfloat16", off)
 
@@ -355,31 +335,6 @@ def check_closeness(stage, checkpoint, dtype, off):
         logits[name] = torch.stack([recorded[str(i), 0] for i in range(len(prompts))])
     error = {name: (logits[name] - logits["float32"]).square().mean().sqrt() for name in ("torch", "fast")}
     assert error["fast"] <= 1.05 * error["torch"]
-
-
-def test_kernels_one_by_one_are_the_same_numbers(stage, checkpoint):
-    together, separate = (run(stage, checkpoint, disable=off)[1] for off in ([], ["one_call"]))
-    for key, row in together.items():
-        assert torch.equal(row, separate[key])
-
-
-def test_scratch_holds_what_is_put_there(stage, checkpoint):
-    """Without fusion results lie in memory that is made for layers; logits, which are wider, must not go there."""
-    llm = stage.LLM(str(checkpoint), device="cpu", num_blocks=16, disable=["fusion", "one_call"])
-    library, sizes = llm.engine.runner.model.library, []
-
-    class Spy:
-        def __getattr__(self, name):
-            return getattr(library, name)
-
-        def linear_in_passes(self, layer, rows, num_rows, *others):
-            sizes.append(num_rows * layer.out)
-            assert sizes[-1] <= llm.engine.runner.model.activations[1].numel()  # before it is written
-            return library.linear_in_passes(layer, rows, num_rows, *others)
-
-    llm.engine.runner.model.library = Spy()
-    llm.generate([[i] for i in range(5)], stage.SamplingParams(temperature=0, max_tokens=2))
-    assert 0 < max(sizes) <= llm.engine.runner.model.activations[1].numel() < 5 * 4001  # so logits would not fit
 
 
 def test_threads_do_not_change_the_numbers(stage, checkpoint):
@@ -423,6 +378,8 @@ def test_options_that_are_not_about_numbers(stage, checkpoint, dtype, instructio
     assert len(kinds) == 1
     if instructions == "AMX":
         assert kinds == {"tiles_bfloat16" if dtype == "bfloat16" else "tiles_split"}
+        llm = stage.LLM(str(checkpoint), device="cpu", dtype=dtype, disable=["tiles"], num_blocks=8)
+        assert llm.engine.runner.model.kind == ("dot_bfloat16" if dtype == "bfloat16" else "fma_float32")
 
 
 def test_tiles_and_torch_do_not_disturb_each_other(stage, checkpoint):
@@ -435,7 +392,7 @@ def test_tiles_and_torch_do_not_disturb_each_other(stage, checkpoint):
 
 
 def test_an_unknown_optimization(stage):
-    with pytest.raises(ValueError, match="disable: there is no optimization 'speed'; there are linear, fusion, "):
+    with pytest.raises(ValueError, match="disable: there is no optimization 'speed'; there are linear, tiles, "):
         stage.LLM(device="cpu", disable=["speed"])
     with pytest.raises(ValueError, match="disable must be a list of names, got 'tiles'"):
         stage.LLM(device="cpu", disable="tiles")
@@ -448,26 +405,14 @@ def test_an_unknown_optimization(stage):
 
 
 @pytest.mark.soak
-def test_ablation(stage, tmp_path, monkeypatch, capsys):
-    """Each optimization is left out of some steps or runs; a gain is the ratio to those with all; what is measured is
-    kept."""
-    jobs = []
-
-    def run(job, folder):
-        jobs.append(job["options"]["disable"])
-        return {"seconds": 3.0 if jobs[-1] == ["freeze"] else 2.0}
-
-    monkeypatch.setattr(ablation, "run_in_fresh_process", run)
-    arguments = ["--workloads", "single", "--dtypes", "float32", "--repeat", "2", "--runs", "2", "--model", "tinytales"]
+def test_ablation(stage, tmp_path, capsys):
+    """Each optimization is left out of some steps; a gain is the ratio to those with all; what is measured is kept."""
+    arguments = ["--workloads", "single", "--dtypes", "float32", "--repeat", "2", "--model", "tinytales"]
     assert ablation.main([*arguments, "--json", str(tmp_path / "x.json")]) == 0
-    assert jobs == [[], ["prefault"], ["freeze"], ["freeze"], ["prefault"], []]
     (result,) = json.loads((tmp_path / "x.json").read_text())["runs"]
-    names = set(stage.part("fast_model").OPTIMIZATIONS) - {"prefault", "freeze", "tiles", "split"}
-    assert set(result["seconds"]) - {"tiles", "split"} == {"", "all of them", "stage 5"} | names
+    assert set(result["seconds"]) - {"tiles"} == {"", "stage 5", *ablation.OPTIMIZATIONS} - {"tiles"}
     assert all(0 < seconds < 60 for (seconds,) in result["seconds"].values())
     out = capsys.readouterr().out
-    assert "| `freeze` | 1.50 |" in out
-    assert "| `prefault` | 1.00 |" in out
     assert f"| `linear` | {result['seconds']['linear'][0] / result['seconds'][''][0]:.2f} |" in out
 
 
@@ -490,7 +435,6 @@ def test_contest(stage):
 
 def test_sizes_of_a_model_of_the_hub(monkeypatch):
     """They are known by name, and what is as in GPT-2 small is not among them."""
-    assert ablation.vocab_size("gpt2") == 50257
     asked = []
     monkeypatch.setattr(accuracy, "exact_logits", lambda model, prompts: asked.extend(prompts) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -529,6 +473,19 @@ def test_profile(tmp_path, capsys):
     assert f"| logits | {seconds['logits'] / sum(seconds.values()):.1%} |" in out
 
 
+def test_the_profiled_step_is_the_engines(checkpoint):
+    """The kernels one by one give the bits of one call, in prefills, decodes and pieces."""
+    stage = next(stage for stage in STAGES if stage.number == 6)
+    memory, params = Memory(), stage.SamplingParams(seed=1, max_tokens=6, ignore_eos=True, prompt_logprobs=1)
+    for profiled in (False, True):
+        llm = stage.LLM(str(checkpoint), device="cpu", max_num_batched_tokens=24, num_blocks=64)
+        if profiled:
+            llm.engine.runner.model.library = profile.Clock(llm.engine.runner.model.library)
+        memory.watch(llm).generate(random_prompts(211, LENGTHS), params)
+    assert memory.happened["logits compared"] >= 6 * len(LENGTHS)
+    assert memory.happened["pieces"] > 0
+
+
 # --- Other CPUs -----------------------------------------------------------------------------------------------------
 
 
@@ -540,7 +497,7 @@ def test_other_instruction_sets(stage, tmp_path, cpu, needs):
     if needs not in cpu_flags():
         pytest.skip(f"this CPU has no {needs}")
     chosen = (
-        "test_linear and (768 or 131) or layer_norm or argmax_is or written or turned_off and (tiles or one_call) "
+        "test_linear and (768 or 131) or layer_norm or argmax_is or written or turned_off and tiles "
         f"or as_close or {stage.directory} and (dense_attention or random_steps) and not triton"
     )
     environment = {**os.environ, "STAGEWISE_MARCH": cpu, "XDG_CACHE_HOME": str(tmp_path)}
@@ -558,7 +515,7 @@ def test_only_the_first_blocks_are_there_from_the_start(stage, monkeypatch):
     cache, page = stage.part("kv_cache"), 2 << 20
     monkeypatch.setattr(cache, "PREFAULT", (32 << 20) // 4)
     before = psutil.Process().memory_info().rss
-    made = cache.KVCache(2, 4096, 16, 12, 64, torch.float32, torch.device("cpu"), None, pages=True, prefault=True)
+    made = cache.KVCache(2, 4096, 16, 12, 64, torch.float32, torch.device("cpu"), None, large_pages=True)
     grown, whole = psutil.Process().memory_info().rss - before, made.keys.nbytes + made.values.nbytes
     assert whole > 20 * (32 << 20)
     assert 30 << 20 < grown < (32 << 20) + 8 * page

@@ -159,7 +159,7 @@ def packed(layer, kind):
     return struct, (panels, scales, bias)
 
 
-def linear(x, kind, layer, epilogue=c.STORE, residual=None, in_passes=False, threads=2):
+def linear(x, kind, layer, epilogue=c.STORE, residual=None, threads=2):
     """What the kernels make of it: [n, in] -> [n, out] float32"""
     num_rows, out, lib = len(x), layer.out_features, c.load_kernel()
     struct, _keep = packed(layer, kind)
@@ -167,12 +167,7 @@ def linear(x, kind, layer, epilogue=c.STORE, residual=None, in_passes=False, thr
     result = torch.zeros(num_rows, out) if residual is None else residual.clone()
     to, to_memory = rows_of(result, 0)
     to_memory.zero_()
-    arguments = (struct, rows, num_rows, epilogue, result.data_ptr(), to, struct)
-    if in_passes:
-        scratch = torch.full((num_rows, out), math.nan)
-        lib.linear_in_passes(*arguments, scratch.data_ptr(), threads)
-    else:
-        lib.linear(*arguments, threads)
+    lib.linear(struct, rows, num_rows, epilogue, result.data_ptr(), to, struct, threads)
     if epilogue in (c.STORE, c.ADD):
         return result
     return to_memory[:, : 4 * out].contiguous().view(torch.float32)
@@ -193,11 +188,8 @@ def formula(integers, scales, layer):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("in_", "out", "in_passes"),
-    [(24, 5, False), (64, 100, False), (768, 96, True), (131, 33, True), (131, 33, False), (3072, 40, False)],
-)
-def test_linear(kind, in_, out, in_passes):
+@pytest.mark.parametrize(("in_", "out"), [(24, 5), (64, 100), (768, 96), (131, 33), (3072, 40)])
+def test_linear(kind, in_, out):
     """Every epilogue, for numbers of rows around every edge, by one thread and by two."""
     if kind not in kinds_here():
         pytest.skip(f"this CPU has no {kind}")
@@ -212,7 +204,7 @@ def test_linear(kind, in_, out, in_passes):
             (c.TO_ROWS, y),
             (c.GELU, F.gelu(y, approximate="tanh")),
         ):
-            got = linear(x, kind, layer, epilogue, residual, in_passes, 1 + num_rows % 2)
+            got = linear(x, kind, layer, epilogue, residual, 1 + num_rows % 2)
             error = (got.double() - expected).abs().max() / expected.abs().max()
             assert error <= 1e-6, f"{num_rows} rows, epilogue {epilogue}: {error:.1e}"
 

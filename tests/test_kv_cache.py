@@ -91,7 +91,7 @@ def test_a_batch_that_does_not_fit_is_split(small_checkpoint):
         stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True),
     )
     expected = stage.engine(small_checkpoint).generate(prompts, params)
-    llm = stage.LLM(small_checkpoint, device="cpu", trace=True, kv_cache_bytes=30 * BYTES_PER_TOKEN)
+    llm = stage.traced(small_checkpoint, kv_cache_bytes=30 * BYTES_PER_TOKEN)
     outputs = llm.generate(prompts, params)
     assert [output.outputs for output in outputs] == [output.outputs for output in expected]
     assert [len(step.rows) for step in llm.trace] == [3] * 3 + [1] * 3
@@ -102,7 +102,7 @@ def test_a_batch_that_does_not_fit_is_split(small_checkpoint):
 def test_as_many_rows_as_have_room(small_checkpoint, room):
     """Each row takes 10 tokens; what is left over of the room is no row."""
     params = stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-    llm = stage.LLM(small_checkpoint, device="cpu", trace=True, kv_cache_bytes=room * BYTES_PER_TOKEN)
+    llm = stage.traced(small_checkpoint, kv_cache_bytes=room * BYTES_PER_TOKEN)
     llm.generate(random_prompts(211, [8, 8, 8, 8]), params)
     assert len(llm.trace[0].rows) == room // 10
 

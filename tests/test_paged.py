@@ -11,6 +11,7 @@ from transformers import GPT2LMHeadModel
 
 from tests.adapter import STAGES, TINYTALES, random_prompts, stages_that_change, write_checkpoint
 from tests.test_continuous import answers, workload  # noqa: F401 (a fixture)
+from tools.engines import traced
 
 PAGED = [stage for stage in STAGES if stage.number >= 5]
 
@@ -34,6 +35,15 @@ def engine(stage, checkpoint, **arguments):
     return hostile(stage.LLM(checkpoint, **{"device": "cpu", **arguments}))
 
 
+def traced_engine(stage, checkpoint, **arguments):
+    return hostile(stage.traced(checkpoint, **arguments))
+
+
+def stepper(stage, checkpoint, **arguments):
+    """One that is stepped by hand."""
+    return hostile(stage.stepper(checkpoint, **arguments))
+
+
 def greedy(stage, max_tokens, **arguments):
     return stage.SamplingParams(temperature=0, ignore_eos=True, max_tokens=max_tokens, **arguments)
 
@@ -46,8 +56,8 @@ def run(llm, requests, rng=None, abort=0.0):
     while arriving or llm.has_unfinished_requests():
         while arriving and (rng is None or rng.random() < 0.5):
             llm.add_request(*arriving.pop(0))
-        if rng and rng.random() < abort and llm._router.unfinished:
-            llm.abort_request(rng.choice(sorted(request.request_id for request in llm._router.unfinished)))
+        if rng and rng.random() < abort and llm.unfinished:
+            llm.abort_request(rng.choice(sorted(llm.unfinished)))
         for output in llm.step():
             if output.finished:
                 assert output.request_id not in finished
@@ -73,7 +83,7 @@ def test_arrivals_and_aborts_in_any_pool(
     stage, small_checkpoint, answers, backend, block_size, num_blocks, caching  # noqa: F811
 ):  # fmt: skip
     prompts, params = workload(stage, 24)
-    llm = engine(
+    llm = stepper(
         stage, small_checkpoint, max_num_seqs=6, block_size=block_size, num_blocks=num_blocks,
         enable_prefix_caching=caching, attention_backend=backend, max_num_batched_tokens=32,
     )  # fmt: skip
@@ -97,7 +107,7 @@ def test_arrivals_and_aborts_with_triton(stage, small_checkpoint, answers):  # n
     """On a CPU in its interpreter, so with fewer requests."""
     prompts, params = workload(stage, 24)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    llm = engine(
+    llm = stepper(
         stage,
         small_checkpoint,
         device=device,
@@ -143,7 +153,7 @@ def test_everything_at_once(stage, small_checkpoint, roomy, seed):
     block_size = rng.choice([1, 2, 3, 4, 8, 16])
     longest = max(len(prompt) + p.max_tokens - 1 for prompt, p in zip(prompts, params, strict=True))
     policy = rng.choice(["fcfs", "fair", "shortest", "priority"])
-    llm = engine(
+    llm = stepper(
         stage, small_checkpoint, block_size=block_size, policy=policy,
         num_blocks=-(-longest // block_size) + rng.choice([0, 1, 10]), max_num_seqs=rng.choice([1, 3, 16]),
         max_num_batched_tokens=rng.choice([1, 5, 64]), enable_prefix_caching=rng.random() < 0.75,
@@ -161,8 +171,8 @@ def test_everything_at_once(stage, small_checkpoint, roomy, seed):
         if arriving and rng.random() < 0.4:
             i = arriving.pop()
             llm.add_request(str(i), prompts[i], params[i], priority=rng.randrange(3) if policy == "priority" else 0)
-        if rng.random() < 0.02 and llm._router.unfinished:
-            victim = rng.choice(sorted(request.request_id for request in llm._router.unfinished))
+        if rng.random() < 0.02 and llm.unfinished:
+            victim = rng.choice(sorted(llm.unfinished))
             llm.abort_request(victim)
             aborted.add(int(victim))
         try:
@@ -182,7 +192,7 @@ def test_everything_at_once(stage, small_checkpoint, roomy, seed):
 def test_preempted_again_and_again(stage, small_checkpoint, answers, policy):  # noqa: F811
     """A pool that holds the longest request and no token more: everybody else is thrown out for it, and all end."""
     prompts, params = workload(stage, 24)
-    llm = engine(stage, small_checkpoint, max_num_seqs=24, block_size=1, num_blocks=43, policy=policy, watermark=0.0)
+    llm = stepper(stage, small_checkpoint, max_num_seqs=24, block_size=1, num_blocks=43, policy=policy, watermark=0.0)
     finished = run(llm, [(str(i), prompts[i], params[i]) for i in range(24)])
     assert {int(i): output.outputs[0].token_ids for i, output in finished.items()} == dict(enumerate(answers))
     assert llm.stats.num_preemptions > 10
@@ -190,8 +200,8 @@ def test_preempted_again_and_again(stage, small_checkpoint, answers, policy):  #
 
 def test_the_last_of_the_lowest_priority_is_preempted(stage, small_checkpoint):
     """Four requests outgrow the pool; the most important one never waits."""
-    options = dict(block_size=4, num_blocks=12, policy="priority", watermark=0.0, trace=True)
-    llm = engine(stage, small_checkpoint, **options, **stage.one_by_one)
+    options = dict(block_size=4, num_blocks=12, policy="priority", watermark=0.0)
+    llm = traced_engine(stage, small_checkpoint, **options, **stage.one_by_one)
     priorities = [1, 0, 2, 2]
     prompts = random_prompts(211, [8, 8, 8, 8])
     outputs = llm.generate(prompts, greedy(stage, 24), priority=priorities)
@@ -205,7 +215,7 @@ def test_the_last_of_the_lowest_priority_is_preempted(stage, small_checkpoint):
 
 def test_the_preempted_are_back_before_those_that_came_later(stage, small_checkpoint):
     """Two outgrow the pool, a third waits behind them: the second keeps its place, and what it had found."""
-    llm = engine(stage, small_checkpoint, block_size=4, num_blocks=8, watermark=0.0, trace=True)
+    llm = traced_engine(stage, small_checkpoint, block_size=4, num_blocks=8, watermark=0.0)
     prompts = random_prompts(211, [10, 10, 20])
     outputs = llm.generate(prompts, greedy(stage, 12))
     assert llm.stats.num_preemptions == 1
@@ -220,7 +230,7 @@ def test_the_preempted_are_back_before_those_that_came_later(stage, small_checkp
 
 def test_whoever_is_forked_has_its_parents_place(stage, small_checkpoint):
     """Completions that find no room run before a request that was there after their parent."""
-    llm = engine(stage, small_checkpoint, max_num_seqs=1, trace=True)
+    llm = traced(stepper(stage, small_checkpoint, max_num_seqs=1))
     llm.add_request("first", [1, 2, 3], stage.SamplingParams(n=3, max_tokens=4, ignore_eos=True))
     llm.add_request("second", [4, 5], greedy(stage, 4))
     run(llm, [])
@@ -231,8 +241,8 @@ def test_whoever_is_forked_has_its_parents_place(stage, small_checkpoint):
     assert started["first", 1] < started["first", 2] < started["second", 0]
 
 
-def steps_to_first_token(llm, small, params, every: int, number: int) -> list[int]:
-    """One small request after the other, each so many steps after the one before."""
+def steps_to_first_token(llm, small, params, every: int, number: int, finished: dict) -> list[int]:
+    """One small request after the other, each so many steps after the one before. finished: gets the outputs."""
     arrived, waited = {}, {}
     step = 0
     while len(waited) < number:
@@ -242,6 +252,8 @@ def steps_to_first_token(llm, small, params, every: int, number: int) -> list[in
         for output in llm.step():
             if output.request_id in arrived and output.outputs[0].token_ids:
                 waited.setdefault(output.request_id, step + 1 - arrived[output.request_id])
+            if output.finished:
+                finished[output.request_id] = output
         llm.engine.scheduler.check_integrity()
         step += 1
         assert step < 1000
@@ -261,41 +273,41 @@ def test_fair_to_whoever_asks_for_little(stage, small_checkpoint, greed):
         [c.token_ids for c in output.outputs] for output in engine(stage, small_checkpoint).generate(asked, most)
     ]
 
-    llm = engine(stage, small_checkpoint, policy="fair", block_size=4, **options)
-    events = llm.stream(asked, most)
-    begun = [next(events) for _ in range(20)]
-    waited = steps_to_first_token(llm, [1, 2, 3], greedy(stage, 4), every=5, number=30)
+    def beside(policy):
+        llm, greedy_ones = stepper(stage, small_checkpoint, policy=policy, block_size=4, **options), {}
+        for request in llm.inputs.requests(asked, most):  # of one caller
+            llm.unfinished[request.request_id] = request
+            llm.engine.add(request)
+        while llm.stats.num_output_tokens < 20:
+            llm.step()
+        waited = steps_to_first_token(llm, [1, 2, 3], greedy(stage, 4), 5, 30, greedy_ones)
+        return llm, waited, greedy_ones | run(llm, [])
+
+    llm, waited, finished = beside("fair")
     assert max(waited) <= 3
-    told = [[[] for _ in outputs] for outputs in expected]
-    for event in [*begun, *events]:
-        told[event.index][event.completion_index] += event.token_ids
-    assert told == expected
+    assert [[c.token_ids for c in finished[str(i)].outputs] for i in range(len(asked))] == expected
     if greed == "n":  # the number in the README of stage 5
-        first_come = engine(stage, small_checkpoint, policy="fcfs", block_size=4, **options)
-        events = first_come.stream(asked, most)
-        begun = [next(events) for _ in range(20)]
-        late = steps_to_first_token(first_come, [1, 2, 3], greedy(stage, 4), every=5, number=30)
-        list(events)
+        first_come, late, _ = beside("fcfs")
         again = llm.stats.num_tokens_computed - first_come.stats.num_tokens_computed
         assert (max(waited), llm.stats.num_preemptions, again, min(late), max(late)) == (1, 26, 49, 329, 446)
 
 
 def test_fair_starves_nobody(stage, small_checkpoint):
     """However many come later, a request that asks for much ends by when its completions could have, one by one."""
-    llm = engine(stage, small_checkpoint, policy="fair", max_num_seqs=3, trace=True)
+    llm = traced(stepper(stage, small_checkpoint, policy="fair", max_num_seqs=3))
     llm.add_request("much", [1, 2, 3, 4], stage.SamplingParams(n=12, max_tokens=6, seed=1, ignore_eos=True))
     for step in range(1000):
         llm.add_request(str(step), [5, 6], greedy(stage, 3))
         if any(output.request_id == "much" and output.finished for output in llm.step()):
             break
     assert 60 < step < 2 * 12 * (4 + 6)
-    for request in list(llm._router.unfinished):
-        llm.abort_request(request.request_id)
+    for request_id in list(llm.unfinished):
+        llm.abort_request(request_id)
 
 
 def test_as_many_completions_begin_as_have_a_place(stage, small_checkpoint):
     """No step makes more tokens than requests may run, so that nobody waits for hundreds of first ones."""
-    llm = engine(stage, small_checkpoint, max_num_seqs=4, trace=True)
+    llm = traced_engine(stage, small_checkpoint, max_num_seqs=4)
     alone = stage.SamplingParams(n=50, max_tokens=3, seed=1, ignore_eos=True)
     llm.generate([[1, 2, 3], [4, 5, 6, 7]], [alone, greedy(stage, 5)])
     assert max(sum(e["kind"] == "token" for e in step.after) for step in llm.trace) == 4
@@ -306,7 +318,7 @@ def test_the_watermark(stage, small_checkpoint):
     prompts = random_prompts(211, [20, 20])
     together = {}
     for watermark in (0.0, 0.5):
-        llm = engine(stage, small_checkpoint, block_size=4, num_blocks=12, watermark=watermark, trace=True)
+        llm = traced_engine(stage, small_checkpoint, block_size=4, num_blocks=12, watermark=watermark)
         llm.generate(prompts, greedy(stage, 3))
         llm.generate(random_prompts(211, [40]), greedy(stage, 3))
         together[watermark] = max(len(step.rows) for step in llm.trace)
@@ -360,7 +372,7 @@ def cached(outputs):
 def test_hits_between_requests_and_calls_and_within_a_step(stage, small_checkpoint):
     head = random_prompts(211, [32])[0]
     prompts = [[*head, 1], [*head, 2], head[:20], head, [*head, 1, 2, 3]]
-    llm = engine(stage, small_checkpoint, trace=True)
+    llm = traced_engine(stage, small_checkpoint)
     outputs = llm.generate(prompts, greedy(stage, 3))
     assert cached(outputs) == [0, 32, 16, 16, 32]  # all in one step; of `head` itself the last token has to be computed
     assert [row.num_tokens for row in llm.trace[0].rows] == [33, 1, 4, 16, 3]
@@ -383,7 +395,7 @@ def test_what_was_generated_is_found_too(stage, small_checkpoint):
 
 def test_a_prompt_in_pieces_is_found_as_far_as_it_is_computed(stage, small_checkpoint):
     """Two equal prompts of 40 tokens, 24 tokens a step: the second waits for no one and computes nothing twice."""
-    llm = engine(stage, small_checkpoint, block_size=4, max_num_batched_tokens=24, trace=True)
+    llm = traced_engine(stage, small_checkpoint, block_size=4, max_num_batched_tokens=24)
     prompt = random_prompts(211, [40])[0]
     outputs = llm.generate([prompt, prompt], greedy(stage, 2))
     assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
@@ -399,7 +411,7 @@ def test_hits_under_pressure(stage, small_checkpoint, answers):  # noqa: F811
     params = greedy(stage, 6)
     expected = STAGES[0].engine(small_checkpoint).generate(prompts, greedy(STAGES[0], 6))
     for num_blocks in (12, 20, 60):
-        llm = engine(stage, small_checkpoint, block_size=2, num_blocks=num_blocks, max_num_seqs=5)
+        llm = stepper(stage, small_checkpoint, block_size=2, num_blocks=num_blocks, max_num_seqs=5)
         finished = run(llm, [(str(i), prompt, params) for i, prompt in enumerate(prompts)], random.Random(num_blocks))
         assert [finished[str(i)].outputs[0].token_ids for i in range(60)] == [o.outputs[0].token_ids for o in expected]
         assert llm.stats.num_cached_tokens > 0
@@ -409,7 +421,7 @@ def test_a_failed_step_leaves_nothing_to_be_found(stage, small_checkpoint, monke
     """The second request counted on what the first was to compute in the step that failed; the first is aborted."""
     prompt = random_prompts(211, [40])[0]
     (expected,) = engine(stage, small_checkpoint).generate([prompt], greedy(stage, 5))
-    llm = engine(stage, small_checkpoint)
+    llm = stepper(stage, small_checkpoint)
     llm.add_request("a", prompt, greedy(stage, 5))
     llm.add_request("b", prompt, greedy(stage, 5))
     with monkeypatch.context() as patch:
@@ -428,7 +440,7 @@ def test_a_failed_step_leaves_nothing_to_be_found(stage, small_checkpoint, monke
 
 def test_n_completions_prefill_once(stage, small_checkpoint):
     """20 tokens of a prompt, 4 completions of 5: it is computed once, its full block is shared, its rest copied."""
-    llm = engine(stage, small_checkpoint, trace=True)
+    llm = traced_engine(stage, small_checkpoint)
     (output,) = llm.generate([random_prompts(211, [20])[0]], stage.SamplingParams(n=4, max_tokens=5, ignore_eos=True))
     assert llm.stats.num_tokens_computed == 20 + 4 * 4
     assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
@@ -458,7 +470,7 @@ def test_completions_do_not_notice_each_other(stage, small_checkpoint, num_block
     assert [o.outputs[0].token_ids for o in engine(stage, small_checkpoint).generate(prompts, one)] == [
         o.outputs[0].token_ids for o in alone
     ]
-    llm = engine(
+    llm = stepper(
         stage, small_checkpoint, block_size=2, num_blocks=num_blocks, max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget, enable_prefix_caching=caching,
     )  # fmt: skip
@@ -474,13 +486,13 @@ def one_of(stage):
 
 
 def test_completions_that_end_at_once(stage, small_checkpoint):
-    llm = engine(stage, small_checkpoint, max_num_seqs=2)
+    llm = stepper(stage, small_checkpoint, max_num_seqs=2)
     finished = run(llm, [("a", [1, 2], stage.SamplingParams(n=7, max_tokens=1))])
     assert [len(c.token_ids) for c in finished["a"].outputs] == [1] * 7
 
 
 def test_an_abort_ends_all_completions(stage, small_checkpoint):
-    llm = engine(stage, small_checkpoint, max_num_seqs=3)
+    llm = stepper(stage, small_checkpoint, max_num_seqs=3)
     for steps in (0, 1, 3):
         llm.add_request("a", [1, 2, 3], stage.SamplingParams(n=5, max_tokens=30, ignore_eos=True))
         for _ in range(steps):
@@ -517,10 +529,12 @@ def test_completions_that_end_at_different_times(stage, small_checkpoint):
     params = stage.SamplingParams(n=6, max_tokens=25, seed=1, ignore_eos=True, stop_token_ids=list(range(0, 211, 9)))
     (expected,) = engine(stage, small_checkpoint).generate([[1, 2]], params)
     assert len({len(completion.token_ids) for completion in expected.outputs}) > 2
-    with stage.part("llm").AsyncLLM(model=small_checkpoint, device="cpu") as async_engine:
-        output = async_engine.complete([1, 2], params)
-    assert output.finished
-    assert output.outputs == expected.outputs
+    tokens, ends = {i: [] for i in range(6)}, []
+    for event in engine(stage, small_checkpoint).stream([[1, 2]], params):
+        tokens[event.completion_index] += event.token_ids
+        ends += [event.completion_index] * (event.finish_reason is not None)
+    assert list(tokens.values()) == [completion.token_ids for completion in expected.outputs]
+    assert sorted(ends) == list(range(6))
 
 
 def test_closing_ends_each_completion_once(stage, small_checkpoint):
@@ -562,7 +576,7 @@ def test_completions_of_the_async_engine(stage):
 
     with stage.part("llm").AsyncLLM(device="cpu") as engine:
         assert asyncio.run(collect(engine)) == [completion.text for completion in expected.outputs]
-        output = engine.complete("Once upon a time", params)
+        (output,) = engine.llm.generate("Once upon a time", params)
         assert [c.text for c in output.outputs] == [completion.text for completion in expected.outputs]
         assert output.finished
         assert engine.llm.loop.waiters == {}
@@ -680,7 +694,7 @@ def test_beams_of_the_bundled_model(stage):
 
 def test_beams_share_blocks(stage, small_checkpoint):
     """4 beams of a prompt of 33 tokens: its two full blocks are shared, so three times two are saved."""
-    llm = engine(stage, small_checkpoint, trace=True, enable_prefix_caching=False)
+    llm = traced_engine(stage, small_checkpoint, enable_prefix_caching=False)
     llm.beam_search(random_prompts(211, [33]), 4, 3)
     assert [row.num_tokens for row in llm.trace[0].rows] == [33]
     assert min(step.num_blocks_saved for step in llm.trace[1:]) >= 6

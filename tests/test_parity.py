@@ -1,5 +1,7 @@
 """The same numbers as Hugging Face's GPT-2: logits of every step, and greedy tokens."""
 
+import shutil
+
 import pytest
 import torch
 from transformers import GPT2LMHeadModel
@@ -103,7 +105,8 @@ def test_head_of_checkpoint_without_prefix(stage, small_checkpoint, tmp_path):
     state["h.0.attn.bias"] = torch.ones(1, 1, 48, 48).tril()
     state["h.0.attn.masked_bias"] = torch.tensor(-1e4)
     torch.save(state, tmp_path / "pytorch_model.bin")
-    (tmp_path / "config.json").write_text((small_checkpoint / "config.json").read_text())
+    for name in ("config.json", "merges.txt"):
+        shutil.copy2(small_checkpoint / name, tmp_path)
     prompt = random_prompts(211, [6])[0]
     with stage.recorded_logits() as recorded:
         outputs = stage.LLM(tmp_path, device="cpu").generate(

@@ -18,9 +18,7 @@ def traces(babble):
     done = {}
     for stage in STAGES:
         arguments = {"max_num_seqs": 3, "max_model_len": 128}
-        llm = stage.LLM(
-            babble, device="cpu", trace=True, **{k: v for k, v in arguments.items() if stage.has_argument(k)}
-        )
+        llm = stage.traced(babble, **{k: v for k, v in arguments.items() if stage.has_argument(k)})
         params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in requests]
         llm.generate([prompt for prompt, _ in requests], params)
         done[stage.number] = llm.trace
@@ -78,7 +76,7 @@ def test_kv_memory_is_counted(traces):
 
 def test_block_map_marks_what_is_shared(babble):
     stage = STAGES[4]
-    llm = stage.LLM(babble, device="cpu", trace=True, num_blocks=20)
+    llm = stage.traced(babble, num_blocks=20)
     llm.generate([[1] * 40], stage.SamplingParams(n=3, max_tokens=4, ignore_eos=True, seed=0))
     figure = plots.block_map(llm.trace)
     image = figure.axes[0].images[0].get_array()

@@ -118,9 +118,8 @@ def random_engine(stage, checkpoint, sizes, dtype, generator):
     how, other = {}, random.Random(block_size * budget)  # the schedules stay those of the stages without guesses
     if stage.has_option("speculate"):
         how = {"speculate": other.choice(["ngram", str(checkpoint)]), "num_drafts": other.choice([1, 3, 16])}
-    return stage.LLM(
+    return stage.stepper(
         str(checkpoint),
-        device="cpu",
         dtype=dtype,
         block_size=block_size,
         num_blocks=longest + generator.randint(0, longest),
@@ -129,7 +128,7 @@ def random_engine(stage, checkpoint, sizes, dtype, generator):
         enable_chunked_prefill=budget < sizes["n_positions"] or generator.random() < 0.5,
         enable_prefix_caching=generator.random() < 0.7,
         policy=generator.choice(["fcfs", "fair", "shortest"]),
-        disable=generator.choice([[], [], ["one_call"], ["prefill"], ["last_layer"], ["fusion"]]),
+        disable=generator.choice([[], ["prefill"], ["pages"]]),
         **how,
     )
 

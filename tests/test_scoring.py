@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.adapter import STAGES, TINYTALES, random_prompts
+from tests.adapter import STAGES, TINYTALES, random_prompts, unfinished
 
 SERVING = [stage for stage in STAGES if stage.number >= 4]
 LENGTHS = [1, 2, 17, 40, 5]
@@ -174,7 +174,8 @@ def test_the_first_event_of_a_stream_has_them(stage, small_checkpoint, reference
     with stage.part("llm").AsyncLLM(model=small_checkpoint, device="cpu") as engine:
         first, *rest = asyncio.run(collect(engine, params))
         (last,) = asyncio.run(collect(engine, only))
-        assert engine.complete(PROMPTS[2], params).prompt_logprobs == first.prompt_logprobs
+        (again,) = engine.llm.generate([PROMPTS[2]], params)
+        assert again.prompt_logprobs == first.prompt_logprobs
     assert [len(entry) for entry in first.prompt_logprobs[1:]] == [len(entry) for entry in output.prompt_logprobs[1:]]
     assert all(event.prompt_logprobs is None for event in rest)
     assert (last.token_ids, last.finish_reason, len(last.prompt_logprobs)) == ([], "length", len(PROMPTS[2]))
@@ -224,11 +225,11 @@ def test_one_that_can_not_be_scored_leaves_the_others(stage, small_checkpoint, m
     llm.engine.scheduler.check_integrity()
     with pytest.raises(RuntimeError, match="failed: ValueError: no token can be sampled"):
         llm.score([PROMPTS[2][:5]], [PROMPTS[2][5:]])
-    assert not llm.has_unfinished_requests()
+    assert not unfinished(llm)
 
 
 def test_results_are_the_users_own(stage, small_checkpoint):
-    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=4)
+    llm = stage.stepper(small_checkpoint, max_num_batched_tokens=4)
     llm.add_request("a", PROMPTS[4], stage.SamplingParams(max_tokens=3, prompt_logprobs=0, ignore_eos=True))
     outputs = []
     while llm.has_unfinished_requests():

@@ -48,9 +48,9 @@ class Guesser:
         return {request: self.guess(request, count) for request, count in counts.items() if count}
 
 
-def engine_with(stage, checkpoint, guess, num_drafts=4, **options):
-    """An engine whose drafter is this function."""
-    llm = stage.LLM(str(checkpoint), device="cpu", num_drafts=num_drafts, **options)
+def engine_with(stage, checkpoint, guess, num_drafts=4, make="LLM", **options):
+    """An engine whose drafter is this function. make: the method of the stage that makes it."""
+    llm = getattr(stage, make)(str(checkpoint), device="cpu", num_drafts=num_drafts, **options)
     llm.engine.speculator.drafter = Guesser(guess)
     return llm
 
@@ -169,7 +169,7 @@ def test_whoever_guesses(stage, small_checkpoint, kind):
     prompts = random_prompts(211, [3, 9, 5])
     params = stage.SamplingParams(temperature=1, seed=4, max_tokens=21, ignore_eos=True, logprobs=2)
     expected = answers(stage, small_checkpoint, prompts, params, speculate="off")
-    llm = engine_with(stage, small_checkpoint, GUESSES[kind](oracle(expected, prompts)), trace=True)
+    llm = engine_with(stage, small_checkpoint, GUESSES[kind](oracle(expected, prompts)), make="traced")
     assert [told(output) for output in llm.generate(prompts, params)] == expected
     stats, rows = llm.stats, [row for step in llm.trace for row in step.rows]
     assert stats.num_drafts == sum(bool(row.drafts) for row in rows)
@@ -206,7 +206,7 @@ def test_nothing_is_guessed_behind_the_end(stage, small_checkpoint):
         stage.SamplingParams(**how, max_tokens=8),
         stage.SamplingParams(**how, max_tokens=30, stop_token_ids=[stop]),
     ):
-        llm = engine_with(stage, small_checkpoint, guess, num_drafts=16, trace=True)
+        llm = engine_with(stage, small_checkpoint, guess, num_drafts=16, make="traced")
         assert [told(o) for o in llm.generate([prompt], params)] == answers(
             stage, small_checkpoint, [prompt], params, speculate="off"
         )
@@ -227,7 +227,7 @@ def test_a_stop_text_within_accepted_tokens(stage):
     expected = answers(stage, TINYTALES, [prompt], asked, speculate="off")
     assert expected[0][0][0][5] == "stop"
     llm = engine_with(
-        stage, TINYTALES, lambda r, count: tokens[len(r.output_token_ids) :][:count], num_drafts=16, trace=True
+        stage, TINYTALES, lambda r, count: tokens[len(r.output_token_ids) :][:count], num_drafts=16, make="traced"
     )
     events = list(llm.stream([prompt], asked))
     assert max(len(event.token_ids) for event in events) > 1
@@ -295,7 +295,7 @@ def test_in_a_pool_that_is_too_small(stage, small_checkpoint, num_blocks):
     expected = answers(stage, small_checkpoint, prompts, params, speculate="off")
     options = dict(num_blocks=num_blocks, block_size=4, watermark=0.0)
     guess = GUESSES["right and then wrong"](oracle(expected, prompts))
-    llm = engine_with(stage, small_checkpoint, guess, num_drafts=6, **options)
+    llm = engine_with(stage, small_checkpoint, guess, num_drafts=6, make="stepper", **options)
     for i, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
         llm.add_request(str(i), prompt, asked)
     done = {}
@@ -582,11 +582,9 @@ def test_prompt_lookup_goes_on_where_it_was(stage):
 
 def test_drafters_let_go_of_requests(stage, small_checkpoint):
     for speculate in ("ngram", small_checkpoint):
-        llm = stage.LLM(small_checkpoint, device="cpu", speculate=speculate, num_drafts=2)
+        llm = stage.stepper(small_checkpoint, speculate=speculate, num_drafts=2)
         llm.add_request("a", [1, 2, 3, 1, 2], stage.SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
-        (request,) = llm._router.unfinished
-        weak = weakref.ref(request)
-        del request
+        weak = weakref.ref(llm.unfinished["a"])
         while llm.has_unfinished_requests():
             llm.step()
         gc.collect()
@@ -638,9 +636,9 @@ def test_the_replay_knows_what_was_guessed(stage, small_checkpoint):
     params = stage.SamplingParams(temperature=1, seed=4, max_tokens=20, ignore_eos=True)
     expected = answers(stage, small_checkpoint, prompts, params, speculate="off")
     guess = GUESSES["right and then wrong"](oracle(expected, prompts))
-    llm = engine_with(stage, small_checkpoint, guess, trace=True, block_size=4)
+    llm = engine_with(stage, small_checkpoint, guess, make="traced", block_size=4)
     llm.generate(prompts, params)
-    lines = json.loads(json.dumps(list(lines_of(llm))))
+    lines = json.loads(json.dumps(list(lines_of(llm.traced))))
     trace, seen = Trace("made", lines[0], lines[1:]), 0
     for line in lines[1:]:
         check_step(line, line["step"])

@@ -34,7 +34,7 @@ def engines_after_tail(babble, tail):
     """Every stage's engine after the same requests."""
     done = []
     for stage in STAGES:
-        limits = {"max_num_seqs": SLOTS, "max_model_len": CONTEXT, "trace": True}
+        limits = {"max_num_seqs": SLOTS, "max_model_len": CONTEXT}
         llm = stage.LLM(babble, device="cpu", **{k: v for k, v in limits.items() if stage.has_argument(k)})
         params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in tail]
         llm.generate([prompt for prompt, _ in tail], params)
@@ -200,7 +200,7 @@ def test_needed_work_is_what_an_engine_without_waste_does(babble):
     stage = STAGES[4]
     head = list(range(1, 33))
     workload = [(head + [40 + i] * (3 + i), 1 + 2 * i) for i in range(5)]
-    llm = stage.LLM(babble, device="cpu", trace=True)
+    llm = stage.traced(babble)
     params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in workload]
     llm.generate([p for p, _ in workload], params)
     config, passes, lengths = llm.engine.model_config, [], {}

@@ -1,21 +1,22 @@
 """What the engine counts, exactly: forward passes, tokens computed, padding, and the trace that the plots read."""
 
-import asyncio
 import json
-import time
 
 import pytest
 
+import stagewise
+from stagewise import tracing
 from stagewise.replay.state import states
 from stagewise.replay.trace import Trace, check_step, lines_of, whole_step
-from tests.adapter import STAGES, random_prompts
+from tests.adapter import STAGES, random_prompts, unfinished
+from tools.engines import traced
 
 LENGTHS, OUTPUTS = [5, 12, 3, 9, 7], [4, 2, 6, 6, 1]
 
 
 def run(stage, checkpoint, **arguments):
     known = {name: value for name, value in arguments.items() if stage.has_argument(name)}
-    llm = stage.LLM(checkpoint, device="cpu", trace=True, **known)
+    llm = stage.traced(checkpoint, **known)
     params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in OUTPUTS]
     outputs = llm.generate(random_prompts(211, LENGTHS), params)
     assert [len(output.outputs[0].token_ids) for output in outputs] == OUTPUTS
@@ -31,7 +32,7 @@ def test_stats_are_the_sums_of_the_trace(stage, small_checkpoint):
         assert llm.stats.num_padding_tokens == sum(row.num_padding for row in rows)
     assert llm.stats.num_output_tokens == sum(OUTPUTS)
     assert llm.stats.num_requests == len(OUTPUTS)
-    assert llm.stats.seconds == pytest.approx(sum(step.seconds for step in llm.trace))
+    assert llm.stats.seconds >= sum(sum(step.parts.values()) for step in llm.trace) > 0
     assert [step.step for step in llm.trace] == list(range(len(llm.trace)))
     starts = [step.start for step in llm.trace]
     assert starts == sorted(starts)
@@ -50,11 +51,38 @@ def test_phases(stage, small_checkpoint):
         assert phases[str(i)] == ["prefill"] + ["decode"] * (n - 1)
 
 
-def test_no_trace_unless_asked(stage, small_checkpoint):
-    llm = stage.LLM(small_checkpoint, device="cpu")
-    llm.generate([[1]], stage.SamplingParams(max_tokens=1))
-    assert llm.trace is None
-    assert llm.stats.num_forwards == 1
+def test_a_trace_begins_and_ends_when_it_is_told_to(stage, small_checkpoint):
+    """Nothing of the engine is wrapped before, nor after."""
+    llm, params = stage.LLM(small_checkpoint, device="cpu"), stage.SamplingParams(max_tokens=3, ignore_eos=True)
+    llm.generate([[1]], params)
+    before = vars(llm.engine).keys() | vars(llm.engine.runner).keys()
+    with stagewise.trace(llm) as trace:
+        llm.generate([[1]], params)
+        assert "step" in vars(llm.engine)
+    llm.generate([[1]], params)
+    assert [step.step for step in trace.records] == [0, 1, 2]
+    assert llm.stats.num_forwards == 9
+    assert vars(llm.engine).keys() | vars(llm.engine.runner).keys() == before
+    again = stagewise.trace(llm)
+    llm.generate([[1]], params)
+    assert len(again.records) == 3
+    assert len(trace.records) == 3
+
+
+def test_two_traces_of_one_engine(stage, small_checkpoint):
+    """They come and go without each other."""
+    llm, params = stage.LLM(small_checkpoint, device="cpu"), stage.SamplingParams(max_tokens=2, ignore_eos=True)
+    first = stagewise.trace(llm)
+    llm.generate([[1]], params)
+    second = stagewise.trace(llm)
+    llm.generate([[1]], params)
+    first.close()
+    llm.generate([[1]], params)
+    assert [len(trace.records) for trace in (first, second)] == [4, 4]
+    assert first.records[2:] == second.records[:2]
+    second.close()
+    llm.generate([[1]], params)
+    assert len(second.records) == 4
 
 
 def test_metrics(stage, small_checkpoint):
@@ -161,7 +189,7 @@ def test_parts_of_a_step(stage, small_checkpoint):
 def test_where_the_keys_and_values_lie(small_checkpoint):
     """Slots in stages 3 and 4, block tables from stage 5 on, and every block is in a table or free."""
     for stage in STAGES[:2]:
-        rows = [row for step in list(lines_of(run(stage, small_checkpoint)))[1:] for row in step["rows"]]
+        rows = [row for step in list(lines_of(run(stage, small_checkpoint).traced))[1:] for row in step["rows"]]
         assert all(row["slot"] is row["blocks"] is None for row in rows)
     for stage in STAGES[2:4]:
         for step in run(stage, small_checkpoint, max_num_seqs=3).trace:
@@ -170,7 +198,7 @@ def test_where_the_keys_and_values_lie(small_checkpoint):
             assert set(slots) <= {0, 1, 2}
     for stage in STAGES[4:]:
         llm = run(stage, small_checkpoint, max_num_seqs=3, num_blocks=9, block_size=4)
-        for state in states(Trace("made", llm.trace_header, list(lines_of(llm))[1:])):
+        for state in states(Trace("made", llm.trace_header, list(lines_of(llm.traced))[1:])):
             held = {block for row in state.rows.values() for block in row["blocks"]}
             assert sorted([*held, *state.free]) == list(range(9))
         check_free_blocks(llm)
@@ -183,9 +211,7 @@ def test_why_a_request_waits(stage, small_checkpoint):
     params = stage.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
     def refusals(**options):
-        llm = stage.LLM(
-            small_checkpoint, device="cpu", trace=True, max_num_seqs=options.pop("max_num_seqs", 8), **options
-        )
+        llm = stage.traced(small_checkpoint, **{"max_num_seqs": 8, **options})
         llm.generate(prompts, params)
         told = events(llm.trace, "refused")
         return {tuple(sorted((k, v) for k, v in event.items() if k not in ("kind", "index"))) for event in told}
@@ -201,7 +227,7 @@ def test_why_a_request_waits(stage, small_checkpoint):
 
 def check_free_blocks(llm):
     """The free list that follows from the events is the manager's."""
-    *_, state = states(Trace("made", llm.trace_header, list(lines_of(llm))[1:]))
+    *_, state = states(Trace("made", llm.trace_header, list(lines_of(llm.traced))[1:]))
     assert (state.free, state.num_findable) == llm.engine.block_manager.free_blocks()
 
 
@@ -210,7 +236,7 @@ def test_what_happens_to_blocks(stage, small_checkpoint):
     """Prefix hits, evictions, preemptions, forks, copies."""
     prompt, other = random_prompts(211, [13, 13])
     greedy = stage.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    llm = stage.LLM(small_checkpoint, device="cpu", trace=True, num_blocks=8, block_size=4, watermark=0.0)
+    llm = stage.traced(small_checkpoint, num_blocks=8, block_size=4, watermark=0.0)
     llm.generate([prompt], greedy)
     llm.generate([prompt], greedy)
     assert [event["num_cached_tokens"] for event in events(llm.trace, "admitted")] == [0, 12]
@@ -225,13 +251,13 @@ def test_what_happens_to_blocks(stage, small_checkpoint):
     assert evicted == [block for block in taken if block in free[-num_findable:]]
     check_free_blocks(llm)
 
-    llm = stage.LLM(small_checkpoint, device="cpu", trace=True, num_blocks=9, block_size=4, watermark=0.0)
+    llm = stage.traced(small_checkpoint, num_blocks=9, block_size=4, watermark=0.0)
     llm.generate([prompt, other], greedy)
     preempted = events(llm.trace, "preempted")
     assert len(preempted) == llm.stats.num_preemptions > 0
     assert {event["request_id"] for event in preempted} == {"1"}
 
-    llm = stage.LLM(small_checkpoint, device="cpu", trace=True, block_size=4)
+    llm = stage.traced(small_checkpoint, block_size=4)
     llm.generate([prompt], stage.SamplingParams(n=3, max_tokens=4, seed=1, ignore_eos=True))
     assert [(e["index"], e["parent"], e["running"]) for e in events(llm.trace, "forked")] == [
         (1, 0, True),
@@ -245,17 +271,18 @@ def test_what_happens_to_blocks(stage, small_checkpoint):
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_completions_that_never_were_are_not_told(stage, small_checkpoint):
     """A request for three is aborted before its first token, and another one is only scored."""
-    llm = stage.LLM(small_checkpoint, device="cpu", trace=True)
+    llm = traced(stage.stepper(small_checkpoint))
     llm.add_request("gone", [1, 2, 3], stage.SamplingParams(n=3))
     llm.abort_request("gone")
-    llm.generate([[4, 5, 6]], stage.SamplingParams(n=2, max_tokens=0, prompt_logprobs=0))
-    assert [(e["request_id"], e["index"]) for e in events(llm.trace, "finished")] == [("gone", 0), ("1", 0)]
+    llm.add_request("scored", [4, 5, 6], stage.SamplingParams(n=2, max_tokens=0, prompt_logprobs=0))
+    llm.step()
+    assert [(e["request_id"], e["index"]) for e in events(llm.trace, "finished")] == [("gone", 0), ("scored", 0)]
 
 
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_beams_are_told(stage, small_checkpoint):
     """The tokens of the beams, followed from parent to child, end in the outputs that were cut by max_tokens."""
-    llm = stage.LLM(small_checkpoint, device="cpu", trace=True)
+    llm = stage.traced(small_checkpoint)
     (prompt,) = random_prompts(211, [5])
     (output,) = llm.beam_search([prompt], beam_width=3, max_tokens=5)
     beams = [[]]
@@ -265,12 +292,21 @@ def test_beams_are_told(stage, small_checkpoint):
     assert len(beams) == 3
     assert output.outputs[0].token_ids[:4] in beams
     assert [event["reason"] for event in events(llm.trace, "finished")] == ["beams"]
+    assert [event["prompt_token_ids"] for event in events(llm.trace, "queued")] == [prompt]
+
+
+@pytest.mark.parametrize("stage", STAGES[4:], ids=str)
+def test_the_engine_rests_after_a_beam_search_not_in_it(stage, small_checkpoint):
+    llm, records = stage.LLM(small_checkpoint, device="cpu"), []
+    tracing.look_on(llm, records.append)
+    llm.beam_search([[1, 2, 3]], beam_width=3, max_tokens=5)
+    assert [bool(record.rows) for record in records] == [True] * 5 + [False]
 
 
 @pytest.mark.parametrize("stage", STAGES[3:], ids=str)
 def test_an_interrupted_step_is_told(stage, small_checkpoint, monkeypatch):
     """All wait again, with the tokens that they had."""
-    llm = stage.LLM(small_checkpoint, device="cpu", trace=True)
+    llm = traced(stage.stepper(small_checkpoint))
     forward, calls = llm.engine.runner.forward, []
 
     def failing(batch):
@@ -298,14 +334,16 @@ def test_an_interrupted_step_is_told(stage, small_checkpoint, monkeypatch):
 
 def test_nobody_listens_nothing_is_kept(stage, small_checkpoint):
     llm = stage.LLM(small_checkpoint, device="cpu")
-    llm.generate(random_prompts(211, [3, 4]), stage.SamplingParams(max_tokens=3))
-    tracer = llm._observer
-    assert (tracer._events, tracer._parts, tracer._rows, tracer._named) == ([], {}, [], set())
-    looked = []
-    tracer.listeners.append(looked.append)  # somebody comes later, as the server's page does
-    llm.generate([[1]], stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+    assert llm.engine not in tracing.recorders
+    looked, params = [], stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    tracing.attach(llm, looked.append)
+    llm.generate(random_prompts(211, [3]), params)
+    tracing.detach(llm, looked.append)
+    llm.generate(random_prompts(211, [4]), params)
     assert len(looked) == 3
     assert len(events(looked, "token")) == 3
+    recorder = tracing.recorders[llm.engine]
+    assert (recorder._events, recorder._parts) == ([], {})
 
 
 def test_steps_are_counted_on_when_the_counters_are_not(stage, small_checkpoint):
@@ -318,34 +356,31 @@ def test_steps_are_counted_on_when_the_counters_are_not(stage, small_checkpoint)
 
 @pytest.mark.parametrize("stage", STAGES[3:], ids=str)
 def test_who_is_aborted_last_is_told_though_no_step_comes(stage, small_checkpoint):
-    """Whenever the engine comes to rest there is a record without rows, and one only."""
+    """Whenever the engine comes to rest there is a record without rows, and one only, for those that want it."""
     params = stage.SamplingParams(max_tokens=100, ignore_eos=True)
-
-    async def look(engine):
-        async for _ in engine.generate([1, 2, 3], params):
-            break  # who listens no more aborts
-
-    with stage.part("llm").AsyncLLM(model=small_checkpoint, device="cpu", trace=True) as engine:
-        asyncio.run(look(engine))
-        deadline = time.monotonic() + 60
-        while engine.llm.trace[-1].rows:
-            assert time.monotonic() < deadline, "there is no such record"
-            time.sleep(0.01)
-        engine.complete([4, 5], stage.SamplingParams(max_tokens=2, ignore_eos=True))
-        trace = engine.llm.trace
+    llm, trace = stage.LLM(small_checkpoint, device="cpu"), []
+    tracing.look_on(llm, trace.append)
+    stream = llm.stream([[1, 2, 3]], params)
+    next(stream)
+    stream.close()
+    assert unfinished(llm) == []
+    assert not trace[-1].rows
+    llm.generate([[4, 5]], stage.SamplingParams(max_tokens=2, ignore_eos=True))
     rests = [step for step in trace if not step.rows]
     assert [event["reason"] for event in events(rests[:1], "finished")] == ["abort"]
     assert (rests[0].parts, rests[0].seconds) == ({}, 0.0)
     if stage.number >= 5:
         assert events(rests[:1], "released")  # its blocks are free
-    assert [events([step], "finished") for step in rests[1:]] == [[]] * (trace[-1].rows == [])  # after the second one
+    assert len(rests) == 2
+    assert trace[-1] is rests[1]
+    assert not events(rests[1:], "finished")
     for number, step in enumerate(trace):
         check_step(json.loads(json.dumps(whole_step(step.to_dict()))), number)
 
 
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_an_interrupted_beam_search_is_gone(stage, small_checkpoint, monkeypatch):
-    llm = stage.LLM(small_checkpoint, device="cpu", trace=True)
+    llm = stage.traced(small_checkpoint)
     forward, calls = llm.engine.runner.forward, []
 
     def failing(batch):
@@ -358,7 +393,7 @@ def test_an_interrupted_beam_search_is_gone(stage, small_checkpoint, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         llm.beam_search([[1, 2, 3]], beam_width=2, max_tokens=6)
     llm.generate([[4, 5]], stage.SamplingParams(max_tokens=2, ignore_eos=True))
-    *_, last = states(Trace("made", llm.trace_header, list(lines_of(llm))[1:]))
+    *_, last = states(Trace("made", llm.trace_header, list(lines_of(llm.traced))[1:]))
     assert [completion.status for completion in last.completions.values()] == ["gone", "gone", "finished"]
 
 
@@ -368,7 +403,7 @@ def test_an_interrupted_beam_search_is_gone(stage, small_checkpoint, monkeypatch
 def test_a_trace_ends_with_the_engine_at_rest(stage, small_checkpoint):
     """All are finished and no memory is held, in a record of its own; it is no forward pass, and is not counted."""
     llm = run(stage, small_checkpoint, max_num_seqs=2)
-    header, *steps = json.loads(json.dumps(list(lines_of(llm))))
+    header, *steps = json.loads(json.dumps(list(lines_of(llm.traced))))
     assert len(steps) == len(llm.trace) + 1 == llm.stats.num_forwards + 1
     for number, step in enumerate(steps):
         check_step(step, number)
@@ -381,19 +416,19 @@ def test_a_trace_ends_with_the_engine_at_rest(stage, small_checkpoint):
 
 @pytest.mark.parametrize("stage", STAGES[3:], ids=str)
 def test_a_trace_of_an_engine_that_is_not_done_has_no_such_end(stage, small_checkpoint):
-    llm = stage.LLM(small_checkpoint, device="cpu", trace=True)
+    llm = traced(stage.stepper(small_checkpoint))
     llm.add_request("a", [1, 2, 3], stage.SamplingParams(max_tokens=5, ignore_eos=True))
     llm.step()
-    assert list(lines_of(llm))[-1]["rows"]
+    assert list(lines_of(llm.traced))[-1]["rows"]
     while llm.has_unfinished_requests():
         llm.step()
-    assert not list(lines_of(llm))[-1]["rows"]
+    assert not list(lines_of(llm.traced))[-1]["rows"]
 
 
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_several_completions_and_beams_end_too(stage, small_checkpoint):
-    llm = stage.LLM(small_checkpoint, device="cpu", trace=True)
+    llm = stage.traced(small_checkpoint)
     llm.generate([[1, 2]], stage.SamplingParams(n=3, max_tokens=4, seed=1, ignore_eos=True))
-    assert not list(lines_of(llm))[-1]["rows"]
+    assert not list(lines_of(llm.traced))[-1]["rows"]
     llm.beam_search([[3, 4]], beam_width=3, max_tokens=5)
-    assert not list(lines_of(llm))[-1]["rows"]
+    assert not list(lines_of(llm.traced))[-1]["rows"]

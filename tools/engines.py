@@ -122,29 +122,35 @@ class Stage(stages.Stage):
 
 
 def traced(llm: Any) -> Any:
-    """Trace an LLM from now on; its attribute `trace` has the records, and `trace_header` what it is."""
-    trace = tracing.Trace(llm)
-    llm.trace, llm.trace_header = trace.records, trace.header
+    """Trace an LLM, or a Stepper, from now on; its attribute `trace` has the records, and `trace_header` what it is."""
+    llm.traced = tracing.Trace(llm)
+    llm.trace, llm.trace_header = llm.traced.records, llm.traced.header
     return llm
 
 
 class Stepper:
-    """The engine of stage 4 or later without its thread: whoever has it steps it, as vLLM's LLMEngine.
+    """The engine of stage 4 or later, or one that is made like it, without its thread: its caller runs the steps, as of
+    vLLM's LLMEngine.
 
     Attributes:
         engine: the stage's.
         unfinished: the requests that wait or run, by their ids.
     """
 
-    def __init__(self, stage: Stage, model: str, **options):
+    def __init__(self, stage: "Stage | OwnEngine", model: str, **options):
         self.stage = stage
-        self.engine = stage.part("engine").Engine(stage.EngineConfig(model, **options))
+        self.engine = stage.part("engine").Engine(stage.part("config").EngineConfig(model, **options))
         self.inputs = stage.part("intake").Intake(self.engine, stage.part("request").Request)
         self.unfinished: dict[str, Any] = {}
+        self._ended: list[Any] = []  # in a step that failed after their last token
 
     @property
     def stats(self) -> Any:
         return self.engine.stats
+
+    @stats.setter
+    def stats(self, stats: Any) -> None:
+        self.engine.stats = stats
 
     def add_request(self, request_id: str, prompt: Any, params: Any = None, *, priority: int = 0) -> None:
         """Raises ValueError if the prompt or a parameter is wrong, or an unfinished request has this id."""
@@ -157,15 +163,22 @@ class Stepper:
         self.engine.add(request)
 
     def step(self) -> list[Any]:
-        """Run one step; returns the results so far of the requests that got a token."""
+        """Run one step; returns the results so far of the requests that got a token. If it fails, all start over."""
         import torch
 
         if not self.unfinished:
             return []
-        with torch.inference_mode():
-            updated = self.engine.step()
+        updated, self._ended = self._ended, []
+        try:
+            with torch.inference_mode():
+                updated += self.engine.step()
+        except BaseException:
+            unfinished = list(self.unfinished.values())
+            self._ended = [c for r in unfinished for c in getattr(r, "group", [r]) if c.finished]
+            self.engine.restart(unfinished)
+            raise
         requests = dict.fromkeys(getattr(completion, "group", [completion])[0] for completion in updated)
-        outputs = [self.stage.RequestOutput.of(request) for request in requests]
+        outputs = [self.stage.part("outputs").RequestOutput.of(request) for request in requests]
         for output in outputs:
             if output.finished:
                 self.engine.stats.count_ended(self.unfinished.pop(output.request_id))
@@ -203,7 +216,12 @@ class OwnEngine:
         for part in ("LLM", "SamplingParams"):
             if not hasattr(module, part):
                 raise ValueError(f"{directory} is no engine: its __init__.py has no {part}")
-        self.LLM, self.SamplingParams = module.LLM, module.SamplingParams
+        self.module, self.LLM, self.SamplingParams = name, module.LLM, module.SamplingParams
+
+    def part(self, name: str) -> Any:
+        """A module of it, or of its support. Raises ImportError if it has no such file, or one that fails."""
+        folder = "" if (self.directory / f"{name}.py").is_file() else ".support"
+        return importlib.import_module(f"{self.module}{folder}.{name}")
 
     def __str__(self) -> str:
         return self.directory.name
@@ -218,6 +236,15 @@ class OwnEngine:
                 if unknown is None:
                     raise
                 options = {name: value for name, value in options.items() if name != unknown}
+
+    def stepper(self, model: str | Path, options: dict, **needed):
+        """The same, to be stepped by hand: an LLM with the methods of Stepper; or, if it has the files of stage 4, its
+        Engine, without the thread that would run the steps."""
+        if not (self.directory / "engine_loop.py").is_file():
+            return self.engine(model, options, **needed)
+        config = self.part("config").EngineConfig
+        known = {name: value for name, value in options.items() if hasattr(config, name)}
+        return Stepper(self, str(model), **known, **needed)
 
 
 def unknown_argument(error: TypeError, names: Iterable[str]) -> str | None:

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exercises.grading import expect, require, short
+from stagewise import logit_bias
 
 from .blocks import BLOCK
 from .lab import Lab, Missing, Result, Settings, greedy, prompts_of, seeded
@@ -128,7 +129,7 @@ def check_guesses(lab: Lab) -> None:
     """guesses: the same tokens with them as without, greedy and drawn"""
     prompts = prompts_of(12, 5, seed=11)
     settings: list[Settings] = [
-        {**greedy(NUM), "logit_bias": {prompts[0][0]: 3.0}},
+        {**greedy(NUM), "logits_processors": [logit_bias({prompts[0][0]: 3.0})]},
         seeded(NUM, 3, temperature=0.5),
     ]
     case = "prompts of 12 and 5 tokens, weights='int8'"

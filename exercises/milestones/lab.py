@@ -200,10 +200,17 @@ class Lab:
 
     def llm(self, model: Path | None = None, **options):
         """The engine with a model, whose weights stay what they are. Raises Missing if there is no such option."""
+        return self._made(self.own.engine, model, options)
+
+    def stepper(self, **options):
+        """The same, to be stepped by hand."""
+        return self._made(self.own.stepper, None, options)
+
+    def _made(self, make: Callable, model: Path | None, options: dict):
         usual = {"device": "cpu", "weights": "as-is"}
         usual = {name: value for name, value in usual.items() if name not in options}
         try:
-            return self.own.engine(model or self.model(), usual, **options)
+            return make(model or self.model(), usual, **options)
         except TypeError as error:
             unknown = unknown_argument(error, options)
             if unknown is None:

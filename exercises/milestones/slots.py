@@ -22,7 +22,7 @@ def slot_passes(outputs: Sequence[int], slots: int) -> int:
 
 def stepped(lab: Lab, **options):
     """An engine that is stepped by hand."""
-    llm = lab.llm(**options)
+    llm = lab.stepper(**options)
     for name in NEEDED:
         if not hasattr(llm, name):
             raise Missing(f"LLM has no `{name}`")

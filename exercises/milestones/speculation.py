@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from exercises.grading import expect, require
+from stagewise import logit_bias
 
 from .blocks import BLOCK, num_blocks
 from .lab import END, SIZES, Lab, Missing, Result, Settings, greedy, prompts_of, seeded
@@ -186,7 +187,8 @@ def check_blocks(lab: Lab) -> None:
 def check_lookup(lab: Lab) -> None:
     """prompt lookup: a text that repeats itself takes fewer passes"""
     prompt = prompts_of(3, seed=7)[0]
-    settings = {**greedy(NUM), "logit_bias": {prompt[0]: 100.0}}  # it says one token, again and again
+    again = logit_bias({prompt[0]: 100.0})  # it says one token, again and again
+    settings = {**greedy(NUM), "logits_processors": [again]}
     llm = lab.llm(speculate="ngram", num_drafts=GUESSES, block_size=BLOCK)
     case = f"a text that is one token again and again, {NUM} tokens, speculate='ngram', {GUESSES} guesses a step"
     got, right = lab.run(case, [prompt], settings, llm)[0], without(lab, case, [prompt], settings)[0]

@@ -128,7 +128,7 @@ def test_prediction(work):
     if prediction != work.PREDICTION:
         print(f"your first prediction, {prediction:g}, is the one that counts")
     stage = STAGES[2]
-    llm = stage.LLM("gpt2", load_format="dummy", device="cpu", trace=True)
+    llm = stage.traced("gpt2", load_format="dummy")
     llm.generate([[1] * 8], stage.SamplingParams(max_tokens=10, ignore_eos=True))
     measured = 1 / min(step.seconds for step in llm.trace[1:])
     numbers = torch.ones(1 << 26)  # 256 MB

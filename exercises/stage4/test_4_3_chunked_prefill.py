@@ -5,7 +5,7 @@ import functools
 from exercises.examples import Example, at_random
 from exercises.grading import Wrong, expect
 from exercises.tiny import tiny_engine
-from tools.engines import STAGES
+from tools.engines import STAGES, traced
 
 
 def test_plan(work):
@@ -61,7 +61,7 @@ def test_gap(work):
 def chunks_of_the_engine():
     """Of a prompt of 50 that arrives while three decode, 16 tokens a step."""
     stage = STAGES[3]
-    llm = tiny_engine(stage, n_positions=128, max_num_seqs=4, max_num_batched_tokens=16, trace=True)
+    llm = traced(tiny_engine(stage, n_positions=128, make="stepper", max_num_seqs=4, max_num_batched_tokens=16))
     params = stage.SamplingParams(max_tokens=40, ignore_eos=True)
     for name in ("a", "b", "c"):
         llm.add_request(name, [1, 2], params)

@@ -35,11 +35,10 @@ class Stats:
         self.num_tokens_computed += batch.num_tokens
         self.num_padding_tokens += batch.num_padding_tokens
         self.kv_tokens_reserved += batch.cache.num_tokens
-        self.kv_tokens_used += sum(
-            len(request.prompt_token_ids) + len(request.output_token_ids) for request in batch.live
-        )
         for request in requests:
-            if request.finish_reason == "error":
+            got_token = request.finish_reason != "error"  # which is not in the cache yet
+            self.kv_tokens_used += len(request.prompt_token_ids) + len(request.output_token_ids) - got_token
+            if not got_token:
                 continue
             self.num_output_tokens += 1
             if request.finished:

@@ -5,6 +5,7 @@ What it would read otherwise is refused, by file and key.
 
 import hashlib
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,11 @@ def byte_alphabet() -> dict[str, bytes]:
     others = [byte for byte in range(256) if byte not in printable]
     characters = [chr(byte) for byte in printable] + [chr(256 + n) for n in range(len(others))]
     return {c: bytes([b]) for c, b in zip(characters, printable + others, strict=True)}
+
+
+def convert(path: Path) -> str:
+    """What to do about a directory or file that is not read here."""
+    return f"`stagewise convert {shlex.quote(str(path))} DIRECTORY` makes a directory that can be read, or says why not"
 
 
 def read_text(path: Path) -> str:
@@ -149,10 +155,8 @@ def number_added(directory: Path, path: Path, ids: dict[str, int], listed: list[
             missing |= {token["content"]}
         check_values(f"{directory}: added token {token['content']!r:.60}", token, ADDED)
     if missing or (path.name != "tokenizer.json" and END_OF_TEXT not in texts):
-        raise ValueError(
-            f"{directory}: the added token {min(missing or added)!r:.60} is not the same in all files of the "
-            f"tokenizer; `stagewise convert {directory} DIRECTORY` writes what transformers reads"
-        )
+        why = f"the added token {min(missing or added)!r:.60} is not the same in all files of the tokenizer"
+        raise ValueError(f"{directory}: {why}; {convert(directory)}")
     return added
 
 

@@ -1,44 +1,39 @@
-/* Each kernel by itself, as a call from Python: to measure it, and for steps without one call (forward.c). */
+/* Each kernel by itself, as a call from Python: packing, attention where torch does the rest, tests, measurements. */
 #include "kernels.h"
 
 void pack_alone(char *panels, const char *weight, int64_t format, int64_t out_stride, int64_t in_stride,
                 int64_t out, int64_t in, int kind, int threads) {
-    TOGETHER_DO(threads, pack(team, panels, weight, format, out_stride, in_stride, out, in, kind););
+    PARALLEL(threads, pack(team, panels, weight, format, out_stride, in_stride, out, in, kind););
 }
 
 void linear_alone(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out, const Rows *to,
                   const Linear *next, int threads) {
-    TOGETHER_DO(threads, linear(team, w, x, num_rows, epilogue, out, to, next););
-}
-
-void linear_in_passes_alone(const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
-                            const Rows *to, const Linear *next, float *scratch, int threads) {
-    TOGETHER_DO(threads, linear_in_passes(team, w, x, num_rows, epilogue, out, to, next, scratch););
+    PARALLEL(threads, linear(team, w, x, num_rows, epilogue, out, to, next););
 }
 
 void embed_alone(float *x, const void *wte, const void *wpe, int64_t format, const int64_t *token_ids,
                  const int64_t *positions, int64_t num_tokens, int64_t n_embd, int threads) {
-    TOGETHER_DO(threads, embed(team, x, wte, wpe, format, token_ids, positions, num_tokens, n_embd););
+    PARALLEL(threads, embed(team, x, wte, wpe, format, token_ids, positions, num_tokens, n_embd););
 }
 
 void layer_norm_alone(const Rows *to, const float *x, const int64_t *which, int64_t num_rows, int64_t n_embd,
                       const float *weight, const float *bias, float epsilon, int threads) {
-    TOGETHER_DO(threads, layer_norm(team, to, x, which, num_rows, n_embd, weight, bias, epsilon););
+    PARALLEL(threads, layer_norm(team, to, x, which, num_rows, n_embd, weight, bias, epsilon););
 }
 
 void argmax_alone(int64_t *best, const float *logits, int64_t num_rows, int64_t vocab_size, int threads) {
-    TOGETHER_DO(threads, argmax(team, best, logits, num_rows, vocab_size););
+    PARALLEL(threads, argmax(team, best, logits, num_rows, vocab_size););
 }
 
 void write_kv_alone(const Cache *cache, const Rows *qkv, const Step *step, int threads) {
-    TOGETHER_DO(threads, write_kv(team, cache, qkv, step););
+    PARALLEL(threads, write_kv(team, cache, qkv, step););
 }
 
 int paged_attention_alone(const Rows *out, const Rows *query, const Cache *cache, const Step *step, int kind,
                           int prompts, int threads) {
     Plan plan;
     const int failed = plan_attention(&plan, step, cache, kind, prompts, threads);
-    if (!failed) TOGETHER_DO(threads, paged_attention(team, out, query, cache, step, &plan, kind););
+    if (!failed) PARALLEL(threads, paged_attention(team, out, query, cache, step, &plan, kind););
     free_plan(&plan);
     return failed;
 }

@@ -58,27 +58,23 @@ Model = struct(
     ln_f_bias=PTR,
     head=Linear,
 )
-Workspace = struct(
-    "Workspace", **dict.fromkeys(("x", "scratch"), PTR), **dict.fromkeys(("normed", "qkv", "attended", "inner"), Rows)
-)
+Workspace = struct("Workspace", x=PTR, **dict.fromkeys(("normed", "qkv", "attended", "inner"), Rows))
 
-# The kernels, each by itself (alone.c): what they take.
+# The arguments of each kernel alone (alone.c).
 ALONE = {
     "pack": [PTR, PTR, INT, INT, INT, INT, INT, c_int, c_int],
     "linear": [POINTER(Linear), POINTER(Rows), INT, c_int, PTR, POINTER(Rows), POINTER(Linear), c_int],
-    "linear_in_passes": [POINTER(Linear), POINTER(Rows), INT, c_int, PTR, POINTER(Rows), POINTER(Linear), PTR, c_int],
     "embed": [PTR, PTR, PTR, INT, PTR, PTR, INT, INT, c_int],
     "layer_norm": [POINTER(Rows), PTR, PTR, INT, INT, PTR, PTR, c_float, c_int],
     "argmax": [PTR, PTR, INT, INT, c_int],
     "write_kv": [POINTER(Cache), POINTER(Rows), POINTER(Step), c_int],
     "paged_attention": [POINTER(Rows), POINTER(Rows), POINTER(Cache), POINTER(Step), c_int, c_int, c_int],
-    "keep_last": [POINTER(Workspace), INT, POINTER(Step), PTR, POINTER(Step)],
 }
-FORWARD = [POINTER(Model), POINTER(Workspace), POINTER(Cache), POINTER(Step), PTR, *[c_int] * 5]
-STORE, ADD, TO_ROWS, GELU = range(4)  # what becomes of a linear layer's result (kernels.h)
+FORWARD = [POINTER(Model), POINTER(Workspace), POINTER(Cache), POINTER(Step), PTR, *[c_int] * 3]
+STORE, ADD, TO_ROWS, GELU = range(4)  # what to do with a linear layer's result (kernels.h)
 
 
-# --- What others call: attention by itself, as attention.py has it, and the best token ------------------------------
+# --- For the rest of the stage: attention alone, as attention.py has it; the best token -----------------------------
 
 
 def paged_attention(
@@ -116,7 +112,7 @@ def paged_attention(
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """The first of the largest of each row; -1 if that is no finite number. [n_rows, vocab_size] float32 -> [n_rows]"""
+    """The first of the largest of each row; -1 if that is not finite. [n_rows, vocab_size] float32 -> [n_rows]"""
     logits, best = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64, device="cpu")
     pointers = address(best, torch.int64), address(logits, torch.float32)
     load_kernel().argmax(*pointers, *logits.shape, torch.get_num_threads())
@@ -135,12 +131,11 @@ def cache_struct(k_cache: Tensor, v_cache: Tensor) -> Structure:
     return Cache(*pointers, *k_cache.shape[1:], DTYPES[k_cache.dtype])
 
 
-def pack(weight: Tensor, kind: str, room: Callable[[int], Tensor] | None = None) -> Tensor:
-    """A matrix in panels of 32 columns, as product.c describes them: [out, in] of any strides ->
-    uint8 [num_bytes], in memory that `room` gives."""
+def pack(weight: Tensor, kind: str, alloc: Callable[[int], Tensor] | None = None) -> Tensor:
+    """A matrix in panels of 32 columns (product.c): [out, in] of any strides -> uint8 [num_bytes], from `alloc`."""
     (out, in_), size = weight.shape, 4 if kind in ("fma_float32", "tiles_split") else 2
     num_bytes = round_up(out, 32) * round_up(in_, 32) * size
-    panels = room(num_bytes) if room else torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+    panels = alloc(num_bytes) if alloc else torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
     pointers = address(panels, torch.uint8), address(weight, *DTYPES, any_strides=True)
     sizes = (DTYPES[weight.dtype], *weight.stride(), out, in_, KINDS[kind][0])
     load_kernel().pack(*pointers, *sizes, torch.get_num_threads())
@@ -148,8 +143,8 @@ def pack(weight: Tensor, kind: str, room: Callable[[int], Tensor] | None = None)
 
 
 def address(tensor: Tensor, *dtypes: torch.dtype, any_strides: bool = False) -> int:
-    """Where a tensor's numbers lie. C believes what it is told, so this is the last place to look: raises TypeError
-    unless they are of one of these types, without gaps (where C is not told the strides), and on the CPU."""
+    """The address of a tensor's numbers. C checks nothing, so this is the last check: raises TypeError unless they are
+    of one of these types, contiguous (where C is not told the strides), and on the CPU."""
     if tensor.dtype not in dtypes or not (any_strides or tensor.is_contiguous()) or not tensor.is_cpu:
         wanted = " or ".join(map(str, dtypes))
         raise TypeError(
@@ -164,7 +159,7 @@ def round_up(n: int, to: int) -> int:
 
 
 def has_kind(kind: str) -> bool:
-    """Whether this CPU has what a kind of product needs."""
+    """Whether this CPU has a kind of product."""
     return bool(load_kernel().has_kind(KINDS[kind][0]))
 
 
@@ -183,7 +178,7 @@ def load_kernel() -> ctypes.CDLL:
         function.argtypes, function.restype = types, None
         setattr(library, name, function)
     library.forward.argtypes, library.has_kind.argtypes = FORWARD, [c_int]
-    for function in (library.forward, library.paged_attention):  # those that need memory of their own
+    for function in (library.forward, library.paged_attention):  # these allocate memory
         function.restype, function.errcheck = c_int, check_memory  # pyright: ignore[reportAttributeAccessIssue]
     return library
 

@@ -1,9 +1,7 @@
-/* Weights -> panels (see product.c), once, when a model is loaded. Each number is read where it lies and written
- * where it belongs: no copy of a matrix between the two. */
+/* Weights -> panels (see product.c), once, when a model is loaded, without a copy of the matrix in between. */
 #include "kernels.h"
 
-/* Where the weight of input i and column c lies in a panel, in numbers of its format; of a SPLIT, its upper
- * half. */
+/* Where a panel has the weight of input i and column c, in numbers of its format; of a SPLIT, its upper half. */
 INLINE int64_t place(int kind, int64_t i, int64_t c) {
     switch (kind) {
         case FMA_FLOAT32: return i * PANEL + c;
@@ -29,7 +27,7 @@ INLINE void pack_panel(char *panel, const char *weight, const int format, int64_
 
 void pack(const Team *team, char *panels, const char *weight, int64_t format, int64_t out_stride,
           int64_t in_stride, int64_t out, int64_t in, int kind) {
-    EACH(p, (out + PANEL - 1) / PANEL, team) {
+    PARALLEL_FOR(p, (out + PANEL - 1) / PANEL, team) {
         const int64_t columns = out - p * PANEL < PANEL ? out - p * PANEL : PANEL;
         const char *from = weight + p * PANEL * out_stride * size_of((int)format);
         char *panel = panels + p * panel_bytes(kind, in);

@@ -1,21 +1,19 @@
-/* Attention for many queries of a request: two matrix products with a softmax between them, by the loops of
- * product.c.
+/* Attention for many queries of a request: two matrix products with a softmax between them, by the loops of product.c.
  *
- * A request's keys and values of one head are packed into panels first, from wherever its blocks lie. That is
- * worth it as each panel is then used by every block of 32 queries. A block's scores are all kept (32 x 1,024
- * of them fill half of a level 2 cache at most), so the softmax needs no second thoughts: maximum,
- * exponentials, sum; the division comes last.
+ * First, one head's keys and values are packed into panels, from wherever the request's blocks lie. That pays because
+ * every block of 32 queries uses each panel. All scores of a block are kept (32 x 1,024 of them fill at most half of a
+ * level 2 cache), so the softmax is simple: maximum, exponentials, sum; the division comes last.
  *
- * One head's numbers lie far apart: in blocks anywhere, and in rows of all heads. The CPU's prefetcher does not
- * follow, so the kernel asks: for the next block of keys and of values while it packs one, and for the next
- * queries and the places of the results in the softmax, when memory has nothing else to do.
+ * One head's numbers lie far apart: in blocks anywhere, and in rows of all heads. The CPU's prefetcher can't follow, so
+ * the kernel prefetches: the next block of keys and of values while it packs one; the next queries, and the places of
+ * the results, during the softmax, when memory is idle.
  */
 #include <math.h>
 #include "kernels.h"
 
 #define VECS (PANEL / LANES)
 
-/* Where a key begins, and where its value does, in numbers of the cache. */
+/* Where a key and its value begin, in numbers of the cache. */
 INLINE int64_t key_at(const Cache *c, const int64_t *table, int64_t head, int64_t key) {
     const int64_t block = table[key / c->block_size], row = key % c->block_size;
     return (block * c->n_head + head) * c->head_dim * c->block_size + row;
@@ -26,12 +24,12 @@ INLINE int64_t value_at(const Cache *c, const int64_t *table, int64_t head, int6
     return ((block * c->n_head + head) * c->block_size + row) * c->head_dim;
 }
 
-/* A key of the next block, or, if there is none, the last one. */
+/* A key of the next block; the last key if there is none. */
 INLINE int64_t of_next_block(const Cache *c, int64_t key, int64_t num_keys) {
     return key + c->block_size < num_keys ? key + c->block_size : num_keys - 1;
 }
 
-/* LANES columns of a panel: those of inputs i and i + 1. */
+/* LANES columns of inputs i and i + 1 of a panel. */
 INLINE void pack_two(char *panel, int format, int64_t i, int64_t column, vec first, vec second) {
     if (format == FLOAT32) {
         store((float *)panel + i * PANEL + column, first);
@@ -41,7 +39,7 @@ INLINE void pack_two(char *panel, int format, int64_t i, int64_t column, vec fir
     }
 }
 
-/* Keys become columns: [dim, 32 keys] panels. What is no key, and no dimension, becomes zero. */
+/* Keys become columns: [dim, 32 keys] panels, padded with zeros. */
 INLINE void pack_keys(char *panels, int kind, const Cache *c, const int64_t *table, int64_t head,
                       int64_t num_keys, const int format) {
     const int64_t size = size_of(format);
@@ -96,8 +94,7 @@ static void multiply(int kind, const Rows *rows, int64_t count, const char *pane
                 stride, panel, 0);
 }
 
-/* Compiled once, for decodes as well: what the compiler makes of it in one place, it need not make of it in
- * another. */
+/* Compiled once, for decodes too: inlined in two places, it might not give the same bits in both. */
 __attribute__((noinline)) float softmax(float *scores, int64_t visible, int64_t padded, const Rows *weights,
                                         int64_t row) {
     const int64_t whole = visible / LANES * LANES;
@@ -157,8 +154,8 @@ void prefill_attention(const Rows *out, const Rows *query, const Cache *c, const
         for (int64_t p = 0; p < padded / PANEL; p++)
             multiply(kind, &q, count, key_panels + p * key_panel, dim, scores + p * PANEL, wide / 4);
         for (int64_t r = 0; r < count; r++) {
-            ask_for(out, row + r, column, c->head_dim, 1);
-            if (first + BLOCK + r < num_queries) ask_for(query, row + BLOCK + r, column, c->head_dim, 0);
+            prefetch_row(out, row + r, column, c->head_dim, 1);
+            if (first + BLOCK + r < num_queries) prefetch_row(query, row + BLOCK + r, column, c->head_dim, 0);
             sums[r] = softmax(scores + r * wide / 4, position + first + r + 1, padded, &weights, r);
         }
         for (int64_t p = 0; p < dim / PANEL; p++)

@@ -1,7 +1,5 @@
-/* Vectors as wide as the CPU's registers, and the formats of numbers.
- *
- * Their types are the compiler's (GCC's and Clang's) own: the same text becomes AVX-512, AVX2, SSE or NEON.
- */
+/* Vectors as wide as the CPU's registers, and the formats of numbers. The vector types are GCC's and Clang's: the same
+ * text becomes AVX-512, AVX2, SSE or NEON. */
 #ifndef VECTORS_H
 #define VECTORS_H
 #include <stdint.h>
@@ -47,8 +45,8 @@ INLINE vec splat_bits(int32_t x) {
 }
 INLINE vec load(const float *from) { return *(const vec *)from; }
 INLINE void store(float *to, vec x) { *(vec *)to = x; }
-/* sum + a * b, rounded once where the CPU can. The compiler may fuse the two by itself, and may not, here and there
- * or at another level: with this, all that adds in the same order gives the same bits. */
+/* sum + a * b, rounded once where the CPU can. Left alone, the compiler fuses the two in one place and not in another;
+ * spelled out, everything that adds in the same order gives the same bits. */
 INLINE vec multiply_add(vec sum, vec a, vec b) {
 #ifdef __AVX512F__
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -130,7 +128,7 @@ INLINE void interleave(vec *two) {
 #endif
 }
 
-/* sum += a0 * w0 + a1 * w1, where `pairs` holds the a's and w the w's. Who compiles may bring their own. */
+/* sum += a0 * w0 + a1 * w1, where `pairs` holds the a's and w the w's. Tests may define their own. */
 #if defined(HAS_DOT)
 #elif defined(__AVX512BF16__)
 #define HAS_DOT
@@ -171,13 +169,13 @@ INLINE hvec to_bfloat16(vec x) {
 INLINE hvec to_float16(vec x) {
     const ivec bits = (ivec)x, magnitude = bits & 0x7fffffff;
     const ivec usual = (magnitude - (112 << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13; /* another bias */
-    const ivec small = (ivec)((vec)magnitude + 0.5f) - 0x3f000000; /* 0.5 has 24 bits behind the point */
+    const ivec small = (ivec)((vec)magnitude + 0.5f) - 0x3f000000; /* 0.5 has 24 bits after the point */
     const ivec tiny = magnitude < 0x38800000, large = magnitude > 0x47800000, nan = magnitude > 0x7f800000;
     const ivec half = (small & tiny) | (usual & ~tiny & ~large) | (large & 0x7c00) | (nan & 0x200);
     return __builtin_convertvector(half | (bits >> 16 & 0x8000), hvec);
 }
 
-/* 1 / x to 1e-7: an estimate and one step of Newton's method. A division would take three times as long. */
+/* 1 / x to 1e-7: an estimate and a step of Newton's method, three times as fast as a division. */
 INLINE vec reciprocal(vec x) {
 #if defined(__AVX512F__)
     const vec r = (vec)_mm512_rcp14_ps((__m512)x);
@@ -191,10 +189,9 @@ INLINE vec reciprocal(vec x) {
 #endif
 }
 
-/* e^x for x <= 0, to 3e-7: 2^n 2^r with |r| <= 1/2, and 2^r by the polynomial of degree 5 that is closest to
- * it there. */
+/* e^x for x <= 0, to 3e-7: 2^n 2^r with |r| <= 1/2, and 2^r by the closest polynomial of degree 5. */
 INLINE vec exponential(vec x) {
-    /* Adding 1.5 * 2^23 leaves no bits behind the point. */
+    /* Adding 1.5 * 2^23 leaves no bits after the point. */
     const vec rounded = larger(x, splat(-87.0f)) * 1.44269504f + 12582912.0f;
     const vec r = larger(x, splat(-87.0f)) * 1.44269504f - (rounded - 12582912.0f);
     vec p = r * 1.32764715e-3f + 9.67554159e-3f;
@@ -202,9 +199,9 @@ INLINE vec exponential(vec x) {
     return (vec)((ivec)p + ((ivec)rounded << 23)); /* n is in the lowest bits, and is added to the exponent */
 }
 
-/* A matrix of activations, row behind row. What products read has room for a whole number of vectors and 32s
- * in each row, and zeros behind its last number (rows() in fast_model.py); other rows are read and written by
- * read_row and write_some. The second halves of a SPLIT lie `plane` bytes on. */
+/* A matrix of activations, row by row. Rows that products read have room for whole vectors and a multiple of 32
+ * numbers, with zeros after the last one (rows() in fast_model.py); others are read and written by read_row and
+ * write_some. The lower halves of a SPLIT lie `plane` bytes further on. */
 typedef struct {
     char *data;
     int64_t stride, plane; /* bytes */
@@ -226,9 +223,9 @@ INLINE void write_row(const Rows *to, int64_t row, int64_t column, vec x) {
     if (to->format == SPLIT) *(hvec *)(at + to->plane) = to_bfloat16(x - fetch(&high, BFLOAT16));
 }
 
-/* Prefetch `count` numbers of a row, to read them (not of a SPLIT) or to write there: for that, too, the CPU has
- * to have a line of memory. Clang wants to see which of the two it is. */
-INLINE void ask_for(const Rows *rows, int64_t row, int64_t column, int64_t count, const int writing) {
+/* Prefetch `count` numbers of a row, to read them (not of a SPLIT) or to write there, which also needs the cache line.
+ * Clang wants to see which of the two it is. */
+INLINE void prefetch_row(const Rows *rows, int64_t row, int64_t column, int64_t count, const int writing) {
     const int64_t size = size_of((int)rows->format);
     const char *at = rows->data + row * rows->stride + column * size;
     for (int64_t i = 0; i < count * size; i += 64) {
@@ -238,7 +235,7 @@ INLINE void ask_for(const Rows *rows, int64_t row, int64_t column, int64_t count
     }
 }
 
-/* `count` floats, at most a vector; zeros behind them. */
+/* `count` floats, at most a vector, then zeros. */
 INLINE vec load_some(const float *from, int64_t count) {
     if (count >= LANES) return load(from);
     vec x = {0};

@@ -1,12 +1,11 @@
-"""Loads torch, and sets how long the threads of its OpenMP runtime wait before they sleep.
+"""Loads torch with an OpenMP runtime whose threads wait briefly.
 
-GNU's runtime lets a thread that has nothing to do spin for some milliseconds, in case there is more soon.
-What is soon is a millisecond here, from a step to the next. To spin longer takes a core from everybody else, and in
-company from the engine's own next step: the system lets those wait who have used up their time. Within a step the
-kernels' threads wait in their own way (kernels/team.h).
+GNU's runtime lets a thread that has nothing to do spin for some milliseconds, in case there is more soon. Between two
+steps that is a millisecond. To spin longer takes a core from other programs, and then the system makes the engine's own
+next step wait. (Within a step the kernels' threads wait in their own way: kernels/team.h.)
 
 The runtime reads its settings when torch loads it, so this is imported before torch. That takes two seconds, in which
-the kernels are compiled, if they have to be.
+the kernels are compiled if they have to be.
 """
 
 import os
@@ -15,23 +14,21 @@ import sys
 
 from . import compiler
 
-SPIN_COUNT = "60000"  # turns of a loop: one to three milliseconds, by CPU, what Python takes between two steps
+SPIN_COUNT = "60000"  # turns of a loop: one to three milliseconds, by CPU
 
 
 def load_torch() -> bool:
-    """Load torch, with a runtime that spins briefly. Returns whether it does: not if torch was there before, or if the
-    user has set it otherwise."""
+    """Load torch. Returns whether its threads wait briefly: not if torch was there before, nor against the user."""
     if "torch" in sys.modules:
         return False
     compiler.begin()
     if platform.system() != "Linux":
         return False
-    chosen = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
-    if chosen:
+    if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         return os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
     os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
     try:
-        import torch  # noqa: F401 (reads it now, and never again)
+        import torch  # noqa: F401
     finally:
         del os.environ["GOMP_SPINCOUNT"]  # programs that this one starts decide for themselves
     return True

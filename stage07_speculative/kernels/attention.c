@@ -1,41 +1,35 @@
 /* Attention over a paged KV cache, on a CPU. One call does one layer of one step.
  *
- * The step's tokens stand one behind the other: request i owns the queries query_start_loc[i] to
- * query_start_loc[i + 1], and has seq_lens[i] keys; its queries belong to the last of them. Position p of it
- * is row p % block_size of the block block_tables[i][p / block_size].
+ * The tokens of a step are concatenated: request i owns the queries query_start_loc[i] to query_start_loc[i + 1], and
+ * has seq_lens[i] keys, the last of which are those queries' own. Position p of a request is row p % block_size of the
+ * block block_tables[i][p / block_size].
  *
  *   query    [num_tokens, n_head * head_dim]             float32, or the type of the cache
  *   keys     [num_blocks, n_head, head_dim, block_size]  float32, bfloat16 or float16; keys transposed
  *   values   [num_blocks, n_head, block_size, head_dim]  the same type
  *   out      [num_tokens, n_head * head_dim]             rows for the next product
  *
- * A query's result has the same bits however many queries are computed with it. So there is one order in which
- * its sums are taken: a score's products by dimension, from the first one on; the weights by `softmax`, whose
- * maximum is known before the first exponential; the weighted values by position, from the first key on. That
- * is the order of product.c, and it leaves no room for the online softmax, which scales what it has whenever
- * it meets a larger score, and so depends on where its tiles begin.
+ * A query's result has the same bits however many queries are computed with it, because all sums have one order: a
+ * score's products by dimension; the weights by `softmax`, which knows the maximum before the first exponential; the
+ * weighted values by position. This is the order of product.c. It rules out the online softmax, which rescales its sums
+ * whenever it meets a larger score, and so depends on where its tiles begin.
  *
- * There are two ways to walk in this order. A request with many queries (a prefill) is two matrix products, see
- * prefill_attention.c. One with few queries (a decode) is here, and for it memory is the limit: it does two
- * operations with each number that it reads. So keys and values are read once, from where they lie, and the
- * arithmetic is arranged so that it keeps up:
+ * A request with many queries (a prefill) is two matrix products: prefill_attention.c. One with few queries (a decode)
+ * is here. Its limit is memory, as it does two operations with each number that it reads. So keys and values are read
+ * once, from where they lie, and the arithmetic has to keep up:
  *
- * - The work is cut into items: some heads of one request, for up to QUERIES of its queries. Threads take
- *   them as they come.
- * - Transposed keys lie side by side, so a vector takes one number of each of many keys, and their scores
- *   grow together: scores[0..15] += query[d] * keys[d][0..15]. With whole keys behind each other every single
- *   score would have to be summed up across a vector, which costs more than its products.
- * - A sum waits for the one before it, so some are computed side by side: those of QUERIES queries, or, for a
- *   single one, those of SIDE pieces. A piece is one head's keys, or values, of a tile of 16 positions.
- * - A single query has all heads walk together: a block's heads lie side by side, so memory is read in runs of
- *   48 KB (of GPT-2 small's float32) and not of 4 KB with gaps between them, in which the CPU's prefetcher would
- *   lose the thread each time.
- * - Where the next block lies it can't guess at all. So while a piece is computed, the one that comes AHEAD
- *   pieces later is asked for from memory, into the level 2 cache: four pieces of float32 are 16 KB, half of
- *   what the level 1 cache of many CPUs holds.
+ * - The work is cut into items: some heads of one request, for up to QUERIES of its queries. Threads take one by one.
+ * - Keys are transposed, so a vector holds one dimension of many keys, and their scores grow together:
+ *   scores[0..15] += query[d] * keys[d][0..15]. With whole keys, each score would be a sum across a vector, which costs
+ *   more than its products.
+ * - A sum waits for its last addition, so several are computed side by side: those of QUERIES queries, or, of a single
+ *   query, those of SIDE pieces. A piece is one head's keys, or values, of a tile of 16 positions.
+ * - For a single query, all heads walk together. A block's heads lie side by side, so memory is read in runs of 48 KB
+ *   (GPT-2 small, float32). Head by head it would be 4 KB, and the CPU's prefetcher would start over each time.
+ * - It can't guess where the next block lies. So the piece AHEAD pieces later is prefetched into the level 2 cache:
+ *   four pieces of float32 are 16 KB, half of the level 1 cache of many CPUs.
  *
- * All GPT-2s have head_dim 64; they, with blocks of 16, 32, ... tokens, are what this is for. All other sizes
- * go through products.
+ * This is for GPT-2's head_dim of 64 and blocks of 16, 32, ... tokens. All other sizes go through products.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -44,16 +38,16 @@
 #define TILE 16 /* keys */
 #define VECS (TILE / LANES)
 #define DIM 64       /* the head_dim of every GPT-2 */
-#define QUERIES 8    /* of a head, that are computed together */
-#define HEADS 16     /* of a single query, that walk together */
-#define SIDE 4       /* pieces whose scores are computed side by side, for a single query */
+#define QUERIES 8    /* of a head, computed together */
+#define HEADS 16     /* of a single query, computed together */
+#define SIDE 4       /* pieces of a single query whose scores are computed side by side */
 #define AHEAD 4      /* pieces */
-#define LOCATED 64   /* pieces that are looked up at a time */
-#define LINE 64      /* bytes that memory gives at once */
-#define PROMPT 8     /* from so many queries on, packing a request's keys for products pays */
+#define LOCATED 64   /* pieces looked up at a time */
+#define LINE 64      /* bytes of a cache line */
+#define PROMPT 8     /* queries from which packing a request's keys for products pays */
 
-/* Some heads of one query, or some queries of one head, that walk along the keys together. A pair is a head and
- * a query: pair h * max_rows + r is head h of query r. */
+/* Some heads of one query, or some queries of one head, which walk along the keys together. Pair h * max_rows + r is
+ * head h of query r. */
 #define PAIRS (HEADS > QUERIES ? HEADS : QUERIES)
 typedef struct {
     const Cache *cache;
@@ -62,31 +56,30 @@ typedef struct {
     int64_t row, position; /* the first query's row in these, and its position in the request */
     int64_t head;          /* the first one */
     int heads, rows;
-    Rows scores, weights; /* [PAIRS, keys]; in the same memory */
+    Rows scores, weights; /* [PAIRS, keys], in the same memory */
 } Walk;
 
 typedef struct {
     float query[PAIRS][DIM]; /* or pairs of bfloat16s, for dots */
     float sum[PAIRS];        /* of the weights */
     vec weighted[PAIRS][DIM / LANES];
-    vec even[PAIRS][DIM / LANES], odd[PAIRS][DIM / LANES]; /* what is still to be added to it, as tiles do */
+    vec even[PAIRS][DIM / LANES], odd[PAIRS][DIM / LANES]; /* sums not yet added to it, see TILE_INPUTS */
 } State;
 
-/* max_rows, 1 or QUERIES, format and kind are constants wherever the functions below are called. So for each
- * combination the inline ones become one routine, with loops of fixed length and sums in registers. The
- * others are compiled once for all: they are a small part of the work, and six copies took the compiler four
- * to six seconds.
+/* max_rows (1 or QUERIES), format and kind are constants wherever the functions below are called. So the inline ones
+ * become one routine for each combination, with loops of fixed length and sums in registers. The others, a small part
+ * of the work, are compiled once: six copies took the compiler four to six seconds.
  *
- * TILES_BFLOAT16 is here the sum that a tile gives, by vectors: the products of TILE_INPUTS inputs, the even and
- * the odd ones by themselves, before they are added. See `as_tiles`. */
+ * TILES_BFLOAT16 means here: by vectors, but in the order of a tile, which sums the even and the odd ones of
+ * TILE_INPUTS inputs separately before it adds them. See `as_tiles`. */
 #define TILE_INPUTS 32
 
-/* A row of bfloat16s -> floats in the same place. */
+/* A row of bfloat16s -> floats, in place. */
 INLINE void as_floats(float *row, int64_t count) {
     for (int64_t i = count - LANES; i >= 0; i -= LANES) store(row + i, fetch((const char *)row + 2 * i, BFLOAT16));
 }
 
-/* There may be fewer than max_rows queries: the others are zero, and what becomes of them is not read. */
+/* With fewer than max_rows queries, the others are zero, and their results are not read. */
 NOINLINE void load_queries(State *s, const Walk *w, const int max_rows, int kind) {
     const Rows to = {(char *)s->query, sizeof(s->query[0]), 0, w->weights.format};
     const float scale = 1 / sqrtf(DIM);
@@ -109,8 +102,8 @@ typedef struct {
     int head;
 } Piece;
 
-/* The pieces from number `first` on, in the order in which they are read: the keys of all heads, tile by tile as
- * they lie in memory, then their values. Behind the last one, any address does. */
+/* The pieces from number `first` on, in reading order: the keys of all heads, tile by tile as they lie in memory, then
+ * their values. After the last one, any address will do. */
 NOINLINE void locate(Piece *to, const Walk *w, int64_t first, int count, int64_t tiles) {
     const Cache *c = w->cache;
     const int64_t in_block = c->block_size / TILE, size = size_of((int)c->format);
@@ -128,9 +121,8 @@ NOINLINE void locate(Piece *to, const Walk *w, int64_t first, int count, int64_t
     }
 }
 
-/* Vectors are read two by two where there are two. Of bfloat16, 32 bits hold two numbers; a shift makes a
- * vector of the first ones, a mask one of the second ones, where each by itself would take a load that widens.
- * `in_order` undoes that. */
+/* Vectors are read two at a time where there are two. 32 bits hold two bfloat16s: a shift gives a vector of the first
+ * ones and a mask one of the second ones, without a load that widens for each. `in_order` undoes the shuffle. */
 #define TWO(vectors) ((vectors) > 1 ? 2 : 1)
 INLINE void fetch_two(vec *to, const char *from, const int vectors, const int format) {
     for (int v = 0; v < TWO(vectors); v++)
@@ -142,13 +134,12 @@ INLINE void in_order(vec *two, const int vectors, const int format) {
     if (format == BFLOAT16 && vectors > 1) interleave(two);
 }
 
-/* The scores of some pieces' keys, for some queries each; of pieces or queries, there is one. scores, query: for
- * each piece and query. ahead: pieces that are asked for meanwhile. stride: bytes from one dimension of the keys to
- * the next. */
+/* The scores of one query with several pieces' keys, or of several queries with one piece's. scores, query: for each
+ * piece and query. ahead: pieces to prefetch. stride: bytes from one dimension of the keys to the next. */
 INLINE void score(float *const *scores, const float *const *query, const char *const *keys,
                   const char *const *ahead, int64_t stride, const int pieces, const int rows, const int format,
                   const int kind) {
-    enum { SOME = 2 }; /* dimensions of a piece, before the next piece's */
+    enum { SOME = 2 }; /* dimensions of a piece at a time */
     vec sum[QUERIES][VECS], even[QUERIES][VECS], odd[QUERIES][VECS];
     for (int i = 0; i < pieces * rows; i++)
         for (int v = 0; v < VECS; v++) sum[i][v] = even[i][v] = odd[i][v] = (vec){0};
@@ -195,13 +186,13 @@ INLINE void score(float *const *scores, const float *const *query, const char *c
         }
 }
 
-/* The first `count` values of a piece, each times its weight. weights: those of each query begin `stride` bytes
- * behind the last one's. */
+/* Add the first `count` values of a piece, each times its weight. stride: bytes from one query's weights to
+ * the next's. */
 INLINE void add_values(vec (*weighted)[DIM / LANES], vec (*even)[DIM / LANES], vec (*odd)[DIM / LANES],
                        const char *weights, int64_t stride, const char *values, const char *ahead, int count,
                        const int rows, const int format, const int kind) {
     const int64_t row = DIM * size_of(format);
-    vec sum[QUERIES][DIM / LANES], other[QUERIES][DIM / LANES]; /* in registers meanwhile */
+    vec sum[QUERIES][DIM / LANES], other[QUERIES][DIM / LANES]; /* in registers */
     memcpy(sum, kind == TILES_BFLOAT16 ? even : weighted, sizeof(sum[0]) * (size_t)rows);
     if (kind == TILES_BFLOAT16) memcpy(other, odd, sizeof(sum[0]) * (size_t)rows);
 #ifdef HAS_DOT
@@ -265,7 +256,7 @@ INLINE void attend(const Walk *w, const int max_rows, const int format, const in
             float *scores[SIDE * QUERIES];
             for (int n = 0; n < all; n++) {
                 const int p = n / max_rows;
-                const Piece *one = &piece[i + p < count ? i + p : count - 1]; /* the last one, again and again */
+                const Piece *one = &piece[i + p < count ? i + p : count - 1]; /* the last one, repeated */
                 const int64_t pair = one->head * max_rows + n % max_rows;
                 keys[p] = one->at, ahead[p] = piece[i + p + AHEAD].at, query[n] = s.query[pair];
                 scores[n] = (float *)(w->scores.data + pair * w->scores.stride) + one->key;
@@ -300,7 +291,7 @@ INLINE void attend(const Walk *w, const int max_rows, const int format, const in
     write_out(&s, w, max_rows, kind == DOT_BFLOAT16 ? FLOAT32 : format);
 }
 
-/* Some heads of a request's queries: of all of them, by products (first < 0), or of up to QUERIES from `first` on. */
+/* Some heads of a request: for all its queries, by products (first < 0), or for up to QUERIES from `first` on. */
 struct Item { int64_t request, first, head, end; };
 
 static void attend_by_fma(const Walk *w) {
@@ -364,8 +355,8 @@ static void decode_attention(const Rows *out, const Rows *query, const Cache *c,
 
 static int64_t decode_attention_bytes(int64_t num_keys) { return PAIRS * row_bytes(num_keys); }
 
-/* Whether vectors give the bits of this CPU's tiles, tried out with a request of TRIED tokens, once. Intel's manual
- * says how a tile adds (vol. 2, TDPBF16PS); where it is not so, decodes take the tiles too, which costs some time. */
+/* Whether vectors give the bits of this CPU's tiles, tried once with a request of TRIED tokens. Intel's manual says how
+ * a tile adds (vol. 2, TDPBF16PS); on a CPU that does otherwise, decodes use the tiles too, which costs some time. */
 static int as_tiles(void) {
 #ifdef __AMX_BF16__
     enum { TRIED = 150, BLOCKS = (TRIED + TILE - 1) / TILE };
@@ -404,7 +395,7 @@ static int as_tiles(void) {
 #endif
 }
 
-/* Whether a request goes through products: they pay for many queries, and they can do every size and kind. */
+/* Whether a request goes through products: they pay for many queries, and handle every size and kind. */
 static int by_products(const Step *step, const Cache *c, int64_t i, int kind, int prompts) {
     const int64_t count = step->query_start_loc[i + 1] - step->query_start_loc[i];
     return (prompts && count >= PROMPT) || c->head_dim != DIM || c->block_size % TILE != 0 ||
@@ -417,7 +408,7 @@ int plan_attention(Plan *plan, const Step *step, const Cache *cache, int kind, i
     int64_t count = 0, decodes = 0;
     *plan = (Plan){.items = items};
     if (!items) return -1;
-    for (int64_t i = 0; i < step->num_seqs; i++) { /* large ones first, so that small ones fill up the end */
+    for (int64_t i = 0; i < step->num_seqs; i++) { /* large ones first: small ones fill the gaps at the end */
         const int64_t num_queries = step->query_start_loc[i + 1] - step->query_start_loc[i];
         const int products = by_products(step, cache, i, kind, prompts);
         const int64_t bytes = products ? prefill_attention_bytes(step->seq_lens[i], cache->head_dim)
@@ -427,7 +418,7 @@ int plan_attention(Plan *plan, const Step *step, const Cache *cache, int kind, i
         else if (num_queries)
             for (int64_t head = 0; head < n_head; head++) items[count++] = (Item){i, -1, head, head + 1};
     }
-    /* Heads of a decode's item: many make long runs of memory, few make enough items for all threads. */
+    /* Heads per decode item: many give long runs of memory, few give enough items for all threads. */
     const int64_t share = decodes * n_head / (4 * threads);
     const int64_t heads = share < 1 ? 1 : share < n_head ? share : n_head;
     for (int64_t i = 0; i < step->num_seqs; i++) {
@@ -450,9 +441,9 @@ void free_plan(Plan *plan) {
 void paged_attention(const Team *team, const Rows *out, const Rows *query, const Cache *cache,
                      const Step *step, const Plan *plan, int kind) {
     begin_products(kind);
-    IN_ORDER(n, plan->count, team) {
+    DYNAMIC_FOR(n, plan->count, team) {
         const Item *item = &plan->items[n];
-        char *memory = plan->memory + plan->bytes * team->me;
+        char *memory = plan->memory + plan->bytes * team->rank;
         if (item->first < 0)
             prefill_attention(out, query, cache, step, item->request, item->head, kind, memory);
         else decode_attention(out, query, cache, step, item, kind, memory);
@@ -472,12 +463,12 @@ INLINE void write_one(const Cache *c, const char *k, const char *v, char *keys, 
     memcpy(values, v, (size_t)(c->head_dim * size));
 }
 
-/* A key is spread over its block: each of its numbers goes to another line of the CPU's cache. So the tokens
- * of a block are written together, head by head, while these lines are there. */
+/* A key is spread over its block: each of its numbers goes to a different cache line. So the tokens of a block are
+ * written together, head by head, while these lines are near. */
 void write_kv(const Team *team, const Cache *c, const Rows *qkv, const Step *step) {
     const int64_t size = size_of((int)c->format), width = c->n_head * c->head_dim * size;
     const int64_t *slots = step->slot_mapping, n = step->num_tokens;
-    EACH(first, n, team) {
+    PARALLEL_FOR(first, n, team) {
         const int64_t block = slots[first] / c->block_size;
         if (first > 0 && slots[first - 1] / c->block_size == block) continue; /* not its block's first */
         int64_t end = first + 1;

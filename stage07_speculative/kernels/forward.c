@@ -1,5 +1,5 @@
-/* A whole step in one call: all layers, from token ids to logits. Called one by one from Python, the kernels
- * of a step (eight in each layer) would wait for Python some hundred times. */
+/* A whole step in one call: all layers, from token ids to logits. If Python called the kernels one by one, eight in
+ * each layer, they would wait for it a hundred times a step. */
 #include <stdlib.h>
 #include "kernels.h"
 
@@ -17,16 +17,14 @@ typedef struct {
     Linear head;
 } Model;
 
-/* Memory for one step. x: [num_tokens, n_embd], the residual stream; scratch: what linear_in_passes needs. */
+/* Memory for one step. x: [num_tokens, n_embd], the residual stream. */
 typedef struct {
-    float *x, *scratch;
+    float *x;
     Rows normed, qkv, attended, inner; /* what the layer norms, c_attn, attention and GELU give */
 } Workspace;
 
-/* What is left of a step in the last layer, once its keys and values are written: the tokens that nobody asks
- * what comes behind are not needed any more. Each request has its last queries then, mostly one, or none.
- *
- * starts: memory for its num_seqs + 1 query_start_loc. */
+/* A step in the last layer, after its keys and values are written: only the tokens whose logits are needed are left,
+ * for most requests the last one. starts: memory for num_seqs + 1 numbers, which become query_start_loc. */
 static Step last_of(const Step *step, int64_t *starts) {
     int64_t count = 0;
     for (int64_t i = 0; i < step->num_seqs; i++) {
@@ -39,11 +37,11 @@ static Step last_of(const Step *step, int64_t *starts) {
     return kept;
 }
 
-/* The rows of these tokens, in `x` and of the queries, move to the front. step->last ascends, so nothing is
- * overwritten that is still to be moved. */
+/* Move these tokens' rows of `x` and of the queries to the front. step->last ascends, so no row is overwritten before
+ * it has moved. */
 static void keep_last(const Team *team, const Workspace *w, int64_t n_embd, const Step *step) {
     const size_t query = (size_t)(n_embd * size_of((int)w->qkv.format));
-    for (int64_t t = 0; t < step->num_last && team->me == 0; t++) {
+    for (int64_t t = 0; t < step->num_last && team->rank == 0; t++) {
         if (step->last[t] == t) continue;
         memcpy(w->x + t * n_embd, w->x + step->last[t] * n_embd, sizeof(float) * (size_t)n_embd);
         memcpy(w->qkv.data + t * w->qkv.stride, w->qkv.data + step->last[t] * w->qkv.stride, query);
@@ -51,29 +49,20 @@ static void keep_last(const Team *team, const Workspace *w, int64_t n_embd, cons
     meet(team);
 }
 
-/* Both, for a call from Python: `kept` becomes the step that is left. */
-void keep_last_alone(const Workspace *w, int64_t n_embd, const Step *step, int64_t *starts, Step *kept) {
-    *kept = last_of(step, starts);
-    TOGETHER_DO(1, keep_last(team, w, n_embd, step););
-}
-
-/* A step, and what is left of it in the last layer; how the attention of both is cut up. */
+/* A step, the same step in the last layer, and how the attention of each is cut up. */
 typedef struct { Step whole, last; Plan plans[2]; } Work;
 
 static void layers(const Team *team, const Model *m, const Workspace *w, const Cache *caches,
-                   const Work *work, float *logits, int kind, int fused) {
+                   const Work *work, float *logits, int kind) {
     const int64_t width = m->n_embd;
     const float epsilon = (float)m->epsilon;
     const Step *step = &work->whole;
     int64_t n = step->num_tokens;
-#define LINEAR(layer, rows, epilogue, out, to, next) \
-    if (fused) linear(team, layer, rows, n, epilogue, out, to, next); \
-    else linear_in_passes(team, layer, rows, n, epilogue, out, to, next, w->scratch);
     embed(team, w->x, m->wte, m->wpe, m->format, step->token_ids, step->positions, n, width);
     for (int64_t i = 0; i < m->n_layer; i++) {
         const Layer *layer = &m->layers[i];
         layer_norm(team, &w->normed, w->x, NULL, n, width, layer->ln_1_weight, layer->ln_1_bias, epsilon);
-        LINEAR(&layer->c_attn, &w->normed, TO_ROWS, NULL, &w->qkv, &layer->attn_c_proj)
+        linear(team, &layer->c_attn, &w->normed, n, TO_ROWS, NULL, &w->qkv, &layer->attn_c_proj);
         write_kv(team, &caches[i], &w->qkv, step);
         if (i + 1 == m->n_layer && work->last.num_tokens < n) {
             keep_last(team, w, width, step);
@@ -81,26 +70,26 @@ static void layers(const Team *team, const Model *m, const Workspace *w, const C
         }
         const Plan *plan = &work->plans[step == &work->last];
         paged_attention(team, &w->attended, &w->qkv, &caches[i], step, plan, kind);
-        LINEAR(&layer->attn_c_proj, &w->attended, ADD, w->x, NULL, &layer->c_fc)
+        linear(team, &layer->attn_c_proj, &w->attended, n, ADD, w->x, NULL, &layer->c_fc);
         layer_norm(team, &w->normed, w->x, NULL, n, width, layer->ln_2_weight, layer->ln_2_bias, epsilon);
-        LINEAR(&layer->c_fc, &w->normed, GELU, NULL, &w->inner, &layer->mlp_c_proj)
+        linear(team, &layer->c_fc, &w->normed, n, GELU, NULL, &w->inner, &layer->mlp_c_proj);
         const Linear *next = i + 1 < m->n_layer ? &layer[1].c_attn : &m->head;
-        LINEAR(&layer->mlp_c_proj, &w->inner, ADD, w->x, NULL, next)
+        linear(team, &layer->mlp_c_proj, &w->inner, n, ADD, w->x, NULL, next);
     }
     n = step->num_last;
     layer_norm(team, &w->normed, w->x, step->last, n, width, m->ln_f_weight, m->ln_f_bias, epsilon);
     linear(team, &m->head, &w->normed, n, STORE, logits, NULL, NULL);
 }
 
-/* 0; or -1 if there is no memory for it, before anything was written. */
+/* Returns 0, or -1 if there is no memory, before anything is written. */
 int forward(const Model *m, const Workspace *w, const Cache *caches, const Step *step, float *logits,
-            int kind, int prompts, int fused, int last_only, int threads) {
+            int kind, int prompts, int threads) {
     int64_t *starts = malloc(sizeof(int64_t) * (size_t)(step->num_seqs + 1));
     Work work = {.whole = *step, .last = *step};
-    if (starts && last_only && step->num_last < step->num_tokens) work.last = last_of(step, starts);
+    if (starts && step->num_last < step->num_tokens) work.last = last_of(step, starts);
     const int failed = !starts || plan_attention(&work.plans[0], step, caches, kind, prompts, threads) ||
                        plan_attention(&work.plans[1], &work.last, caches, kind, prompts, threads);
-    if (!failed) TOGETHER_DO(threads, layers(team, m, w, caches, &work, logits, kind, fused););
+    if (!failed) PARALLEL(threads, layers(team, m, w, caches, &work, logits, kind););
     for (int i = 0; i < 2; i++) free_plan(&work.plans[i]);
     free(starts);
     return failed ? -1 : 0;

@@ -1,5 +1,4 @@
-/* The kernels, and what they are given. forward.c calls them one after the other; c_kernel.py can call each
- * by itself. */
+/* The kernels and their arguments. forward.c calls them in turn; c_kernel.py can call each alone. */
 #ifndef KERNELS_H
 #define KERNELS_H
 #include "product.h"
@@ -7,25 +6,22 @@
 
 /* A linear layer y = x W + b; its weights are packed for one kind of product. */
 typedef struct {
-    const char *panels; /* [out / 32] panels, the last one filled up with zeros */
-    const float *bias;  /* filled up likewise, or NULL */
+    const char *panels; /* [out / 32] panels, the last one padded with zeros */
+    const float *bias;  /* padded too, or NULL */
     int64_t in, out, kind;
 } Linear;
 
-/* What becomes of y: out = y; out += y (a residual); as rows for the next kernel, to = y; to = GELU(y). */
+/* What to do with y: out = y; out += y (a residual); to = y, as rows for the next kernel; to = GELU(y). */
 enum { STORE, ADD, TO_ROWS, GELU };
 
-/* All of these are called by every thread of a team, and return when the last one is done. */
+/* Every thread of a team calls these, and they return when the last thread is done. */
 
-/* weight: [out, in], with so many numbers from one output, and one input, to the next ->
- * the panels of a kind. */
+/* weight [out, in] -> the panels of a kind. out_stride, in_stride: numbers from one output, or input, to the next. */
 void pack(const Team *team, char *panels, const char *weight, int64_t format, int64_t out_stride,
           int64_t in_stride, int64_t out, int64_t in, int kind);
-/* next: the layer that will be called next, or NULL. */
+/* next: the layer that is called next, or NULL. */
 void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
             const Rows *to, const Linear *next);
-void linear_in_passes(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue,
-                      float *out, const Rows *to, const Linear *next, float *scratch);
 
 void embed(const Team *team, float *x, const void *wte, const void *wpe, int64_t format,
            const int64_t *token_ids, const int64_t *positions, int64_t num_tokens, int64_t n_embd);
@@ -41,7 +37,7 @@ typedef struct {
     int64_t n_head, head_dim, block_size, format;
 } Cache;
 
-/* Whose tokens a step has, and where their keys and values lie; see attention.py. */
+/* The tokens of a step, and where their keys and values lie; see attention.py. */
 typedef struct {
     const int64_t *token_ids, *positions, *slot_mapping, *block_tables, *query_start_loc, *seq_lens, *last;
     int64_t num_tokens, num_seqs, table_width, num_last;
@@ -70,10 +66,10 @@ void prefill_attention(const Rows *out, const Rows *query, const Cache *cache, c
                        int64_t head, int kind, char *memory);
 int64_t prefill_attention_bytes(int64_t num_keys, int64_t head_dim);
 
-/* A row of scores -> e^(score - maximum) of the first `visible` ones, as row `row` of `weights`, which may be the same
- * memory, and zeros behind them, up to `padded`, a multiple of PANEL; returns the sum. */
+/* A row of scores -> row `row` of `weights`, which may be the same memory: e^(score - maximum) of the first `visible`
+ * ones, then zeros up to `padded`, a multiple of PANEL. Returns the sum. */
 float softmax(float *scores, int64_t visible, int64_t padded, const Rows *weights, int64_t row);
 
-/* Bytes of a row of so many floats, 64 of them to spare: see rows() in fast_model.py. */
+/* Bytes of a row of `count` floats, with 64 to spare: see rows() in fast_model.py. */
 INLINE int64_t row_bytes(int64_t count) { return 4 * (round_up(count, PANEL) + 16); }
 #endif

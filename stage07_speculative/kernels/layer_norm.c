@@ -1,5 +1,5 @@
-/* The small layers: embedding, layer norm, the largest logit. Each is one pass over what it reads; the layer
- * norm's result is written in the format that the next product wants, so that nobody has to convert it. */
+/* The small layers: embedding, layer norm, the largest logit. Each is one pass over its input. The layer norm writes
+ * its result in the format of the next product. */
 #include <math.h>
 #include "kernels.h"
 
@@ -7,7 +7,7 @@ void embed(const Team *team, float *x, const void *wte, const void *wpe, int64_t
            const int64_t *token_ids, const int64_t *positions, int64_t num_tokens, int64_t n_embd) {
     const int numbers = (int)format;
     const int64_t size = size_of(numbers), row = n_embd * size;
-    EACH(t, num_tokens, team) {
+    PARALLEL_FOR(t, num_tokens, team) {
         const char *token = (const char *)wte + token_ids[t] * row;
         const char *position = (const char *)wpe + positions[t] * row;
         float *to = x + t * n_embd;
@@ -21,7 +21,7 @@ void embed(const Team *team, float *x, const void *wte, const void *wpe, int64_t
 
 void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t *which, int64_t num_rows,
                 int64_t n_embd, const float *weight, const float *bias, float epsilon) {
-    EACH(t, num_rows, team) {
+    PARALLEL_FOR(t, num_rows, team) {
         const float *from = x + (which ? which[t] : t) * n_embd;
         vec sums = {0}, squares = {0};
         for (int64_t c = 0; c < n_embd; c += LANES) sums += load_some(from + c, n_embd - c);
@@ -43,11 +43,11 @@ void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t 
     meet(team);
 }
 
-/* The first of the largest; -1 if that is no finite number, or if one is NaN: the maximum piece by piece, and
- * then only the piece where it was seen once more. */
+/* The first of the largest; -1 if it is infinite or any number is NaN. Finds the maximum piece by piece, then searches
+ * only the piece that has it. */
 void argmax(const Team *team, int64_t *best, const float *logits, int64_t num_rows, int64_t vocab_size) {
     enum { PIECE = 1024 };
-    EACH(t, num_rows, team) {
+    PARALLEL_FOR(t, num_rows, team) {
         const float *row = logits + t * vocab_size;
         float highest = -INFINITY;
         int64_t where = 0;

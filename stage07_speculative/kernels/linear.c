@@ -1,35 +1,32 @@
-/* A linear layer, and what follows it, in one go.
+/* A linear layer, with its bias, GELU or residual.
  *
- * - The weights are packed (see product.c), so that a panel of 32 columns is one run of memory. The CPU's
- *   prefetcher follows a run, but only within a page; so the kernel asks for what comes next itself: 8 KB
- *   ahead when there are few rows, and when they need several passes over a piece of a panel, a part of the
- *   next piece in each pass: then memory is at work while the sums are.
- * - With many rows, a piece stays in the cache while 512 of them pass by: 384 of a panel's inputs, as a long
- *   panel, the next one, which is asked for, and the rows would not fit together: GPT-2's has 3,072. Tiles
- *   are too fast for that: with them, as many rows as fill half of the level 2 cache go through all panels
- *   before the next ones do, in pieces of 128 inputs, which fit into the level 1 cache.
- * - Without AVX-512, a bfloat16 panel that several passes read is widened to float32 once: to do it in each
- *   pass takes a quarter of the rate. With two passes it is not worth it.
- * - A panel's results are still in the level 1 cache when the bias, GELU or the residual is applied to them:
- *   fusion. Without it, each of them would be a pass over the whole matrix; `linear_in_passes` is that, to
- *   measure it. Where the result will be written is prefetched before the product; otherwise the CPU would wait for
- *   it behind the product.
+ * - The weights are packed (see product.c), so a panel of 32 columns is one run of memory. The CPU's prefetcher follows
+ *   a run, but only within a page. So the kernel prefetches too: 8 KB ahead with few rows; and where rows need several
+ *   passes over a piece of a panel, a part of the next piece in each pass, so that memory works while the sums do.
+ * - With many rows, 384 of a panel's inputs stay in the cache while 512 rows pass by. A whole panel would not fit there
+ *   beside the next one and the rows: GPT-2's has up to 3,072 inputs. Tiles are too fast for that: with them, as many
+ *   rows as fill half of the level 2 cache go through all panels before the next rows do, in pieces of 128 inputs,
+ *   which fit into the level 1 cache.
+ * - Without AVX-512, a bfloat16 panel that more than two passes read is widened to float32 once. To widen it in each
+ *   pass costs a quarter of the rate.
+ * - Fusion: bias, GELU or residual are applied to a panel's results while these are still in the level 1 cache. The
+ *   place where the results go is prefetched before the product, or the CPU would wait for it after the product.
  *
- * Threads share the panels, each has a run of them. With its last one, a thread asks for the first one of the
- * `next` layer, so that memory has no pause between two layers.
+ * Each thread has a run of the panels. With its last one it prefetches its first panel of the `next` layer, so that
+ * memory does not rest between two layers.
  */
 #include <math.h>
 #include <unistd.h>
 #include "kernels.h"
 
 #define NEAR 8192      /* bytes */
-#define TOGETHER 512   /* rows that go through the panels together, at most */
+#define TOGETHER 512   /* the most rows that go through the panels together */
 #define TILE_DEPTH 128 /* inputs of a piece, with tiles */
 #define VECTOR_DEPTH 384
-/* Measured on a Zen 3: there the prefetcher keeps up with one pass over whole float32 panels by itself, and
- * asking costs a seventh of the bandwidth. With AVX-512, on a Xeon, it does not keep up from two rows on. */
+/* Measured: on a Zen 3 the CPU's prefetcher keeps up with one pass over whole float32 panels, and prefetching costs a
+ * seventh of the bandwidth. On a Xeon with AVX-512 it does not keep up from two rows on. */
 #define STREAMS_ITSELF (LANES < 16)
-#define PASSES 32      /* with more of them, reading a panel takes hardly any time, and asking ahead would */
+#define PASSES 32      /* with more, reading a panel takes hardly any time, and prefetching would */
 
 /* x / (1 + e^-2u) = 0.5 x (1 + tanh u), u = sqrt(2 / pi) (x + 0.044715 x^3): GPT-2's form of GELU. */
 INLINE vec gelu(vec x) {
@@ -38,7 +35,7 @@ INLINE vec gelu(vec x) {
     return x * (vec)(((ivec)splat(1) & (u2 > 0)) | ((ivec)e & (u2 <= 0))) * reciprocal(1 + e);
 }
 
-/* The sums of a block of rows and a panel -> where they belong. */
+/* Put the sums of a block of rows and a panel where they belong. */
 INLINE void finish(const Linear *w, int64_t row, int count, int64_t column, float (*y)[PANEL], int epilogue,
                    float *out, const Rows *to) {
     const int width = w->out - column < PANEL ? (int)(w->out - column) : PANEL;
@@ -58,17 +55,16 @@ INLINE void finish(const Linear *w, int64_t row, int count, int64_t column, floa
         }
 }
 
-/* Ask for the memory that `finish` will write to; it was somewhere else in the meantime. */
+/* Prefetch the memory that `finish` will write to. */
 INLINE void expect(const Linear *w, int64_t row, int count, int64_t column, int epilogue, float *out,
                    const Rows *to) {
     const Rows floats = {(char *)out, 4 * w->out, 0, FLOAT32};
-    for (int r = 0; r < count; r++) ask_for(epilogue >= TO_ROWS ? to : &floats, row + r, column, PANEL, 1);
+    for (int r = 0; r < count; r++) prefetch_row(epilogue >= TO_ROWS ? to : &floats, row + r, column, PANEL, 1);
 }
 
 static int64_t panels_of(const Linear *w) { return (w->out + PANEL - 1) / PANEL; }
 
-/* How many rows go through all panels together, at most TOGETHER: with tiles, as many as fill half of the
- * level 2 cache. */
+/* How many rows go through all panels together: with tiles, as many as fill half of the level 2 cache. */
 static int64_t rows_together(int kind, const Rows *x) {
     if (kind < TILES_BFLOAT16) return TOGETHER;
     long size = 0;
@@ -80,19 +76,19 @@ static int64_t rows_together(int kind, const Rows *x) {
     return rows < BLOCK ? BLOCK : rows > TOGETHER ? TOGETHER : rows / BLOCK * BLOCK;
 }
 
-/* How many of a panel's inputs meet all rows before the next ones do. */
+/* How many of a panel's inputs are multiplied with all rows before the next ones are. */
 static int64_t depth_of(int kind, int64_t passes, int64_t in) {
     if (kind >= TILES_BFLOAT16) return TILE_DEPTH;
-    /* By AVX-512 a bfloat16 panel, half as long, is up to a tenth faster at once. So is one that many rows read. */
+    /* With AVX-512 a bfloat16 panel, half as long, is up to a tenth faster whole. So is any that many rows read. */
     if (LANES == 16 && (kind != FMA_FLOAT32 || passes > PASSES)) return in;
     return VECTOR_DEPTH;
 }
 
-/* The chunks of rows that go through the panels one behind the other. A chunk makes so many passes over each
- * piece of a panel, a block of rows in each; a pass asks for its share of what is needed next. */
+/* Rows that go through the panels together. A chunk makes `passes` passes over each piece of a panel, with a block of
+ * rows in each; a pass prefetches its `share` of what is needed next. */
 typedef struct {
     int64_t rows, count, passes, block, depth;
-    int streams; /* whether a panel is read just once, from front to back */
+    int streams; /* whether a panel is read once, from front to back */
     float share;
 } Chunk;
 
@@ -107,7 +103,7 @@ static Chunk chunk_of(const Linear *w, int64_t num_rows, int64_t rows, int64_t i
     return (Chunk){rows, count, passes, block, depth, streams, silent ? 0 : 1.0f / (float)passes};
 }
 
-/* One panel, for the rows of a chunk that begins at row `begin`. after: what is needed behind it, or NULL. */
+/* One panel, for the rows of a chunk that begins at row `begin`. after: what is needed next, or NULL. */
 static void one_panel(const Linear *w, const Rows *x, int64_t begin, const Chunk *c, int64_t p, int epilogue,
                       float *out, const Rows *to, const char *after) {
     float y[TOGETHER][PANEL] __attribute__((aligned(64)));
@@ -135,7 +131,7 @@ static void one_panel(const Linear *w, const Rows *x, int64_t begin, const Chunk
 
 /* The first panel of this thread's run. */
 static const char *first_panel(const Team *team, const Linear *w, int kind) {
-    return w->panels + run_of(team, team->me, panels_of(w)) * panel_bytes(kind, w->in);
+    return w->panels + run_of(team, team->rank, panels_of(w)) * panel_bytes(kind, w->in);
 }
 
 void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
@@ -146,9 +142,9 @@ void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, 
     begin_products(kind);
     for (int64_t i = 0; i < chunks; i++) {
         const Chunk chunk = chunk_of(w, num_rows, rows, i);
-        EACH(p, panels, team) {
+        PARALLEL_FOR(p, panels, team) {
             const char *after = w->panels + p * bytes + (chunk.streams ? NEAR : bytes);
-            if (p + 1 == run_of(team, team->me + 1, panels)) /* the last one of this thread's run */
+            if (p + 1 == run_of(team, team->rank + 1, panels)) /* this thread's last one */
                 after = next && i + 1 == chunks ? first_panel(team, next, kind) : NULL;
             one_panel(w, x, i * rows, &chunk, p, epilogue, out, to, after);
         }
@@ -156,31 +152,4 @@ void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, 
     }
     end_products(kind);
     meet(team);
-}
-
-void linear_in_passes(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue,
-                      float *out, const Rows *to, const Linear *next, float *scratch) {
-    Linear bare = *w;
-    bare.bias = NULL;
-    linear(team, &bare, x, num_rows, STORE, scratch, to, next);
-    for (int pass = 0; pass < 3; pass++) { /* bias; GELU; residual, or the next layer's format */
-        EACH(r, num_rows, team)
-            for (int64_t c = 0; c < w->out; c += LANES) {
-                vec value = {0};
-                float *at = scratch + r * w->out + c;
-                const size_t some = sizeof(float) * (size_t)(w->out - c < LANES ? w->out - c : LANES);
-                memcpy(&value, at, some);
-                if (pass == 0 && w->bias) value += load(w->bias + c);
-                if (pass == 1 && epilogue == GELU) value = gelu(value);
-                if (pass == 2 && epilogue >= TO_ROWS) write_row(to, r, c, value);
-                if (pass == 2 && epilogue < TO_ROWS) {
-                    vec before = {0};
-                    at = out + r * w->out + c;
-                    memcpy(&before, at, some);
-                    if (epilogue == ADD) value += before;
-                }
-                memcpy(at, &value, some);
-            }
-        meet(team);
-    }
 }

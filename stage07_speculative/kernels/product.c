@@ -1,37 +1,33 @@
-/* The innermost loops. A panel is 32 columns of a weight matrix, packed so that it is read from front to
- * back, once:
+/* The innermost loops. A panel is 32 columns of a weight matrix, packed so that it is read once, from front to back:
  *
  *   FLOAT32   [k][32]            the columns' weights of one input side by side
- *   BFLOAT16  [k / 2][32][2]     pairs: those of two neighbouring inputs, as the instructions below want them
+ *   BFLOAT16  [k / 2][32][2]     pairs: the weights of two neighboring inputs, as the instructions below want them
  *   SPLIT     [k / 32][2][16][32][2]  for each 32 inputs, the upper halves as pairs, then the lower ones
  *
- * With few rows, reading the panel is what takes the time; with many, the multiplications are, and then each
- * number that is loaded has to be used for several of them: a block of sums stays in registers while the
- * inputs go by.
+ * With few rows, the time goes into reading the panel; with many, into multiplications, and then each number that is
+ * loaded has to serve several of them: a block of sums stays in registers while the inputs go by.
  *
- *   AVX-512   8 rows x 32 columns in 16 of 32 registers: for each input 10 loads for 16 vector
- *             multiplications. There is room for 12 rows' sums, but not for 12 rows' addresses: the loop would
- *             fetch them again and again, and be a tenth slower.
+ *   AVX-512   8 rows x 32 columns in 16 of 32 registers: 10 loads and 16 vector multiplications for each input.
+ *             There is room for the sums of 12 rows, but not for their addresses: the loop would reload them, and be a
+ *             tenth slower.
  *   AVX2      6 rows x 16 columns in 12 of 16 registers, as in BLIS (Van Zee and van de Geijn 2015): 8 loads
- *             for 12 multiplications. Two of these can begin in a cycle, and six instructions
- *             of all kinds; so the loop must not have many others: it is unrolled by four inputs, and the
- *             multiplication is spelled out; otherwise GCC copies sums (a tenth slower). Up to 3 rows have
- *             registers for all 32 columns.
+ *             for 12 multiplications. A cycle can begin two of these, and six instructions of all kinds, so there must
+ *             not be many others: the loop is unrolled by four inputs, and the multiplication is spelled out, since GCC
+ *             would copy sums (a tenth slower). Up to 3 rows have registers for all 32 columns.
  *   NEON      6 rows x 16 columns in 24 of 32 registers.
  *
- *   FMA_*           sum += activation * weights, everywhere. A bfloat16 weight is the upper half of a
- *                   float32: a shift. For many rows it is shifted once, not for each block: see `widen`.
+ *   FMA_*           On all CPUs: sum += activation * weights. A bfloat16 is the upper half of a float32, one shift
+ *                   away. For many rows it is shifted once, not for each block: see `widen`.
  *   DOT_BFLOAT16    AVX-512-BF16: sum += a0 * w0 + a1 * w1 for all pairs of a vector in one instruction: twice the
  *                   rate on some CPUs.
- *   TILES_BFLOAT16  AMX: a tile of 16 rows x 32 inputs times one of 32 inputs x 16 columns in one
- *                   instruction. Four tiles of sums, two of rows, two of weights: each tile that is loaded is
- *                   used twice.
- *   TILES_SPLIT     float32 by AMX: with a = a_high + a_low, w = w_high + w_low, three products of bfloat16
- *                   tiles, a_high w_low + a_high w_high + a_low w_high. What is left out, a_low w_low, is
- *                   less than 2^-16 of it. Source: Henry, Tang and Heinecke 2019, "Leveraging the bfloat16
- *                   Artificial Intelligence Datatype For Higher-Precision Computations".
+ *   TILES_BFLOAT16  AMX: a tile of 16 rows x 32 inputs times one of 32 inputs x 16 columns in one instruction. There
+ *                   are four tiles of sums, two of rows, two of weights: each tile that is loaded is used twice.
+ *   TILES_SPLIT     float32 by AMX: with a = a_high + a_low and w = w_high + w_low, three products of bfloat16 tiles,
+ *                   a_high w_low + a_high w_high + a_low w_high. The fourth, a_low w_low, is less than 2^-16 of the
+ *                   whole. Source: Henry, Tang and Heinecke 2019, "Leveraging the bfloat16 Artificial Intelligence
+ *                   Datatype For Higher-Precision Computations".
  */
-/* Loops of tiles that begin anywhere were up to a tenth slower, with one row. */
+/* Unaligned, loops of tiles were up to a tenth slower with one row. */
 #if defined(__AMX_BF16__) && !defined(__clang__)
 #pragma GCC optimize("align-loops=64")
 #endif
@@ -54,8 +50,7 @@
 #endif
 #endif
 
-/* Whether this build, on this CPU, has a kind. Linux gives a process the tiles' 8 KB of registers only if it
- * asks. */
+/* Whether this build, on this CPU, has a kind. A process has to ask Linux for the tiles' 8 KB of registers. */
 int has_kind(int kind) {
 #if defined(__AMX_BF16__) && defined(__linux__)
     const int request = 0x1023 /* ARCH_REQ_XCOMP_PERM */, tile_data = 18;
@@ -71,9 +66,8 @@ int in_parts(int kind, int rows) { return kind < TILES_BFLOAT16 && COLUMNS(rows)
 
 int product_block(int kind) { return kind >= TILES_BFLOAT16 ? BLOCK : SUM_ROWS; }
 
-/* For each part of a panel, COLUMNS vectors wide from column `from` on: begin with zeros, or (`add`) with the
- * sums in `out`, and end with sums in `out`. Unrolled; otherwise the compiler would keep the sums in memory, where a
- * loop could count through them. */
+/* For each part of a panel, COLUMNS vectors wide from column `from` on: begin with zeros, or (`add`) with the sums in
+ * `out`, and store the sums there. Unrolled, or the compiler would keep the sums in memory. */
 #define UNROLL _Pragma("GCC unroll 8")
 #define EACH_PART for (int from = 0; from < PANEL; from += COLUMNS(rows) * LANES)
 #define BEGIN_SUMS \
@@ -84,11 +78,11 @@ int product_block(int kind) { return kind >= TILES_BFLOAT16 ? BLOCK : SUM_ROWS; 
 #define STORE_SUMS \
     UNROLL for (int r = 0; r < rows; r++) \
         for (int v = 0; v < COLUMNS(rows); v++) store(out + r * out_stride + from + v * LANES, sum[r][v]);
-/* Prefetch; each part its share of two lines. */
+/* Prefetch: each part its share of two lines. */
 #define ASK_AHEAD(at) \
     for (int line = 4 * from; line < 4 * (from + COLUMNS(rows) * LANES); line += 64) \
         __builtin_prefetch((at) + line, 0, 2);
-/* The same for several inputs at once: each part asks for a run of its own, and for no line twice. */
+/* The same for several inputs at once: each part prefetches its own run, and no line twice. */
 #define WHOLE (COLUMNS(rows) == VECS)
 #define ASK_FOR_RUN(bytes) \
     for (int64_t line = 0; line < (bytes); line += 64) __builtin_prefetch(ahead + line, 0, 2); \
@@ -101,8 +95,7 @@ int product_block(int kind) { return kind >= TILES_BFLOAT16 ? BLOCK : SUM_ROWS; 
 #define MULTIPLY_ADD(sum, a, b) (sum) = multiply_add(sum, a, b)
 #endif
 
-/* One input: the rows' activations x[r * stride] times the weights of the part's columns, which WEIGHTS(v)
- * loads. */
+/* One input: the rows' activations x[r * stride] times the weights of the part's columns, loaded by WEIGHTS(v). */
 #define ONE_INPUT(x, WEIGHTS) \
     if (rows == 1) { \
         const vec one = splat(*(x)); \
@@ -147,7 +140,7 @@ INLINE void fma_float32(const float *x, int64_t stride, const float *panel, int6
     fma_float32_loop(x, stride, panel, k, out, out_stride, add, ahead, step, rows, 1);
 }
 
-/* The same without prefetches: where nothing is to be asked for, they would only take the loads' place. */
+/* Without prefetches: if there is nothing to prefetch, they only take the place of loads. */
 INLINE void fma_float32_silent(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
                                int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
     fma_float32_loop(x, stride, panel, k, out, out_stride, add, ahead, step, rows, 0);
@@ -201,8 +194,7 @@ INLINE void dot_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *pane
 #endif
 
 #ifdef __AMX_BF16__
-/* Sums are in tiles 0 to 3, rows in 4 and 5, weights in 6 and 7. Without `both`, only the first 16 rows are
- * there. */
+/* Sums are in tiles 0 to 3, rows in 4 and 5, weights in 6 and 7. Without `both`, there are 16 rows. */
 #define MULTIPLY \
     _tile_dpbf16ps(0, 4, 6); \
     _tile_dpbf16ps(1, 4, 7); \
@@ -301,7 +293,7 @@ void product(int kind, const Rows *rows, int64_t first, int count, const void *p
         function((const type *)x + begin, rows->stride / (int64_t)sizeof(type), (const weight *)panel, \
                  k - begin, out, stride, begin > 0, ahead, step, n); \
         break;
-    /* Each number of rows becomes a loop of its own, with its sums in registers. */
+    /* Each number of rows gets its own loop, with its sums in registers. */
 #define UP_TO_6(function, type, weight) \
     ONE(function, type, weight, 1) ONE(function, type, weight, 2) ONE(function, type, weight, 3) \
     ONE(function, type, weight, 4) ONE(function, type, weight, 5) ONE(function, type, weight, 6)

@@ -1,18 +1,16 @@
 /* The threads that compute a step together.
  *
- * OpenMP starts them, once for a whole step; how they share its work and wait for each other is here. Between
- * two layers all have to meet, some hundred times a step, and OpenMP's threads would spin while they wait:
- * the fastest way as long as each has a core to itself. But if another program has one of the cores, the
- * thread that is waited for may not be running, and for some milliseconds the others would spin in vain, each
- * time. So here
+ * OpenMP starts them once for each step; how they share the work and wait for each other is here. After each kernel all
+ * of them meet, a hundred times a step. OpenMP's threads spin while they wait, which is fastest as long as each has a
+ * core to itself. But if another program takes one of the cores, the last thread may not be running, and the others
+ * spin in vain for some milliseconds, each time. So here
  *
- * - nobody has a fixed share: a thread takes its own run of the work piece by piece, and then what is left of
- *   others' runs;
- * - who waits spins for SPIN nanoseconds, as long as a wait is when all threads run, and then sleeps: its
- *   core is free, and the system moves the thread that is waited for to it.
+ * - there are no fixed shares: a thread takes its own run of the work piece by piece, then what is left of the others';
+ * - a waiting thread spins for SPIN nanoseconds, as long as a wait takes when all threads run. Then it sleeps, and the
+ *   system can move the missing thread to its core.
  *
- * Source: the first is work stealing (Blumofe and Leiserson 1999), the second "spin then block" (Karlin et
- * al. 1991, "Empirical Studies of Competitive Spinning for a Shared-Memory Multiprocessor").
+ * The first is work stealing (Blumofe and Leiserson 1999), the second "spin then block" (Karlin et al. 1991, "Empirical
+ * Studies of Competitive Spinning for a Shared-Memory Multiprocessor").
  */
 #ifndef TEAM_H
 #define TEAM_H
@@ -26,10 +24,10 @@ int omp_get_num_threads(void);
 #define SPIN 20000     /* nanoseconds */
 #define MAX_THREADS 64 /* of a team */
 
-/* A counter that has a line of the CPU's cache to itself. */
+/* A counter with a cache line to itself. */
 typedef struct { _Alignas(64) int64_t value; } Counter;
 
-/* What the threads share; a step has one. */
+/* What the threads of a step share. */
 typedef struct {
     Counter taken[MAX_THREADS]; /* pieces of each thread's run */
     Counter arrived, meetings, sleepers;
@@ -37,14 +35,14 @@ typedef struct {
     pthread_cond_t wake;
 } Shared;
 
-/* What each of them knows. */
+/* What each thread knows. */
 typedef struct {
     Shared *shared;
-    int me, all;
+    int rank, size;
 } Team;
 
-/* Do something in `threads` threads, each with its `team`. */
-#define TOGETHER_DO(threads, ...) \
+/* Run a statement in `threads` threads, each with its `team`. */
+#define PARALLEL(threads, ...) \
     do { \
         Shared shared = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER}; \
         const int team_size = (threads) < MAX_THREADS ? (threads) : MAX_THREADS; \
@@ -55,13 +53,13 @@ typedef struct {
         } \
     } while (0)
 
-/* For each i below n, in one of the threads: its own run of them first, then what is left of the others'. */
-#define EACH(i, n, team) \
-    for (int run_##i = 0; run_##i < (team)->all; run_##i++) \
+/* For each i below n, in one of the threads, which takes its own run first, then what is left of the others'. */
+#define PARALLEL_FOR(i, n, team) \
+    for (int run_##i = 0; run_##i < (team)->size; run_##i++) \
         for (int64_t i = take(team, run_##i, n); i >= 0; i = take(team, run_##i, n))
 
-/* For each i below n, in one of the threads, in this order: for unequal pieces, the large ones first. */
-#define IN_ORDER(i, n, team) \
+/* For each i below n, in one of the threads, in order: for unequal pieces, large ones first. */
+#define DYNAMIC_FOR(i, n, team) \
     for (int64_t i = count_up(team); i < (n); i = count_up(team))
 
 static inline int64_t count_up(const Team *team) {
@@ -76,17 +74,17 @@ static inline Team join(Shared *shared) {
 #endif
 }
 
-/* Thread v's run of n pieces begins here; it ends where the next one's begins. */
-static inline int64_t run_of(const Team *team, int v, int64_t n) { return n * v / team->all; }
+/* Where thread v's run of n pieces begins; it ends where the next one's begins. */
+static inline int64_t run_of(const Team *team, int v, int64_t n) { return n * v / team->size; }
 
-/* The next piece of the run that is `further` behind the thread's own one; -1 if none is left. */
+/* The next piece of the run `further` places after the thread's own; -1 if none is left. */
 static inline int64_t take(const Team *team, int further, int64_t n) {
-    const int v = (team->me + further) % team->all;
+    const int v = (team->rank + further) % team->size;
     const int64_t taken = __atomic_fetch_add(&team->shared->taken[v].value, 1, __ATOMIC_RELAXED);
     const int64_t i = run_of(team, v, n) + taken;
     return i < run_of(team, v + 1, n) ? i : -1;
 }
 
-void meet(const Team *team);  /* Wait until all threads are here; then pieces are counted anew. */
+void meet(const Team *team);  /* Wait for all threads; then pieces are counted from 0 again. */
 void leave(const Team *team); /* The last meeting: only thread 0 waits. */
 #endif

@@ -106,6 +106,8 @@ class Intake:
         vocab_size = self.engine.model_config.vocab_size
         if bad := [t for t in token_ids if not 0 <= t < vocab_size]:
             raise ValueError(f"token {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
+        if bad := [t for t in params.stop_token_ids if t >= vocab_size]:
+            raise ValueError(f"stop_token_ids {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
         for name in ("logprobs", "prompt_logprobs"):
             if (number := getattr(params, name)) is not None and number > vocab_size:
                 raise ValueError(f"{name} {number} is over the model's vocabulary of {vocab_size} tokens")

@@ -1,5 +1,4 @@
-/* Weights -> panels (see product.c), once, when a model is loaded. Each number is read where it lies and written
- * where it belongs: no copy of a matrix between the two. */
+/* Weights -> panels (see product.c), once, when a model is loaded, without a copy of the matrix in between. */
 #include "kernels.h"
 
 INLINE void pack_panel(char *panel, const char *weight, const int format, int64_t out_stride, int64_t in_stride,
@@ -28,7 +27,7 @@ INLINE void pack_int8(char *panel, const int8_t *weight, int64_t out_stride, int
 
 void pack(const Team *team, char *panels, const char *weight, int64_t format, int64_t out_stride,
           int64_t in_stride, int64_t out, int64_t in, int kind) {
-    EACH(p, (out + PANEL - 1) / PANEL, team) {
+    PARALLEL_FOR(p, (out + PANEL - 1) / PANEL, team) {
         const int64_t columns = out - p * PANEL < PANEL ? out - p * PANEL : PANEL;
         const char *from = weight + p * PANEL * out_stride * size_of((int)format);
         char *panel = panels + p * panel_bytes(kind, in);

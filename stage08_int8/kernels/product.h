@@ -1,12 +1,11 @@
-/* Some rows of activations times one panel of packed weights: what linear.c and prefill_attention.c are made
- * of. */
+/* Rows of activations times one panel of packed weights: linear.c and prefill_attention.c are made of this. */
 #ifndef PRODUCT_H
 #define PRODUCT_H
 #include "vectors.h"
 
 #define PANEL 32  /* columns of a panel */
 #define GROUP 32  /* what a panel's length is a multiple of, and with int8 twice that: 64 inputs are a tile's row */
-#define BLOCK 32  /* the most rows of a call */
+#define BLOCK 32  /* most rows of a call */
 
 /* How to multiply; see product.c. */
 enum {
@@ -14,7 +13,7 @@ enum {
     TILES_BFLOAT16, TILES_SPLIT, TILES_INT8
 };
 
-/* The formats that a kind wants its rows and its panels in. */
+/* The formats of a kind's rows and panels. */
 INLINE int rows_format(int kind) {
     return (const int[]){FLOAT32, FLOAT32, BFLOAT16, INT16, INT8, BFLOAT16, SPLIT, INT8}[kind];
 }
@@ -29,8 +28,7 @@ INLINE int64_t panel_bytes(int kind, int64_t k) {
 /* What has been added to a panel's integers, as an instruction wants them. */
 INLINE int above(int kind) { return kind == DOT_INT8 ? ABOVE : 0; }
 
-/* Where the weight of input i and column c lies in a panel, in numbers of its format; of a SPLIT, its upper
- * half. */
+/* Where a panel has the weight of input i and column c, in numbers of its format; of a SPLIT, its upper half. */
 INLINE int64_t place(int kind, int64_t i, int64_t c) {
     switch (kind) {
         case FMA_FLOAT32: return i * PANEL + c;
@@ -42,22 +40,22 @@ INLINE int64_t place(int kind, int64_t i, int64_t c) {
 
 int has_kind(int kind);
 int in_parts(int kind, int rows); /* whether a pass reads a panel's columns part by part */
-int product_block(int kind); /* how many rows make the best use of a pass over a panel */
+int product_block(int kind); /* how many rows make the best of a pass over a panel */
 
 /* out[r][c] = sum over i of rows[first + r][i] * panel[i][c], for r < count <= BLOCK, c < PANEL. With int8 the sums are
  * integers of 32 bits in the same memory, and exact: 133,000 products of 127 * 127 fit.
  *
  * begin, end: the i's. begin is a multiple of GROUP; if it is not 0, the sum is added to what is in `out`.
- * panel: the weights of input `begin` and what follows.
- * stride: floats from one row of `out` to the next; with tiles, rows up to the next multiple of 16 are
- * overwritten too, and read from `rows`, which must have them.
- * ahead: memory that is needed next, asked for meanwhile: `share` of panel_bytes, from 0 (nothing) to 1. */
+ * panel: the weights from input `begin` on.
+ * stride: floats from one row of `out` to the next. Tiles also read and overwrite rows up to the next multiple of 16,
+ * for which there must be memory.
+ * ahead: memory to prefetch: `share` of panel_bytes, from 0 (nothing) to 1. */
 void product(int kind, const Rows *rows, int64_t first, int count, const void *panel, int64_t begin,
              int64_t end, float *out, int64_t stride, const void *ahead, float share);
 
 /* k inputs of a panel of FMA_BFLOAT16 -> one of FMA_FLOAT32. */
 void widen(const void *panel, int64_t k, float *wide);
 
-void begin_products(int kind); /* in each thread, before its products and behind them */
+void begin_products(int kind); /* in each thread, before its products and after them */
 void end_products(int kind);
 #endif

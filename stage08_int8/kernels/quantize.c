@@ -1,16 +1,16 @@
-/* Whole numbers for the products of int8. The weights were rounded when the model was loaded (quantize.py), a column with
- * one scale; activations are rounded here, as they come, a row with one scale:
+/* Integers for the products of int8. Weights were rounded when the model was loaded (quantize.py), with one scale for
+ * each column. Activations are rounded here, with one scale for each row:
  *
  *   y[r][c] = sum over i of x[r][i] * w[i][c]  is nearly  x_scale[r] * w_scale[c] * sum over i of x_int[r][i] * w_int[i][c]
  *
- * The sum on the right is one of integers, and exact: it is the same in whatever order it is taken, by whatever
- * instructions. A row's integers depend on that row alone. So the logits have the same bits whatever shares the step.
+ * The sum on the right is one of integers, and exact: every order and every instruction gives the same. A row's
+ * integers depend on that row alone. So the logits have the same bits whatever shares the step.
  */
 #include <math.h>
 #include "kernels.h"
 
 void quantize(const Team *team, const Rows *to, const Rows *from, int64_t num_rows, int64_t width) {
-    EACH(r, num_rows, team) {
+    PARALLEL_FOR(r, num_rows, team) {
         vec most = {0};
         ivec nans = {0}, sums = {0};
         for (int64_t c = 0; c < width; c += LANES) {
@@ -21,7 +21,7 @@ void quantize(const Team *team, const Rows *to, const Rows *from, int64_t num_ro
         const float largest = largest_of(most), per_unit = largest > 0 ? 127 / largest : 0;
         int nan = 0;
         for (int i = 0; i < LANES; i++) nan |= nans[i];
-        for (int64_t c = 0; c < round_up(width, 2 * GROUP); c += LANES) { /* behind the last number, zeros */
+        for (int64_t c = 0; c < round_up(width, 2 * GROUP); c += LANES) { /* after the last number, zeros */
             /* In a float as large as 1.5 * 2^23 the lowest bits are a whole number. */
             const vec rounded = multiply_add(splat(12582912.0f), read_row(from, r, c, width - c), splat(per_unit));
             const ivec whole = (ivec)rounded - 0x4b400000;
@@ -41,7 +41,7 @@ void embed_int8(const Team *team, float *x, const Linear *wte, const void *wpe, 
                 const int64_t *token_ids, const int64_t *positions, int64_t num_tokens) {
     const int kind = (int)wte->kind;
     const int64_t n_embd = wte->in, row = n_embd * size_of((int)format);
-    EACH(t, num_tokens, team) {
+    PARALLEL_FOR(t, num_tokens, team) {
         const int64_t token = token_ids[t];
         const uint8_t *panel = (const uint8_t *)wte->panels + token / PANEL * panel_bytes(kind, n_embd);
         const char *position = (const char *)wpe + positions[t] * row;

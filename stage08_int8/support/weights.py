@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .memory import give_back
 from .tokenizer import Tokenizer
-from .vocabulary import CONFIG, SPARE, check_values, read_json
+from .vocabulary import CONFIG, SPARE, check_values, convert, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -117,10 +117,6 @@ class Checkpoint:
         model.requires_grad_(False)
 
 
-def convert(path: Path) -> str:
-    return f"`stagewise convert {path} DIRECTORY` makes a directory that can be read, or says why not"
-
-
 # --- Finding --------------------------------------------------------------------------------------------------------
 
 
@@ -186,13 +182,10 @@ def read_config(model: str, directory: Path, load_format: str) -> dict[str, Any]
     if model in HUB_SIZES and load_format == "dummy":
         return HUB_SIZES[model] | {"n_inner": 4 * HUB_SIZES[model]["n_embd"]}
     path, adapter = directory / "config.json", directory / "adapter_config.json"
-    if adapter.exists() or not path.exists():
-        why = (
-            f"{adapter} is an adapter, which is not applied here"
-            if adapter.exists()
-            else f"{directory} has no config.json"
-        )
-        raise ValueError(f"{why}; {convert(directory)}")
+    if adapter.exists():
+        raise ValueError(f"{adapter} is an adapter, which is not applied here; {convert(directory)}")
+    if not path.exists():
+        raise ValueError(f"{directory} has no config.json; {convert(directory)}")
     config = read_json(path)
     check_values(path, config, SUPPORTED)
     given = {key for key, value in config.items() if value is not None}
