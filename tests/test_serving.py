@@ -896,7 +896,7 @@ def test_templates_that_are_refused_at_the_start(tmp_path, capsys, small_checkpo
         ("a\n{% for %}", {}, "line 2"),
         ("{{ eos_tokens }}{{ pad_token }}", {}, "eos_tokens, pad_token, which nobody supplies"),
         ("{% if think %}{% endif %}", {}, "it can have add_generation_prompt, bos_token, documents, eos_token"),
-        ("{{ eos_token }}", {"eos_token": "</s>"}, "eos_token, and '</s>' is not one of the tokenizer's tokens"),
+        ("{{ eos_token }}", {"eos_token": "</s>"}, "own: the added token"),
         (None, {"chat_template": several}, "tokenizer_config.json has several chat templates"),
         (None, {"chat_template": "{{ x }}"}, "tokenizer_config.json uses x, which nobody supplies"),
         (b"\xff", {}, "template.jinja is not UTF-8"),
