@@ -51,7 +51,7 @@ def load(service: Service, requests: int, max_tokens: int) -> Iterator[None]:
 
     def keep_asking(number: int) -> None:
         while not done.is_set():
-            service.engine.complete([1000 + (7 * number + i) % 500 for i in range(32)], params)
+            service.engine.llm.generate([[1000 + (7 * number + i) % 500 for i in range(32)]], params)
             number += requests
 
     with concurrent.futures.ThreadPoolExecutor(requests) as pool:

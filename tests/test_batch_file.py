@@ -557,12 +557,12 @@ def test_errors_of_the_disk_name_the_file(batched_stage, tmp_path, capsys):
     batch_file, manifest, trace = (batched_stage.part(name) for name in ("batch_file", "manifest", "trace_file"))
     results, long = tmp_path / "r.jsonl", {"long": "word " * 1000}
     results.write_text('{"id": 1, "text": "a"}\n' * 200)
-    llm = SimpleNamespace(trace_header=long, trace=[])
+    recorded = SimpleNamespace(header=long, records=[])
     with (tmp_path / "o.jsonl").open("ab", buffering=0) as file:
         writes = {
             "o.jsonl": lambda: batch_file.append(file, json.dumps(long).encode()),
             "o.jsonl.run.json.new": lambda: manifest.begin(file.name, long),
-            "trace": lambda: trace.write_trace(tmp_path / "trace", llm),
+            "trace": lambda: trace.write_trace(tmp_path / "trace", recorded),
             "README.md": lambda: push.write(tmp_path, {"README.md": b"a" * 2000}),
         }
         for name, write in writes.items():
