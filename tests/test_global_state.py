@@ -8,6 +8,7 @@ import ast
 import contextlib
 import dataclasses
 import functools
+import gc
 import threading
 import time
 
@@ -342,3 +343,9 @@ def test_a_full_step_under_autocast(undisturbed):
             config = dataclasses.replace(undisturbed(stage, options)[0].engine.config, max_num_batched_tokens=32)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 runner.full_step(config, cache)
+
+
+def test_no_engine_keeps_the_callers_garbage(stage, small_checkpoint):
+    """Objects that the collector is told to ignore are never freed, nor are the caller's."""
+    stage.LLM(str(small_checkpoint), device="cpu")
+    assert gc.get_freeze_count() == 0
