@@ -8,6 +8,7 @@ import ast
 import contextlib
 import dataclasses
 import functools
+import gc
 import threading
 import time
 
@@ -330,3 +331,9 @@ def test_addresses_are_asked_for_in_one_place(stage):
         spared = {inner for node in spared for inner in ast.walk(node)}
         taken = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "data_ptr"]
         assert path.name == "memory.py" or not set(taken) - spared, path
+
+
+def test_no_engine_keeps_the_callers_garbage(stage, small_checkpoint):
+    """Objects that the collector is told to ignore are never freed, nor are the caller's."""
+    stage.LLM(str(small_checkpoint), device="cpu")
+    assert gc.get_freeze_count() == 0
