@@ -10,6 +10,7 @@ import pytest
 
 from stagewise.beams import Beams
 from stagewise.dataset import Columns
+from stagewise.sampling import Sampling
 from stagewise.scaleout import driver, worker
 from tests.adapter import STAGES
 from tests.test_batch_file import by_id, read_results, write_input
@@ -19,7 +20,7 @@ SERVING = STAGES[3:]
 
 def actor(stage, beams=None, columns=Columns(), **options):  # noqa: B008 (it is frozen)
     options = {**vars(stage.part("config").EngineConfig()), "max_num_seqs": 8, **options}
-    params = stage.SamplingParams(max_tokens=8, temperature=0.8 if beams is None else 0)
+    params = Sampling(stage, max_tokens=8, temperature=0.8 if beams is None else 0)
     return worker.Completer(stage.directory, options, worker.How(params, beams, columns), 1, 1, 0)
 
 
