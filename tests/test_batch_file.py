@@ -16,6 +16,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from stagewise import batch_file, cli, push, score
+from stagewise.sampling import Sampling
 from stagewise.serving import batch as server_batch
 from tests.adapter import ROOT, STAGES
 
@@ -434,7 +435,7 @@ def test_resume_from_every_byte(batched_stage, tmp_path, small_checkpoint, monke
     lines = [*TAKEN, {"prompt_token_ids": [4], "answer": "ü"}]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     llm = batched_stage.engine(small_checkpoint)
-    params = batched_stage.SamplingParams(max_tokens=1)
+    params = Sampling(batched_stage, max_tokens=1)
     monkeypatch.setattr(os, "fsync", lambda number: None)  # hundreds of runs; the disk may take its time
 
     def run(resume=True):

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stagewise import batch_file, push, score
+from stagewise.sampling import Sampling
 from tests.adapter import ROOT, STAGES
 from tests.test_batch_file import QUICK, by_id, read_results, write_input
 
@@ -294,7 +295,7 @@ def test_the_longest_outputs_go_first(stage, tmp_path):
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     llm = stage.LLM(max_num_seqs=3, device="cpu")
     with batch_file.open_output(str(source), tmp_path / "out.jsonl", False) as file:
-        batch_file.run_batch_file(stage, llm, str(source), file, stage.SamplingParams(), quiet=True)
+        batch_file.run_batch_file(stage, llm, str(source), file, Sampling(stage), quiet=True)
     assert llm.stats.num_forwards == 12
     llm = stage.LLM(max_num_seqs=3, device="cpu")
     params = [stage.SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
