@@ -37,7 +37,7 @@ def test_stream_equals_generate(stage, babble):
 def test_events_carry_logprobs_counts_and_the_stop(stage):
     """Joined, they are what generate returns."""
     params = [
-        stage.SamplingParams(temperature=0, max_tokens=9, logprobs=2, stop="park"),
+        stage.SamplingParams(temperature=0, max_tokens=30, logprobs=2, stop="park"),  # equal: in their order
         stage.SamplingParams(temperature=0, max_tokens=30, stop=[" time", "a"]),
     ]
     llm = stage.engine()
