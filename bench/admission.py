@@ -82,7 +82,7 @@ class NoText:
 
     end_of_text_id = -1
 
-    def token_bytes(self, token_id: int) -> bytes:
+    def token_bytes(self, token_id: int, skip_special: bool = True) -> bytes:
         return b""
 
 
