@@ -15,7 +15,7 @@ from stagewise.serving.protocol import Fields
 from stagewise.serving.tools import CallReader, tools_of
 from tests.adapter import STAGES
 from tests.test_rude_clients import connect, post, request, server
-from tests.test_serving import HELLO, TEMPLATE, Process, ask, error_of, read_events, serving
+from tests.test_serving import HELLO, TEMPLATE, Process, ask, error_of, limited, read_events, serving
 from tests.test_structured import PERSON
 
 ADD = {
@@ -132,6 +132,11 @@ def test_a_form_that_fails_on_the_way_ends_its_request_alone(tales):
 
 
 COSTLY = {"guided_json": {"type": "integer", "multipleOf": 16777213}}
+
+
+def test_how_long_a_form_may_be_compiled_is_a_flag(tales):
+    fields = {"guided_json": {"type": "integer", "multipleOf": 9973}}
+    assert "compiling it takes over 0.01 s or 512 MB" in refusal(limited(tales, form_seconds=0.01), **fields)["message"]
 
 
 def test_nobody_waits_for_a_form_that_is_compiled():
