@@ -19,7 +19,7 @@ from .support.weights import Checkpoint
 class Engine:
     """Completes requests, one after the other.
 
-    It keeps nothing from one step to the next, so several threads may run it at once.
+    It keeps no sequence from one step to the next, so several threads may run it at once.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.
@@ -46,7 +46,7 @@ class Engine:
         """One forward pass over the request's whole sequence, and one more token."""
         batch = Batch.of(request, self.runner.device)
         logits = self.runner.forward(batch)  # [n_seq] -> [vocab_size]
-        token = sample(logits, request)
+        token = sample(logits, request)  # or the error that ends this request
         return self.commit(batch, token)
 
     def commit(self, batch: Batch, token: Token | Exception) -> list[Request]:
@@ -56,7 +56,7 @@ class Engine:
         return [batch.request]
 
     def check_fits(self, request: Request) -> None:
-        """Raise ValueError if a request can't be completed here, for want of room."""
+        """Raise ValueError if the prompt leaves no room for output."""
         num_tokens = len(request.prompt_token_ids)
         if num_tokens >= self.max_model_len:
             raise ValueError(

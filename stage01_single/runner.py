@@ -28,11 +28,11 @@ class Runner:
         checkpoint.load(self.model, self.dtype, self.device)
 
     def describe(self) -> str:
-        """What the options came to, for people."""
+        """The chosen device and dtype, in words."""
         return in_words(self.device, self.dtype)
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the token that follows the batch's sequence: [vocab_size] float32."""
         check_fork()
-        with torch.autocast(self.device.type, enabled=False):  # the caller's, for other models
+        with torch.autocast(self.device.type, enabled=False):  # ignore an autocast of the caller's
             return self.model(batch.token_ids)

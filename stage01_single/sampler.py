@@ -77,14 +77,14 @@ def penalize(logits: Tensor, request: Request) -> Tensor:
 def penalize_repetition(scores: Tensor, used: Tensor, penalty: float) -> Tensor:
     """Make used tokens less likely: positive logits are divided, negative ones multiplied (Keskar et al. 2019).
 
-    used: [n_used] token ids; one that is there twice is written twice with the same value.
+    used: [n_used] token ids; duplicates are harmless: the same value is written twice.
     """
     chosen = scores.gather(-1, used)  # [n_used]
     return scores.scatter(-1, used, torch.where(chosen > 0, chosen / penalty, chosen * penalty))
 
 
 def keep_top_k(scores: Tensor, k: int) -> Tensor:
-    """Drop all but the k best, and what equals the k-th."""
+    """Drop all but the k best; ties with the k-th stay."""
     kth = scores.topk(min(k, len(scores))).values[-1]  # [k], descending -> a number
     return scores.masked_fill(scores < kth, -math.inf)
 

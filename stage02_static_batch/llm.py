@@ -23,10 +23,10 @@ class LLM(LLMBase):
     Args:
         model: "tinytales" (bundled), "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", or a directory in Hugging Face
             layout.
-        options: the other fields of EngineConfig, which stand in config.py with what they mean.
+        options: the other fields of EngineConfig, documented in config.py.
 
     Attributes:
-        engine: what does the work, for those who want to look inside.
+        engine: does the work; have a look inside.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.

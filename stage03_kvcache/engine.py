@@ -20,7 +20,7 @@ from .support.weights import Checkpoint
 class Engine:
     """Completes requests, one batch after another.
 
-    It keeps nothing from one step to the next, so several threads may run it at once.
+    It keeps no sequence from one step to the next, so several threads may run it at once.
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.

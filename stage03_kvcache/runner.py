@@ -38,12 +38,12 @@ class Runner:
         return KVCache(config.n_layer, n_rows, config.n_head, max_len, head_dim, self.dtype, self.device)
 
     def describe(self) -> str:
-        """What the options came to, for people."""
+        """The chosen device and dtype, in words."""
         cache = f"at most {self.kv_cache_bytes / 1e6:,.0f} MB of KV cache"
         return f"{in_words(self.device, self.dtype)}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the token that follows each row that is not finished: [n_live, vocab_size] float32."""
         check_fork()
-        with torch.autocast(self.device.type, enabled=False):  # the caller's, for other models
+        with torch.autocast(self.device.type, enabled=False):  # ignore an autocast of the caller's
             return self.model(batch.token_ids, batch.num_padding, batch.cache)[batch.live_rows]

@@ -128,14 +128,14 @@ def raw_logprobs(logits: Tensor, token_ids: Tensor, requests: list[Request]) -> 
 def penalize_repetition(scores: Tensor, used: Tensor, penalty: Tensor) -> Tensor:
     """Make used tokens less likely: positive logits are divided, negative ones multiplied (Keskar et al. 2019).
 
-    used: [..., n_used] token ids; one that is there twice is written twice with the same value.
+    used: [..., n_used] token ids; duplicates are harmless: the same value is written twice.
     """
     chosen = scores.gather(-1, used)  # [..., n_used]
     return scores.scatter(-1, used, torch.where(chosen > 0, chosen / penalty, chosen * penalty))
 
 
 def keep_top_k(scores: Tensor, k: Tensor) -> Tensor:
-    """Drop all but the k best, and what equals the k-th."""
+    """Drop all but the k best; ties with the k-th stay."""
     best = scores.topk(min(int(k.max()), scores.shape[-1]), dim=-1).values  # [..., most], descending
     kth = best.gather(-1, k.long().clamp(max=best.shape[-1]) - 1)  # [..., 1]
     return scores.masked_fill(scores < kth, -math.inf)

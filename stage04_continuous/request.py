@@ -78,7 +78,7 @@ class Request:
         self.wait()
 
     def begin(self) -> None:
-        """It has no output yet."""
+        """Start without output."""
         self.output_token_ids: list[int] = []
         self.token_times: list[float] = []
         self.logprobs: list[dict[int, Logprob]] = []
@@ -150,8 +150,8 @@ class Request:
             self.finish("length")
 
     def add_or_fail(self, token: tuple[int, dict[int, Logprob] | None] | Exception) -> None:
-        """Append a sampled token. An error ends this request alone: of its sampling, which comes in place of the token,
-        or of its text."""
+        """Append a sampled token. An error, from sampling (passed instead of a token) or from decoding, ends only this
+        request."""
         try:
             if isinstance(token, Exception):
                 raise token

@@ -44,7 +44,7 @@ class Runner:
         )
 
     def describe(self) -> str:
-        """What the options came to, for people."""
+        """The chosen device, dtype and cache, in words."""
         cache = f"{self.num_slots} slots in {self.num_slots * self.slot_bytes / 1e6:,.0f} MB of KV cache"
         return f"{in_words(self.device, self.dtype)}, {cache}"
 

@@ -57,7 +57,7 @@ class Runner:
         self.waits_briefly = WAITS_BRIEFLY and isinstance(self.model, FastGPT2)
 
     def describe(self) -> str:
-        """What the options came to, for people."""
+        """The chosen device, dtype and cache, in words."""
         cache = f"{self.num_blocks:,} blocks in {self.kv_cache_bytes / 1e6:,.0f} MB of KV cache"
         return f"{in_words(self.device, self.dtype)}, attention: {self.attention_backend}, {cache}"
 

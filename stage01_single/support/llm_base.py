@@ -12,7 +12,7 @@ class LLMBase:
     """The base of a stage's `LLM`.
 
     Attributes:
-        engine: what does the work, for those who want to look inside.
+        engine: does the work; have a look inside.
         inputs: makes requests of prompts.
     """
 
