@@ -1,4 +1,4 @@
-"""The engine: the loop that turns prompts into completions. Requests join and leave it at every step."""
+"""The engine: what one step does. Requests join and leave at every step; engine_loop.py repeats it."""
 
 from .batch import Batch
 from .config import EngineConfig

@@ -150,8 +150,9 @@ class AsyncLLM:
     """
 
     def __init__(self, *, max_queue_size: int = 1024, **options: Any):
+        max_queue_size = whole_number("max_queue_size", max_queue_size, 1)  # before a model is loaded
         self.llm = LLM(**options)
-        self.llm.loop.max_queue_size = whole_number("max_queue_size", max_queue_size, 1)
+        self.llm.loop.max_queue_size = max_queue_size
 
     async def generate(
         self,
@@ -167,13 +168,13 @@ class AsyncLLM:
             QueueFullError: too many requests wait.
             EngineClosedError: the engine is closed.
         """
-        loop = asyncio.get_running_loop()
+        event_loop = asyncio.get_running_loop()
         news: asyncio.Queue[Any] = asyncio.Queue()  # lists of events, or an error
         request = self.llm.inputs.request(prompt, sampling_params or SamplingParams(), priority)
         finished = False
 
         def deliver(updated: list[Request], error: BaseException | None) -> None:
-            loop.call_soon_threadsafe(news.put_nowait, error or [StreamEvent.take(c, 0) for c in updated])
+            event_loop.call_soon_threadsafe(news.put_nowait, error or [StreamEvent.take(c, 0) for c in updated])
 
         try:
             self.llm.loop.submit([request], deliver)

@@ -1,4 +1,4 @@
-"""The engine: the loop that turns prompts into completions. The sequences are in blocks; a request may have several."""
+"""The engine: what one step does. The sequences are in blocks; a request may have several."""
 
 from typing import Any
 

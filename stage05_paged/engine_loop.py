@@ -40,8 +40,8 @@ class EngineLoop:
     """Runs an engine until it is closed.
 
     Args:
-        make_engine: called in the engine's thread. OpenMP gives each thread that computes helpers of its own, so the
-            thread that loads the weights, and times what they take, has to be the one that runs the steps.
+        make_engine: called in the engine's thread. OpenMP keeps a pool of workers per thread, so the weights are loaded
+            in the thread that runs the steps.
         max_queue_size: completions that may wait, in addition to `max_num_seqs`; None is no limit.
 
     Attributes:
@@ -59,10 +59,10 @@ class EngineLoop:
         self.closing, self.lock = False, threading.RLock()
         made: queue.SimpleQueue = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, args=(make_engine, made), name="engine", daemon=True)
-        self.thread.start()
         loops.add(self)
         threads.add(self.thread)
         try:
+            self.thread.start()
             self.engine: Engine = wait(made)
         except BaseException:  # a Ctrl-C while it loads
             self.close(abort=True)
@@ -74,11 +74,11 @@ class EngineLoop:
         """Submit requests, and wait until all have ended. After each step `news` is called, in the engine's thread,
         with those that made progress; this yields its items. What has not ended when the caller leaves is aborted."""
         unfinished, answers = dict.fromkeys(requests), queue.SimpleQueue()
-        del requests  # a result is for its receiver to keep: it may be large
+        del requests  # nothing here keeps a result, which may be large
 
         def deliver(updated: list[Request], error: BaseException | None) -> None:
-            ended = finished_groups(updated)
-            if (items := news(updated)) or ended or error:
+            ended, items = finished_groups(updated), [] if error else news(updated)
+            if items or ended or error:
                 answers.put(error or (items, ended))
 
         try:
@@ -136,7 +136,8 @@ class EngineLoop:
         return wait(answer)[0]
 
     def close(self, *, abort: bool = False) -> None:
-        """Take no more requests, finish those that are there (or abort them), and end the thread. Never waits."""
+        """Take no more requests, finish those that are there (or abort them), and end the thread, without waiting for
+        its end."""
         with self.lock:
             self.closing = True
             self.commands.put(lambda: self._abort(list(self.waiters)) if abort else None)
@@ -158,15 +159,9 @@ class EngineLoop:
         except BaseException as error:  # for the caller, who waits
             made.put(error)
             return
-        del make_engine, made
-        try:
-            with torch.inference_mode():
-                while self._run_commands():
-                    self._step()
-        except BaseException as error:  # a defect of this file, and even then no caller may wait forever
-            self.closing = True
-            self._give_up(error)
-            raise
+        with torch.inference_mode():
+            while self._run_commands():
+                self._step()
 
     def _run_commands(self) -> bool:
         """Run the commands that have come. With no request to work on, sleep until one comes; False: closed."""
@@ -174,36 +169,40 @@ class EngineLoop:
             if self.commands.empty():
                 if self.waiters:
                     return True
-                if self.closing:
-                    return False
-            self.commands.get()()
+                with self.lock:  # no command comes between this look and the end
+                    if self.closing and self.commands.empty():
+                        return False
+            try:
+                self.commands.get()()
+            except BaseException as error:  # no caller may wait forever, whatever fails
+                self._give_up(error)
 
     def _step(self) -> None:
         try:
             with self.engine.stats.timing():
                 updated = self.engine.step()
-            self.num_failures = 0
-        except BaseException as error:  # whatever it is, no caller may wait forever
-            self._recover(error)
-        else:
+            if updated:  # else it may fail again before anybody gets a token
+                self.num_failures = 0
             self._tell(updated)
+        except BaseException as error:  # no caller may wait forever, whatever fails
+            self._recover(error)
 
     def _recover(self, error: BaseException) -> None:
         """A step has failed as a whole. All requests keep their tokens and start over, once. If the next step fails
         too, their callers get the error, and the engine is free for others."""
         logger.warning("a step failed: %s: %s", type(error).__name__, error)
         self.num_failures += 1
-        unfinished = list(self.waiters) if self.num_failures == 1 else []
-        self.engine.restart(unfinished)
-        if unfinished:
+        unfinished = list(self.waiters)
+        if self.num_failures == 1:
+            self.engine.restart(unfinished)
             self._tell([c for request in unfinished for c in request.group if c.has_news])
             return
-        self.num_failures = 0
         self._give_up(error)
 
     def _give_up(self, error: BaseException) -> None:
-        """Every caller gets the error."""
-        waiters, self.waiters = self.waiters, {}
+        """Every caller gets the error, and the engine is empty."""
+        waiters, self.waiters, self.num_failures = self.waiters, {}, 0
+        self.engine.restart([])
         self._forget(waiters)
         for deliver in dict.fromkeys(waiters.values()):
             self._deliver(deliver, [], error)
@@ -236,8 +235,10 @@ class EngineLoop:
     def _deliver(self, deliver: Deliver, requests: list[Request], error: BaseException | None = None) -> None:
         try:
             deliver(requests, error)
-        except RuntimeError:  # its event loop is closed: nobody is there any more
+        except Exception as failure:  # its news could not be made, or its event loop is closed: nobody is there
             self._abort([request for request, other in self.waiters.items() if other is deliver])
+            if error is None:
+                self._deliver(deliver, [], failure)
 
     def _forget(self, requests: Iterable[Request]) -> None:
         with self.lock:
@@ -269,7 +270,8 @@ def close_all() -> None:
     """A thread that is in the middle of a step when the interpreter ends would crash it, and so would one that is
     freeing an engine that was dropped."""
     for loop in list(loops):
-        loop.close(abort=True)
+        if loop.thread.is_alive():  # else it is of a process that this one is a fork of
+            loop.close(abort=True)
     for thread in list(threads):
-        if thread.is_alive():  # else it is of a process that this one is a fork of
+        if thread.is_alive():
             thread.join()

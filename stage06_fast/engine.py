@@ -1,4 +1,4 @@
-"""The engine: the loop that turns prompts into completions. A step runs in kernels made for it."""
+"""The engine: what one step does. A step runs in kernels made for it."""
 
 from typing import Any
 

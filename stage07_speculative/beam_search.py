@@ -17,6 +17,7 @@ from .batch import Batch
 from .engine import Engine
 from .request import Request
 from .scheduler import Row
+from .support.logprobs import NOT_FINITE
 from .support.outputs import RequestOutput
 from .support.sampling_params import number, whole_number
 
@@ -56,12 +57,17 @@ class BeamSearch:
 
         Returns:
             (parent, child) of each new beam; empty if the search is done.
+
+        Raises:
+            ValueError: the logits are not finite.
         """
         logprobs = logits.log_softmax(dim=-1) + self.logprobs.to(logits.device)[:, None]  # [n_beams, vocab_size]
         end_tokens, vocab_size = self.request.eos_token_ids, logits.shape[-1]
         # Each beam has at most this many end tokens, so enough candidates are left that are none.
         count = min(max(2, 1 + len(end_tokens)) * self.beam_width, logprobs.numel())
         best, indices = logprobs.flatten().topk(count)
+        if best.isnan().any():
+            raise ValueError(NOT_FINITE)
         length = len(self.beams[0].output_token_ids) + 1
         children = []
         for rank, (logprob, index) in enumerate(zip(best.tolist(), indices.tolist(), strict=True)):

@@ -1,4 +1,4 @@
-"""The engine: the loop that turns prompts into completions. A step may give a request several tokens."""
+"""The engine: what one step does. A step may give a request several tokens."""
 
 from typing import Any
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from stagewise.wrap import wrap
 from tests.adapter import ROOT, STAGES, random_prompts, unfinished
 from tools.engines import traced
 
@@ -320,6 +321,7 @@ def test_an_error_in_a_step_leaves_a_usable_engine(stage, small_checkpoint, monk
 def test_aborting_a_request_that_a_stream_waits_for(stage, small_checkpoint):
     """Its stream ends with "abort"; the others go on."""
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
+    wrap(llm.engine, "step", lambda step: time.sleep(0.05) or step())  # the engine waits for no reader
     events = llm.stream([[1, 2], [3, 4], [5]], stage.SamplingParams(max_tokens=6, ignore_eos=True))
     first = next(events)
     llm.loop.abort([request for request in unfinished(llm) if request.request_id != "1"])  # the last still waits

@@ -111,7 +111,8 @@ def test_a_bias_is_added_as_it_is(stage):
     (best, first), (other, second) = list(entry.items())[:2]
     for part, expected in ((0.996, best), (1.004, other)):
         bias = {other: part * (first.logprob - second.logprob)}
-        params = stage.SamplingParams(temperature=0, max_tokens=1, logit_bias=bias)
+        processors = [logit_bias(bias)]
+        params = stage.SamplingParams(temperature=0, max_tokens=1, logits_processors=processors)
         assert llm.generate([PROMPT], params)[0].outputs[0].token_ids == [expected]
 
 

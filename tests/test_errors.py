@@ -176,3 +176,37 @@ def test_a_line_that_fails_is_an_error_and_the_run_goes_on(stage, tmp_path):
         before = output.read_bytes()
         status, _, stderr = stage.main(*flags, "--resume")
         assert output.read_bytes() == before
+
+
+@pytest.mark.parametrize("stage", SERVING, ids=lambda stage: stage.directory)
+def test_a_step_that_always_fails_ends_even_if_a_chunk_before_it_does_not(stage, small_checkpoint):
+    """The first part of a prompt goes through, the second fails: again and again, unless somebody counts."""
+    llm = stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=4)
+    model, prompt = llm.engine.runner.model, [1, 2, 3, 4, 5, 6]
+    forward, calls = model.forward, []
+
+    def fails_at_the_end(batch, *arguments):
+        calls.append(len(batch.token_ids))
+        if len(batch.token_ids) == 2:
+            raise ArithmeticError("again")
+        return forward(batch, *arguments)
+
+    model.forward = fails_at_the_end
+    with pytest.raises(ArithmeticError, match="again"):
+        llm.generate([prompt])
+    assert calls == [4, 2, 4, 2]
+    model.forward = forward
+    assert llm.generate([prompt], stage.SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)
+def test_beams_of_a_model_that_gives_no_numbers(stage, small_checkpoint):
+    llm = stage.LLM(small_checkpoint, device="cpu")
+    model = llm.engine.runner.model
+    forward = model.forward
+    model.forward = lambda *arguments: forward(*arguments) * torch.nan
+    with pytest.raises(ValueError, match="the model's logits are not finite"):
+        llm.beam_search([[1, 2, 3]], beam_width=2, max_tokens=4)
+    model.forward = forward
+    assert llm.beam_search([[1, 2, 3]], beam_width=2, max_tokens=4)[0].finished
+    assert llm.engine.block_manager.num_free == llm.engine.runner.num_blocks
