@@ -29,6 +29,4 @@ class EngineConfig(Options):
     max_model_len: int | None = option(
         None, whole(2), "longest prompt and output together, in tokens (default: the model's context)"
     )
-    seed: int = option(
-        0, whole(0, 2**64 - 1), "requests without a seed of their own take one from it and from their number"
-    )
+    seed: int = option(0, whole(0, 2**64 - 1), "seeds requests that have none, together with their number")

@@ -110,7 +110,7 @@ class GPT2(nn.Module):
         x = self.wte(token_ids) + self.wpe(positions)  # [n_seq] -> [n_seq, n_embd]
         for layer in self.h:
             x = layer(x, visible)
-        # Only the last token's successor is asked for.
+        # Only the last position's logits are needed.
         x = self.ln_f(x[-1])  # [n_seq, n_embd] -> [n_embd]
         logits = F.linear(x, self.wte.weight)  # [n_embd] -> [vocab_size]
         return logits.float()

@@ -15,7 +15,7 @@ from .support.logprobs import NOT_FINITE, logprob_entries
 from .support.outputs import Logprob
 from .support.philox import uniform
 
-Token = tuple[int, dict[int, Logprob] | None]  # its id, and its log-probabilities if they were asked for
+Token = tuple[int, dict[int, Logprob] | None]  # its id, and its log-probabilities if requested
 
 
 def sample(logits: Tensor, request: Request) -> Token | Exception:
@@ -32,7 +32,7 @@ def sample(logits: Tensor, request: Request) -> Token | Exception:
 
 
 def choose(logits: Tensor, request: Request) -> Token:
-    """The next token, with its log-probabilities if they were asked for. [vocab_size] -> Token"""
+    """The next token, with its log-probabilities if requested. [vocab_size] -> Token"""
     params = request.params
     scores = penalize(logits, request)
     if not scores.max().isfinite():

@@ -37,6 +37,4 @@ class EngineConfig(Options):
         name="--no-sort",
         help="batch prompts in the order given: more padding",
     )
-    seed: int = option(
-        0, whole(0, 2**64 - 1), "requests without a seed of their own take one from it and from their number"
-    )
+    seed: int = option(0, whole(0, 2**64 - 1), "seeds requests that have none, together with their number")

@@ -1,4 +1,4 @@
-"""What goes through the model in a step, as tensors."""
+"""The input of one step, as tensors."""
 
 from dataclasses import dataclass
 

@@ -42,6 +42,4 @@ class EngineConfig(Options):
         whole(1),
         "memory for the KV cache of a batch, split if it needs more (default: half of the free)",
     )
-    seed: int = option(
-        0, whole(0, 2**64 - 1), "requests without a seed of their own take one from it and from their number"
-    )
+    seed: int = option(0, whole(0, 2**64 - 1), "seeds requests that have none, together with their number")

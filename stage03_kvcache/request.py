@@ -1,4 +1,4 @@
-"""One request: what was asked, and what has come of it so far."""
+"""One request: the prompt, and its output so far."""
 
 import logging
 import time
@@ -20,14 +20,14 @@ class Request:
         prompt_token_ids: the prompt's tokens, at least one.
         params: how to sample and when to stop.
         seed: the key of every draw for this request.
-        max_length: prompt and output together never have more tokens.
+        max_length: the most tokens that prompt and output have together.
         tokenizer: turns tokens into text.
         eos_token_ids: the model's end tokens.
 
     Attributes:
         output_token_ids: the output's tokens, the one that ended it among them.
         token_times: when each of them came, in seconds of time.perf_counter.
-        logprobs: of each of them, if they were asked for.
+        logprobs: one entry per output token, if requested.
         text: what they say, up to a stop text.
         finish_reason, stop_reason: why it ended; None while it goes on.
         streamed: what a stream has sent so far: (tokens, characters, whether its end).

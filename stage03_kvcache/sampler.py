@@ -19,7 +19,7 @@ from .support.logprobs import NOT_FINITE, logprob_entries
 from .support.outputs import Logprob
 from .support.philox import uniform
 
-Token = tuple[int, dict[int, Logprob] | None]  # its id, and its log-probabilities if they were asked for
+Token = tuple[int, dict[int, Logprob] | None]  # its id, and its log-probabilities if requested
 
 
 def sample(logits: Tensor, requests: list[Request]) -> list[Token | Exception]:

@@ -1,4 +1,4 @@
-"""What goes through the model in a step, as tensors."""
+"""The input of one step, as tensors."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from .scheduler import Row
 
 @dataclass(frozen=True)
 class Batch:
-    """The tokens of all requests of a step one behind the other, without padding.
+    """The tokens of all requests of a step one after another, without padding.
 
     Rows with a single token (nearly all are decodes) come first; the others (prompts or pieces of one, or a sequence
     that is computed again) are runs of tokens.
@@ -19,7 +19,7 @@ class Batch:
     Attributes:
         ready: the requests that are up to date with this step: each gets a token.
         token_ids, positions, slots: [num_tokens], each token with its position in its sequence and its request's slot.
-        last: [n_asked], which of the tokens are those whose successor is asked for.
+        last: [n_asked], the tokens whose logits are needed.
         sampled, scored: which of the logits that follow are for the sampler, one for each of `ready`, and which are for
             log-probabilities of whose prompt.
         num_single: how many rows have a single token.

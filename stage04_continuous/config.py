@@ -45,6 +45,4 @@ class EngineConfig(Options):
         help="prefill every prompt in a single step, which then takes as long as it takes",
     )
     kv_cache_bytes: int | None = option(None, whole(1), "memory for the KV cache (default: half of the free)")
-    seed: int = option(
-        0, whole(0, 2**64 - 1), "requests without a seed of their own take one from it and from their number"
-    )
+    seed: int = option(0, whole(0, 2**64 - 1), "seeds requests that have none, together with their number")

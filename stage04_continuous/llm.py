@@ -102,7 +102,7 @@ class LLM(LLMBase):
     def score(
         self, prompts: Sequence[str | list[int]], continuations: Sequence[str | list[int]], *, use_tqdm: bool = False
     ) -> list[Score]:
-        """How likely each continuation is behind its prompt.
+        """How likely each continuation is after its prompt.
 
         Args:
             prompts: texts, or lists of token ids; the empty text is the beginning of a text.

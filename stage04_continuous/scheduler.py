@@ -18,7 +18,7 @@ AGING = 16
 
 
 class Row(NamedTuple):
-    """A request in a step: how many of its tokens the step computes, and whether these are all, so that it gets one."""
+    """A request in a step: how many of its tokens the step computes; if these are all (`ready`), it gets its next."""
 
     request: Request
     num_tokens: int
@@ -104,7 +104,7 @@ class Scheduler:
         return Row(request, num_tokens, ready=num_tokens == request.num_new_tokens)
 
     def _refusal(self, request: Request, budget: int) -> dict | None:
-        """Why a request can't be admitted to a step that has room for so many tokens; None if it can."""
+        """Why a request can't be admitted to a step with this token budget left; None if it can."""
         if not self.free_slots:
             return {"reason": "running", "most": self.max_num_seqs}
         if not budget:

@@ -2,7 +2,7 @@
 
     paged_attention(query, k_cache, v_cache, block_tables, query_start_loc, seq_lens) -> out
 
-A step's tokens stand one behind the other, and a request has one of them (a decode) or many (a prefill, or a piece of
+A step's tokens stand one after another, and a request has one of them (a decode) or many (a prefill, or a piece of
 one); for attention both are the same thing: some queries, and behind them the keys that they may see.
 
     query            [num_tokens, n_head, head_dim]

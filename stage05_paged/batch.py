@@ -1,4 +1,4 @@
-"""What goes through the model in a step, as tensors."""
+"""The input of one step, as tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +13,13 @@ from .scheduler import Row
 
 @dataclass(frozen=True)
 class Batch:
-    """The tokens of all requests of a step one behind the other, without padding.
+    """The tokens of all requests of a step one after another, without padding.
 
     Attributes:
         token_ids, positions, slot_mapping: [num_tokens], each token with its position in its sequence and its place in
             the KV cache.
         block_tables, query_start_loc, seq_lens: which request has which tokens, and where keys are; see attention.py.
-        last: [n_asked], which of the tokens are those whose successor is asked for.
+        last: [n_asked], the tokens whose logits are needed.
         rows: the requests, and how many tokens each brings.
         ready: the requests that are up to date with this step: each gets a token. As many completions of a
             prompt begin as may run, all with its logits.
@@ -97,6 +97,6 @@ class Batch:
 
 
 def rectangle(tables: list[list[int]]) -> list[list[int]]:
-    """Block tables of the same length, filled up with zeros, which are never read."""
+    """Block tables padded to the same length with zeros, which are never read."""
     width = max(map(len, tables))
     return [table + [0] * (width - len(table)) for table in tables]

@@ -25,10 +25,10 @@ class Sequence(Protocol):
     def token_ids(self) -> list[int]: ...
 
     @property
-    def num_tokens(self) -> int: ...  # so many, without putting the list together
+    def num_tokens(self) -> int: ...  # the length of that list, without making it
 
     @property
-    def num_cacheable(self) -> int: ...  # of these, the first so many need not be computed if they are found
+    def num_cacheable(self) -> int: ...  # leading tokens that may come from the prefix cache
 
 
 class Key(NamedTuple):
@@ -85,7 +85,7 @@ class BlockManager:
     # --- What there is ----------------------------------------------------------------------------------------------
 
     def num_needed(self, num_tokens: int) -> int:
-        """How many blocks hold so many tokens."""
+        """Blocks needed for `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     @property
@@ -131,7 +131,7 @@ class BlockManager:
         return num_new + sum(self.ref_counts[block] == 0 for block, _ in found)
 
     def can_allocate(self, num_blocks: int, reserve: int = 0) -> bool:
-        """Whether so many blocks are free, beside a reserve that is left untouched."""
+        """Whether `num_blocks` are free without touching the reserve."""
         return num_blocks + reserve <= self.num_free
 
     def could_allocate(self, sequence: Sequence, without: Iterable[Sequence], reserve: int = 0) -> bool:
@@ -189,7 +189,7 @@ class BlockManager:
         self._tables[child] = _Table(list(table.blocks), list(table.nodes))
 
     def free(self, sequence: Sequence) -> None:
-        """Take back a sequence's blocks. Its tail is the first to be used for something else: a head is worth more."""
+        """Take back a sequence's blocks, the last one first, so that shared prefixes stay cached longest."""
         for block in reversed(self._tables.pop(sequence).blocks):
             self._release(block)
 
@@ -199,7 +199,7 @@ class BlockManager:
         return copies
 
     def _take(self) -> int:
-        """The free block that has been of no use for the longest time. What it held can't be found any more."""
+        """Take the least recently used free block, and evict it from the prefix cache."""
         block, _ = self._free.popitem(last=False)
         if block in self._keys:
             self.emit("evicted", block=block)

@@ -1,4 +1,4 @@
-"""One request: what was asked, where it is, and what has come of it so far."""
+"""One request: the prompt, its state, and its output so far."""
 
 import copy
 import enum
@@ -33,7 +33,7 @@ class Request:
         prompt_token_ids: the prompt's tokens, at least one.
         params: how to sample and when to stop.
         seed: the key of every draw for this request.
-        max_length: prompt and output together never have more tokens.
+        max_length: the most tokens that prompt and output have together.
         tokenizer: turns tokens into text.
         eos_token_ids: the model's end tokens.
         priority: lower is admitted earlier, under the policy "priority".
@@ -46,10 +46,10 @@ class Request:
         place: its rank in the queue, given by the scheduler; running requests with a later one are preempted first.
         index: which completion of its group it is.
         num_ahead: how many completions its caller asked for before this group, in the same call.
-        prompt_logprobs: of the prompt's tokens so far; None unless they were asked for.
+        prompt_logprobs: of the prompt's tokens so far; None unless requested.
         output_token_ids: the output's tokens, the one that ended it among them.
         token_times: when each of them came, in seconds of time.perf_counter.
-        logprobs: of each of them, if they were asked for.
+        logprobs: one entry per output token, if requested.
         text: what they say, up to a stop text.
         finish_reason, stop_reason: why it ended; None while it goes on.
         streamed: what a stream has sent so far: (tokens, characters, whether its end).
@@ -93,7 +93,7 @@ class Request:
         self.stop_reason: str | int | None = None
 
     def wait(self) -> None:
-        """It is in the queue, and nothing of it in the cache."""
+        """Mark it as waiting, with nothing cached."""
         self.state, self.num_computed_tokens = RequestState.WAITING, 0
 
     @property
@@ -114,7 +114,7 @@ class Request:
 
     @property
     def beginning(self) -> list["Request"]:
-        """Who samples from this one's logits: itself; behind the prompt, the whole group."""
+        """Completions that sample from these logits: all of them after the prompt, later only this one."""
         return [self] if self.output_token_ids or self.index else self.group
 
     @property
@@ -129,7 +129,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """As many as `token_ids`, without putting that list together."""
+        """The length of `token_ids`, without making that list."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property

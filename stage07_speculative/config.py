@@ -61,7 +61,7 @@ class EngineConfig(Options):
     policy: str = option(
         "fcfs",
         one_of(*POLICIES),
-        "which request joins first: fcfs, fair (nobody waits for all that another asked for), priority (the lowest "
+        "which request joins first: fcfs, fair (no caller's batch blocks another caller), priority (the lowest "
         "first), or shortest (prompt, with aging)",
     )
     enable_chunked_prefill: bool = option(
@@ -109,9 +109,7 @@ class EngineConfig(Options):
         action="extend",
         metavar="NAME",
     )
-    seed: int = option(
-        0, whole(0, 2**64 - 1), "requests without a seed of their own take one from it and from their number"
-    )
+    seed: int = option(0, whole(0, 2**64 - 1), "seeds requests that have none, together with their number")
 
     def __post_init__(self):
         super().__post_init__()

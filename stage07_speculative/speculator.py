@@ -1,4 +1,4 @@
-"""How many tokens are worth guessing, and what came of it (Leviathan et al. 2023, "Fast Inference from Transformers via
+"""How many tokens to draft, and how many were accepted (Leviathan et al. 2023, "Fast Inference from Transformers via
 Speculative Decoding", section 3).
 
 A request whose guesses are right with probability a, each by itself, gets 1 + a + a^2 + … + a^k tokens from a step with

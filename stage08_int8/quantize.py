@@ -20,7 +20,7 @@ LARGEST = 127  # not -128: so a number and its negative become integers of the s
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row as integers, and what an integer of 1 stands for: the largest number of the row becomes 127 or -127.
+    """Quantize each row to int8; returns integers and scales: the largest number of the row becomes 127 or -127.
     [..., n] -> int8 [..., n], float32 [..., 1]"""
     x = x.float()
     scale = x.abs().amax(dim=-1, keepdim=True) / LARGEST  # [..., n] -> [..., 1]

@@ -29,7 +29,7 @@ AHEAD = 16
 
 
 class Row(NamedTuple):
-    """A request in a step: how many of its tokens the step computes, and whether these are all, so that it gets one."""
+    """A request in a step: how many of its tokens the step computes; if these are all (`ready`), it gets its next."""
 
     request: Request
     num_tokens: int
@@ -97,7 +97,7 @@ class Scheduler:
         return 0
 
     def _place(self, request: Request) -> tuple[float, int]:
-        """The rank of a request in the queue; a further completion ranks behind the first one."""
+        """The rank of a request in the queue; further completions rank after the first."""
         first = request.group[0]
         if request is first or first.place is None:
             return self._key(request), next(self._arrivals)
@@ -105,7 +105,7 @@ class Scheduler:
         return key + self._lag(request, request.index), arrival
 
     def _lag(self, request: Request, num_ahead: int) -> int:
-        """How many steps after its arrival a completion ranks that comes behind so many like it."""
+        """Steps added to a completion's arrival for the `num_ahead` siblings before it."""
         return num_ahead * (len(request.prompt_token_ids) + request.max_tokens) if self.policy == "fair" else 0
 
     @property
@@ -164,7 +164,7 @@ class Scheduler:
         return Row(request, num_tokens, ready=num_tokens == request.num_new_tokens)
 
     def _refusal(self, request: Request, budget: int, goes_ahead: bool = False) -> dict | None:
-        """Why a request can't be admitted to a step that has room for so many tokens; None if it can. One that goes
+        """Why a request can't be admitted to a step with this token budget left; None if it can. One that goes
         ahead of others leaves a free block to each that runs."""
         if len(self.running) >= self.max_num_seqs:
             return {"reason": "running", "most": self.max_num_seqs}
@@ -237,7 +237,7 @@ class Scheduler:
         return num_preempted
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Begin another completion of the prompt that a running parent has computed. If it got its first token together
+        """Begin another completion of a prompt that a running parent has computed. If it got its first token together
         with the parent, it runs on in the same blocks. Otherwise it waits until one more request may run, and computes
         what the prefix cache has lost of the prompt by then."""
         child.place = self._place(child)

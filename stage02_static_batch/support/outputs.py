@@ -1,4 +1,4 @@
-"""What the engine gives back: results and stream events. They are made from a request, whose class is request.py's."""
+"""What the engine returns: results and stream events, made from a request (request.py)."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +15,7 @@ class Logprob:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Moments in the life of a request, in seconds of `time.perf_counter`."""
+    """Timestamps of a request, in seconds of `time.perf_counter`."""
 
     arrival_time: float
     first_token_time: float
@@ -107,11 +107,11 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamEvent:
-    """News of a stream: what one step added to the completion of prompt `index`.
+    """A stream event: what one step added to the completion of prompt `index`.
 
     `text` may be empty (half a character, or a possible beginning of a stop text, is held back). `finish_reason` is
     None until the last event of the index; `stop_reason` then says which stop text, token or error it was. `logprobs`
-    are those of `token_ids`, if asked for. The counts of tokens are so far.
+    are those of `token_ids`, if requested. The counts of tokens are so far.
     """
 
     index: int

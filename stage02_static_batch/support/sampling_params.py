@@ -1,4 +1,4 @@
-"""What a request asks of the sampler, and when it ends. Names and meanings are vLLM's `SamplingParams`."""
+"""How to sample a request, and when it ends. Names and meanings are vLLM's `SamplingParams`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class SamplingParams:
             raw logits; -1 is all of them, None returns none.
         logits_processors: functions (prompt token ids, output token ids, logits) -> logits, of their arguments alone.
             Logits are [vocab_size] float32, as the model gave them; a token at -inf is not chosen.
-        include_stop_str_in_output: the text ends behind the stop text, or the stop token's text, that ended it.
+        include_stop_str_in_output: the text ends after the stop text, or the stop token's text, that ended it.
         skip_special_tokens: the end token has no text.
 
     Raises:

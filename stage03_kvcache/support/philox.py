@@ -28,7 +28,7 @@ def philox(seed: ArrayLike, counter: ArrayLike, stream: ArrayLike = 0) -> tuple[
 
 
 def uniform(seed: ArrayLike, position: ArrayLike) -> np.ndarray:
-    """The random number of an output position: in (0, 1), never 0 or 1, a multiple of 2**-53. Integers or arrays."""
+    """Uniform number of (seed, position): in (0, 1), never 0 or 1, a multiple of 2**-53. Integers or arrays."""
     a, b, _, _ = philox(seed, position)
     return ((a << np.uint64(20) | b >> np.uint64(12)).astype(np.float64) + 0.5) / 2**52
 

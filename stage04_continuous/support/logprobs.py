@@ -1,4 +1,4 @@
-"""Log-probabilities, for requests that ask for them: of the chosen token and of the most likely ones."""
+"""Log-probabilities of the chosen token and of the most likely ones."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ def has_nan(entries: Sequence[dict[int, Logprob] | None] | None) -> bool:
 def logprob_entries(
     logits: Tensor, token_ids: Tensor, counts: list[Any], text: Callable[[int], str]
 ) -> list[dict[int, Logprob]]:
-    """Of each row the log-probability of a token, and those of the `counts[i]` most likely ones.
+    """For each row, the log-probability of a token, and those of the `counts[i]` most likely ones.
 
     logits: [n, vocab_size]; token_ids: [n]
     """

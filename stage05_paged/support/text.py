@@ -1,4 +1,4 @@
-"""A completion's text while it grows: whole characters only, and nothing from a stop text on."""
+"""A completion's text as it grows: whole characters only, and nothing after a stop text."""
 
 import copy
 
@@ -7,11 +7,11 @@ from .tokenizer import Detokenizer, Tokenizer
 
 
 class Text:
-    """What the tokens so far say.
+    """The text of the tokens so far.
 
     Args:
         tokenizer: turns tokens into text.
-        params: has the stop texts (the text ends before the first of them that appears in it, or behind it), and says
+        params: has the stop texts (the text ends before the first of them that appears in it, or after it), and says
             what else is in the text.
 
     Attributes:
@@ -55,13 +55,13 @@ class Text:
 
     @property
     def num_certain(self) -> int:
-        """How many of its characters stay whatever comes: the rest could be the beginning of a stop text."""
+        """Length of the text that no later token can change; the rest could begin a stop text."""
         if self._params.include_stop_str_in_output:
             return len(self.text)
         return min((self._begin_of(stop) for stop in self._stops), default=len(self.text))
 
     def _begin_of(self, stop: str) -> int:
-        """Where the longest ending of the text begins that a stop text begins with."""
+        """Start of the longest suffix of the text that is a prefix of the stop text."""
         start = self.text.find(stop[0], max(0, len(self.text) - len(stop) + 1))
         while start >= 0 and not stop.startswith(self.text[start:]):
             start = self.text.find(stop[0], start + 1)

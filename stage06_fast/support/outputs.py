@@ -1,4 +1,4 @@
-"""What the engine gives back: results and stream events. They are made from a request, whose class is request.py's."""
+"""What the engine returns: results and stream events, made from a request (request.py)."""
 
 import itertools
 from collections.abc import Iterable
@@ -17,10 +17,10 @@ class Logprob:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Moments in the life of a request, by `time.perf_counter`, and the times between its tokens; all in seconds."""
+    """Timestamps of a request (`time.perf_counter`) and the times between its tokens, in seconds."""
 
     arrival_time: float
-    first_token_time: float | None  # None: it never came so far
+    first_token_time: float | None  # None: not yet
     finished_time: float | None
     first_scheduled_time: float | None
     inter_token_latencies: tuple[float, ...]
@@ -108,7 +108,7 @@ class RequestOutput:
     """The result of one request. `prompt` is None if the prompt was given as token ids; `num_cached_tokens` of its
     tokens were found in the prefix cache and not computed.
 
-    `prompt_logprobs`, if asked for: for each token of the prompt what `logprobs` of a completion has for its tokens;
+    `prompt_logprobs`, if requested: for each token of the prompt what `logprobs` of a completion has for its tokens;
     None for the first, which follows nothing, and in a Pair for all but its continuation.
     """
 
@@ -149,12 +149,12 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamEvent:
-    """News of a stream: what one step added to a completion (`completion_index`, with n > 1) of prompt `index`.
+    """A stream event: what one step added to a completion (`completion_index`, with n > 1) of prompt `index`.
 
     `text` may be empty (half a character, or a possible beginning of a stop text, is held back). `finish_reason` is
     None until the last event of the completion; `stop_reason` then says which stop text, token or error it was.
-    `logprobs` are those of `token_ids`, if asked for. The counts of tokens are so far. The first event of a request has
-    its `prompt_logprobs`, if asked for. `queue_time` is that of RequestMetrics.
+    `logprobs` are those of `token_ids`, if requested. The counts of tokens are so far. The first event of a request has
+    its `prompt_logprobs`, if requested. `queue_time` is that of RequestMetrics.
     """
 
     index: int

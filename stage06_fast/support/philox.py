@@ -28,7 +28,7 @@ def philox(seed: ArrayLike, counter: ArrayLike, stream: ArrayLike = 0) -> tuple[
 
 
 def uniform(seed: ArrayLike, position: ArrayLike, index: ArrayLike = 0) -> np.ndarray:
-    """The random number of an output position of a completion: in (0, 1), never 0 or 1, a multiple of 2**-53. Integers
+    """Uniform number of (seed, position) of a completion: in (0, 1), never 0 or 1, a multiple of 2**-53. Integers
     or arrays. Completions have the even streams; the odd one is `derive_seed`'s."""
     a, b, _, _ = philox(seed, position, 2 * np.asarray(index))
     return ((a << np.uint64(20) | b >> np.uint64(12)).astype(np.float64) + 0.5) / 2**52

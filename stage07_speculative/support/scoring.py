@@ -1,4 +1,4 @@
-"""How likely a text is: log-probabilities of the tokens of a prompt, and of a continuation behind a prompt."""
+"""How likely a text is: log-probabilities of the tokens of a prompt, and of a continuation after it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ SCORING = SamplingParams(max_tokens=0, prompt_logprobs=0)  # nothing is generate
 
 
 class Pair(NamedTuple):
-    """A continuation that is to be scored behind a prompt: two texts, or two lists of token ids. It goes where a prompt
+    """A continuation to be scored after a prompt: two texts, or two lists of token ids. It goes where a prompt
     goes, with the parameters SCORING."""
 
     prompt: str | list[int]
