@@ -160,7 +160,7 @@ class Request:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """End it with an error of its own."""
+        """End it with its own error."""
         logger.info("request %s failed", self.request_id, exc_info=error)
         self.finish_reason, self.stop_reason = "error", f"{type(error).__name__}: {error}"
 
