@@ -156,25 +156,28 @@ def test_the_server_answers_and_goes_on(number):
         assert fine.json()["usage"]["completion_tokens"] == 3
 
 
+@pytest.mark.parametrize("stage", STAGES[1:], ids=lambda stage: stage.directory)
 def test_a_line_that_fails_is_an_error_and_the_run_goes_on(stage, tmp_path):
-    """As the only line, the last and any other; a resumed run is done."""
+    """As the only line, the last and any other; also a form that goes beyond the limits while it is written. A resumed
+    run is done."""
     bad = {"prompt": "Once", "sampling": {"max_tokens": 6, "allowed_token_ids": [257], "bad_words": ["a a"]}}
-    for i, lines in enumerate(([bad], [{"prompt": "Once"}, bad], [bad, {"prompt": "A fox"}])):
+    form = {"prompt": "Once", "sampling": {"max_tokens": 60, "structured_outputs": {"regex": "(.*a.{200}b){50}"}}}
+    good = {"prompt": "A fox"}
+    cases = (bad, [bad]), (form, [good, form]), (bad, [bad, good])
+    for i, (failing, lines) in enumerate(cases):
         source, output = tmp_path / f"{i}.jsonl", tmp_path / f"{i}.out.jsonl"
         source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        if stage.number == 1:
-            continue
         flags = ("--max-tokens", "3", "--quiet", "--device", "cpu", "--input", source, "--output", output)
         status, _, stderr = stage.main(*flags)
         assert (status, "1 of" in stderr) == (1, True), stderr
         results = {line["id"]: line for line in map(json.loads, output.read_text().splitlines())}
         assert len(results) == len(lines)
-        failed = results[f"line-{lines.index(bad) + 1}"]
+        failed = results[f"line-{lines.index(failing) + 1}"]
         assert failed["finish_reason"] == "error"
-        assert "no token can be sampled" in failed["error"]
+        assert ("fails after" if failing is form else "no token can be sampled") in failed["error"]
         assert sum("error" in result for result in results.values()) == 1
         before = output.read_bytes()
-        status, _, stderr = stage.main(*flags, "--resume")
+        stage.main(*flags, "--resume")
         assert output.read_bytes() == before
 
 
