@@ -24,7 +24,7 @@ def test_chapters_show_what_runs(directory):
 
 def test_the_page_on_fairness_shows_what_its_code_prints():
     page = (ROOT / "stage05_paged/SHARING.md").read_text(encoding="utf-8").partition("## Fairness")[2]
-    code, shown = re.search(r"```python\n(from .*?)```.*?```text\n(.*?)```", page, re.DOTALL).groups()
+    code, shown = re.search(r"```python\n(import stagewise\n.*?)```.*?```text\n(.*?)```", page, re.DOTALL).groups()
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(code, {})
     assert [line.rstrip() for line in printed.getvalue().splitlines()] == shown.splitlines()
