@@ -77,7 +77,7 @@ class Answers:
                     pieces.put_nowait(f" [error: {event.stop_reason}]")
         except asyncio.CancelledError:
             pieces.put_nowait(" [aborted]")
-        except (ValueError, RuntimeError) as error:
+        except Exception as error:  # whatever it is, the reader must not wait forever
             pieces.put_nowait(f" [error: {error}]")
         self._num_open -= 1
         if not self._num_open:

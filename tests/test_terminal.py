@@ -136,9 +136,9 @@ def test_the_time_of_typing_is_not_counted(is_terminal, monkeypatch):
     monkeypatch.setattr(interactive.time, "perf_counter", lambda: clock[0])
 
     class Engine:
-        async def generate(self, prompt, params):
+        async def generate(self, prompt):
             clock[0] += 0.5
-            yield types.SimpleNamespace(text=prompt.upper())
+            yield types.SimpleNamespace(text=prompt.upper(), finish_reason="length")
 
     def lines():
         for line in ("one", "two"):
