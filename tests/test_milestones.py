@@ -165,7 +165,7 @@ VERBS = [
     (1, 1, "batch: the whole sequence", "batch.py", "torch.tensor(request.token_ids", "torch.tensor(request.prompt_token_ids"),
     (1, 1, "forward: the logits", "runner.py", "self.model(batch.token_ids)", "self.model(batch.token_ids[:-1])"),
     (1, 1, "sample: the best token", "sampler.py", "[len(request.output_token_ids)]", "[0]"),
-    (1, 1, "commit: the token", "engine.py", "request.add(token_id, logprobs)", "request.add(token_id + 1, logprobs)"),
+    (1, 1, "commit: the token", "engine.py", "request.add_or_fail(token)", "request.add_or_fail((token[0] + 1, token[1]))"),
     (2, 2, "batch: a rectangle", "batch.py", "if not request.finished", "if True"),
     (2, 2, "sample: a token for each row", "sampler.py", "[r.params.temperature for r in rows], 1,", "[rows[0].params.temperature for r in rows], 1,"),
     (3, 3, "cache: new columns", "kv_cache.py", "values[:, :, self.length :] = v", "values[:, :, self.length :] = k"),

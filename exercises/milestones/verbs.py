@@ -112,12 +112,12 @@ def check_one_sample(lab: Lab) -> None:
 
 def check_one_commit(lab: Lab) -> None:
     """commit: the token to its request, which may end with it"""
-    engine = engine_of(lab)
+    of, engine = batch_of(lab), engine_of(lab)
     for most, reason in ((2, None), (1, "length")):
         case = f"Engine.commit of token 42, max_tokens={most}"
         with lab.case(case):
             one = request(lab, PROMPTS[0], max_tokens=most)
-            got = engine.commit(one, 42, None)
+            got = engine.commit(of(one, CPU), (42, None))
         expect(f"{case}: output_token_ids", list(one.output_token_ids), [42])
         expect(f"{case}: finish_reason", one.finish_reason, reason)
         require(got == [one], f"{case}: what comes back", "the request, in a list", got, "those that got a token")
