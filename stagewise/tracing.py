@@ -122,8 +122,12 @@ def attach(llm: Any, listener: Listener) -> None:
 
 
 def detach(llm: Any, listener: Listener) -> None:
-    """No more records for this listener."""
-    between_steps(llm, lambda: recorder_of(llm).detach(listener))
+    """No more records for this listener. An engine that is being closed takes no call, and its records end anyway."""
+    try:
+        between_steps(llm, lambda: recorder_of(llm).detach(listener))
+    except RuntimeError:
+        if not llm.loop.closing:
+            raise
 
 
 def look_on(llm: Any, listener: Listener) -> tuple[dict, list[dict], int]:

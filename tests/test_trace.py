@@ -1,6 +1,7 @@
 """What the engine counts, exactly: forward passes, tokens computed, padding, and the trace that the plots read."""
 
 import json
+import time
 
 import pytest
 
@@ -432,3 +433,16 @@ def test_several_completions_and_beams_end_too(stage, small_checkpoint):
     assert not list(lines_of(llm.traced))[-1]["rows"]
     llm.beam_search([[3, 4]], beam_width=3, max_tokens=5)
     assert not list(lines_of(llm.traced))[-1]["rows"]
+
+
+@pytest.mark.parametrize("stage", [s for s in STAGES if s.number >= 4], ids=lambda stage: stage.directory)
+def test_a_trace_of_an_engine_that_is_being_closed_ends_too(stage, small_checkpoint):
+    """While its last requests still run, as when a server ends that somebody watches."""
+    with stage.AsyncLLM(model=str(small_checkpoint), device="cpu") as engine:
+        trace = stagewise.trace(engine.llm)
+        requests = [engine.llm.inputs.request([1, 2], stage.SamplingParams(max_tokens=40, ignore_eos=True))]
+        engine.llm.loop.submit(requests, lambda *_: time.sleep(0.01))
+        engine.llm.loop.close()
+        trace.close()
+    assert requests[0].finish_reason == "length"
+    trace.close()  # its thread has ended
