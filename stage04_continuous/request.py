@@ -162,7 +162,8 @@ class Request:
     def fail(self, error: Exception) -> None:
         """End it with its own error."""
         logger.info("request %s failed", self.request_id, exc_info=error)
-        self.finish_reason, self.stop_reason = "error", f"{type(error).__name__}: {error}"
+        message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        self.finish_reason, self.stop_reason = "error", message
 
     def finish(self, reason: str, stop_reason: str | int | None = None, stop_token_id: int | None = None) -> None:
         """End it as it is, unless what is left of its text completes a stop text."""

@@ -174,7 +174,7 @@ class Structured:
         np.logical_not(allowed, out=forbidden[: len(allowed)])
         logits.masked_fill_(torch.from_numpy(forbidden).to(logits.device), -math.inf)
         if logits.max() == -math.inf:
-            raise ValueError("structured_outputs leaves nothing to choose beside what else is asked for")
+            raise ValueError("structured_outputs leaves no token to choose, given the other parameters")
         return logits
 
     def allowed(self, output_token_ids: list[int]) -> np.ndarray:
