@@ -25,6 +25,7 @@ from .support.outputs import finished_groups
 
 logger = logging.getLogger(__name__)
 Deliver = Callable[[list[Request], BaseException | None], object]  # gets completions that made progress, or an error
+MAX_RESTARTS = 10  # after as many failed steps without a token for anybody the callers get the error
 POLL = 0.1 if sys.platform == "win32" else None  # seconds; on Windows Ctrl-C can't end a wait without a timeout
 
 
@@ -53,7 +54,8 @@ class EngineLoop:
 
     def __init__(self, make_engine: Callable[[], Engine], max_queue_size: int | None = None):
         check_fork()
-        self.max_queue_size, self.num_unfinished, self.num_failures = max_queue_size, 0, 0
+        self.max_queue_size, self.num_unfinished = max_queue_size, 0
+        self.num_failures, self.has_failed = 0, False  # steps since anybody got a token; the latest step
         self.waiters: dict[Request, Deliver] = {}
         self.commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.closing, self.lock = False, threading.RLock()
@@ -181,19 +183,20 @@ class EngineLoop:
         try:
             with self.engine.stats.timing():
                 updated = self.engine.step()
-            if updated:  # else it may fail again before anybody gets a token
+            self.has_failed = False
+            if updated:
                 self.num_failures = 0
             self._tell(updated)
         except BaseException as error:  # no caller may wait forever, whatever fails
             self._recover(error)
 
     def _recover(self, error: BaseException) -> None:
-        """A step has failed as a whole. All requests keep their tokens and start over, once. If the next step fails
-        too, their callers get the error, and the engine is free for others."""
+        """A step has failed as a whole. All requests keep their tokens and start over. If the next step fails too,
+        their callers get the error, and the engine is free for others."""
         logger.warning("a step failed: %s: %s", type(error).__name__, error)
-        self.num_failures += 1
+        again, self.has_failed, self.num_failures = self.has_failed, True, self.num_failures + 1
         unfinished = list(self.waiters)
-        if self.num_failures == 1:
+        if not again and self.num_failures < MAX_RESTARTS:
             self.engine.restart(unfinished)
             self._tell([c for request in unfinished for c in request.group if c.has_news])
             return
@@ -201,7 +204,8 @@ class EngineLoop:
 
     def _give_up(self, error: BaseException) -> None:
         """Every caller gets the error, and the engine is empty."""
-        waiters, self.waiters, self.num_failures = self.waiters, {}, 0
+        waiters, self.waiters = self.waiters, {}
+        self.num_failures, self.has_failed = 0, False
         self.engine.restart([])
         self._forget(waiters)
         for deliver in dict.fromkeys(waiters.values()):

@@ -139,6 +139,8 @@ def ctrl_c(call, seconds) -> bool:
 
 
 @POSIX
+# Of asyncio.run that is interrupted while it makes its event loop.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <function BaseEventLoop.__del__")
 def test_ctrl_c_at_any_moment(serving, small_checkpoint):
     """It interrupts the caller, whose requests are gone; a step is never cut short."""
     with small_engine(serving, small_checkpoint, "AsyncLLM") as engine:

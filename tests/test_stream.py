@@ -1,5 +1,8 @@
 """Streams: the pieces, joined, are what generate returns; never half a character, never a part of a stop text."""
 
+import threading
+
+from stagewise.wrap import wrap
 from tests.adapter import random_prompts
 
 FILES = ("llm.py", "engine_loop.py", "request.py")  # what this is about, see conftest.py
@@ -60,13 +63,16 @@ def test_events_carry_logprobs_counts_and_the_stop(stage):
 
 def test_a_token_per_event_as_it_is_made(stage):
     """The first event comes after one forward pass, not after all."""
-    llm = stage.engine()
+    llm, steps = stage.engine(), threading.Semaphore(1)
+    undo = wrap(llm.engine, "step", lambda step, *arguments: steps.acquire() and step(*arguments))
     before = llm.stats.num_forwards
     events = llm.stream(["Once upon a time"], stage.SamplingParams(temperature=0, max_tokens=5))
     first = next(events)
     assert llm.stats.num_forwards == before + 1
     assert len(first.token_ids) == 1
+    steps.release(4)
     assert [len(event.token_ids) for event in events] == [1, 1, 1, 1]
+    undo()
 
 
 def test_a_possible_stop_text_is_held_back(stage):
