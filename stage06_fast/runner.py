@@ -14,6 +14,7 @@ from .kernels import c_kernel
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
 from .sampler import Token, sample
+from .support.memory import give_back
 from .support.openmp import WAITS_BRIEFLY
 from .support.options import check_fork, in_words, pick_device, pick_dtype
 from .support.threads import ThreadLimit
@@ -51,6 +52,7 @@ class Runner:
         self.cache = KVCache(model_config.n_layer, self.num_blocks, *sizes, large_pages)
         if self.attention_backend == "c":
             self.model = pick_model(self.model, on)
+            give_back()  # what packing has freed
         self.argmax = c_kernel.argmax if self.attention_backend == "c" else None
         # The kernels' threads can share their cores with other programs (kernels/team.h) if OpenMP's wait briefly;
         # torch's own operations can't.

@@ -541,4 +541,4 @@ def test_a_model_is_in_memory_once(stage, tmp_path):
     command = [sys.executable, "-c", HELD.format(stage=stage.directory), str(path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     weights //= 4 if "quantize.py" in os.listdir(ROOT / stage.directory) else 2  # a byte or two for one of float32
-    assert weights < int(run.stdout) < 1.3 * weights + (32 << 20)
+    assert weights < int(run.stdout) < 1.3 * weights + (40 << 20)  # the engine's thread has an arena of glibc's, too
