@@ -42,18 +42,19 @@ class EngineLoop:
     Args:
         make_engine: called in the engine's thread. OpenMP keeps a pool of workers per thread, so the weights are loaded
             in the thread that runs the steps.
-        max_queue_size: requests that may wait, in addition to `max_num_seqs`; None is no limit.
 
     Attributes:
+        max_queue_size: requests that may wait, in addition to `max_num_seqs`; None is no limit.
         waiters: unfinished requests, each with the function that gets its news; only the engine's thread touches it.
 
     Raises:
         What make_engine raises; RuntimeError in a fork of a process that has an engine.
     """
 
-    def __init__(self, make_engine: Callable[[], Engine], max_queue_size: int | None = None):
+    def __init__(self, make_engine: Callable[[], Engine]):
         check_fork()
-        self.max_queue_size, self.num_unfinished = max_queue_size, 0
+        self.max_queue_size: int | None = None
+        self.num_unfinished = 0
         self.num_failures, self.has_failed = 0, False  # steps since anybody got a token; the latest step
         self.waiters: dict[Request, Deliver] = {}
         self.commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()

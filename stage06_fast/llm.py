@@ -138,7 +138,7 @@ class LLM(LLMBase):
 
         Raises:
             ValueError: as `generate`; or a continuation is empty.
-            RuntimeError: somebody has aborted one.
+            RuntimeError: one was aborted, or failed.
         """
         prompts, continuations = ([x] if isinstance(x, str) else x for x in (prompts, continuations))
         if len(prompts) != len(continuations):

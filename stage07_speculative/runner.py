@@ -124,5 +124,4 @@ class Runner:
         ends = torch.tensor([0, len(tokens)], dtype=torch.int64, device=self.device)
         table = torch.zeros(1, -(-len(tokens) // cache.block_size), dtype=torch.int64, device=self.device)
         batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], last=tokens)
-        with torch.autocast(self.device.type, enabled=False):  # as in a step, see support/turn.py
-            return self.model(batch, cache)
+        return self.model(batch, cache)

@@ -308,3 +308,44 @@ def test_interactive_from_a_pipe(stage):
     assert "leave no room" in answers[2]
     assert answers[3] == bear
     assert "3 requests" in result.stderr
+
+
+def test_news_that_can_not_be_made_are_an_error_for_their_reader(stage, small_checkpoint, monkeypatch):
+    """No reader waits forever, in a thread or in a coroutine, and the engine goes on."""
+    llm_part, params = stage.part("llm"), stage.SamplingParams(max_tokens=3, ignore_eos=True)
+    with llm_part.AsyncLLM(model=str(small_checkpoint), device="cpu") as engine:
+        expected = engine.llm.generate([[1, 2]], params)[0].outputs[0].token_ids
+        with monkeypatch.context() as patch:
+            patch.setattr(llm_part.StreamEvent, "take", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                list(engine.llm.stream([[1, 2]], params))
+            with pytest.raises(ZeroDivisionError):
+                asyncio.run(collect(engine, [1, 2], params))
+        wait_until(lambda: not engine.llm.loop.waiters)
+        assert len(expected) == 3
+        assert len(engine.llm.generate([[1, 2]], params)[0].outputs[0].token_ids) == 3
+
+
+def test_a_request_that_comes_while_the_engine_ends_is_done(stage, small_checkpoint):
+    """It is submitted, and the engine closed, between two looks of the engine's thread."""
+    llm = stage.LLM(small_checkpoint, device="cpu")
+    loop, request = llm.loop, llm.inputs.request([1, 2], stage.SamplingParams(max_tokens=3, ignore_eos=True))
+    commands, looks = loop.commands, []
+
+    class Late:
+        put, get = commands.put, commands.get
+
+        def empty(self):
+            was_empty = commands.empty()
+            if was_empty and not looks:
+                looks.append(True)
+                other = threading.Thread(target=lambda: (loop.submit([request], lambda *_: None), loop.close()))
+                other.start()
+                other.join()
+            return was_empty
+
+    loop.commands = Late()
+    commands.put(lambda: None)  # wakes the thread, which then looks again
+    loop.thread.join(60)
+    assert not loop.thread.is_alive()
+    assert request.finish_reason == "length"
