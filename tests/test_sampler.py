@@ -14,7 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-FILES = ("sampler.py",)  # what this is about, see conftest.py
+pytestmark = pytest.mark.covers("sampler.py")
 
 VOCABULARY = 199
 SETTINGS = [
