@@ -12,7 +12,7 @@ from tests.adapter import EOS, STAGES, TINYTALES
 
 pytestmark = pytest.mark.covers("support/logits_processors.py", "support/text.py", "sampler.py", "engine.py")
 PROMPT = "Once upon a time"
-LENGTH = 9  # of what each control is held to
+LENGTH = 8  # of what each control is held to
 
 
 def last_digit(prompt_token_ids, token_ids, logits):

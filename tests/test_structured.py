@@ -140,7 +140,7 @@ def mixed(llm, count, **more):
     forms = [form for form, _ in FORMS.values()] + [None, dict(json_object=True)]
     made = []
     for i in range(count):
-        how = dict(seed=i, temperature=[0, 1, 1.5][i % 3], max_tokens=20, **more)
+        how = dict(seed=i, temperature=[0, 1, 1.5][i % 3], max_tokens=14, **more)
         form = forms[i % len(forms)]
         made.append(sampling_params(llm, **how) if form is None else params_of(llm, form, **how))
     return made
