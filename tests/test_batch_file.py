@@ -495,14 +495,14 @@ def test_two_runs_on_one_output(batched_stage, tmp_path, monkeypatch):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-@pytest.mark.parametrize("batched_stage", [STAGES[-1]], ids=str)
+@pytest.mark.parametrize("batched_stage", [STAGES[1]], ids=str)
 @pytest.mark.skipif(fcntl is None, reason="POSIX only")
 def test_two_processes_on_one_output(batched_stage, tmp_path):
     """Started at once: every line is there once, from the one that was not refused."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_input(source, count=12)
     flags = ["--input", source, "--output", output, "--resume", "--max-tokens", "60", "--ignore-eos", "--quiet"]
-    processes = [batched_stage.start(*flags) for _ in range(3)]
+    processes = [batched_stage.start(*flags) for _ in range(2)]
     for process in processes:
         _, stderr = process.communicate(timeout=600)
         assert process.returncode == 0 or "another run is writing" in stderr
