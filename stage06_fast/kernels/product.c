@@ -64,7 +64,10 @@ int has_kind(int kind) {
 
 int in_parts(int kind, int rows) { return kind < TILES_BFLOAT16 && COLUMNS(rows) < VECS; }
 
-int product_block(int kind) { return kind >= TILES_BFLOAT16 ? BLOCK : SUM_ROWS; }
+int64_t product_block(int kind, int64_t count) {
+    const int64_t passes = (count + SUM_ROWS - 1) / SUM_ROWS;
+    return kind >= TILES_BFLOAT16 ? BLOCK : (count + passes - 1) / passes;
+}
 
 /* For each part of a panel, COLUMNS vectors from column `from` on: start with zeros, or with the sums in `out` (`add`),
  * and store the sums there. Unrolled, or the compiler would keep the sums in memory. */

@@ -33,7 +33,7 @@ INLINE int64_t place(int kind, int64_t i, int64_t c) {
 
 int has_kind(int kind);
 int in_parts(int kind, int rows); /* whether a pass reads a panel's columns part by part */
-int product_block(int kind); /* the best number of rows for a pass over a panel */
+int64_t product_block(int kind, int64_t count); /* rows of a pass, if `count` rows need a panel: few, even passes */
 
 /* out[r][c] = sum over i of rows[first + r][i] * panel[i][c], for r < count <= BLOCK, c < PANEL.
  *
