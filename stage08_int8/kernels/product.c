@@ -131,34 +131,22 @@ int64_t product_block(int kind, int64_t count) {
         } \
     }
 
-INLINE void fma_float32_loop(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
-                             int64_t out_stride, int add, const char *prefetch, int64_t step, const int rows,
-                             const int prefetches) {
+INLINE void fma_float32(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
+                        int64_t out_stride, int add, const char *prefetch, int64_t step, const int rows) {
     EACH_PART {
         BEGIN_SUMS
         const float *w = panel + from;
         const int64_t run = 4 * step * COLUMNS(rows) / VECS;
         for (int64_t i = 0; i < k; i += 4, w += 4 * PANEL) {
-            if (prefetches && !WHOLE) { PREFETCH_RUN(run) }
+            if (step && !WHOLE) { PREFETCH_RUN(run) }
             UNROLL for (int j = 0; j < 4; j++) {
 #define FLOATS(v) load(w + j * PANEL + (v) * LANES)
-                if (prefetches && WHOLE) { PREFETCH_TWO_LINES(prefetch + (i + j) * step) }
+                if (step && WHOLE) { PREFETCH_TWO_LINES(prefetch + (i + j) * step) }
                 ONE_INPUT(x + i + j, FLOATS)
             }
         }
         STORE_SUMS
     }
-}
-
-INLINE void fma_float32(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
-                        int64_t out_stride, int add, const char *prefetch, int64_t step, const int rows) {
-    fma_float32_loop(x, stride, panel, k, out, out_stride, add, prefetch, step, rows, 1);
-}
-
-/* With nothing to prefetch, the prefetches would only take the place of loads. */
-INLINE void fma_float32_silent(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
-                               int64_t out_stride, int add, const char *prefetch, int64_t step, const int rows) {
-    fma_float32_loop(x, stride, panel, k, out, out_stride, add, prefetch, step, rows, 0);
 }
 
 INLINE void fma_bfloat16(const float *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
@@ -208,7 +196,7 @@ INLINE void dot_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *pane
 }
 #endif
 
-/* A `vec` of sums holds integers here: zero has the same bits. */
+/* Here the `vec` sums hold integers; zero has the same bits. */
 #ifdef HAS_DOT_INT8
 INLINE void dot_int8(const int8_t *x, int64_t stride, const int8_t *panel, int64_t k, float *out,
                      int64_t out_stride, int add, const char *prefetch, int64_t step, const int rows) {
@@ -353,32 +341,31 @@ void product(int kind, const Rows *rows, int64_t first, int count, const void *p
     const char *x = rows->data + first * rows->stride;
     const int64_t k = round_up(end, panel_format(kind) == INT8 ? 2 * GROUP : GROUP);
     const int64_t step = (int64_t)(128 * prefetch_fraction); /* bytes to prefetch for each 128 of the panel */
-#define ONE(function, type, weight, n) \
+#define ONE(function, type, weight, step, n) \
     case n: \
         function((const type *)x + begin, rows->stride / (int64_t)sizeof(type), (const weight *)panel, \
                  k - begin, out, stride, begin > 0, prefetch, step, n); \
         break;
     /* Each number of rows gets its own loop, with its sums in registers. */
-#define UP_TO_6(function, type, weight) \
-    ONE(function, type, weight, 1) ONE(function, type, weight, 2) ONE(function, type, weight, 3) \
-    ONE(function, type, weight, 4) ONE(function, type, weight, 5) ONE(function, type, weight, 6)
-#define UP_TO_8(function, type, weight) \
-    UP_TO_6(function, type, weight) ONE(function, type, weight, 7) ONE(function, type, weight, 8)
+#define UP_TO_6(...) \
+    ONE(__VA_ARGS__, 1) ONE(__VA_ARGS__, 2) ONE(__VA_ARGS__, 3) \
+    ONE(__VA_ARGS__, 4) ONE(__VA_ARGS__, 5) ONE(__VA_ARGS__, 6)
+#define UP_TO_8(...) UP_TO_6(__VA_ARGS__) ONE(__VA_ARGS__, 7) ONE(__VA_ARGS__, 8)
 #ifdef __AVX512F__
 #define EACH(...) switch (count) { UP_TO_8(__VA_ARGS__) }
 #else
 #define EACH(...) switch (count) { UP_TO_6(__VA_ARGS__) }
 #endif
-    if (kind == FMA_FLOAT32 && step) EACH(fma_float32, float, float)
-    if (kind == FMA_FLOAT32 && !step) EACH(fma_float32_silent, float, float)
-    if (kind == FMA_BFLOAT16) EACH(fma_bfloat16, float, uint16_t)
+    if (kind == FMA_FLOAT32 && step) EACH(fma_float32, float, float, step)
+    if (kind == FMA_FLOAT32 && !step) EACH(fma_float32, float, float, 0) /* prefetches would take the place of loads */
+    if (kind == FMA_BFLOAT16) EACH(fma_bfloat16, float, uint16_t, step)
 #ifdef HAS_DOT
-    if (kind == DOT_BFLOAT16) EACH(dot_bfloat16, uint16_t, uint16_t)
+    if (kind == DOT_BFLOAT16) EACH(dot_bfloat16, uint16_t, uint16_t, step)
 #endif
 #ifdef HAS_DOT_INT8
-    if (kind == DOT_INT8) EACH(dot_int8, int8_t, int8_t)
+    if (kind == DOT_INT8) EACH(dot_int8, int8_t, int8_t, step)
 #endif
-    if (kind == PAIRS_INT8) EACH(pairs_int8, int16_t, int8_t)
+    if (kind == PAIRS_INT8) EACH(pairs_int8, int16_t, int8_t, step)
 #ifdef __AMX_BF16__
     panel = (const char *)panel - panel_bytes(kind, begin); /* tiles count from the panel's first input */
     const int64_t lines = (int64_t)((kind == TILES_SPLIT ? 64 : 32) * prefetch_fraction); /* for each 32 inputs */
