@@ -17,7 +17,7 @@ from .batch import Batch
 from .model import ModelConfig
 from .request import Request
 from .runner import Runner
-from .sampler import choose
+from .sampler import choose_rows
 from .support.weights import Checkpoint
 
 
@@ -145,8 +145,8 @@ class DraftModel:
             return {}
         places, guessed, requests = zip(*rows, strict=True)
         with self.runner.thread_limit:
-            chosen = choose(logits[list(places)], list(guessed), self.runner.argmax).tolist()  # [n_rows]
-        return {request: token_id for request, token_id in zip(requests, chosen, strict=True) if token_id >= 0}
+            chosen = choose_rows(logits[list(places)], list(guessed), self.runner.argmax)
+        return {r: token_id for r, token_id in zip(requests, chosen, strict=True) if isinstance(token_id, int)}
 
     def _forward(self, new: dict[Request, list[int]]) -> Tensor:
         """The logits behind the last of each request's new tokens. -> [len(new), vocab_size]"""
