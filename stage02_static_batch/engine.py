@@ -52,7 +52,7 @@ class Engine:
         """One forward pass over all sequences of the batch, and one more token for each that is not finished."""
         batch = Batch.of(rows, self.runner.device)
         logits = self.runner.forward(batch)  # [n_rows, n_seq] -> [n_live, vocab_size]
-        tokens = sample(logits, batch.live)
+        tokens = [sample(row, request) for row, request in zip(logits, batch.live, strict=True)]
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:

@@ -66,7 +66,7 @@ class Engine:
         batch = Batch.of(rows, self.block_manager, self.scheduler.num_places)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
         score_prompts(logits, batch.scored)
-        tokens = sample(batch.to_sample(logits), batch.ready)
+        tokens = [sample(row, request) for row, request in zip(batch.to_sample(logits), batch.ready, strict=True)]
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:

@@ -13,7 +13,7 @@ from .fast_model import FastGPT2, enabled, pick_model
 from .kernels import c_kernel
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
-from .sampler import Token, sample
+from .sampler import Token, sample_rows
 from .support.memory import give_back
 from .support.openmp import WAITS_BRIEFLY
 from .support.options import check_fork, in_words, pick_device, pick_dtype
@@ -72,9 +72,9 @@ class Runner:
             return self.model(batch.to(self.device), self.cache)
 
     def sample(self, batch: Batch, logits: Tensor) -> list[Token | Exception]:
-        """As `sampler.sample`."""
+        """As `sampler.sample` for each row."""
         with self.thread_limit:
-            return sample(logits, batch.ready, self.argmax)
+            return sample_rows(logits, batch.ready, self.argmax)
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
         """How many blocks the options ask for, or can be of use and fit into what is free."""

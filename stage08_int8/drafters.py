@@ -16,7 +16,7 @@ from .batch import Batch
 from .model import ModelConfig
 from .request import Request
 from .runner import Runner
-from .sampler import choose
+from .sampler import choose_rows
 from .support.weights import Checkpoint
 
 
@@ -160,8 +160,9 @@ class DraftModel:
             return {}
         indices, guessed, requests = zip(*rows, strict=True)
         with self.runner.thread_limit:
-            chosen = choose(logits[list(indices)], list(guessed), self.runner.argmax).tolist()  # [n_rows]
-        return {request: token_id for request, token_id in zip(requests, chosen, strict=True) if token_id >= 0}
+        indices, guessed, requests = zip(*rows, strict=True)
+        with self.runner.thread_limit:
+            chosen = choose_rows(logits[list(indices)], list(guessed), self.runner.argmax)
 
     def _forward(self, new: dict[Request, list[int]]) -> Tensor:
         """The logits of the last of each request's new tokens. -> [len(new), vocab_size]"""

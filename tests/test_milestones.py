@@ -65,7 +65,8 @@ class Mistake:
         return directory
 
 
-SEARCH_ALL = """        if set(request.eos_token_ids) & set(request.token_ids) and not request.params.ignore_eos:
+SEARCH_ALL = """        request = batch.request
+        if set(request.eos_token_ids) & set(request.token_ids) and not request.params.ignore_eos:
             request.finish("stop")
         return [request]"""
 UNVERIFIED = """            guesses = [batch.drafts.get(request, [])[:1] for request in batch.ready]
@@ -74,7 +75,7 @@ UNVERIFIED = """            guesses = [batch.drafts.get(request, [])[:1] for req
 MISTAKES = [
     Mistake("erf GELU", 1, 1, "GPT-2's GELU is the tanh form", [("model.py", 'F.gelu(x, approximate="tanh")', "F.gelu(x)")]),
     Mistake("no causal mask", 1, 1, "the causal mask is missing", [("model.py", "visible = positions <= positions[:, None]", "visible = positions >= 0 * positions[:, None]")]),
-    Mistake("the end token is searched in the prompt", 1, 1, "looked for in the prompt", [("engine.py", "        return [request]", SEARCH_ALL)]),
+    Mistake("the end token is searched in the prompt", 1, 1, "looked for in the prompt", [("engine.py", "        return [batch.request]", SEARCH_ALL)]),
     Mistake("silent left-cropping at the context", 1, 1, "cut at its beginning, silently", [
         ("engine.py", "if num_tokens >= self.max_model_len", "if False"),
         ("request.py", "min(params.max_tokens, max_length - len(prompt_token_ids))", "params.max_tokens"),
@@ -92,7 +93,7 @@ MISTAKES = [
     ]),
     Mistake("no attention mask in a batch", 2, 2, "read it: the attention mask is missing", [("model.py", "own = columns >= num_padding[:, None]", "own = columns >= 0 * num_padding[:, None]")]),
     Mistake("no position ids in a batch", 2, 2, "count it: a row's own first token has position 0", [("model.py", "(columns - num_padding[:, None])", "(columns - 0 * num_padding[:, None])")]),
-    Mistake("one random generator for all rows", 2, 2, "rows share one random generator", [("sampler.py", "u = uniform([[r.seed] for r in rows], [[len(r.output_token_ids)] for r in rows])", "u = __import__('numpy').random.default_rng(rows[0].seed + len(rows[0].output_token_ids)).random((len(rows), 1))")]),
+    Mistake("one random generator for all rows", 2, 2, "rows share one random generator", [("sampler.py", "uniform(request.seed, len(request.output_token_ids))", "__import__('random').random()")]),
     Mistake("ended rows are not counted", 2, 2, "padding is what goes through the model for nothing", [("batch.py", "return self.token_ids.numel() - self.num_tokens", "return int(self.num_padding.sum())")]),
     Mistake("batches in the order of the prompts", 2, 2, "sort them by length", [("engine.py", "if self.config.sort_by_length", "if False")]),
     Mistake("results in the order of the lengths", 2, 2, "the right results in another order", [("llm.py", "[RequestOutput.of(request) for request in requests]", "[RequestOutput.of(r) for r in sorted(requests, key=lambda r: len(r.prompt_token_ids))]")]),
@@ -164,10 +165,9 @@ def test_the_milestones_before_a_mistake_pass(mistake, tmp_path):
 VERBS = [
     (1, 1, "batch: the whole sequence", "batch.py", "torch.tensor(request.token_ids", "torch.tensor(request.prompt_token_ids"),
     (1, 1, "forward: the logits", "runner.py", "self.model(batch.token_ids)", "self.model(batch.token_ids[:-1])"),
-    (1, 1, "sample: the best token", "sampler.py", "[len(request.output_token_ids)]", "[0]"),
+    (1, 1, "sample: the best token", "sampler.py", "len(request.output_token_ids)))", "0))"),
     (1, 1, "commit: the token", "engine.py", "request.add_or_fail(token)", "request.add_or_fail((token[0] + 1, token[1]))"),
     (2, 2, "batch: a rectangle", "batch.py", "if not request.finished", "if True"),
-    (2, 2, "sample: a token for each row", "sampler.py", "[r.params.temperature for r in rows], 1,", "[rows[0].params.temperature for r in rows], 1,"),
     (3, 3, "cache: new columns", "kv_cache.py", "values[:, :, self.length :] = v", "values[:, :, self.length :] = k"),
     (3, 3, "batch: the prompts", "batch.py", "request.output_token_ids[-1:]", "request.output_token_ids[:1] * 2"),
     (4, 4, "schedule: the four steps", "scheduler.py", "self.free_slots = list(range(self.max_num_seqs))", "self.free_slots = list(range(self.max_num_seqs + 1))"),

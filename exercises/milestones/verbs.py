@@ -106,7 +106,7 @@ def check_one_sample(lab: Lab) -> None:
         with lab.case(case):
             got = sample(logits / 9, request(lab, PROMPTS[0], made, **settings))[0]
         theirs = FIRST.make_request(FIRST.SamplingParams(**settings), PROMPTS[0], made, seed=5)
-        likely = "the number of a draw is uniform([request.seed], [how many output tokens there are])"
+        likely = "the number of a draw is uniform(request.seed, how many output tokens there are)"
         expect(case, int(got), int(FIRST.sample(logits[None] / 9, [theirs])[0][0]), likely=likely)
 
 
@@ -155,19 +155,6 @@ def check_rows_forward(lab: Lab) -> None:
         known = {said: logits.tolist() for said, logits in network.mistakes_in_company(prompt, 9).items()}
         right = network.logits(prompt).tolist()
         expect(f"{case}: those of the row of {len(prompt)}", got[row].tolist(), right, known, tolerance=1e-3)
-
-
-def check_rows_sample(lab: Lab) -> None:
-    """sample: a token for each row by its own parameters; and `choose`, the tokens alone"""
-    choose, logits = part(lab, "sampler", "choose"), of_logits(SIZES["vocab_size"], 42, 43, 44) / 9
-    settings = [{"temperature": 0}, {"temperature": 1.0, "top_k": 5}, {"temperature": 0.02}]
-    case = "choose, of three rows one greedy, one with top_k=5, one with temperature 0.02"
-    with lab.case(case):
-        got = choose(logits, [request(lab, PROMPTS[0], **one) for one in settings])
-    theirs = [FIRST.make_request(FIRST.SamplingParams(**one), PROMPTS[0], seed=5) for one in settings]
-    right = [int(token) for token, _ in FIRST.sample(logits, theirs)]
-    likely = "is each row's temperature its own? Or do the rows share one random generator?"
-    expect(case, numbers(got), right, likely=likely)
 
 
 # --- 3. A cache -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from .logprobs import logprob_entries
@@ -66,7 +65,7 @@ def score_prompts(logits: Tensor, scored: Sequence[tuple[Any, slice]]) -> None:
 def score_rows(logits: Tensor, request: Any) -> list[dict[int, Logprob]]:
     """[n, vocab_size] -> the entries of the next n tokens of the prompt, each with the token itself first."""
     start, n = len(request.prompt_logprobs), len(logits)
-    token_ids = torch.tensor(request.prompt_token_ids[start : start + n], dtype=torch.int64, device=logits.device)
+    token_ids = request.prompt_token_ids[start : start + n]
     return logprob_entries(logits, token_ids, [request.params.prompt_logprobs] * n, request.tokenizer.token_text)
 
 
