@@ -160,9 +160,8 @@ class DraftModel:
             return {}
         indices, guessed, requests = zip(*rows, strict=True)
         with self.runner.thread_limit:
-        indices, guessed, requests = zip(*rows, strict=True)
-        with self.runner.thread_limit:
             chosen = choose_rows(logits[list(indices)], list(guessed), self.runner.argmax)
+        return {r: token_id for r, token_id in zip(requests, chosen, strict=True) if isinstance(token_id, int)}
 
     def _forward(self, new: dict[Request, list[int]]) -> Tensor:
         """The logits of the last of each request's new tokens. -> [len(new), vocab_size]"""
