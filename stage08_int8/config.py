@@ -17,7 +17,7 @@ MAX_DRAFTS = 16  # draft tokens per request and step
 
 
 def optimizations(_: str, value: Any) -> tuple[str, ...]:
-    """A check: the value is a list of names of optimizations."""
+    """A check: the value lists optimizations by name."""
     names = value if isinstance(value, str) else tuple(value)
     enabled(names)
     return tuple(names)
