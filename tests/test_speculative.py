@@ -1,4 +1,4 @@
-"""From stage 7 on: whoever guesses, and however well, the output is that of the stage that guesses nothing."""
+"""From stage 7 on: whatever is drafted, the output is that of stage 6, which drafts nothing."""
 
 import gc
 import itertools
@@ -109,7 +109,7 @@ def random_jobs(stage, rng, number=30):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.soak) for s in range(2, 40))])
-def test_whatever_is_asked_for(stage, small_checkpoint, draft_checkpoint, dtype, seed):
+def test_random_requests(stage, small_checkpoint, draft_checkpoint, dtype, seed):
     """Random requests of every kind, in small pools and small steps, with every number of guesses."""
     rng = random.Random(seed)
     prompts, params = random_jobs(SIX, rng)
@@ -170,7 +170,7 @@ GUESSES = {
 
 
 @pytest.mark.parametrize("kind", GUESSES)
-def test_whoever_guesses(stage, small_checkpoint, kind):
+def test_any_drafter(stage, small_checkpoint, kind):
     """Right, wrong, constant or no guesses: the same outputs; and right ones save as many steps as they should."""
     prompts = random_prompts(211, [3, 9, 5])
     params = stage.SamplingParams(temperature=1, seed=4, max_tokens=21, ignore_eos=True, logprobs=2)
@@ -192,9 +192,9 @@ def test_whoever_guesses(stage, small_checkpoint, kind):
         assert stats.num_drafts == 0
 
 
-def test_nothing_is_guessed_behind_the_end(stage, small_checkpoint):
-    """Not behind `max_tokens`, the context or an end token; and each of these ends an output in the midst of guesses
-    that are right."""
+def test_no_draft_goes_beyond_the_end(stage, small_checkpoint):
+    """None goes beyond `max_tokens`, the context or an end token, and each of these ends an output amid drafts that are
+    right."""
     (prompt,) = random_prompts(211, [5])
     how = dict(temperature=1, seed=1, ignore_eos=True)
     free = stage.SamplingParams(**how, max_tokens=30)
@@ -223,7 +223,7 @@ def test_nothing_is_guessed_behind_the_end(stage, small_checkpoint):
 
 
 def test_a_stop_text_within_accepted_tokens(stage):
-    """The text ends before it, and the tokens behind it were never made."""
+    """The text ends before it, and the tokens after it were never sampled."""
     prompt, params = "Once upon a time", dict(temperature=0, max_tokens=60)
     plain = answers(stage, TINYTALES, [prompt], stage.SamplingParams(**params), speculate="off")
     tokens, text = plain[0][0][0][2], plain[0][0][0][1]
