@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass
 
-from .scheduler import POLICIES
+from .policies import POLICIES
 from .support.options import DTYPES, Options, any_text, known_device, one_of, option, whole, yes_or_no
 
 

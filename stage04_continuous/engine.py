@@ -53,7 +53,7 @@ class Engine:
         (it is ready) gets its next one."""
         rows = self.scheduler.schedule()
         batch = Batch.of(rows, self.runner.device)
-        logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
+        logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
         score_prompts(logits, batch.scored)
         tokens = [sample(row, request) for row, request in zip(batch.to_sample(logits), batch.ready, strict=True)]
         return self.commit(batch, tokens)
@@ -75,7 +75,7 @@ class Engine:
         the KV cache is computed again."""
         self.scheduler.clear()
         for request in requests:
-            request.wait()
+            request.reset_to_waiting()
             if not request.finished:
                 self.scheduler.add(request)
 

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 
 from .attention import BACKENDS
-from .scheduler import POLICIES
+from .policies import POLICIES
 from .support.options import DTYPES, Options, any_text, known_device, one_of, option, share, whole, yes_or_no
 
 

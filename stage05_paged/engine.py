@@ -63,8 +63,8 @@ class Engine:
         """One forward pass over the rows that the scheduler picks. Each request whose tokens are now all computed
         (it is ready) gets its next one."""
         rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last in the queue wait again
-        batch = Batch.of(rows, self.block_manager, self.scheduler.num_places)
-        logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
+        batch = Batch.of(rows, self.block_manager, self.scheduler.num_free_seqs)
+        logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
         score_prompts(logits, batch.scored)
         tokens = [sample(row, request) for row, request in zip(batch.to_sample(logits), batch.ready, strict=True)]
         return self.commit(batch, tokens)
@@ -74,7 +74,7 @@ class Engine:
         does one that fails. Returns those that got a token or an error."""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
-        self.stats.count(batch, tokens, self.kv_use(), self.scheduler.take_preemptions())
+        self.stats.count(batch, tokens, self.kv_use(), self.scheduler.pop_preemptions())
         prefilled = [request for request in batch.ready if not request.index and not request.output_token_ids]
         for request, token in zip(batch.ready, tokens, strict=True):
             request.add_or_fail(token)
@@ -92,7 +92,7 @@ class Engine:
         the KV cache is computed again."""
         self.scheduler.clear()
         for completion in [completion for request in requests for completion in request.group]:
-            completion.wait()
+            completion.reset_to_waiting()
             if not completion.output_token_ids:  # as if it had not been admitted yet
                 completion.first_scheduled_time, completion.num_cached_tokens = None, 0
             first = completion.group[0]  # the others wait for its first token

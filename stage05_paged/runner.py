@@ -46,8 +46,8 @@ class Runner:
         return f"{in_words(self.device, self.dtype)}, attention: {self.attention_backend}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logits of the tokens whose predecessors are `batch.last`: [n_asked, vocab_size] float32."""
-        self.cache.copy_blocks(batch.copies)
+        """The logits of the tokens whose predecessors are `batch.logits_indices`: [n_logits, vocab_size] float32."""
+        self.cache.copy_blocks(batch.block_copies)
         return self.model(batch.to(self.device), self.cache)
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
@@ -69,7 +69,7 @@ class Runner:
         tokens = torch.zeros(config.max_num_batched_tokens, dtype=torch.int64, device=self.device)
         ends = torch.tensor([0, len(tokens)], dtype=torch.int64, device=self.device)
         table = torch.zeros(1, -(-len(tokens) // cache.block_size), dtype=torch.int64, device=self.device)
-        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], last=tokens)
+        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], logits_indices=tokens)
         logits = self.model(batch, cache)
         logits.sort(dim=-1)
         logits.double().softmax(dim=-1).cumsum(dim=-1)  # with the sort, what takes the most in the sampler

@@ -191,7 +191,7 @@ class BeamEngine:
             budget -= sum(num_tokens)
             for beam, n in zip(search.beams, num_tokens, strict=True):
                 manager.append(beam)
-                manager.enter(beam, beam.num_computed_tokens + n)
+                manager.cache_full_blocks(beam, beam.num_computed_tokens + n)
                 rows.append(Row(beam, n, ready=n == beam.num_new_tokens))
             if num_tokens[0] == search.beams[0].num_new_tokens:
                 self.growing.append(search)
@@ -213,7 +213,7 @@ class BeamEngine:
         """The next generation of beams takes over the blocks of its parents. logits: [n_beams, vocab_size]"""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
-        self.engine.stats.count(batch, [], self.engine.kv_use(), self.scheduler.take_preemptions())
+        self.engine.stats.count(batch, [], self.engine.kv_use(), self.scheduler.pop_preemptions())
         scores = logits.split([len(search.beams) for search in self.growing])
         for search, own in zip(self.growing, scores, strict=True):
             parents, pairs = search.beams, search.advance(own)

@@ -67,8 +67,8 @@ class Engine:
         the one after it, whose logits are there already."""
         rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last in the queue wait again
         drafts = self.speculator.draft(rows)
-        batch = Batch.of(rows, self.block_manager, self.scheduler.num_places, drafts)
-        logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
+        batch = Batch.of(rows, self.block_manager, self.scheduler.num_free_seqs, drafts)
+        logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
         score_prompts(logits, batch.scored)
         news = []
         while batch.rows:
@@ -83,7 +83,7 @@ class Engine:
         """The requests whose token is the one that was guessed, ready for their next; their blocks may be findable."""
         batch = batch.verified()
         for request in batch.ready:
-            self.block_manager.enter(request, request.num_tokens)
+            self.block_manager.cache_full_blocks(request, request.num_tokens)
         return batch
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
@@ -91,7 +91,7 @@ class Engine:
         does one that fails. Returns those that got a token or an error."""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
-        self.stats.count(batch, tokens, self.kv_use(), self.scheduler.take_preemptions())
+        self.stats.count(batch, tokens, self.kv_use(), self.scheduler.pop_preemptions())
         prefilled = [request for request in batch.ready if not request.index and not request.output_token_ids]
         for request, token in zip(batch.ready, tokens, strict=True):
             request.add_or_fail(token)
@@ -109,7 +109,7 @@ class Engine:
         the KV cache is computed again."""
         self.scheduler.clear()
         for completion in [completion for request in requests for completion in request.group]:
-            completion.wait()
+            completion.reset_to_waiting()
             if not completion.output_token_ids:  # as if it had not been admitted yet
                 completion.first_scheduled_time, completion.num_cached_tokens = None, 0
             first = completion.group[0]  # the others wait for its first token

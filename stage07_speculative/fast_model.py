@@ -159,7 +159,7 @@ class FastGPT2(nn.Module):
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """As `GPT2.forward`. The logits are overwritten by the next call."""
-        num_tokens, num_rows = len(batch.token_ids), len(batch.last)
+        num_tokens, num_rows = len(batch.token_ids), len(batch.logits_indices)
         self.prepare(cache, num_tokens, num_rows)
         sizes = (num_tokens, len(batch.seq_lens), batch.block_tables.shape[1], num_rows)
         tensors = (
@@ -169,7 +169,7 @@ class FastGPT2(nn.Module):
             batch.block_tables,
             batch.query_start_loc,
             batch.seq_lens,
-            batch.last,
+            batch.logits_indices,
         )
         c_step = c.Step(*(c.address(tensor, torch.int64) for tensor in tensors), *sizes)
         logits = self.logits[:num_rows]

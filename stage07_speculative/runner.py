@@ -67,8 +67,8 @@ class Runner:
         return f"{in_words(self.device, self.dtype)}, attention: {self.attention_backend}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logits of the tokens whose predecessors are `batch.last`: [n_asked, vocab_size] float32."""
-        self.cache.copy_blocks(batch.copies)
+        """The logits of the tokens whose predecessors are `batch.logits_indices`: [n_logits, vocab_size] float32."""
+        self.cache.copy_blocks(batch.block_copies)
         # As many threads as there are free cores. If there are none, all of them: the system shares out the cores.
         oversubscribed = self.waits_briefly and self.thread_limit.free < MIN_FREE_CORES
         with contextlib.nullcontext() if oversubscribed else self.thread_limit:
@@ -122,5 +122,5 @@ class Runner:
         tokens = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
         ends = torch.tensor([0, len(tokens)], dtype=torch.int64, device=self.device)
         table = torch.zeros(1, -(-len(tokens) // cache.block_size), dtype=torch.int64, device=self.device)
-        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], last=tokens)
+        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], logits_indices=tokens)
         return self.model(batch, cache)

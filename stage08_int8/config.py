@@ -9,7 +9,7 @@ from typing import Any
 
 from .attention import BACKENDS
 from .fast_model import OPTIMIZATIONS, enabled
-from .scheduler import POLICIES
+from .policies import POLICIES
 from .support.options import DTYPES, Options, any_text, known_device, one_of, option, share, whole, yes_or_no
 
 WEIGHTS = ("auto", "int8", "as-is")

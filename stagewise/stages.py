@@ -129,7 +129,7 @@ class Stage:
     @functools.cached_property
     def is_fair(self) -> bool:
         """Whether it has a policy that lets nobody wait for all that another one asked for."""
-        return "fair" in self._part("scheduler").POLICIES
+        return "fair" in self._part("policies").POLICIES
 
     # --- What an engine is made of ----------------------------------------------------------------------------------
 

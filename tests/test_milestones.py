@@ -104,9 +104,9 @@ MISTAKES = [
     Mistake("a bad request is found in the step", 4, 4, "refused by add_request", [("support/intake.py", "if bad := [t for t in token_ids if not 0 <= t < vocab_size]", "if bad := []")]),
     Mistake("who is preempted goes on where it was", 5, 5, "prompt and output are computed again", [("scheduler.py", "request.num_computed_tokens = self.block_manager.allocate(request)", "request.num_computed_tokens = max(self.block_manager.allocate(request), request.num_tokens - 1 if request.output_token_ids else 0)")]),
     Mistake("blocks for all that may come", 5, 5, "each request reserves all that it may need", [("block_manager.py", "self.num_needed(len(sequence.token_ids)) - len(found))]", "self.num_needed(len(sequence.prompt_token_ids) + sequence.max_tokens - 1) - len(found))]")]),
-    Mistake("blocks are named by their own tokens", 5, 6, "has to name its whole prefix", [("block_manager.py", "Key(nodes[-1] if nodes else ROOT, ", "Key(ROOT, ")]),
+    Mistake("blocks are named by their own tokens", 5, 6, "has to name its whole prefix", [("block_manager.py", "Key(prefix_ids[-1] if prefix_ids else ROOT, ", "Key(ROOT, ")]),
     Mistake("a hash is trusted", 5, 6, "has to name its whole prefix", [("block_manager.py", "tuple(token_ids[start : start + self.block_size]))", "(sum(token_ids[start : start + self.block_size]),))")]),
-    Mistake("what is taken can still be found", 5, 6, "has to make it forgotten", [("block_manager.py", "            self._forget(block)\n", "")]),
+    Mistake("what is taken can still be found", 5, 6, "has to make it forgotten", [("block_manager.py", "            self._evict(block)\n", "")]),
     Mistake("shared blocks are written", 5, 6, "who writes first takes a copy", [("block_manager.py", " or self.ref_counts[blocks[-1]] > 1", "")]),
     Mistake("guesses are committed unverified", 7, 7, "the first that differs is replaced", [("engine.py", "            news += self.commit(", UNVERIFIED)]),
     Mistake("the row behind a refused guess is read", 7, 7, "the rows behind a refused guess saw a wrong token", [("batch.py", " and request.output_token_ids[-1] == draft[0]", "")]),
@@ -115,7 +115,7 @@ MISTAKES = [
     Mistake("nothing comes behind the last guess", 7, 7, "behind the last guess that is right there is one token more", [("batch.py", "return bool(draft) and", "return len(draft or ()) > 1 and")]),
     Mistake("guesses beyond max_tokens", 7, 7, "nobody guesses beyond the end", [("speculator.py", "min(request.max_tokens - len(request.output_token_ids) - 1, MAX_DRAFTS)", "MAX_DRAFTS")]),
     Mistake("a guess counts behind the end", 7, 7, "nothing follows a token that ends the output", [("batch.py", " and not request.finished", "")]),
-    Mistake("guesses take blocks that are not free", 7, 7, "dictionary is empty", [("block_manager.py", " and self.num_free > self.num_reserve:\n            blocks.append", ":\n            blocks.append")]),
+    Mistake("guesses take blocks that are not free", 7, 7, "dictionary is empty", [("block_manager.py", " and self.num_free > self.watermark_blocks:\n            blocks.append", ":\n            blocks.append")]),
     Mistake("one scale for all rows", 8, 8, "one scale for all rows; each has its own", [("quantize.py", "x.abs().amax(dim=-1, keepdim=True) / LARGEST", "x.abs().amax().expand(*x.shape[:-1], 1) / LARGEST")]),
     Mistake("a scale for each column", 8, 8, "a scale for each column", [("quantize.py", "x.abs().amax(dim=-1, keepdim=True)", "x.abs().amax(dim=-2, keepdim=True)")]),
     Mistake("integers are cut off", 8, 8, "cuts off what is behind the point", [("quantize.py", ".round()", "")]),
@@ -396,12 +396,12 @@ def test_what_needs_no_change_stays_the_learners(tmp_path):
 
 def test_what_is_not_finished_is_taken_from_the_stage(tmp_path):
     mine = tmp_path / "mine"
-    skeletons.start(2, mine)
+    skeletons.start(1, mine)
     with (mine / "sampler.py").open("a") as file:
         file.write("# begun\n")
-    said = skeletons.start(3, mine, aside=True)
+    said = skeletons.start(2, mine, aside=True)
     assert "Not finished, so the stage's now: sampler.py" in said
-    assert (mine / "sampler.py").read_bytes() == (ROOT / STAGES[2].directory / "sampler.py").read_bytes()
+    assert (mine / "sampler.py").read_bytes() == (ROOT / STAGES[1].directory / "sampler.py").read_bytes()
 
 
 def test_from_blocks_to_sharing_only_the_new_functions_are_empty(tmp_path):

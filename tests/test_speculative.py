@@ -256,14 +256,14 @@ def test_no_guess_is_ever_findable(stage, small_checkpoint):
 
     llm = engine_with(stage, small_checkpoint, right_then_wrong, num_drafts=9, block_size=2)
     manager, entered = llm.engine.block_manager, []
-    enter = manager.enter
+    cache = manager.cache_full_blocks
 
     def watched(sequence, num_computed_tokens):
         assert num_computed_tokens <= sequence.num_tokens
         entered.append(num_computed_tokens)
-        enter(sequence, num_computed_tokens)
+        cache(sequence, num_computed_tokens)
 
-    manager.enter = watched
+    manager.cache_full_blocks = watched
     llm.generate([prompt], params)
     assert entered
     follow = stage.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)

@@ -98,7 +98,7 @@ MILESTONES = [
         4, "slots", "slots", "stage04_continuous", (90, 120),
         {
             "scheduler.py": (
-                "Scheduler.add", "Scheduler.schedule", "Scheduler._refusal", "Scheduler._row", "Scheduler._admit",
+                "Scheduler.add", "Scheduler.schedule", "Scheduler._blocked_by", "Scheduler._row", "Scheduler._admit",
                 "Scheduler.remove",
             ),
             "engine.py": ("Engine.add", "Engine.abort", "Engine.step", "Engine.commit"),
@@ -112,12 +112,12 @@ MILESTONES = [
         5, "blocks", "blocks", "stage05_paged", (90, 120),
         {
             "block_manager.py": (
-                "BlockManager.slot_mapping", "BlockManager.num_to_take", "BlockManager.can_allocate",
+                "BlockManager.slot_mapping", "BlockManager.num_blocks_to_allocate", "BlockManager.can_allocate",
                 "BlockManager.allocate", "BlockManager.needs_block", "BlockManager.can_append", "BlockManager.append",
-                "BlockManager.free", "BlockManager._take", "BlockManager._hold", "BlockManager._release",
+                "BlockManager.free", "BlockManager._pop_free", "BlockManager._incref", "BlockManager._decref",
             ),
             "scheduler.py": (
-                "Scheduler.schedule", "Scheduler._refusal", "Scheduler._admit", "Scheduler._make_room",
+                "Scheduler.schedule", "Scheduler._blocked_by", "Scheduler._admit", "Scheduler._reserve_blocks",
                 "Scheduler.preempt",
             ),
             "engine.py": ("Engine.check_fits", "Engine.step"),
@@ -127,10 +127,10 @@ MILESTONES = [
             "model.py": ("Attention.forward",),
         },
         later={"block_manager.py": {
-            "BlockManager.enter": "return  # milestone 6",
-            "BlockManager._find": "return []  # milestone 6",
+            "BlockManager.cache_full_blocks": "return  # milestone 6",
+            "BlockManager._find_cached": "return []  # milestone 6",
             "BlockManager._key": "raise NotImplementedError  # milestone 6",
-            "BlockManager._forget": "raise NotImplementedError  # milestone 6",
+            "BlockManager._evict": "raise NotImplementedError  # milestone 6",
             "BlockManager.fork": "raise NotImplementedError  # milestone 6",
         }},
         verbs=("check_blocks", "check_block_schedule", "check_block_cache"),
@@ -139,8 +139,8 @@ MILESTONES = [
         6, "sharing", "sharing", "stage05_paged", (60, 90),
         {
             "block_manager.py": (
-                "BlockManager.enter", "BlockManager._find", "BlockManager._key", "BlockManager._forget",
-                "BlockManager.fork",
+                "BlockManager.cache_full_blocks", "BlockManager._find_cached", "BlockManager._key",
+                "BlockManager._evict", "BlockManager.fork",
             ),
         },
         verbs=("check_sharing",),

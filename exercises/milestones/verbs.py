@@ -248,7 +248,7 @@ def check_schedule(lab: Lab) -> None:
 
 def check_flat_batch(lab: Lab) -> None:
     """batch: single tokens first, then the runs, each token with its position and its slot"""
-    of, row, names = batch_of(lab), part(lab, "scheduler", "Row"), ("token_ids", "positions", "slots", "last")
+    of, row, names = batch_of(lab), part(lab, "scheduler", "Row"), ("token_ids", "positions", "slots", "logits_indices")
     with lab.case(case := "Batch.of, two of B's tokens and A's decode"):
         a, b = request(lab, [1, 2, 3, 4], [5]), request(lab, [6, 7, 8, 9])
         a.slot, a.num_computed_tokens, b.slot, b.num_computed_tokens = 0, 4, 1, 2
@@ -351,7 +351,7 @@ def check_sharing(lab: Lab) -> None:
         manager = manager_of(lab, 6)
         a, b = request(lab, [1, 2, 3, 4, 5, 6]), request(lab, [1, 2, 3, 4, 7, 8])
         expect(f"{case}: found for A", manager.allocate(a), 0)
-        manager.enter(a, 6)
+        manager.cache_full_blocks(a, 6)
         expect(f"{case}: found for B, when A's are entered", manager.allocate(b), 4, {"nothing was found": 0})
         first, second = manager.block_table(a), manager.block_table(b)
         blocks = second[0], second[1] != first[1]
@@ -368,7 +368,7 @@ def check_sharing(lab: Lab) -> None:
         expect(f"{case}: free blocks that a fork of A takes", free - manager.num_free, 0)
         child.output_token_ids.append(9)
         manager.append(child)
-        copies, right = [tuple(pair) for pair in manager.take_copies()], [(first[1], manager.block_table(child)[1])]
+        copies, right = [tuple(pair) for pair in manager.pop_copies()], [(first[1], manager.block_table(child)[1])]
         likely = "the block that is written is shared, so who writes first takes a copy"
         expect(f"{case}: the fork writes its seventh token: copies", copies, right, likely=likely)
         manager.check_integrity()
