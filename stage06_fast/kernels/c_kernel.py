@@ -38,9 +38,9 @@ Cache = struct("Cache", keys=PTR, values=PTR, n_head=INT, head_dim=INT, block_si
 Step = struct(
     "Step",
     **dict.fromkeys(
-        ("token_ids", "positions", "slot_mapping", "block_tables", "query_start_loc", "seq_lens", "last"), PTR
+        ("token_ids", "positions", "slot_mapping", "block_tables", "query_start_loc", "seq_lens", "logits_indices"), PTR
     ),
-    **dict.fromkeys(("num_tokens", "num_seqs", "table_width", "num_last"), INT),
+    **dict.fromkeys(("num_tokens", "num_seqs", "table_width", "num_logits"), INT),
 )
 Layer = struct(
     "Layer",

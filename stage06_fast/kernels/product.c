@@ -4,8 +4,8 @@
  *   BFLOAT16  [k / 2][32][2]     the weights of two neighboring inputs in pairs, as the instructions below need them
  *   SPLIT     [k / 32][2][16][32][2]  for each 32 inputs, the upper halves as pairs, then the lower ones
  *
- * With few rows, reading the panel takes the time. With many, the multiplications do, and each number that is loaded has
- * to serve several of them: a block of sums stays in registers while the inputs go by.
+ * With few rows, reading the panel takes the time. With many, the multiplications do, and each number that is loaded
+ * has to serve several of them: a block of sums stays in registers while the inputs go by.
  *
  *   AVX-512   8 rows x 32 columns in 16 of 32 registers: 10 loads and 16 vector multiplications for each input.
  *             The sums of 12 rows would fit, but not their addresses: the loop would reload them, and be a tenth

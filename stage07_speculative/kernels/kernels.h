@@ -39,8 +39,8 @@ typedef struct {
 
 /* The tokens of a step, and where their keys and values are; see attention.py. */
 typedef struct {
-    const int64_t *token_ids, *positions, *slot_mapping, *block_tables, *query_start_loc, *seq_lens, *last;
-    int64_t num_tokens, num_seqs, table_width, num_last;
+    const int64_t *token_ids, *positions, *slot_mapping, *block_tables, *query_start_loc, *seq_lens, *logits_indices;
+    int64_t num_tokens, num_seqs, table_width, num_logits;
 } Step;
 
 /* qkv: [num_tokens, 3 * n_embd], queries, keys and values, in the cache's format. */

@@ -2,7 +2,7 @@
  *
  * - The weights are packed (see product.c), so a panel of 32 columns is one run of memory. The CPU's prefetcher follows
  *   a run, but only within a page. So the kernel prefetches too: 8 KB ahead with few rows; and where rows need several
- *   passes over a piece of a panel, a part of the next piece in each pass, so that memory is busy during the arithmetic.
+ *   passes over a piece of a panel, part of the next piece in each pass, so that memory is busy during the arithmetic.
  * - With many rows, 384 of a panel's inputs stay in the cache while 512 rows pass by. A whole panel (GPT-2's have up to
  *   3,072 inputs) would not fit along with the next one and the rows. Tiles are too fast for that: with them, as many
  *   rows as fill half of the level 2 cache go through all panels before the next rows do, in pieces of 128 inputs,
@@ -12,8 +12,8 @@
  * - Fusion: bias, GELU or residual are applied to a panel's results while these are still in the level 1 cache. The
  *   memory for the results is prefetched before the product, or the CPU would wait for it after the product.
  *
- * Each thread has a run of the panels. With its last one it prefetches its first panel of the `next` layer, so memory is
- * not idle between two layers.
+ * Each thread has a run of the panels. With its last one it prefetches its first panel of the `next` layer, so memory
+ * is not idle between two layers.
  */
 #include <math.h>
 #include <unistd.h>

@@ -6,8 +6,8 @@
  *   INT8      [k / 4][32][4]     fours
  *             [k / 2][32][2]     for PAIRS_INT8: pairs
  *
- * With few rows, reading the panel takes the time. With many, the multiplications do, and each number that is loaded has
- * to serve several of them: a block of sums stays in registers while the inputs go by.
+ * With few rows, reading the panel takes the time. With many, the multiplications do, and each number that is loaded
+ * has to serve several of them: a block of sums stays in registers while the inputs go by.
  *
  *   AVX-512   8 rows x 32 columns in 16 of 32 registers: 10 loads and 16 vector multiplications for each input.
  *             The sums of 12 rows would fit, but not their addresses: the loop would reload them, and be a tenth

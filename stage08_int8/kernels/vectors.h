@@ -139,8 +139,8 @@ INLINE void interleave(vec *two) {
 #endif
 
 /* sum += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3, for the four integers in each 32 bits. Where one factor has to be
- * unsigned, it is the weight, with ABOVE added. (AVX2's older vpmaddubsw saturates sums of pairs at 16 bits: with weights
- * of 127 it is wrong.) */
+ * unsigned, it is the weight, with ABOVE added. (AVX2's older vpmaddubsw saturates sums of pairs at 16 bits, which is
+ * wrong for weights of 127.) */
 #if defined(HAS_DOT_INT8)
 #elif defined(__AVX512VNNI__)
 #define HAS_DOT_INT8
