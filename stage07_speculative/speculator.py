@@ -55,7 +55,7 @@ class Speculator:
         proposed = self.drafter.draft(counts) if any(counts.values()) else {}
         left = self.max_num_batched_tokens - num_tokens
         for request, draft in proposed.items():
-            draft = self.truncate_at_eos(request, draft)[:left]
+            draft = self.truncate_at_eos(request, draft[: counts[request]])[:left]
             if draft := draft[: self.block_manager.extend(request, len(draft))]:
                 drafts[request], left = draft, left - len(draft)
         return drafts

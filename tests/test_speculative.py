@@ -179,6 +179,7 @@ def test_any_drafter(stage, small_checkpoint, kind):
     assert [told(output) for output in llm.generate(prompts, params)] == expected
     stats, rows = llm.stats, [row for step in llm.trace for row in step.rows]
     assert stats.num_drafts == sum(bool(row.drafts) for row in rows)
+    assert all(len(row.drafts) <= 4 for row in rows)  # num_drafts
     assert stats.num_draft_tokens == sum(len(row.drafts) for row in rows)
     assert stats.num_accepted_tokens == sum(row.num_accepted for row in rows) == sum(stats.num_accepted_tokens_per_pos)
     if kind == "right":  # a token by the prompt, then five a step

@@ -211,15 +211,15 @@ INLINE void add_values(vec (*weighted)[DIM / LANES], vec (*even)[DIM / LANES], v
     for (int j = 0; j < count && kind != DOT_BFLOAT16; j++)
         for (int v = 0; v < DIM / LANES; v += 2) {
             const int64_t size = LANES * size_of(format), begin = v * size;
-            vec value[2];
-            fetch_two(value, values + j * row + begin, DIM / LANES, format);
+            vec pair[2];
+            fetch_two(pair, values + j * row + begin, DIM / LANES, format);
             for (int64_t line = round_up(begin, LINE); line < begin + 2 * size; line += LINE)
                 __builtin_prefetch(prefetch + j * row + line, 0, 2);
             for (int i = 0; i < 2; i++)
                 for (int r = 0; r < rows; r++) {
                     const vec weight = splat(((const float *)(weights + r * stride))[j]);
-                    if (kind == FMA_FLOAT32 || j % 2 == 0) sum[r][v + i] = multiply_add(sum[r][v + i], weight, value[i]);
-                    else other[r][v + i] = multiply_add(other[r][v + i], weight, value[i]);
+                    if (kind == FMA_FLOAT32 || j % 2 == 0) sum[r][v + i] = multiply_add(sum[r][v + i], weight, pair[i]);
+                    else other[r][v + i] = multiply_add(other[r][v + i], weight, pair[i]);
                 }
         }
     memcpy(kind == TILES_BFLOAT16 ? even : weighted, sum, sizeof(sum[0]) * (size_t)rows);
