@@ -108,7 +108,7 @@ class Runner:
         return int(min(room // block_bytes, most))
 
     def full_step(self, config: EngineConfig, cache: KVCache) -> None:
-        """The largest step there is, on whatever the cache holds: for measuring what it takes."""
+        """Run the largest possible step, on whatever the cache holds, to measure its memory."""
         logits = self.try_step(config.max_num_batched_tokens, cache)
         logits.sort(dim=-1)
         logits.double().softmax(dim=-1).cumsum(dim=-1)  # with the sort, what takes the most in the sampler
