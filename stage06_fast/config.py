@@ -14,7 +14,7 @@ from .support.options import DTYPES, Options, any_text, known_device, one_of, op
 
 
 def optimizations(_: str, value: Any) -> tuple[str, ...]:
-    """A check: the value is a list of names of optimizations."""
+    """A check: the value lists optimizations by name."""
     names = value if isinstance(value, str) else tuple(value)
     enabled(names)
     return tuple(names)

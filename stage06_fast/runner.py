@@ -20,7 +20,7 @@ from .support.options import check_fork, in_words, pick_device, pick_dtype
 from .support.threads import ThreadLimit
 from .support.weights import Checkpoint
 
-CROWDED = 0.85  # with fewer free cores than this, not even a single thread has one to itself
+MIN_FREE_CORES = 0.85  # with fewer, not even a single thread has a core to itself
 
 
 class Runner:
@@ -52,9 +52,9 @@ class Runner:
         self.cache = KVCache(model_config.n_layer, self.num_blocks, *sizes, large_pages)
         if self.attention_backend == "c":
             self.model = pick_model(self.model, on)
-            give_back()  # what packing has freed
+            give_back()  # what packing freed
         self.argmax = c_kernel.argmax if self.attention_backend == "c" else None
-        # The kernels' threads can share their cores with other programs (kernels/team.h) if OpenMP's wait briefly;
+        # If OpenMP's threads wait only briefly, the kernels can share their cores with other programs (kernels/team.h);
         # torch's own operations can't.
         self.waits_briefly = WAITS_BRIEFLY and isinstance(self.model, FastGPT2)
 
@@ -64,12 +64,11 @@ class Runner:
         return f"{in_words(self.device, self.dtype)}, attention: {self.attention_backend}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logits of the tokens whose predecessors are `batch.logits_indices`: [n_logits, vocab_size] float32."""
+        """The logits after the tokens `batch.logits_indices`: [n_logits, vocab_size] float32."""
         self.cache.copy_blocks(batch.block_copies)
-        # Beside other programs: as many threads as there are free cores; if there is none, as many as ever, which the
-        # system lets compete with the others.
-        crowded = self.waits_briefly and self.thread_limit.free < CROWDED
-        with contextlib.nullcontext() if crowded else self.thread_limit:
+        # As many threads as there are free cores. If there are none, all of them: the system shares out the cores.
+        oversubscribed = self.waits_briefly and self.thread_limit.free < MIN_FREE_CORES
+        with contextlib.nullcontext() if oversubscribed else self.thread_limit:
             return self.model(batch.to(self.device), self.cache)
 
     def sample(self, batch: Batch, logits: Tensor) -> list[Token | Exception]:

@@ -75,7 +75,7 @@ class Engine:
             tokens = self.runner.sample(batch, batch.to_sample(logits))
             news += self.commit(batch, tokens)
             batch = self.verify(batch)
-        for request, num_accepted in self.speculator.learn(drafts, news).items():
+        for request, num_accepted in self.speculator.update(drafts, news).items():
             self.stats.count_draft(len(drafts[request]), num_accepted)
         return list(dict.fromkeys(news))
 

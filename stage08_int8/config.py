@@ -13,23 +13,23 @@ from .policies import POLICIES
 from .support.options import DTYPES, Options, any_text, known_device, one_of, option, share, whole, yes_or_no
 
 WEIGHTS = ("auto", "int8", "as-is")
-MOST_DRAFTS = 16  # guesses for a request in a step
+MAX_DRAFTS = 16  # draft tokens per request and step
 
 
 def optimizations(_: str, value: Any) -> tuple[str, ...]:
-    """A check: the value is a list of names of optimizations."""
+    """A check: the value lists optimizations by name."""
     names = value if isinstance(value, str) else tuple(value)
     enabled(names)
     return tuple(names)
 
 
 def drafts(name: str, value: Any) -> int | str:
-    """A check: the value is "auto", or how many."""
+    """A check: the value is "auto" or a number."""
     if isinstance(value, str):
         if value != "auto":
-            raise ValueError(f"{name} must be auto, or a whole number from 1 to {MOST_DRAFTS}, got {value!r}")
+            raise ValueError(f"{name} must be auto, or a whole number from 1 to {MAX_DRAFTS}, got {value!r}")
         return value
-    return whole(1, MOST_DRAFTS)(name, value)
+    return whole(1, MAX_DRAFTS)(name, value)
 
 
 def as_number(text: str) -> int | str:
@@ -99,13 +99,13 @@ class EngineConfig(Options):
     speculate: str = option(
         "auto",
         any_text,
-        "who guesses the next tokens: ngram (what followed the last tokens when they came before), a model, as of "
-        "--model, of the same vocabulary, off, or auto: ngram on a CPU; off on CUDA, where steps begin ahead",
+        "where draft tokens come from: ngram (what followed the last tokens earlier on), a model with the same "
+        "vocabulary, named as for --model, off, or auto: ngram on a CPU, off on CUDA",
     )
     num_drafts: int | str = option(
         "auto",
         drafts,
-        f"tokens guessed in a step for each request, at most {MOST_DRAFTS}, or auto: as many as pay",
+        f"draft tokens per request in a step, at most {MAX_DRAFTS}, or auto: as many as pay",
         type=as_number,
     )
     disable: Sequence[str] = option(

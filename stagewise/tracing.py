@@ -221,7 +221,7 @@ class Recorder:
             around += [(beams, name) for name in ("step", "schedule", "commit")]
             self._undo.append(wrap(beams, "run", self.search))
         if hasattr(engine, "speculator"):
-            around += [(engine.speculator, "draft"), (engine.speculator, "learn"), (engine, "verify")]
+            around += [(engine.speculator, "draft"), (engine.speculator, "update"), (engine, "verify")]
         for owner, name in around:
             self._undo.append(wrap(owner, name, getattr(self, name)))
 
@@ -327,8 +327,8 @@ class Recorder:
         self.mark("sample" if batch.rows else "commit")
         return batch
 
-    def learn(self, learn: Callable, drafts: dict[Any, list[int]], updated: list[Any]) -> dict[Any, int]:
-        accepted = learn(drafts, updated)
+    def update(self, update: Callable, drafts: dict[Any, list[int]], updated: list[Any]) -> dict[Any, int]:
+        accepted = update(drafts, updated)
         for request, num_accepted in accepted.items():
             for row in self._rows:
                 if (row.request_id, row.index) == (request.request_id, request.index):

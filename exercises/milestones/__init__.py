@@ -151,7 +151,7 @@ MILESTONES = [
             "drafters.py": ("PromptLookup._look_up",),
             "batch.py": ("Batch.verified", "Batch.was_right"),
             "engine.py": ("Engine.step", "Engine.verify"),
-            "speculator.py": ("Speculator.draft", "Speculator.room", "Speculator.before_end"),
+            "speculator.py": ("Speculator.draft", "Speculator.max_drafts", "Speculator.truncate_at_eos"),
             "block_manager.py": ("BlockManager.extend", "BlockManager.trim"),
         },
         verbs=("check_look_up", "check_verified", "check_ahead"),

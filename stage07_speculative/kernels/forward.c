@@ -1,5 +1,5 @@
-/* A whole step in one call: all layers, from token ids to logits. If Python called the kernels one by one, eight in
- * each layer, they would wait for it a hundred times a step. */
+/* A whole step in one call: all layers, from token ids to logits. If Python called the kernels one by one, eight in each
+ * layer, they would wait for Python a hundred times a step. */
 #include <stdlib.h>
 #include "kernels.h"
 
@@ -20,12 +20,12 @@ typedef struct {
 /* Memory for one step. x: [num_tokens, n_embd], the residual stream. */
 typedef struct {
     float *x;
-    Rows normed, qkv, attended, inner; /* what the layer norms, c_attn, attention and GELU give */
+    Rows normed, qkv, attended, inner; /* the results of the layer norms, c_attn, attention and GELU */
 } Workspace;
 
 /* A step in the last layer, after its keys and values are written: only the tokens whose logits are needed are left,
  * for most requests the last one. starts: memory for num_seqs + 1 numbers, which become query_start_loc. */
-static Step last_of(const Step *step, int64_t *starts) {
+static Step step_of_last(const Step *step, int64_t *starts) {
     int64_t count = 0;
     for (int64_t i = 0; i < step->num_seqs; i++) {
         starts[i] = count;
@@ -37,8 +37,8 @@ static Step last_of(const Step *step, int64_t *starts) {
     return kept;
 }
 
-/* Move these tokens' rows of `x` and of the queries to the front. step->last ascends, so no row is overwritten before
- * it has moved. */
+/* Move the rows of these tokens to the front, in `x` and in the queries. step->last ascends, so no row is overwritten
+ * before it has moved. */
 static void keep_last(const Team *team, const Workspace *w, int64_t n_embd, const Step *step) {
     const size_t query = (size_t)(n_embd * size_of((int)w->qkv.format));
     for (int64_t t = 0; t < step->num_last && team->rank == 0; t++) {
@@ -49,7 +49,7 @@ static void keep_last(const Team *team, const Workspace *w, int64_t n_embd, cons
     meet(team);
 }
 
-/* A step, the same step in the last layer, and how the attention of each is cut up. */
+/* A step, the same step in the last layer, and the plans for the attention of both. */
 typedef struct { Step whole, last; Plan plans[2]; } Work;
 
 static void layers(const Team *team, const Model *m, const Workspace *w, const Cache *caches,
@@ -86,7 +86,7 @@ int forward(const Model *m, const Workspace *w, const Cache *caches, const Step 
             int kind, int prompts, int threads) {
     int64_t *starts = malloc(sizeof(int64_t) * (size_t)(step->num_seqs + 1));
     Work work = {.whole = *step, .last = *step};
-    if (starts && step->num_last < step->num_tokens) work.last = last_of(step, starts);
+    if (starts && step->num_last < step->num_tokens) work.last = step_of_last(step, starts);
     const int failed = !starts || plan_attention(&work.plans[0], step, caches, kind, prompts, threads) ||
                        plan_attention(&work.plans[1], &work.last, caches, kind, prompts, threads);
     if (!failed) PARALLEL(threads, layers(team, m, w, caches, &work, logits, kind););

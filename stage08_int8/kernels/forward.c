@@ -1,5 +1,5 @@
-/* A whole step in one call: all layers, from token ids to logits. If Python called the kernels one by one, eight in
- * each layer, they would wait for it a hundred times a step. */
+/* A whole step in one call: all layers, from token ids to logits. If Python called the kernels one by one, eight in each
+ * layer, they would wait for Python a hundred times a step. */
 #include <stdlib.h>
 #include "kernels.h"
 
@@ -11,7 +11,7 @@ typedef struct {
 typedef struct {
     int64_t n_layer, n_embd, format; /* of the embeddings */
     double epsilon;
-    const void *wte, *wpe; /* no wte where the head's weights are int8: it is read from them */
+    const void *wte, *wpe; /* wte is NULL with int8: it is read from the head's weights */
     const Layer *layers;
     const float *ln_f_weight, *ln_f_bias;
     Linear head;
@@ -20,13 +20,13 @@ typedef struct {
 /* Memory for one step. x: [num_tokens, n_embd], the residual stream. */
 typedef struct {
     float *x;
-    Rows normed, qkv, attended, inner; /* what the layer norms, c_attn, attention and GELU give */
-    Rows integers; /* and what int8 products make of it */
+    Rows normed, qkv, attended, inner; /* the results of the layer norms, c_attn, attention and GELU */
+    Rows integers; /* one of them, quantized for an int8 product */
 } Workspace;
 
 /* A step in the last layer, after its keys and values are written: only the tokens whose logits are needed are left,
  * for most requests the last one. starts: memory for num_seqs + 1 numbers, which become query_start_loc. */
-static Step last_of(const Step *step, int64_t *starts) {
+static Step step_of_last(const Step *step, int64_t *starts) {
     int64_t count = 0;
     for (int64_t i = 0; i < step->num_seqs; i++) {
         starts[i] = count;
@@ -38,8 +38,8 @@ static Step last_of(const Step *step, int64_t *starts) {
     return kept;
 }
 
-/* Move these tokens' rows of `x` and of the queries to the front. step->last ascends, so no row is overwritten before
- * it has moved. */
+/* Move the rows of these tokens to the front, in `x` and in the queries. step->last ascends, so no row is overwritten
+ * before it has moved. */
 static void keep_last(const Team *team, const Workspace *w, int64_t n_embd, const Step *step) {
     const size_t query = (size_t)(n_embd * size_of((int)w->qkv.format));
     for (int64_t t = 0; t < step->num_last && team->rank == 0; t++) {
@@ -50,10 +50,10 @@ static void keep_last(const Team *team, const Workspace *w, int64_t n_embd, cons
     meet(team);
 }
 
-/* A step, the same step in the last layer, and how the attention of each is cut up. */
+/* A step, the same step in the last layer, and the plans for the attention of both. */
 typedef struct { Step whole, last; Plan plans[2]; } Work;
 
-/* A linear layer; with int8, its rows become integers first. */
+/* A linear layer; with int8, its rows are quantized first. */
 static void multiply(const Team *team, const Workspace *w, const Linear *layer, const Rows *rows, int64_t n,
                      int epilogue, float *out, const Rows *to, const Linear *next) {
     if (layer->scales) quantize(team, &w->integers, rows, n, layer->in);
@@ -95,7 +95,7 @@ int forward(const Model *m, const Workspace *w, const Cache *caches, const Step 
             int kind, int prompts, int threads) {
     int64_t *starts = malloc(sizeof(int64_t) * (size_t)(step->num_seqs + 1));
     Work work = {.whole = *step, .last = *step};
-    if (starts && step->num_last < step->num_tokens) work.last = last_of(step, starts);
+    if (starts && step->num_last < step->num_tokens) work.last = step_of_last(step, starts);
     const int failed = !starts || plan_attention(&work.plans[0], step, caches, kind, prompts, threads) ||
                        plan_attention(&work.plans[1], &work.last, caches, kind, prompts, threads);
     if (!failed) PARALLEL(threads, layers(team, m, w, caches, &work, logits, kind););
