@@ -49,5 +49,5 @@ class Runner:
         return f"{in_words(self.device, self.dtype)}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logits of the tokens whose predecessors are `batch.logits_indices`: [n_logits, vocab_size] float32."""
+        """The logits after the tokens `batch.logits_indices`: [n_logits, vocab_size] float32."""
         return self.model(batch, self.cache)

@@ -114,7 +114,7 @@ class Request:
         return [self] if self.output_token_ids or self.index else self.group
 
     @property
-    def has_news(self) -> bool:
+    def has_updates(self) -> bool:
         """Whether a token, or its end, has not been sent to a stream yet."""
         return self.streamed[0] < len(self.output_token_ids) or self.finished > self.streamed[2]
 

@@ -67,7 +67,7 @@ class Runner:
         return f"{in_words(self.device, self.dtype)}, attention: {self.attention_backend}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logits of the tokens whose predecessors are `batch.logits_indices`: [n_logits, vocab_size] float32."""
+        """The logits after the tokens `batch.logits_indices`: [n_logits, vocab_size] float32."""
         self.cache.copy_blocks(batch.block_copies)
         # As many threads as there are free cores. If there are none, all of them: the system shares out the cores.
         oversubscribed = self.waits_briefly and self.thread_limit.free < MIN_FREE_CORES
@@ -97,7 +97,7 @@ class Runner:
         return int(min(room // block_bytes, most))
 
     def full_step(self, config: EngineConfig, cache: KVCache) -> None:
-        """The largest step there is, on whatever the cache holds: for measuring what it takes."""
+        """Run the largest possible step, on whatever the cache holds, to measure its memory."""
         logits = self.try_step(config.max_num_batched_tokens, cache)
         logits.sort(dim=-1)
         logits.double().softmax(dim=-1).cumsum(dim=-1)  # with the sort, what takes the most in the sampler
