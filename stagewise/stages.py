@@ -162,10 +162,10 @@ class Stage:
 
     def check_number(self, name: str, value: Any, low: float, high: float) -> None:
         """Raise ValueError, which names it, unless it is a number within these bounds."""
-        self._part("sampling_params").number(name, value, low, high)
+        self._part("sampling_params").check_number(name, value, low, high)
 
     def check_whole_number(self, name: str, value: Any, low: int, high: int | None = None) -> None:
-        self._part("sampling_params").whole_number(name, value, low, high)
+        self._part("sampling_params").check_integer(name, value, low, high)
 
     def generation_defaults(self, model: str, load_format: str) -> dict[str, Any]:
         """Fields of SamplingParams that the model's generation_config.json gives. Raises ValueError or OSError."""

@@ -24,7 +24,7 @@ class Text:
 
     def copy(self) -> "Text":
         other = copy.copy(self)
-        other._detokenizer = self._detokenizer.copy()
+        other._detokenizer = copy.copy(self._detokenizer)
         return other
 
     def add(self, token_id: int, may_stop: bool) -> str | None:
