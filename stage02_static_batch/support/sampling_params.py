@@ -113,7 +113,7 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None) -> i
 
 
 def check_boolean(name: str, value: Any) -> bool:
-    if not isinstance(value, bool | np.bool_):
+    if type(value) not in (bool, np.bool_):
         raise ValueError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 
