@@ -43,7 +43,7 @@ ELSEWHERE = {
     **dict.fromkeys(("Checkpoint", "tokenizer_directory", "BUNDLED", "LARGEST", "SUPPORTED"), "weights"),
     "STORED_TRANSPOSED": "weights",
     "Tokenizer": "tokenizer",
-    **dict.fromkeys(("check_values", "read_json"), "vocabulary"),
+    **dict.fromkeys(("check_values", "is_known_setting", "read_json"), "vocabulary"),
 }
 TOKENIZER_FILES = ("merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json")
 TOKENIZER_FILES += ("special_tokens_map.json", "added_tokens.json")

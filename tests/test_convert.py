@@ -368,6 +368,11 @@ REFUSED = {
         "add_bos_token is True",
         "post_processor",
     ),
+    "a setting that nobody knows": (
+        lambda d: of_files(d, tokenizer_config={"lowercase": True}),
+        "tokenizer_config.json: 'lowercase' is not known to change nothing; `stagewise convert",
+        True,
+    ),
     "split_special_tokens": (
         lambda d: of_files(d, tokenizer_config={"split_special_tokens": True}),
         "split_special_tokens is",

@@ -24,6 +24,14 @@ SETTINGS = {
     **dict.fromkeys(("auto_map", "fast_tokenizer_files", "vocab", "merges"), (None,)),
     "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": (False,),
 }
+# those that change nothing here: of lengths, padding, chats, and notes (any other is refused, unless it names tokens),
+UNUSED_SETTINGS = {
+    *("model_max_length", "max_len", "max_length", "stride", "padding", "padding_side", "pad_to_multiple_of"),
+    *("pad_token_type_id", "truncation", "truncation_side", "truncation_strategy", "return_tensors", "trim_offsets"),
+    *("name_or_path", "special_tokens_map_file", "tokenizer_file", "model_input_names", "processor_class"),
+    *("backend", "is_local", "local_files_only", "use_fast", "clean_up_tokenization_spaces", "chat_template"),
+}
+TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
 # of tokenizer.json,
 TOKENIZER_JSON = {
     "normalizer": (None,),
@@ -172,10 +180,13 @@ def check_settings(path: Path, added: dict[str, dict]) -> None:
     directory = path.parent
     settings = read_json(directory / "tokenizer_config.json", optional=True)
     check_values(directory / "tokenizer_config.json", settings, SETTINGS)
+    if unknown := sorted(key for key, value in settings.items() if value is not None and not is_known_setting(key)):
+        why = f"{directory / 'tokenizer_config.json'}: {unknown[0]!r:.60} is not known to change nothing"
+        raise ValueError(f"{why}; {convert_hint(directory)}")
     if settings.get("tokenizer_class") not in GENERIC:
         settings = {**dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT), **settings}
     special = as_tokens(value for key, value in settings.items() if key.endswith("_token") and value is not None)
-    lists = [settings.get(key) or [] for key in ("additional_special_tokens", "extra_special_tokens")]
+    lists = [settings.get(key) or [] for key in TOKEN_LISTS]
     listed = as_tokens(token for some in lists for token in (some.values() if isinstance(some, dict) else some))
     named = {token["content"] for token in special}
     different = named - {text for text, token in added.items() if token["special"]}
@@ -197,6 +208,11 @@ def check_settings(path: Path, added: dict[str, dict]) -> None:
     if different:
         why = f"the added token {min(different)!r:.60} is not the same in all files of the tokenizer"
         raise ValueError(f"{directory}: {why}; {convert_hint(directory)}")
+
+
+def is_known_setting(key: str) -> bool:
+    """Whether it is known what this key of tokenizer_config.json changes, if anything."""
+    return key in {*SETTINGS, *UNUSED_SETTINGS, *TOKEN_LISTS, "added_tokens_decoder"} or key.endswith("_token")
 
 
 def as_tokens(values: Iterable[Any]) -> list[dict[str, Any]]:
