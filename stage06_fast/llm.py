@@ -12,10 +12,10 @@ from .config import EngineConfig
 from .engine import Engine
 from .engine_loop import EngineLoop
 from .request import Request
-from .support.intake import Intake, Params, Prompts
+from .support.inputs import InputProcessor, Params, Prompts
 from .support.llm_base import LLMBase
 from .support.outputs import RequestOutput, StreamEvent, finished_groups
-from .support.sampling_params import SamplingParams, whole_number
+from .support.sampling_params import SamplingParams, check_integer
 from .support.scoring import SCORING, Pair, Score, score_of
 
 
@@ -41,7 +41,7 @@ class LLM(LLMBase):
     def __init__(self, model: str = "tinytales", **options: Any):
         config = EngineConfig(model, **options)
         self.loop = EngineLoop(lambda: Engine(config))
-        self.engine, self.inputs = self.loop.engine, Intake(self.loop.engine, Request)
+        self.engine, self.inputs = self.loop.engine, InputProcessor(self.loop.engine, Request)
         self.beams = BeamEngine(self.engine)
         weakref.finalize(self, self.loop.close, abort=True).atexit = False  # there `close_all` waits for the thread too
 
@@ -173,7 +173,7 @@ class AsyncLLM:
     """
 
     def __init__(self, *, max_queue_size: int = 1024, **options: Any):
-        max_queue_size = whole_number("max_queue_size", max_queue_size, 1)  # before a model is loaded
+        max_queue_size = check_integer("max_queue_size", max_queue_size, 1)  # before a model is loaded
         self.llm = LLM(**options)
         self.llm.loop.max_queue_size = max_queue_size
 
@@ -198,7 +198,7 @@ class AsyncLLM:
         event_loop = asyncio.get_running_loop()
         updates: asyncio.Queue[Any] = asyncio.Queue()  # lists of events, or an error
         request = self.llm.inputs.request(prompt, sampling_params or SamplingParams(), priority)
-        request.num_ahead = whole_number("num_ahead", num_ahead, 0)
+        request.num_ahead = check_integer("num_ahead", num_ahead, 0)
         num_unfinished = len(request.group)
 
         def deliver(updated: list[Request], error: BaseException | None) -> None:

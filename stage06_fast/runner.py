@@ -16,7 +16,7 @@ from .model import GPT2, ModelConfig
 from .sampler import Token, sample_rows
 from .support.memory import give_back
 from .support.openmp import WAITS_BRIEFLY
-from .support.options import check_fork, in_words, pick_device, pick_dtype
+from .support.options import check_fork, describe_device, pick_device, pick_dtype
 from .support.threads import ThreadLimit
 from .support.weights import Checkpoint
 
@@ -61,7 +61,7 @@ class Runner:
     def describe(self) -> str:
         """The chosen device, dtype and cache, in words."""
         cache = f"{self.num_blocks:,} blocks in {self.kv_cache_bytes / 1e6:,.0f} MB of KV cache"
-        return f"{in_words(self.device, self.dtype)}, attention: {self.attention_backend}, {cache}"
+        return f"{describe_device(self.device, self.dtype)}, attention: {self.attention_backend}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits after the tokens `batch.logits_indices`: [n_logits, vocab_size] float32."""

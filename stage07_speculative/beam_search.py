@@ -19,7 +19,7 @@ from .request import Request
 from .scheduler import Row
 from .support.logprobs import NOT_FINITE
 from .support.outputs import RequestOutput
-from .support.sampling_params import number, whole_number
+from .support.sampling_params import check_integer, check_number
 
 
 class BeamSearch:
@@ -119,10 +119,10 @@ def make_searches(
     """
     most = min(engine.config.max_num_seqs, engine.config.max_num_batched_tokens)
     try:
-        beam_width = whole_number("beam_width", beam_width, 1, most)
+        beam_width = check_integer("beam_width", beam_width, 1, most)
     except ValueError as error:
         raise ValueError(f"{error} (the most is by max_num_seqs and max_num_batched_tokens)") from None
-    length_penalty = number("length_penalty", length_penalty, -100, 100)
+    length_penalty = check_number("length_penalty", length_penalty, -100, 100)
     if early_stopping not in (False, True, "never"):
         raise ValueError(f"early_stopping must be False, True or 'never', got {early_stopping!r:.80}")
     searches = [BeamSearch(request, beam_width, length_penalty, early_stopping) for request in requests]

@@ -86,7 +86,7 @@ MISTAKES = [
     Mistake("a stop text only within a token", 1, 1, "may begin in one token and end in a later one", [("support/text.py", "max(0, old_length - len(stop) + 1)", "old_length")]),
     Mistake("a stop text at the last token", 1, 1, "finish_reason and stop_reason", [("request.py", "elif stop := self.text.add(token_id, self._may_stop):", "elif (stop := self.text.add(token_id, self._may_stop)) and len(self.output_token_ids) < self.max_tokens:")]),
     Mistake("what is held back is lost", 1, 1, "what was held back was not told", [("support/outputs.py", "len(text) if request.finished else request.text.num_certain", "request.text.num_certain")]),
-    Mistake("one bad prompt kills a whole run", 1, 1, "one bad one must not cost the others", [("support/intake.py", "if bad := [t for t in token_ids if not 0 <= t < vocab_size]", "if bad := []")]),
+    Mistake("one bad prompt kills a whole run", 1, 1, "one bad one must not cost the others", [("support/inputs.py", "if bad := [t for t in token_ids if not 0 <= t < vocab_size]", "if bad := []")]),
     Mistake("right padding, read at the last column", 2, 2, "rows are padded on the right", [
         ("batch.py", "[0] * n + sequence", "sequence + [0] * n"),
         ("batch.py", "num_padding=torch.tensor(num_padding", "num_padding=torch.tensor([0] * len(num_padding)"),
@@ -101,7 +101,7 @@ MISTAKES = [
     Mistake("decodes count the padding", 3, 3, "the first decode is wrong", [("model.py", "positions = (new - num_padding[:, None])", "positions = (new - num_padding[:, None] * (cache.length == 0))")]),
     Mistake("slots are filled when all are free", 3, 4, "a free slot stays empty", []),
     Mistake("prefills before decodes", 4, 4, "decodes come first", [("scheduler.py", "key=lambda request: request.num_new_tokens > 1", "key=lambda request: request.num_new_tokens == 1")]),
-    Mistake("a bad request is found in the step", 4, 4, "refused by add_request", [("support/intake.py", "if bad := [t for t in token_ids if not 0 <= t < vocab_size]", "if bad := []")]),
+    Mistake("a bad request is found in the step", 4, 4, "refused by add_request", [("support/inputs.py", "if bad := [t for t in token_ids if not 0 <= t < vocab_size]", "if bad := []")]),
     Mistake("who is preempted goes on where it was", 5, 5, "prompt and output are computed again", [("scheduler.py", "request.num_computed_tokens = self.block_manager.allocate(request)", "request.num_computed_tokens = max(self.block_manager.allocate(request), request.num_tokens - 1 if request.output_token_ids else 0)")]),
     Mistake("blocks for all that may come", 5, 5, "each request reserves all that it may need", [("block_manager.py", "self.num_needed(len(sequence.token_ids)) - len(found))]", "self.num_needed(len(sequence.prompt_token_ids) + sequence.max_tokens - 1) - len(found))]")]),
     Mistake("blocks are named by their own tokens", 5, 6, "has to name its whole prefix", [("block_manager.py", "Key(prefix_ids[-1] if prefix_ids else ROOT, ", "Key(ROOT, ")]),

@@ -139,7 +139,7 @@ class Stepper:
     def __init__(self, stage: "Stage | OwnEngine", model: str, **options):
         self.stage = stage
         self.engine = stage.part("engine").Engine(stage.part("config").EngineConfig(model, **options))
-        self.inputs = stage.part("intake").Intake(self.engine, stage.part("request").Request)
+        self.inputs = stage.part("inputs").InputProcessor(self.engine, stage.part("request").Request)
         self.unfinished: dict[str, Any] = {}
         self._ended: list[Any] = []  # in a step that failed after their last token
 
