@@ -110,7 +110,7 @@ MISTAKES = [
     Mistake("shared blocks are written", 5, 6, "who writes first takes a copy", [("block_manager.py", " or self.ref_counts[blocks[-1]] > 1", "")]),
     Mistake("guesses are committed unverified", 7, 7, "the first that differs is replaced", [("engine.py", "            news += self.commit(", UNVERIFIED)]),
     Mistake("the row behind a refused guess is read", 7, 7, "the rows behind a refused guess saw a wrong token", [("batch.py", " and request.output_token_ids[-1] == draft[0]", "")]),
-    Mistake("refused guesses count as computed", 7, 7, "a refused guess does not count as computed", [("speculator.py", "            if not request.finished:\n", "            request.num_computed_tokens += len(drafts[request]) - accepted[request]\n            if not request.finished:\n")]),
+    Mistake("refused guesses count as computed", 7, 7, "likely:", [("speculator.py", "            if not request.finished:\n", "            request.num_computed_tokens += len(drafts[request]) - accepted[request]\n            if not request.finished:\n")]),
     Mistake("right guesses are computed again", 7, 7, "it counts as computed", [("batch.py", "Row(request, 1, ready=True)", "Row(request, 0, ready=True)")]),
     Mistake("nothing comes behind the last guess", 7, 7, "behind the last guess that is right there is one token more", [("batch.py", "return bool(draft) and", "return len(draft or ()) > 1 and")]),
     Mistake("guesses beyond max_tokens", 7, 7, "nobody guesses beyond the end", [("speculator.py", "min(request.max_tokens - len(request.output_token_ids) - 1, MAX_DRAFTS)", "MAX_DRAFTS")]),
