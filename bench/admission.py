@@ -39,32 +39,37 @@ def policies(base: type) -> dict[str, type]:
     """Schedulers by what they let go ahead. base: that of a stage."""
 
     class Strict(base):
-        def _may_pass(self, request: Any, passed: list) -> bool:
-            return not passed
+        def _may_overtake(self, request: Any, skipped: list) -> bool:
+            return False
 
     class WithoutRoom(base):
-        def _refusal(self, request: Any, budget: int, goes_ahead: bool = False) -> dict | None:
-            return super()._refusal(request, budget)
+        def _blocked_by(self, request: Any, budget: int, overtakes: bool = False) -> dict | None:
+            return super()._blocked_by(request, budget)
 
     class Anybody(WithoutRoom):
-        def _may_pass(self, request: Any, passed: list) -> bool:
+        def _may_overtake(self, request: Any, skipped: list) -> bool:
             return True
 
     class BestFit(Anybody):
         """The queue has the longest first, so the first of it that fits is the best fit."""
 
-        def _key(self, request: Any) -> float:
-            return -len(request.prompt_token_ids)
+        def add(self, request: Any) -> None:
+            if request.rank is not None:  # preempted
+                request.rank = -len(request.prompt_token_ids), request.rank[1]
+            super().add(request)
 
-        @staticmethod
-        def _order(request: Any) -> tuple:
-            return request.place[1], request.index
+        def _rank(self, request: Any) -> tuple:
+            return -len(request.prompt_token_ids), super()._rank(request)[1]
+
+        def _admit(self, request: Any) -> None:
+            super()._admit(request)
+            request.rank = 0, request.rank[1]  # running requests are preempted by their arrival
 
     def next_few(number: int) -> type:
-        def may_pass(request: Any, passed: list) -> bool:
-            return not passed or request.place[1] <= passed[0][-1].place[1] + number
+        def may_overtake(request: Any, skipped: list) -> bool:
+            return request.rank[1] <= skipped[0].rank[1] + number
 
-        return type(f"Next{number}", (base,), {"_may_pass": staticmethod(may_pass)})
+        return type(f"Next{number}", (base,), {"_may_overtake": staticmethod(may_overtake)})
 
     return {
         "strict": Strict,

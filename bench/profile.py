@@ -73,7 +73,7 @@ class Clock:
             norm(None, n, layer.ln_1_weight, layer.ln_1_bias)
             linear(layer.c_attn, w.normed, n, c.TO_ROWS, None, w.qkv, None, threads)
             write_kv(caches[i], w.qkv, step, threads)
-            if i + 1 == model.n_layer and step.num_last < n:
+            if i + 1 == model.n_layer and step.num_logits < n:
                 step, _starts = keep_last(w, width, step)
                 n = step.num_tokens
             attention(w.attended, w.qkv, caches[i], step, kind, prefill, threads)
@@ -81,14 +81,14 @@ class Clock:
             norm(None, n, layer.ln_2_weight, layer.ln_2_bias)
             linear(layer.c_fc, w.normed, n, c.GELU, None, w.inner, None, threads)
             linear(layer.mlp_c_proj, w.inner, n, c.ADD, w.x, None, None, threads)
-        norm(step.last, step.num_last, model.ln_f_weight, model.ln_f_bias)
+        norm(step.logits_indices, step.num_logits, model.ln_f_weight, model.ln_f_bias)
         head = self.timed("head", self.library.linear)
-        head(model.head, w.normed, step.num_last, c.STORE, logits, None, None, threads)
+        head(model.head, w.normed, step.num_logits, c.STORE, logits, None, None, threads)
 
 
 def keep_last(w, width: int, step) -> tuple:
     """A step in the last layer, as `last_of` and `keep_last` of forward.c have it; and what has to stay alive."""
-    last = (ctypes.c_int64 * step.num_last).from_address(step.last)
+    last = (ctypes.c_int64 * step.num_logits).from_address(step.logits_indices)
     ends = (ctypes.c_int64 * (step.num_seqs + 1)).from_address(step.query_start_loc)
     starts = (ctypes.c_int64 * (step.num_seqs + 1))(*(sum(token < end for token in last) for end in ends))
     query = width * (4 if w.qkv.format == c.DTYPES[torch.float32] else 2)
@@ -96,7 +96,7 @@ def keep_last(w, width: int, step) -> tuple:
         ctypes.memmove(w.x + row * 4 * width, w.x + token * 4 * width, 4 * width)
         ctypes.memmove(w.qkv.data + row * w.qkv.stride, w.qkv.data + token * w.qkv.stride, query)
     kept = c.Step.from_buffer_copy(step)
-    kept.num_tokens, kept.query_start_loc, kept.last = len(last), ctypes.addressof(starts), None
+    kept.num_tokens, kept.query_start_loc, kept.logits_indices = len(last), ctypes.addressof(starts), None
     return kept, starts
 
 

@@ -114,6 +114,7 @@ class Bench:
         options = dict(dtype=dtype, max_num_seqs=count, device="cpu", enable_prefix_caching=False)
         self.six = SIX.LLM(folder, **options)
         self.by = {name: SEVEN.LLM(folder, speculate=name, **options) for name in ("ngram", DRAFT)}
+        self.planners = {name: llm.engine.speculator.planner for name, llm in self.by.items()}
         self.count = count
 
     def variants(self, text: str) -> list[tuple[str, str, int | str]]:
@@ -132,7 +133,8 @@ class Bench:
         records.append({"engine": "stage 6", **first})
         for name, drafter, number in self.variants(text):
             llm = self.by[drafter]
-            llm.engine.speculator.num_drafts = number
+            speculator = llm.engine.speculator
+            speculator.num_drafts, speculator.planner = number, self.planners[drafter] if number == "auto" else None
             with own_numbers(name == "independent"):
                 records.append({"engine": name, "num_drafts": number, **self.complete(llm, SEVEN, jobs, outputs)})
         return records, outputs
@@ -158,7 +160,7 @@ def measure(folder: str, dtype: str, counts: list[int], texts: list[str], repeat
     """Cells: of each text, number of requests and engine the medians over all turns."""
     for count in counts:
         bench = Bench(folder, dtype, count)
-        costs = bench.by[DRAFT].engine.speculator
+        planner = bench.planners[DRAFT]
         # With many at once only the first kind: there all that matters is that nobody guesses.
         for text in texts[: 1 if count >= 16 else None]:
             bench.run(text)  # whatever is done only once
@@ -173,7 +175,7 @@ def measure(folder: str, dtype: str, counts: list[int], texts: list[str], repeat
                 for name in ("speed", "seconds", "per_token"):
                     cell[name] = statistics.median(record[name] for record in own)
                 cell["same"] = all(record["same"] for record in own)
-                yield cell | derived(cell, costs.costs.seconds, costs.drafter.seconds)
+                yield cell | derived(cell, planner.costs.seconds, planner.drafter.draft_cost)
 
 
 def derived(cell: dict, costs: list[float], draft_seconds: float) -> dict:

@@ -232,8 +232,8 @@ def crowd(
         [
             f"A request that is done fills {whole} blocks, so {blocks // whole} fit up to their ends. But stage 5 "
             f"admits one as soon as there are the {math.ceil(prompt / size)} blocks of its prompt (and "
-            f"{llm.engine.block_manager.num_reserve} more, as a reserve) and the step has tokens left, and gives it "
-            "the others one by one. Many are short at first, so many run.",
+            f"{llm.engine.block_manager.watermark_blocks} more, as a reserve) and the step has tokens left, and gives "
+            "it the others one by one. Many are short at first, so many run.",
             f"{then} All in all there were {stats.num_forwards:,} passes.",
         ],
     )

@@ -33,7 +33,7 @@ class Engine:
         self.runner = Runner(config, self.model_config, self.checkpoint)
 
     def run(self, requests: deque[Request]) -> Iterator[list[Request]]:
-        """Step until all requests are finished; yields, after each step, those that got a token."""
+        """Step until all requests are finished; yields, after each step, the requests that got a token."""
         while requests:
             request = requests.popleft()
             while not request.finished:

@@ -9,7 +9,7 @@ from tqdm import tqdm
 from .config import EngineConfig
 from .engine import Engine
 from .request import Request
-from .support.intake import Intake, Params, Prompts
+from .support.inputs import InputProcessor, Params, Prompts
 from .support.llm_base import LLMBase
 from .support.outputs import RequestOutput, StreamEvent
 
@@ -35,7 +35,7 @@ class LLM(LLMBase):
 
     def __init__(self, model: str = "tinytales", **options: Any):
         self.engine = Engine(EngineConfig(model, **options))
-        self.inputs = Intake(self.engine, Request)
+        self.inputs = InputProcessor(self.engine, Request)
 
     def generate(
         self, prompts: Prompts, sampling_params: Params | None = None, *, use_tqdm: bool = False

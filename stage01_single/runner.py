@@ -6,7 +6,7 @@ from torch import Tensor
 from .batch import Batch
 from .config import EngineConfig
 from .model import GPT2, ModelConfig
-from .support.options import check_fork, in_words, pick_device, pick_dtype
+from .support.options import check_fork, describe_device, pick_device, pick_dtype
 from .support.weights import Checkpoint
 
 
@@ -29,7 +29,7 @@ class Runner:
 
     def describe(self) -> str:
         """The chosen device and dtype, in words."""
-        return in_words(self.device, self.dtype)
+        return describe_device(self.device, self.dtype)
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the token that follows the batch's sequence: [vocab_size] float32."""

@@ -1,7 +1,7 @@
 """From the logits of one sequence to its next token: processors, penalties, temperature, top-k, top-p, min-p, draw.
 
-A draw is a pure function of (seed, position), see support/philox.py: no generator keeps a state, so a request gives the
-same tokens whatever else the engine has done before or does beside it.
+A draw is a pure function of (seed, position), see support/philox.py: no generator keeps a state, so a request gets the
+same tokens whatever else the engine has done or is doing.
 """
 
 import math
@@ -26,35 +26,38 @@ def sample(logits: Tensor, request: Request) -> Token | Exception:
         logits: [vocab_size] float32, as the model gave them.
     """
     try:
-        return choose(logits, request)
+        token_id = choose(logits, request)
+        return token_id, raw_logprobs(logits, token_id, request)
     except Exception as error:
         return error
 
 
-def choose(logits: Tensor, request: Request) -> Token:
-    """The next token, with its log-probabilities if requested. [vocab_size] -> Token"""
+def choose(logits: Tensor, request: Request) -> int:
+    """The next token's id. [vocab_size] -> a number"""
     params = request.params
     scores = penalize(logits, request)
-    if not scores.max().isfinite():
+    best, token_id = scores.max(dim=-1)
+    if not best.isfinite():
         raise ValueError(NOT_FINITE)
     if params.temperature == 0:
-        token_id = int(scores.argmax())
-    else:
-        scores = (scores - scores.max()) / params.temperature  # the best is 0, so no temperature overflows
-        if params.top_k > 0:
-            scores = keep_top_k(scores, params.top_k)
-        if params.top_p < 1:
-            scores = keep_top_p(scores, 1 - params.top_p)
-        if params.min_p > 0:
-            scores = keep_min_p(scores, params.min_p)
-        u = uniform([request.seed], [len(request.output_token_ids)])  # [1]
-        token_id = int(draw(scores, torch.from_numpy(u).to(scores.device)))
-    if params.logprobs is None:
-        return token_id, None
-    # Of the model's raw logits, before penalties and temperature.
-    chosen = torch.tensor([token_id], dtype=torch.int64, device=logits.device)
-    (logprobs,) = logprob_entries(logits[None], chosen, [params.logprobs], request.tokenizer.token_text)
-    return token_id, logprobs
+        return int(token_id)
+    scores = (scores - best) / params.temperature  # the best is 0, so no temperature overflows
+    if params.top_k > 0:
+        scores = keep_top_k(scores, params.top_k)
+    weights = scores.double().exp()  # probabilities, but for a factor; float32 would lose the rare tokens
+    if params.top_p < 1:
+        weights = keep_top_p(weights, params.top_p)
+    if params.min_p > 0:
+        weights = keep_min_p(weights, params.min_p)
+    return draw(weights, uniform(request.seed, len(request.output_token_ids)))
+
+
+def raw_logprobs(logits: Tensor, token_id: int, request: Request) -> dict[int, Logprob] | None:
+    """The chosen token and the likeliest ones, if requested, by the raw logits, before penalties and temperature."""
+    if request.params.logprobs is None:
+        return None
+    (entries,) = logprob_entries(logits[None], [token_id], [request.params.logprobs], request.tokenizer.token_text)
+    return entries
 
 
 def penalize(logits: Tensor, request: Request) -> Tensor:
@@ -71,7 +74,7 @@ def penalize(logits: Tensor, request: Request) -> Tensor:
     return scores
 
 
-# --- The steps: each takes and gives scores [vocab_size]; a dropped token is at -inf. --------------------------------
+# --- The steps, on [vocab_size]: a dropped token's score is -inf, its weight 0. ---------------------------------------
 
 
 def penalize_repetition(scores: Tensor, used: Tensor, penalty: float) -> Tensor:
@@ -89,21 +92,25 @@ def keep_top_k(scores: Tensor, k: int) -> Tensor:
     return scores.masked_fill(scores < kth, -math.inf)
 
 
-def keep_top_p(scores: Tensor, rest: float) -> Tensor:
-    """Drop the tail: from the least likely up, while what is dropped sums to at most the rest, 1 - p."""
-    ascending, order = scores.sort(dim=-1, stable=True)
-    tail = ascending.softmax(dim=-1).cumsum(dim=-1) <= rest
-    tail[-1] = False  # the best token stays
-    return scores.masked_fill(torch.zeros_like(tail).scatter(-1, order, tail), -math.inf)
+def keep_top_p(weights: Tensor, p: float) -> Tensor:
+    """Keep the fewest likeliest tokens that hold at least p of the probability (Holtzman et al. 2020); of equal ones
+    the first."""
+    total = weights.sum()
+    # To sort the whole vocabulary would take longer than all else. What has less than (1 - p) / vocab_size of the
+    # probability is dropped in any case: all of it together has less than 1 - p.
+    candidates = (weights >= (1 - p) * total / len(weights)).nonzero().squeeze(-1)  # [n_candidates]
+    descending, order = weights[candidates].sort(descending=True, stable=True)
+    num_kept = 1 + int((descending.cumsum(dim=-1) < p * total).sum())
+    kept = candidates[order[:num_kept]]
+    return torch.zeros_like(weights).scatter(-1, kept, weights[kept])
 
 
-def keep_min_p(scores: Tensor, p: float) -> Tensor:
-    """Drop what is less than p times as likely as the best."""
-    probs = scores.softmax(dim=-1)
-    return scores.masked_fill(probs < p * probs.max(), -math.inf)
+def keep_min_p(weights: Tensor, p: float) -> Tensor:
+    """Drop what is less than p times as likely as the best, whose weight is 1."""
+    return weights.masked_fill(weights < p, 0)
 
 
-def draw(scores: Tensor, u: Tensor) -> Tensor:
-    """The token at which the cumulative distribution passes u (inverse transform sampling). -> [1]"""
-    cdf = scores.double().softmax(dim=-1).cumsum(dim=-1)  # float32 would lose the rare tokens
-    return torch.searchsorted(cdf, u * cdf[-1:], right=True)  # the first with cdf > u: never a dropped one
+def draw(weights: Tensor, u: float) -> int:
+    """The token at which the cumulative distribution passes u (inverse transform sampling)."""
+    cdf = weights.cumsum(dim=-1)
+    return int(torch.searchsorted(cdf, u * cdf[-1:], right=True))  # the first with cdf > u: never a dropped one

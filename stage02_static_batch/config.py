@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass
 
-from .support.options import DTYPES, Options, any_text, known_device, one_of, option, whole, yes_or_no
+from .support.options import DTYPES, Options, boolean, integer, known_device, one_of, option, text
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class EngineConfig(Options):
         ValueError: an option is wrong; names it and its value.
     """
 
-    model: str = option("tinytales", any_text, "tinytales, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a directory")
+    model: str = option("tinytales", text, "tinytales, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a directory")
     dtype: str = option(
         "auto", one_of("auto", *DTYPES), f"{', '.join(DTYPES)}, or auto: float32 on a CPU, bfloat16 on CUDA"
     )
@@ -27,14 +27,14 @@ class EngineConfig(Options):
         "auto reads the checkpoint; dummy makes random weights of the model's sizes, without a download",
     )
     max_model_len: int | None = option(
-        None, whole(2), "longest prompt and output together, in tokens (default: the model's context)"
+        None, integer(2), "longest prompt and output together, in tokens (default: the model's context)"
     )
-    max_num_seqs: int = option(8, whole(1), "requests that run at once")
+    max_num_seqs: int = option(8, integer(1), "requests that run at once")
     sort_by_length: bool = option(
         True,
-        yes_or_no,
+        boolean,
         "batch prompts of similar length together; results still come in the order of the prompts",
         name="--no-sort",
         help="batch prompts in the order given: more padding",
     )
-    seed: int = option(0, whole(0, 2**64 - 1), "seeds requests that have none, together with their number")
+    seed: int = option(0, integer(0, 2**64 - 1), "seeds requests that have none, together with their number")

@@ -33,7 +33,7 @@ class Engine:
         self.runner = Runner(config, self.model_config, self.checkpoint)
 
     def run(self, requests: deque[Request]) -> Iterator[list[Request]]:
-        """Step until all requests are finished; yields, after each step, those that got a token."""
+        """Step until all requests are finished; yields, after each step, the requests that got a token."""
         if self.config.sort_by_length:  # prompts of similar length together: less padding
             requests = deque(sorted(requests, key=lambda request: len(request.prompt_token_ids), reverse=True))
         while requests:
@@ -52,7 +52,7 @@ class Engine:
         """One forward pass over all sequences of the batch, and one more token for each that is not finished."""
         batch = Batch.of(rows, self.runner.device)
         logits = self.runner.forward(batch)  # [n_rows, n_seq] -> [n_live, vocab_size]
-        tokens = sample(logits, batch.live)
+        tokens = [sample(row, request) for row, request in zip(logits, batch.live, strict=True)]
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:

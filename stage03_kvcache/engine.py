@@ -34,7 +34,7 @@ class Engine:
         self.runner = Runner(config, self.model_config, self.checkpoint)
 
     def run(self, requests: deque[Request]) -> Iterator[list[Request]]:
-        """Step until all requests are finished; yields, after each step, those that got a token."""
+        """Step until all requests are finished; yields, after each step, the requests that got a token."""
         if self.config.sort_by_length:  # prompts of similar length together: less padding
             requests = deque(sorted(requests, key=lambda request: len(request.prompt_token_ids), reverse=True))
         while requests:
@@ -68,7 +68,7 @@ class Engine:
         """One forward pass over what is new in the batch, and one more token for each row that is not finished."""
         batch = Batch.of(rows, cache, self.runner.device)
         logits = self.runner.forward(batch)  # [n_rows, n_new] -> [n_live, vocab_size]; the cache is n_new longer
-        tokens = sample(logits, batch.live)
+        tokens = [sample(row, request) for row, request in zip(logits, batch.live, strict=True)]
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:

@@ -49,10 +49,6 @@ class Request:
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
         self.arrival_time = time.perf_counter()
         self.streamed = 0, 0, False
-        self.begin()
-
-    def begin(self) -> None:
-        """Start without output."""
         self.output_token_ids: list[int] = []
         self.token_times: list[float] = []
         self.logprobs: list[dict[int, Logprob]] = []

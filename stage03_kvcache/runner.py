@@ -7,7 +7,7 @@ from .batch import Batch
 from .config import EngineConfig
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
-from .support.options import check_fork, in_words, pick_device, pick_dtype
+from .support.options import check_fork, describe_device, pick_device, pick_dtype
 from .support.weights import Checkpoint
 
 
@@ -40,7 +40,7 @@ class Runner:
     def describe(self) -> str:
         """The chosen device and dtype, in words."""
         cache = f"at most {self.kv_cache_bytes / 1e6:,.0f} MB of KV cache"
-        return f"{in_words(self.device, self.dtype)}, {cache}"
+        return f"{describe_device(self.device, self.dtype)}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the token that follows each row that is not finished: [n_live, vocab_size] float32."""

@@ -17,14 +17,13 @@ class Batch:
     that is computed again) are runs of tokens.
 
     Attributes:
-        ready: the requests that are up to date with this step: each gets a token.
+        ready: the requests that get a token in this step.
         token_ids, positions, slots: [num_tokens], each token with its position in its sequence and its request's slot.
-        last: [n_asked], the tokens whose logits are needed.
-        sampled, scored: which of the logits that follow are for the sampler, one for each of `ready`, and which are for
-            log-probabilities of whose prompt.
+        logits_indices: [n_logits], the tokens whose logits are needed.
+        sampled, scored: rows of the logits: one for each of `ready`, and those that score a request's prompt.
         num_single: how many rows have a single token.
-        num_slots, n_seq: what has to be read of the cache for those: its first slots, so many tokens of each.
-        runs: of each other row (its first token in the step, the end of its tokens there, slot, n_seq).
+        num_slots, n_seq: what these read of the cache: its first `num_slots` slots, up to `n_seq` tokens of each.
+        runs: for each other row, (first token in the step, end of its tokens in the step, slot, n_seq).
     """
 
     rows: list[Row]
@@ -32,7 +31,7 @@ class Batch:
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
-    last: Tensor
+    logits_indices: Tensor
     num_single: int
     num_slots: int
     n_seq: int
@@ -44,7 +43,7 @@ class Batch:
     def of(cls, rows: list[Row], device: torch.device) -> "Batch":
         # Single tokens first.
         rows = [row for row in rows if row.num_tokens == 1] + [row for row in rows if row.num_tokens > 1]
-        token_ids, positions, slots, last, ready, singles, runs = [], [], [], [], [], [], []
+        token_ids, positions, slots, logits_indices, ready, singles, runs = [], [], [], [], [], [], []
         sampled, scored = [], []
         for request, num_tokens, is_ready in rows:
             start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
@@ -53,22 +52,22 @@ class Batch:
             else:
                 runs.append((len(token_ids), len(token_ids) + num_tokens, request.slot, end))
             if to_score := request.to_score(num_tokens):
-                scored.append((request, slice(len(last), len(last) + len(to_score))))
-                last += [len(token_ids) + position - start for position in to_score]
+                scored.append((request, slice(len(logits_indices), len(logits_indices) + len(to_score))))
+                logits_indices += [len(token_ids) + position - start for position in to_score]
             token_ids += request.new_token_ids(num_tokens)
             positions += range(start, end)
             slots += [request.slot] * num_tokens
             if is_ready:
                 ready.append(request)
-                sampled.append(len(last))
-                last.append(len(token_ids) - 1)
+                sampled.append(len(logits_indices))
+                logits_indices.append(len(token_ids) - 1)
         return cls(
             rows,
             ready,
             token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
             positions=torch.tensor(positions, dtype=torch.int64, device=device),
             slots=torch.tensor(slots, dtype=torch.int64, device=device),
-            last=torch.tensor(last, dtype=torch.int64, device=device),
+            logits_indices=torch.tensor(logits_indices, dtype=torch.int64, device=device),
             num_single=len(singles),
             num_slots=max((slot for slot, _ in singles), default=0),
             n_seq=max((end for _, end in singles), default=0),
@@ -82,5 +81,5 @@ class Batch:
         return len(self.token_ids)
 
     def to_sample(self, logits: Tensor) -> Tensor:
-        """Of the logits those that are for the sampler: [n_asked, vocab_size] -> [n_ready, vocab_size]"""
+        """The rows of the logits to sample from: [n_logits, vocab_size] -> [n_ready, vocab_size]"""
         return logits if self.sampled == [*range(len(logits))] else logits[self.sampled]

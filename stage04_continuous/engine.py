@@ -16,7 +16,7 @@ from .support.weights import Checkpoint
 class Engine:
     """Completes requests, each from when it is added until it ends or is aborted.
 
-    It runs in a thread of its own, see engine_loop.py, which calls `step` for as long as there is work. Nothing else
+    It runs in a thread of its own (engine_loop.py), which calls `step` for as long as there is work. No other thread
     touches it, so it has no locks.
 
     Raises:
@@ -53,14 +53,14 @@ class Engine:
         (it is ready) gets its next one."""
         rows = self.scheduler.schedule()
         batch = Batch.of(rows, self.runner.device)
-        logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
+        logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
         score_prompts(logits, batch.scored)
-        tokens = sample(batch.to_sample(logits), batch.ready)
+        tokens = [sample(row, request) for row, request in zip(batch.to_sample(logits), batch.ready, strict=True)]
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
-        """Count the step (`stats.count`), and give the tokens to their requests; one that ends with it leaves, and so
-        does one that fails. Returns those that got a token or an error."""
+        """Count the step (`stats.count`), and give the tokens to their requests. One that ends, or fails, leaves the
+        scheduler. Returns the requests that got a token or an error."""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
         self.stats.count(batch, tokens, self.kv_use())
@@ -71,11 +71,11 @@ class Engine:
         return batch.ready
 
     def restart(self, requests: list[Request]) -> None:
-        """Start over with these requests, and no others, after a step that failed. Each keeps its tokens; what was in
-        the KV cache is computed again."""
+        """Start over with these requests only, after a step that failed. Each keeps its tokens, and its keys and values
+        are computed again."""
         self.scheduler.clear()
         for request in requests:
-            request.wait()
+            request.reset_to_waiting()
             if not request.finished:
                 self.scheduler.add(request)
 

@@ -39,7 +39,7 @@ class Request:
     Attributes:
         state: changed by the scheduler.
         num_computed_tokens: how many tokens of the sequence have their keys and values in the cache.
-        place: its rank in the queue, given by the scheduler.
+        rank: its rank in the queue (number, arrival), given by the scheduler; lower is earlier.
         slot: where in the cache, while it runs; given and taken by the scheduler.
         prompt_logprobs: of the prompt's tokens so far; None unless requested.
         output_token_ids: the output's tokens, the one that ended it among them.
@@ -50,7 +50,7 @@ class Request:
         streamed: what a stream has sent so far: (tokens, characters, whether its end).
     """
 
-    place: Any  # None until it is queued
+    rank: Any  # None until it is queued
     slot: Any  # None while it waits
     first_scheduled_time: float | None
 
@@ -70,23 +70,19 @@ class Request:
         self.request_id, self.prompt, self.prompt_token_ids = request_id, prompt, prompt_token_ids
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
-        self.priority, self.place, self.first_scheduled_time = priority, None, None
+        self.priority, self.rank, self.first_scheduled_time = priority, None, None
         self.prompt_logprobs = None if params.prompt_logprobs is None else [None] * score_from
         self.arrival_time = time.perf_counter()
         self.streamed = 0, 0, False
-        self.begin()
-        self.wait()
-
-    def begin(self) -> None:
-        """Start without output."""
         self.output_token_ids: list[int] = []
         self.token_times: list[float] = []
         self.logprobs: list[dict[int, Logprob]] = []
         self.text = Text(self.tokenizer, self.params)
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
+        self.reset_to_waiting()
 
-    def wait(self) -> None:
+    def reset_to_waiting(self) -> None:
         """Mark it as waiting, with nothing cached."""
         self.state, self.slot, self.num_computed_tokens = RequestState.WAITING, None, 0
 
@@ -95,8 +91,8 @@ class Request:
         return self.finish_reason is not None
 
     @property
-    def has_news(self) -> bool:
-        """Whether it has a token, or an end, that no stream has sent."""
+    def has_updates(self) -> bool:
+        """Whether a token, or its end, has not been sent to a stream yet."""
         return self.streamed[0] < len(self.output_token_ids) or self.finished > self.streamed[2]
 
     @property

@@ -7,7 +7,7 @@ from .batch import Batch
 from .config import EngineConfig
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
-from .support.options import check_fork, in_words, pick_device, pick_dtype
+from .support.options import check_fork, describe_device, pick_device, pick_dtype
 from .support.weights import Checkpoint
 
 
@@ -46,8 +46,8 @@ class Runner:
     def describe(self) -> str:
         """The chosen device, dtype and cache, in words."""
         cache = f"{self.num_slots} slots in {self.num_slots * self.slot_bytes / 1e6:,.0f} MB of KV cache"
-        return f"{in_words(self.device, self.dtype)}, {cache}"
+        return f"{describe_device(self.device, self.dtype)}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logits of the tokens whose predecessors are `batch.last`: [n_asked, vocab_size] float32."""
+        """The logits after the tokens `batch.logits_indices`: [n_logits, vocab_size] float32."""
         return self.model(batch, self.cache)

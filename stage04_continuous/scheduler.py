@@ -4,17 +4,15 @@ Plain Python: the scheduler knows requests, counts and slot numbers, and nothing
 running requests and the slots of the KV cache; the engine tells it what arrived and what ended.
 """
 
+import bisect
 import heapq
 import itertools
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from .policies import policy_rank
 from .request import Request, RequestState
-
-POLICIES = ("fcfs", "priority", "shortest")
-# "shortest": how many prompt tokens a step of waiting is worth. See `Scheduler._key` for the bound that follows.
-AGING = 16
 
 
 class Row(NamedTuple):
@@ -51,28 +49,14 @@ class Scheduler:
 
     def clear(self) -> None:
         """There are no requests, and all slots are free."""
-        self.waiting: list[tuple[float, int, Request]] = []  # a heap: (key, arrival, request)
-        self._gone: set[Request] = set()  # those in `waiting` that were removed; they are dropped when they come up
+        self.waiting: list[Request] = []  # in the order of their ranks
         self.running: list[Request] = []  # in order of admission
         self.free_slots = list(range(self.max_num_seqs))  # a heap: the lowest slot is taken first
 
     def add(self, request: Request) -> None:
-        if request.place is None:  # else it comes back, and has its place
-            request.place = (self._key(request), next(self._arrivals))
-        heapq.heappush(self.waiting, (*request.place, request))
-
-    def _key(self, request: Request) -> float:
-        """The rank of a request in the queue; lower is earlier.
-
-        "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All that wait age alike, so it
-        is the same to add AGING once for each step that had passed when they arrived. A prompt of P tokens is therefore
-        overtaken only by those that come within P / AGING steps after it: nothing starves.
-        """
-        if self.policy == "priority":
-            return request.priority
-        if self.policy == "shortest":
-            return len(request.prompt_token_ids) + AGING * self.num_steps
-        return 0
+        if request.rank is None:  # else it comes back, with its rank
+            request.rank = policy_rank(self.policy, request, self.num_steps), next(self._arrivals)
+        bisect.insort(self.waiting, request, key=lambda request: request.rank)
 
     def schedule(self) -> list[Row]:
         """The rows of the next step.
@@ -88,12 +72,11 @@ class Scheduler:
             if budget:
                 rows.append(self._row(request, budget))
                 budget -= rows[-1].num_tokens
-        while self._has_waiting():
-            request = self.waiting[0][-1]
-            if refusal := self._refusal(request, budget):
-                self.emit("refused", request, **refusal)
+        while self.waiting:
+            request = self.waiting[0]
+            if reason := self._blocked_by(request, budget):
+                self.emit("refused", request, **reason)
                 break
-            heapq.heappop(self.waiting)
             self._admit(request)
             rows.append(self._row(request, budget))
             budget -= rows[-1].num_tokens
@@ -103,7 +86,7 @@ class Scheduler:
         num_tokens = min(request.num_new_tokens, budget)
         return Row(request, num_tokens, ready=num_tokens == request.num_new_tokens)
 
-    def _refusal(self, request: Request, budget: int) -> dict | None:
+    def _blocked_by(self, request: Request, budget: int) -> dict | None:
         """Why a request can't be admitted to a step with this token budget left; None if it can."""
         if not self.free_slots:
             return {"reason": "running", "most": self.max_num_seqs}
@@ -114,6 +97,7 @@ class Scheduler:
         return None
 
     def _admit(self, request: Request) -> None:
+        self.waiting.remove(request)
         request.slot = heapq.heappop(self.free_slots)
         request.state = RequestState.RUNNING
         if request.first_scheduled_time is None:
@@ -127,15 +111,9 @@ class Scheduler:
             self.running.remove(request)
             heapq.heappush(self.free_slots, request.slot)
             request.slot = None
-        elif request.state is RequestState.WAITING and request.place is not None:
-            self._gone.add(request)
-            self._has_waiting()  # lets go of those that have come up
-        request.place = None
-
-    def _has_waiting(self) -> bool:
-        while self.waiting and self.waiting[0][-1] in self._gone:
-            self._gone.remove(heapq.heappop(self.waiting)[-1])
-        return bool(self.waiting)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        request.rank = None
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every slot is either free or held by exactly one running request."""

@@ -16,17 +16,16 @@ class Batch:
     """The tokens of all requests of a step one after another, without padding.
 
     Attributes:
-        token_ids, positions, slot_mapping: [num_tokens], each token with its position in its sequence and its place in
-            the KV cache.
+        token_ids, positions, slot_mapping: [num_tokens], each token's position in its sequence, and its slot in the
+            KV cache.
         block_tables, query_start_loc, seq_lens: which request has which tokens, and where keys are; see attention.py.
-        last: [n_asked], the tokens whose logits are needed.
-        rows: the requests, and how many tokens each brings.
-        ready: the requests that are up to date with this step: each gets a token. As many completions of a
-            prompt begin as may run, all with its logits.
-        sampled, scored: which of the logits that follow are for the sampler, one for each of `ready`, and which are for
-            log-probabilities of whose prompt.
+        logits_indices: [n_logits], the tokens whose logits are needed.
+        rows: the requests, with the number of tokens that the step computes of each.
+        ready: the requests that get a token in this step. After a prompt, as many of its
+            completions as may run start with the same logits.
+        sampled, scored: rows of the logits: one for each of `ready`, and those that score a request's prompt.
         tables: the blocks of each row.
-        copies: blocks of the KV cache that have to be copied before, (from, to).
+        block_copies: (from, to) of the blocks to copy before the step.
     """
 
     token_ids: Tensor
@@ -35,34 +34,34 @@ class Batch:
     block_tables: Tensor
     query_start_loc: Tensor
     seq_lens: Tensor
-    last: Tensor
+    logits_indices: Tensor
     rows: list[Row] = field(default_factory=list)
     ready: list[Request] = field(default_factory=list)
     sampled: Sequence[int] = ()
     scored: Sequence[tuple[Request, slice]] = ()
     tables: Sequence[list[int]] = ()
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, rows: list[Row], manager: BlockManager, num_places: int = 0) -> "Batch":
-        token_ids, positions, slots, query_start_loc, seq_lens, last, ready = [], [], [], [0], [], [], []
+    def of(cls, rows: list[Row], manager: BlockManager, num_free_seqs: int = 0) -> "Batch":
+        token_ids, positions, slots, query_start_loc, seq_lens, logits_indices, ready = [], [], [], [0], [], [], []
         sampled, scored = [], []
         for request, num_tokens, is_ready in rows:
             start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
             if to_score := request.to_score(num_tokens):
-                scored.append((request, slice(len(last), len(last) + len(to_score))))
-                last += [len(token_ids) + position - start for position in to_score]
+                scored.append((request, slice(len(logits_indices), len(logits_indices) + len(to_score))))
+                logits_indices += [len(token_ids) + position - start for position in to_score]
             token_ids += request.new_token_ids(num_tokens)
             positions += range(start, end)
             slots += manager.slot_mapping(request, start, end)
             query_start_loc.append(len(token_ids))
             seq_lens.append(end)
             if is_ready:
-                beginning = request.beginning[: 1 + num_places]
-                num_places -= len(beginning) - 1
-                ready += beginning
-                sampled += [len(last)] * len(beginning)
-                last.append(len(token_ids) - 1)
+                samplers = request.samplers[: 1 + num_free_seqs]
+                num_free_seqs -= len(samplers) - 1
+                ready += samplers
+                sampled += [len(logits_indices)] * len(samplers)
+                logits_indices.append(len(token_ids) - 1)
         tables = [manager.block_table(row.request) for row in rows]
         return cls(
             token_ids=torch.tensor(token_ids, dtype=torch.int64, device="cpu"),
@@ -71,17 +70,17 @@ class Batch:
             block_tables=torch.tensor(rectangle(tables), dtype=torch.int64, device="cpu"),
             query_start_loc=torch.tensor(query_start_loc, dtype=torch.int64, device="cpu"),
             seq_lens=torch.tensor(seq_lens, dtype=torch.int64, device="cpu"),
-            last=torch.tensor(last, dtype=torch.int64, device="cpu"),
+            logits_indices=torch.tensor(logits_indices, dtype=torch.int64, device="cpu"),
             rows=rows,
             ready=ready,
             sampled=sampled,
             scored=scored,
             tables=tables,
-            copies=manager.take_copies(),
+            block_copies=manager.pop_copies(),
         )
 
     def to(self, device: torch.device) -> "Batch":
-        """The same with its tensors on a device."""
+        """This batch with its tensors on a device."""
         if device.type == "cpu":
             return self
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -92,7 +91,7 @@ class Batch:
         return len(self.token_ids)
 
     def to_sample(self, logits: Tensor) -> Tensor:
-        """Of the logits those that are for the sampler: [n_asked, vocab_size] -> [n_ready, vocab_size]"""
+        """The rows of the logits to sample from: [n_logits, vocab_size] -> [n_ready, vocab_size]"""
         return logits if self.sampled == [*range(len(logits))] else logits[self.sampled]
 
 

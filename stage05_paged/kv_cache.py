@@ -1,7 +1,7 @@
 """The keys and values of all requests, in blocks, and how much memory they take.
 
-The cache is a pool of blocks, each with room for `block_size` tokens in every layer. Which block belongs to whom is the
-block manager's business; the cache gets places. Place s is number s % block_size of block s // block_size.
+The cache is a pool of blocks, each with room for `block_size` tokens in every layer. The block manager decides which
+request has which blocks; the cache gets slots. Slot s is number s % block_size of block s // block_size.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .attention import PagedAttention
 
-SHARE_OF_FREE_MEMORY = 0.5  # what the cache may take by default; the rest is for the activations of a prefill
+SHARE_OF_FREE_MEMORY = 0.5  # the cache's share by default; the rest is for a prefill's activations
 SHARE_OF_FREE_CUDA_MEMORY = 0.9  # after those have been measured
 
 
@@ -37,7 +37,7 @@ class KVCache:
         self.values = torch.empty(n_layer, num_blocks, n_head, block_size, head_dim, dtype=dtype, device=device)
 
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Put a layer's keys and values of new tokens where they belong.
+        """Write a layer's keys and values of new tokens to their slots.
 
         slot_mapping: [num_tokens], a slot each; k, v: [num_tokens, n_head, head_dim]
         """

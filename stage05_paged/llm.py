@@ -12,10 +12,10 @@ from .config import EngineConfig
 from .engine import Engine
 from .engine_loop import EngineLoop
 from .request import Request
-from .support.intake import Intake, Params, Prompts
+from .support.inputs import InputProcessor, Params, Prompts
 from .support.llm_base import LLMBase
 from .support.outputs import RequestOutput, StreamEvent, finished_groups
-from .support.sampling_params import SamplingParams, whole_number
+from .support.sampling_params import SamplingParams, check_integer
 from .support.scoring import SCORING, Pair, Score, score_of
 
 
@@ -41,7 +41,7 @@ class LLM(LLMBase):
     def __init__(self, model: str = "tinytales", **options: Any):
         config = EngineConfig(model, **options)
         self.loop = EngineLoop(lambda: Engine(config))
-        self.engine, self.inputs = self.loop.engine, Intake(self.loop.engine, Request)
+        self.engine, self.inputs = self.loop.engine, InputProcessor(self.loop.engine, Request)
         self.beams = BeamEngine(self.engine)
         weakref.finalize(self, self.loop.close, abort=True).atexit = False  # there `close_all` waits for the thread too
 
@@ -53,8 +53,8 @@ class LLM(LLMBase):
         use_tqdm: bool = False,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete every prompt. Blocks until all are done; results come in the order of the prompts, whose longest
-        outputs are begun first.
+        """Complete every prompt. Blocks until all are done. Results come in the order of the prompts; requests that
+        may get the longest outputs start first.
 
         Args:
             prompts: texts or lists of token ids; a single text is one prompt.
@@ -96,7 +96,7 @@ class LLM(LLMBase):
         return self._kept(events)
 
     def _kept(self, results: Iterator[Any]) -> Iterator[Any]:
-        """These results; while somebody reads them this LLM is not dropped, which would close its engine."""
+        """Yield these results, and keep this LLM alive meanwhile: dropping it would close its engine."""
         yield from results
 
     def beam_search(
@@ -148,13 +148,13 @@ class LLM(LLMBase):
 
 
 def longest_first(requests: list[Request], priority: Sequence[int] | None) -> list[Request]:
-    """The order in which requests that are all known are submitted: those first that may get the most tokens, since one
-    that begins last would run alone at the end. Equal ones keep their order, and all do if there are priorities."""
+    """The order in which to submit requests that are all known: those that may get the most tokens first, since a long
+    one that starts last would run alone at the end. Ties, and requests with priorities, keep their order."""
     return requests if priority is not None else sorted(requests, key=lambda request: -request.max_tokens)
 
 
 class AsyncLLM:
-    """An LLM for coroutines: requests come at any time, and join those that run.
+    """An LLM for coroutines: a request may come at any time, and joins the running ones.
 
         engine = AsyncLLM(model="tinytales", max_num_seqs=8)
         async for event in engine.generate("Once upon a time"):
@@ -173,7 +173,7 @@ class AsyncLLM:
     """
 
     def __init__(self, *, max_queue_size: int = 1024, **options: Any):
-        max_queue_size = whole_number("max_queue_size", max_queue_size, 1)  # before a model is loaded
+        max_queue_size = check_integer("max_queue_size", max_queue_size, 1)  # before a model is loaded
         self.llm = LLM(**options)
         self.llm.loop.max_queue_size = max_queue_size
 
@@ -196,18 +196,18 @@ class AsyncLLM:
             EngineClosedError: the engine is closed.
         """
         event_loop = asyncio.get_running_loop()
-        news: asyncio.Queue[Any] = asyncio.Queue()  # lists of events, or an error
+        updates: asyncio.Queue[Any] = asyncio.Queue()  # lists of events, or an error
         request = self.llm.inputs.request(prompt, sampling_params or SamplingParams(), priority)
-        request.num_ahead = whole_number("num_ahead", num_ahead, 0)
+        request.num_ahead = check_integer("num_ahead", num_ahead, 0)
         num_unfinished = len(request.group)
 
         def deliver(updated: list[Request], error: BaseException | None) -> None:
-            event_loop.call_soon_threadsafe(news.put_nowait, error or [StreamEvent.take(c, 0) for c in updated])
+            event_loop.call_soon_threadsafe(updates.put_nowait, error or [StreamEvent.take(c, 0) for c in updated])
 
         try:
             self.llm.loop.submit([request], deliver)
             while num_unfinished:
-                if isinstance(events := await news.get(), BaseException):
+                if isinstance(events := await updates.get(), BaseException):
                     raise events
                 for event in events:
                     num_unfinished -= event.finish_reason is not None
@@ -216,7 +216,7 @@ class AsyncLLM:
             self.llm.loop.abort([request])
 
     def close(self, *, abort: bool = False) -> None:
-        """Take no more requests, finish those that are there (or abort them), and end the engine's thread. Blocks until
+        """Take no more requests, finish the unfinished ones (or abort them), and end the engine's thread. Blocks until
         then."""
         self.llm.loop.close(abort=abort)
         self.llm.loop.thread.join()

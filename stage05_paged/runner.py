@@ -10,7 +10,7 @@ from .batch import Batch
 from .config import EngineConfig
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
-from .support.options import check_fork, in_words, pick_device, pick_dtype
+from .support.options import check_fork, describe_device, pick_device, pick_dtype
 from .support.weights import Checkpoint
 
 
@@ -43,15 +43,15 @@ class Runner:
     def describe(self) -> str:
         """The chosen device, dtype and cache, in words."""
         cache = f"{self.num_blocks:,} blocks in {self.kv_cache_bytes / 1e6:,.0f} MB of KV cache"
-        return f"{in_words(self.device, self.dtype)}, attention: {self.attention_backend}, {cache}"
+        return f"{describe_device(self.device, self.dtype)}, attention: {self.attention_backend}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logits of the tokens whose predecessors are `batch.last`: [n_asked, vocab_size] float32."""
-        self.cache.copy_blocks(batch.copies)
+        """The logits after the tokens `batch.logits_indices`: [n_logits, vocab_size] float32."""
+        self.cache.copy_blocks(batch.block_copies)
         return self.model(batch.to(self.device), self.cache)
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
-        """How many blocks the options ask for, or can be of use and fit into what is free."""
+        """The blocks that the options say; by default as many as can be used and fit into free memory."""
         block_bytes = config.block_size * self.bytes_per_token
         if config.num_blocks is not None:
             return config.num_blocks
@@ -65,11 +65,9 @@ class Runner:
 
     @torch.inference_mode()
     def full_step(self, config: EngineConfig, cache: KVCache) -> None:
-        """The largest step there is, on whatever the cache holds: for measuring what it takes."""
+        """Run the largest possible step, on whatever the cache holds, to measure its memory."""
         tokens = torch.zeros(config.max_num_batched_tokens, dtype=torch.int64, device=self.device)
         ends = torch.tensor([0, len(tokens)], dtype=torch.int64, device=self.device)
         table = torch.zeros(1, -(-len(tokens) // cache.block_size), dtype=torch.int64, device=self.device)
-        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], last=tokens)
-        logits = self.model(batch, cache)
-        logits.sort(dim=-1)
-        logits.double().softmax(dim=-1).cumsum(dim=-1)  # with the sort, what takes the most in the sampler
+        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], logits_indices=tokens)
+        self.model(batch, cache)

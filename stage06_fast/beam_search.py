@@ -1,7 +1,7 @@
 """Beam search: of all continuations of the `beam_width` best sequences, keep the `beam_width` best, token by token.
 
 The beams of a prompt share the blocks of what they have in common. In each step a beam may die, go on, or become the
-parent of several; a child is a fork, so nothing of the KV cache is copied but the last block of those that share it.
+parent of several; a child is a fork, so of the KV cache only a shared last block is copied.
 
 The rules (what counts as finished, and when to stop) are those of Hugging Face's `generate(num_beams=...)`:
 transformers, generation/utils.py, `_beam_search`.
@@ -19,7 +19,7 @@ from .request import Request
 from .scheduler import Row
 from .support.logprobs import NOT_FINITE
 from .support.outputs import RequestOutput
-from .support.sampling_params import number, whole_number
+from .support.sampling_params import check_integer, check_number
 
 
 class BeamSearch:
@@ -28,8 +28,8 @@ class BeamSearch:
     Attributes:
         beams: the sequences that are still growing, the best first; at first the prompt alone.
         finished: (score, log-probability, output tokens) of the best that have ended, the best first.
-        done: nothing that can still come would change `finished`.
-        num_tokens: that were computed for its beams so far, one for each in a step.
+        done: no further token could change `finished`.
+        num_tokens: computed for its beams so far, one per beam and step.
     """
 
     def __init__(self, request: Request, beam_width: int, length_penalty: float, early_stopping: bool | str = False):
@@ -40,14 +40,14 @@ class BeamSearch:
         self.done, self.num_tokens = False, 0
 
     def num_blocks(self, block_size: int) -> int:
-        """The most blocks that its beams can hold: the full ones of the prompt together, all others each for itself."""
+        """The most blocks that its beams can hold: they share the prompt's full blocks, and no others."""
         shared = len(self.request.prompt_token_ids) // block_size
         longest = len(self.request.prompt_token_ids) + self.request.max_tokens - 1
         return shared + self.beam_width * (-(-longest // block_size) - shared)
 
     def score(self, logprob: float, length: int) -> float:
-        """A number that orders sequences as logprob / length**length_penalty does, which may be too large or too small
-        to be written: minus its logarithm."""
+        """Orders sequences as logprob / length**length_penalty does. It is minus the logarithm of that number's size,
+        which could overflow."""
         return math.inf if logprob >= 0 else self.length_penalty * math.log(length) - math.log(-logprob)
 
     def advance(self, logits: Tensor) -> list[tuple[Request, Request]]:
@@ -63,7 +63,7 @@ class BeamSearch:
         """
         logprobs = logits.log_softmax(dim=-1) + self.logprobs.to(logits.device)[:, None]  # [n_beams, vocab_size]
         end_tokens, vocab_size = self.request.eos_token_ids, logits.shape[-1]
-        # Each beam has at most this many end tokens, so enough candidates are left that are none.
+        # Enough candidates that beam_width are left even if every beam's end tokens are among them.
         count = min(max(2, 1 + len(end_tokens)) * self.beam_width, logprobs.numel())
         best, indices = logprobs.flatten().topk(count)
         if best.isnan().any():
@@ -78,11 +78,11 @@ class BeamSearch:
             elif len(children) < self.beam_width:
                 children.append((parent, parent.fork(len(children)), logprob))
                 children[-1][1].output_token_ids.append(token_id)
-        self.finished.sort(key=lambda hypothesis: -hypothesis[0])  # stable: of two that are as good the earlier one
+        self.finished.sort(key=lambda hypothesis: -hypothesis[0])  # stable: of two equal ones the earlier
         del self.finished[self.beam_width :]
         full = len(self.finished) == self.beam_width
-        # The best beam's score, if it ended now. A guess: with a penalty over 0 a longer one could still be better, so
-        # "never" asks what it could come to at the greatest length.
+        # Compare the best beam's score, as if it ended now. With a penalty over 0 a longer one could still do better,
+        # so "never" uses the greatest length.
         last = self.request.max_tokens if self.early_stopping == "never" and self.length_penalty > 0 else length
         self.done = not children or (
             full and (self.early_stopping is True or self.score(children[0][2], last) <= self.finished[-1][0])
@@ -102,7 +102,7 @@ class BeamSearch:
             for token_id in token_ids:
                 completion.add(token_id)
         output = RequestOutput.of(root)
-        metrics = replace(output.metrics, first_token_time=None, inter_token_latencies=())  # beams come all at once
+        metrics = replace(output.metrics, first_token_time=None, inter_token_latencies=())  # all tokens come at once
         logprobs = [logprob for _, logprob, _ in self.finished]
         columns = zip(output.outputs, logprobs, strict=True)
         outputs = [replace(c, cumulative_logprob=logprob) for c, logprob in columns]
@@ -119,10 +119,10 @@ def make_searches(
     """
     most = min(engine.config.max_num_seqs, engine.config.max_num_batched_tokens)
     try:
-        beam_width = whole_number("beam_width", beam_width, 1, most)
+        beam_width = check_integer("beam_width", beam_width, 1, most)
     except ValueError as error:
         raise ValueError(f"{error} (the most is by max_num_seqs and max_num_batched_tokens)") from None
-    length_penalty = number("length_penalty", length_penalty, -100, 100)
+    length_penalty = check_number("length_penalty", length_penalty, -100, 100)
     if early_stopping not in (False, True, "never"):
         raise ValueError(f"early_stopping must be False, True or 'never', got {early_stopping!r:.80}")
     searches = [BeamSearch(request, beam_width, length_penalty, early_stopping) for request in requests]
@@ -140,10 +140,10 @@ class BeamEngine:
     """The engine's loop with another scheduler and another commit: same runner, same blocks. Other requests wait.
 
     Attributes:
-        waiting: the searches that have not begun, the next one last.
-        active: those under way, as many at once as are sure to fit: a search is never preempted.
-        growing: those of them that get tokens in this step, in the order of its rows.
-        cancelled: searches that nobody wants any more; set from another thread.
+        waiting: the searches that have not started, the next one last.
+        active: the running searches, only as many as are sure to fit, since a search is never preempted.
+        growing: the active searches that get tokens in this step, in the order of its rows.
+        cancelled: searches whose caller has left; set from another thread.
     """
 
     def __init__(self, engine: Engine):
@@ -161,7 +161,7 @@ class BeamEngine:
                 self.step()
                 self.active = [search for search in self.active if not search.done]
         except BaseException:
-            self.block_manager.clear()  # what the step was to compute is not there: nobody may find it
+            self.block_manager.clear()  # the failed step filled none of its blocks: keep none cached
             raise
         finally:  # of searches that are not done
             for beam in [beam for search in self.active for beam in search.beams]:
@@ -179,19 +179,19 @@ class BeamEngine:
         return self.commit(batch, logits)
 
     def schedule(self) -> list[Row]:
-        """All beams that grow, and of the prompts what there is room for."""
+        """All growing beams, and as much of the prompts as the step has room for."""
         while self.waiting and self._fits(self.waiting[-1]):
             self._admit(self.waiting.pop())
         manager, budget, rows = self.block_manager, self.scheduler.max_num_batched_tokens, []
         self.growing = []
-        for search in sorted(self.active, key=lambda search: search.beams[0].num_new_tokens > 1):  # who grows first
+        for search in sorted(self.active, key=lambda search: search.beams[0].num_new_tokens > 1):  # decodes first
             num_tokens = [min(beam.num_new_tokens, budget) for beam in search.beams]
             if not num_tokens[0]:
                 continue
             budget -= sum(num_tokens)
             for beam, n in zip(search.beams, num_tokens, strict=True):
                 manager.append(beam)
-                manager.enter(beam, beam.num_computed_tokens + n)
+                manager.cache_full_blocks(beam, beam.num_computed_tokens + n)
                 rows.append(Row(beam, n, ready=n == beam.num_new_tokens))
             if num_tokens[0] == search.beams[0].num_new_tokens:
                 self.growing.append(search)
@@ -210,10 +210,10 @@ class BeamEngine:
         self.scheduler.emit("admitted", beam, num_cached_tokens=beam.num_computed_tokens)
 
     def commit(self, batch: Batch, logits: Tensor) -> list[Request]:
-        """The next generation of beams takes over the blocks of its parents. logits: [n_beams, vocab_size]"""
+        """Replace the beams by their children, which take over their blocks. logits: [n_beams, vocab_size]"""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
-        self.engine.stats.count(batch, [], self.engine.kv_use(), self.scheduler.take_preemptions())
+        self.engine.stats.count(batch, [], self.engine.kv_use(), self.scheduler.pop_preemptions())
         scores = logits.split([len(search.beams) for search in self.growing])
         for search, own in zip(self.growing, scores, strict=True):
             parents, pairs = search.beams, search.advance(own)

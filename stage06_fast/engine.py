@@ -19,7 +19,7 @@ from .support.weights import Checkpoint
 class Engine:
     """Completes requests, each from when it is added until it ends or is aborted.
 
-    It runs in a thread of its own, see engine_loop.py, which calls `step` for as long as there is work. Nothing else
+    It runs in a thread of its own (engine_loop.py), which calls `step` for as long as there is work. No other thread
     touches it, so it has no locks.
 
     Raises:
@@ -63,22 +63,22 @@ class Engine:
         """One forward pass over the rows that the scheduler picks. Each request whose tokens are now all computed
         (it is ready) gets its next one."""
         rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last in the queue wait again
-        batch = Batch.of(rows, self.block_manager, self.scheduler.num_places)
-        logits = self.runner.forward(batch)  # [num_tokens] -> [n_asked, vocab_size]
+        batch = Batch.of(rows, self.block_manager, self.scheduler.num_free_seqs)
+        logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
         score_prompts(logits, batch.scored)
         tokens = self.runner.sample(batch, batch.to_sample(logits))
         return self.commit(batch, tokens)
 
     def commit(self, batch: Batch, tokens: list[Token | Exception]) -> list[Request]:
-        """Count the step (`stats.count`), and give the tokens to their requests; one that ends with it leaves, and so
-        does one that fails. Returns those that got a token or an error."""
+        """Count the step (`stats.count`), and give the tokens to their requests. One that ends, or fails, leaves the
+        scheduler. Returns the requests that got a token or an error."""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
-        self.stats.count(batch, tokens, self.kv_use(), self.scheduler.take_preemptions())
+        self.stats.count(batch, tokens, self.kv_use(), self.scheduler.pop_preemptions())
         prefilled = [request for request in batch.ready if not request.index and not request.output_token_ids]
         for request, token in zip(batch.ready, tokens, strict=True):
             request.add_or_fail(token)
-        # Behind a prompt its other completions begin, in the blocks of the first: before it lets go of them.
+        # Fork a prompt's other completions now, while the first still holds its blocks.
         for request in prefilled:
             for child in [completion for completion in request.group[1:] if not completion.finished]:
                 self.scheduler.fork(request, child)
@@ -88,11 +88,11 @@ class Engine:
         return batch.ready
 
     def restart(self, requests: list[Request]) -> None:
-        """Start over with these requests, and no others, after a step that failed. Each keeps its tokens; what was in
-        the KV cache is computed again."""
+        """Start over with these requests only, after a step that failed. Each keeps its tokens, and its keys and values
+        are computed again."""
         self.scheduler.clear()
         for completion in [completion for request in requests for completion in request.group]:
-            completion.wait()
+            completion.reset_to_waiting()
             if not completion.output_token_ids:  # as if it had not been admitted yet
                 completion.first_scheduled_time, completion.num_cached_tokens = None, 0
             first = completion.group[0]  # the others wait for its first token

@@ -1,10 +1,10 @@
 """The engine runs in a thread of its own, and callers talk to it through queues.
 
 This is continuous batching seen from outside: a request may come at any time and from any thread, and joins the others
-at the next step. A caller puts its requests into the engine's queue, and waits for its results in a queue that nobody
-else reads. One thread alone touches the engine, so the engine needs no lock. Putting never waits: a finalizer or a
-signal handler may abort a request at any moment. And Ctrl-C, which Python raises in the main thread, interrupts a
-caller that waits, never a step that is half done.
+at the next step. A caller puts its requests into the engine's queue, and waits for its results in a queue of its own.
+Only one thread touches the engine, so the engine needs no lock. `put` never blocks, so a finalizer or a signal handler
+may abort a request at any moment. And Ctrl-C, which Python raises in the main thread, interrupts a caller that waits,
+never a step that is half done.
 """
 
 import atexit
@@ -25,12 +25,12 @@ from .support.outputs import finished_groups
 
 logger = logging.getLogger(__name__)
 Deliver = Callable[[list[Request], BaseException | None], object]  # gets completions that made progress, or an error
-MAX_RESTARTS = 10  # after as many failed steps without a token for anybody the callers get the error
-POLL = 0.1 if sys.platform == "win32" else None  # seconds; on Windows Ctrl-C can't end a wait without a timeout
+MAX_RESTARTS = 10  # failed steps without a token for any request, after which the callers get the error
+POLL = 0.1 if sys.platform == "win32" else None  # seconds; on Windows Ctrl-C ends only a wait with a timeout
 
 
 class QueueFullError(RuntimeError):
-    """Too many requests wait already: try again later, or elsewhere."""
+    """Too many requests are waiting: try again later."""
 
 
 class EngineClosedError(RuntimeError):
@@ -46,7 +46,7 @@ class EngineLoop:
 
     Attributes:
         max_queue_size: completions that may wait, in addition to `max_num_seqs`; None is no limit.
-        waiters: unfinished requests, each with the function that gets its news; only the engine's thread touches it.
+        waiters: unfinished requests, each with the function that gets its updates; only the engine's thread uses it.
 
     Raises:
         What make_engine raises; RuntimeError in a fork of a process that has an engine.
@@ -56,7 +56,8 @@ class EngineLoop:
         check_fork()
         self.max_queue_size: int | None = None
         self.num_unfinished = 0
-        self.num_failures, self.has_failed = 0, False  # steps since anybody got a token; the latest step
+        self.num_failures = 0  # failed steps since a request got a token
+        self.has_failed = False  # the latest step
         self.waiters: dict[Request, Deliver] = {}
         self.commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.closing, self.lock = False, threading.RLock()
@@ -73,14 +74,15 @@ class EngineLoop:
 
     # --- Any thread may call these ----------------------------------------------------------------------------------
 
-    def run(self, requests: Iterable[Request], news: Callable[[list[Request]], list[Any]]) -> Iterator[Any]:
-        """Submit requests, and wait until all have ended. After each step `news` is called, in the engine's thread,
-        with those that made progress; this yields its items. What has not ended when the caller leaves is aborted."""
+    def run(self, requests: Iterable[Request], results: Callable[[list[Request]], list[Any]]) -> Iterator[Any]:
+        """Submit requests, and wait until all have ended. After each step `results` is called, in the engine's thread,
+        with the requests that made progress; `run` yields the items that it returns. Requests that have not ended when
+        the caller leaves are aborted."""
         unfinished, answers = dict.fromkeys(requests), queue.SimpleQueue()
-        del requests  # nothing here keeps a result, which may be large
+        del requests  # keep no finished request alive: its result may be large
 
         def deliver(updated: list[Request], error: BaseException | None) -> None:
-            ended, items = finished_groups(updated), [] if error else news(updated)
+            ended, items = finished_groups(updated), [] if error else results(updated)
             if items or ended or error:
                 answers.put(error or (items, ended))
 
@@ -96,7 +98,7 @@ class EngineLoop:
 
     def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
         """Queue requests, all or none. After each step `deliver` is called, in the engine's thread, with those that got
-        a token or an end; if the engine can't go on, with the error.
+        a token or ended; or with the error that ended them all.
 
         Raises:
             QueueFullError: too many requests wait.
@@ -117,12 +119,12 @@ class EngineLoop:
             self.commands.put(lambda: self._add(requests, deliver))
 
     def abort(self, requests: Iterable[Request]) -> None:
-        """End these requests as they are; those that have ended already stay so. Never waits."""
+        """End these requests as they are, unless they have ended already. Never blocks."""
         if requests := list(requests):
             self.commands.put(lambda: self._abort(requests))
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Run a function in the engine's thread, between two steps; returns its result, or raises its error."""
+        """Run a function in the engine's thread, between two steps. Returns its result, or raises its error."""
         answer: queue.SimpleQueue = queue.SimpleQueue()
 
         def command() -> None:
@@ -139,14 +141,14 @@ class EngineLoop:
         return wait(answer)[0]
 
     def close(self, *, abort: bool = False) -> None:
-        """Take no more requests, finish those that are there (or abort them), and end the thread, without waiting for
-        its end."""
+        """Take no more requests, finish the unfinished ones (or abort them), and end the thread. Does not wait for its
+        end."""
         with self.lock:
             self.closing = True
             self.commands.put(lambda: self._abort(list(self.waiters)) if abort else None)
 
     def check(self) -> None:
-        """Raise RuntimeError where nobody can wait for the engine."""
+        """Raise RuntimeError where waiting for the engine would never end."""
         check_fork()
         if threading.current_thread() is self.thread:
             raise RuntimeError(
@@ -159,7 +161,7 @@ class EngineLoop:
         try:
             self.engine = make_engine()
             made.put(self.engine)
-        except BaseException as error:  # for the caller, who waits
+        except BaseException as error:  # the caller raises it
             made.put(error)
             return
         with torch.inference_mode():
@@ -167,12 +169,12 @@ class EngineLoop:
                 self._step()
 
     def _run_commands(self) -> bool:
-        """Run the commands that have come. With no request to work on, sleep until one comes; False: closed."""
+        """Run the queued commands. Without requests, sleep until a command comes. False: the loop is closed."""
         while True:
             if self.commands.empty():
                 if self.waiters:
                     return True
-                with self.lock:  # no command comes between this look and the end
+                with self.lock:  # no command is queued between this check and the end
                     if self.closing and self.commands.empty():
                         return False
             try:
@@ -187,7 +189,7 @@ class EngineLoop:
             self.has_failed = False
             if updated:
                 self.num_failures = 0
-            self._tell(updated)
+            self._notify(updated)
         except BaseException as error:  # no caller may wait forever, whatever fails
             self._recover(error)
 
@@ -199,7 +201,7 @@ class EngineLoop:
         unfinished = list(self.waiters)
         if not again and self.num_failures < MAX_RESTARTS:
             self.engine.restart(unfinished)
-            self._tell([c for request in unfinished for c in request.group if c.has_news])
+            self._notify([c for request in unfinished for c in request.group if c.has_updates])
             return
         self._give_up(error)
 
@@ -222,25 +224,25 @@ class EngineLoop:
         unfinished = [c for request in requests for c in request.group if not c.finished]
         for request in requests:
             self.engine.abort(request)
-        self._tell(unfinished)
+        self._notify(unfinished)
 
-    def _tell(self, updated: list[Request]) -> None:
-        """Give each caller the news of its completions; the last news of a request is its end."""
-        news: dict[Deliver, list[Request]] = {}
+    def _notify(self, updated: list[Request]) -> None:
+        """Give each caller the updates of its completions; a request's last update is its end."""
+        updates: dict[Deliver, list[Request]] = {}
         for completion in updated:
-            news.setdefault(self.waiters[completion.group[0]], []).append(completion)
+            updates.setdefault(self.waiters[completion.group[0]], []).append(completion)
         ended = finished_groups(updated)
         for request in ended:
             del self.waiters[request]
             self.engine.stats.count_ended(request)
         self._forget(ended)
-        for deliver, requests in news.items():
+        for deliver, requests in updates.items():
             self._deliver(deliver, requests)
 
     def _deliver(self, deliver: Deliver, requests: list[Request], error: BaseException | None = None) -> None:
         try:
             deliver(requests, error)
-        except Exception as failure:  # its news could not be made, or its event loop is closed: nobody is there
+        except Exception as failure:  # e.g. its event loop is closed
             self._abort([request for request, other in self.waiters.items() if other is deliver])
             if error is None:
                 self._deliver(deliver, [], failure)

@@ -1,11 +1,11 @@
 """The model again, by the kernels: the same function as `GPT2.forward`, at the machine's speed.
 
-model.py says what is computed, and runs where the kernels can't (no compiler, CUDA). Here its weights are packed for
-the kernels, once, and a step is one call of C. The README says what each optimization is and gains.
+model.py says what is computed, and runs where the kernels can't (no compiler, CUDA). Here its weights are packed once
+for the kernels, and a step is one call of C. The README explains each optimization, and what it gains.
 """
 
 # pyright: reportInvalidTypeForm=false
-# (C's structs are made by a function.)
+# (A function makes the types of C's structs.)
 
 from collections.abc import Sequence
 from typing import Any
@@ -41,8 +41,8 @@ def enabled(disable: Sequence[str]) -> frozenset[str]:
 
 def pick_kind(dtype: torch.dtype, on: frozenset[str]) -> str:
     """How to multiply weights of this type (kernels/product.c): the first of tiles, dots and vectors that the CPU has
-    and that is on. Nothing else may decide, or bits would depend on it. float16 is widened to float32: few CPUs compute
-    with it."""
+    and that is on. Bits depend on the choice, so nothing else may enter it. float16 is widened to float32, because few
+    CPUs compute with it."""
     if dtype != torch.bfloat16:
         return "tiles_split" if "tiles" in on and c.has_kind("tiles_split") else "fma_float32"
     kinds = ["tiles_bfloat16"] * ("tiles" in on) + ["dot_bfloat16"]
@@ -50,13 +50,13 @@ def pick_kind(dtype: torch.dtype, on: frozenset[str]) -> str:
 
 
 def pick_model(model: GPT2, on: frozenset[str]) -> nn.Module:
-    """The model that runs the steps: by the kernels if they are on, else by torch."""
+    """The model that runs the steps: with the kernels if they are on, else with torch."""
     return FastGPT2(model, on, pick_kind(model.wte.weight.dtype, on)) if "linear" in on else model
 
 
 def rows(num_tokens: int, width: int, format: int, owner: list[Tensor]) -> c.Rows:
-    """Memory for activations, kept alive by `owner`, with zeros where nothing is written. A row is 64 bytes longer than
-    its numbers, because rows of 4,096 bytes would compete for the same few places of the CPU's cache."""
+    """Memory for activations, kept alive by `owner`, zero where nothing is written. A row is 64 bytes longer than its
+    numbers, because rows of 4,096 bytes would compete for the same few sets of the CPU's cache."""
     stride = c.round_up(width, 32) * (4 if format == c.DTYPES[torch.float32] else 2) + 64
     planes = torch.zeros(2 if format == c.SPLIT else 1, num_tokens * stride, dtype=torch.uint8, device="cpu")
     owner.append(planes)
@@ -78,7 +78,7 @@ class FastGPT2(nn.Module):
         self.library, self.on, self.kind = c.load_kernel(), on, kind
         dtype = model.wte.weight.dtype
         self.attention_kind = c.attention_kind(dtype, "tiles" in on)
-        # C's structs point to these three, and to the caches.
+        # C's structs point into these three, and into the caches.
         self.arena = Arena() if "pages" in on else None
         self.weights: list[Tensor] = []
         self.activations: list[Tensor] = []
@@ -89,19 +89,19 @@ class FastGPT2(nn.Module):
             n_embd=model.config.n_embd,
             format=c.DTYPES[dtype],
             epsilon=model.config.layer_norm_epsilon,
-            wte=self.pointer(wte, dtype),  # a step reads a row per token of these: they stay where they are
+            wte=self.pointer(wte, dtype),  # a step reads one row per token, so these stay where they are
             wpe=self.pointer(wpe, dtype),
             layers=self.layers,
             ln_f_weight=self.copied(model.ln_f.weight.float()),
             ln_f_bias=self.copied(model.ln_f.bias.float()),
             head=c.Linear(self.pack(wte), None, wte.shape[1], wte.shape[0], c.KINDS[self.kind][0]),
         )
-        self.cache: KVCache | None = None  # where `caches` points to
-        self.num_tokens = 0  # as many as there is memory for
+        self.cache: KVCache | None = None  # what `caches` points to
+        self.max_tokens = 0  # that fit into the workspace
         self.logits = torch.empty(0, model.config.vocab_size, dtype=torch.float32, device="cpu")
 
     def copied(self, tensor: Tensor) -> int:
-        """The address of a tensor, or of its copy in large pages; lives as long as the model."""
+        """The address of a tensor, or of its copy in large pages, which lives as long as the model."""
         return self.arena.copy(tensor) if self.arena else self.pointer(tensor)
 
     def pack(self, weight: Tensor) -> int:
@@ -127,19 +127,22 @@ class FastGPT2(nn.Module):
 
     def linear(self, module: nn.Linear) -> c.Linear:
         """A linear layer with packed weights; the module loses its own."""
-        panels = self.pack(module.weight)
-        bias = self.copied(F.pad(module.bias.float(), (0, c.round_up(module.out_features, 32) - module.out_features)))
+        panels, bias = self.pack(module.weight), self.padded(module.bias)
         module.weight = None  # pyright: ignore[reportAttributeAccessIssue]
         return c.Linear(panels, bias, module.in_features, module.out_features, c.KINDS[self.kind][0])
 
+    def padded(self, numbers: Tensor) -> int:
+        """The address of a layer's numbers, one per output, padded to whole panels."""
+        return self.copied(F.pad(numbers.float(), (0, -len(numbers) % 32)))
+
     def prepare(self, cache: KVCache, num_tokens: int, num_rows: int) -> None:
-        """Point to this cache, and make the workspace and the logits large enough."""
+        """Point to this cache, and make room for a step's activations and logits."""
         config = self.config
         if cache is not self.cache:
             self.cache, self.caches = cache, (c.Cache * config.n_layer)(*map(c.cache_struct, cache.keys, cache.values))
-        if num_tokens > self.num_tokens:
+        if num_tokens > self.max_tokens:
             n, width = c.round_up(num_tokens, 32), config.n_embd
-            operand = c.KINDS[self.kind][1]  # the format that the products want
+            operand = c.KINDS[self.kind][1]  # the format that the products read
             x = torch.empty(n, width, dtype=torch.float32, device="cpu")
             activations = [x]
             workspace = c.Workspace(
@@ -149,14 +152,14 @@ class FastGPT2(nn.Module):
                 attended=rows(n, width, operand, activations),
                 inner=rows(n, config.n_inner, operand, activations),
             )
-            # All or nothing: if memory runs out before this line, the old workspace still has its own.
-            self.num_tokens, self.activations, self.workspace = n, activations, workspace
+            # All at once: if memory runs out before this line, the old workspace remains intact.
+            self.max_tokens, self.activations, self.workspace = n, activations, workspace
         if num_rows > len(self.logits):
             self.logits = torch.empty(num_rows, config.vocab_size, dtype=torch.float32, device="cpu")
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """As `GPT2.forward`. The logits are overwritten by the next call."""
-        num_tokens, num_rows = len(batch.token_ids), len(batch.last)
+        num_tokens, num_rows = len(batch.token_ids), len(batch.logits_indices)
         self.prepare(cache, num_tokens, num_rows)
         sizes = (num_tokens, len(batch.seq_lens), batch.block_tables.shape[1], num_rows)
         tensors = (
@@ -166,10 +169,11 @@ class FastGPT2(nn.Module):
             batch.block_tables,
             batch.query_start_loc,
             batch.seq_lens,
-            batch.last,
+            batch.logits_indices,
         )
         c_step = c.Step(*(c.address(tensor, torch.int64) for tensor in tensors), *sizes)
         logits = self.logits[:num_rows]
-        how = self.attention_kind, "prefill" in self.on, torch.get_num_threads()
-        self.library.forward(self.model, self.workspace, self.caches, c_step, c.address(logits, torch.float32), *how)
+        options = self.attention_kind, "prefill" in self.on, torch.get_num_threads()
+        pointers = self.model, self.workspace, self.caches, c_step, c.address(logits, torch.float32)
+        self.library.forward(*pointers, *options)
         return logits

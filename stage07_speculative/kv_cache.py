@@ -16,12 +16,12 @@ from .support import memory
 
 SHARE_OF_FREE_MEMORY = 0.5  # what the cache may take by default; the rest is for the activations of a prefill
 SHARE_OF_FREE_CUDA_MEMORY = 0.9  # after those have been measured
-PREFAULT = 128 << 20  # numbers of it that have their memory from the start: those of 7,281 tokens of GPT-2 small
+PREFAULT = 128 << 20  # numbers whose memory is touched at the start: 7,281 tokens of GPT-2 small
 
 
 class KVCache:
     """Room for the keys and values of `num_blocks` blocks, allocated once, written in place. Owned by the runner.
-    `paged_attention` is the function that reads it; with `large_pages` (on a CPU) its memory is in pages of 2 MB."""
+    `paged_attention` is the function that reads it; `large_pages` (on a CPU) puts it into pages of 2 MB."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class KVCache:
         make = memory.empty if large_pages else functools.partial(torch.empty, device=device)
         self.keys = make((n_layer, num_blocks, n_head, head_dim, block_size), dtype=dtype)
         self.values = make((n_layer, num_blocks, n_head, block_size, head_dim), dtype=dtype)
-        # The system gives memory when it is first touched: touch now what most runs need, not within a step. The
-        # first blocks are the first to be taken, and a pool may be far larger than what is ever used.
+        # The system provides memory at first touch, so touch what most runs need now, not within a step. The first
+        # blocks are taken first, and the pool may be far larger than what is ever used.
         first = PREFAULT // (2 * self.keys[:, 0].numel())
         self.keys[:, :first].zero_()
         self.values[:, :first].zero_()

@@ -100,13 +100,13 @@ class GPT2(nn.Module):
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
-        """The logits of the tokens that follow `batch.last`: -> [n_asked, vocab_size] float32.
+        """The logits of the tokens that follow `batch.logits_indices`: -> [n_logits, vocab_size] float32.
 
         cache: holds the keys and values of the tokens before those of the step, and gets theirs.
         """
         x = self.wte(batch.token_ids) + self.wpe(batch.positions)  # [num_tokens] -> [num_tokens, n_embd]
         for index, layer in enumerate(self.h):
             x = layer(x, batch, cache, index)
-        x = self.ln_f(x[batch.last])  # [num_tokens, n_embd] -> [n_asked, n_embd]
-        logits = F.linear(x, self.wte.weight)  # [n_asked, n_embd] -> [n_asked, vocab_size]
+        x = self.ln_f(x[batch.logits_indices])  # [num_tokens, n_embd] -> [n_logits, n_embd]
+        logits = F.linear(x, self.wte.weight)  # [n_logits, n_embd] -> [n_logits, vocab_size]
         return logits.float()

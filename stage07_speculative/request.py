@@ -43,10 +43,10 @@ class Request:
     Attributes:
         state: changed by the scheduler.
         num_computed_tokens: how many tokens of the sequence have their keys and values in the cache.
-        num_cached_tokens: how many of its prompt were there already when it was first admitted.
-        place: its rank in the queue, given by the scheduler; running requests with a later one are preempted first.
+        num_cached_tokens: prompt tokens found in the prefix cache when it was first admitted.
+        rank: its rank in the queue (number, arrival), given by the scheduler; the last running one is preempted first.
         index: which completion of its group it is.
-        num_ahead: how many completions its caller asked for before this group, in the same call.
+        num_ahead: completions that the same call requested before this group.
         prompt_logprobs: of the prompt's tokens so far; None unless requested.
         output_token_ids: the output's tokens, the one that ended it among them.
         token_times: when each of them came, in seconds of time.perf_counter.
@@ -56,7 +56,7 @@ class Request:
         streamed: what a stream has sent so far: (tokens, characters, whether its end).
     """
 
-    place: Any  # None until it is queued
+    rank: Any  # None until it is queued
     first_scheduled_time: float | None
 
     def __init__(
@@ -75,25 +75,21 @@ class Request:
         self.request_id, self.prompt, self.prompt_token_ids = request_id, prompt, prompt_token_ids
         self.params, self.seed, self.tokenizer, self.eos_token_ids = params, seed, tokenizer, eos_token_ids
         self.max_tokens = min(params.max_tokens, max_length - len(prompt_token_ids))
-        self.priority, self.place, self.first_scheduled_time = priority, None, None
+        self.priority, self.rank, self.first_scheduled_time = priority, None, None
         self.index, self.num_ahead, self.num_cached_tokens = 0, 0, 0
         self.group: list[Request] = [self]
         self.prompt_logprobs = None if params.prompt_logprobs is None else [None] * score_from
         self.arrival_time = time.perf_counter()
         self.streamed = 0, 0, False
-        self.begin()
-        self.wait()
-
-    def begin(self) -> None:
-        """Start without output."""
         self.output_token_ids: list[int] = []
         self.token_times: list[float] = []
         self.logprobs: list[dict[int, Logprob]] = []
         self.text = Text(self.tokenizer, self.params)
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
+        self.reset_to_waiting()
 
-    def wait(self) -> None:
+    def reset_to_waiting(self) -> None:
         """Mark it as waiting, with nothing cached."""
         self.state, self.num_computed_tokens = RequestState.WAITING, 0
 
@@ -123,13 +119,13 @@ class Request:
         return other
 
     @property
-    def beginning(self) -> list["Request"]:
+    def samplers(self) -> list["Request"]:
         """Completions that sample from these logits: all of them after the prompt, later only this one."""
         return [self] if self.output_token_ids or self.index else self.group
 
     @property
-    def has_news(self) -> bool:
-        """Whether it has a token, or an end, that no stream has sent."""
+    def has_updates(self) -> bool:
+        """Whether a token, or its end, has not been sent to a stream yet."""
         return self.streamed[0] < len(self.output_token_ids) or self.finished > self.streamed[2]
 
     @property

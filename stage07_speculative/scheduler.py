@@ -6,26 +6,23 @@ requests, and asks the block manager for their memory; the engine tells it what 
 Memory is over-committed: a request is admitted when there are blocks for the tokens that it has, not for those that it
 may get. If the blocks run out, the last in the order of the queue (of the lowest priority, the latest) is preempted: it
 loses its blocks, keeps its rank in the queue, and its tokens are computed again when it is back. The first of all
-running requests can never be preempted, so it always finishes, then the next one does: progress is guaranteed.
+running requests is preempted only under the policy "fair", for a request that ranks before it. So it always finishes,
+then the next one does: progress is guaranteed.
 
-While the first in the queue waits for memory, later requests that fit go ahead of it: only the AHEAD that came right
-after it, so it never starves, and only if a block stays free for each that runs, so those can still grow.
+While the first in the queue waits for memory, later requests that fit overtake it: only the AHEAD that came right after
+it, so it never starves, and only if a block stays free for each running request, so that these can still grow.
 """
 
-import heapq
-import itertools
+import bisect
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from .block_manager import BlockManager
+from .policies import policy_rank, sibling_lag
 from .request import Request, RequestState
 
-POLICIES = ("fcfs", "fair", "priority", "shortest")
-# "shortest": how many prompt tokens a step of waiting is worth. See `Scheduler._key` for the bound that follows.
-AGING = 16
-# How many of the requests that came right after one may go ahead of it while it waits for memory.
-AHEAD = 16
+AHEAD = 16  # the completions that came right after one, and may overtake it while it waits for memory
 
 
 class Row(NamedTuple):
@@ -44,7 +41,7 @@ class Scheduler:
         max_num_seqs: how many requests run at once.
         max_num_batched_tokens: the most tokens that go through the model in a step.
         policy: which request is admitted first: "fcfs" (in order of arrival), "fair" (so that no caller makes others
-            wait, see `_key`), "priority" (the lowest number first, then arrival) or "shortest" (the shortest prompt
+            wait), "priority" (the lowest number first, then arrival) or "shortest" (the shortest prompt
             first, with aging).
         enable_chunked_prefill: cut a prompt that does not fit into the step's rest; else it waits until it fits whole.
     """
@@ -60,127 +57,107 @@ class Scheduler:
         self.block_manager = block_manager
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.policy, self.enable_chunked_prefill = policy, enable_chunked_prefill
-        self.num_steps, self.num_preempted, self._arrivals = 0, 0, itertools.count()
+        self.num_steps, self.num_preempted, self._num_arrived = 0, 0, 0
         self.emit: Callable[..., None] = lambda *_, **__: None  # for a trace: gets what happens
         self.clear()
 
     def clear(self) -> None:
         """There are no requests, and all blocks are free."""
         self.block_manager.clear()
-        self.waiting: list[tuple[float, int, int, Request]] = []  # a heap: (key, arrival, index, request)
-        self._gone: set[Request] = set()  # those in `waiting` that were removed; they are dropped when they come up
+        self.waiting: list[Request] = []  # in the order of their ranks
         self.running: list[Request] = []  # in order of admission
 
     def add(self, request: Request) -> None:
-        if request.place is None:  # else it comes back, or is a completion that was placed by `fork`
-            request.place = self._place(request)
-        heapq.heappush(self.waiting, (*request.place, request.index, request))
+        if request.rank is None:  # else it comes back, or is a completion that was ranked by `fork`
+            request.rank = self._rank(request)
+        bisect.insort(self.waiting, request, key=lambda request: request.rank)
 
-    def _key(self, request: Request) -> float:
-        """The rank of a request in the queue; lower is earlier.
-
-        "fair" ranks a completion that was asked for together with others, in a list of prompts or by n, as if it came
-        when the one before it could have ended at the latest, at a step per token. So the first completion of a new
-        caller comes before all but the first ones of earlier callers. Nothing starves, because no newcomer gets a rank
-        that is in the past.
-
-        "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All that wait age alike, so it
-        is the same to add AGING once for each step that had passed when they arrived. A prompt of P tokens is therefore
-        overtaken only by those that come within P / AGING steps after it: nothing starves.
-        """
-        if self.policy == "priority":
-            return request.priority
-        if self.policy == "shortest":
-            return len(request.prompt_token_ids) + AGING * self.num_steps
-        if self.policy == "fair":
-            return self.num_steps + self._lag(request, request.num_ahead)
-        return 0
-
-    def _place(self, request: Request) -> tuple[float, int]:
-        """The rank of a request in the queue; further completions rank after the first."""
+    def _rank(self, request: Request) -> tuple[float, int]:
+        """The rank of a request in the queue: its policy's number, and its arrival. Further completions of a prompt
+        rank right after the first."""
         first = request.group[0]
-        if request is first or first.place is None:
-            return self._key(request), next(self._arrivals)
-        key, arrival = first.place
-        return key + self._lag(request, request.index), arrival
-
-    def _lag(self, request: Request, num_ahead: int) -> int:
-        """Steps added to a completion's arrival for the `num_ahead` siblings before it."""
-        return num_ahead * (len(request.prompt_token_ids) + request.max_tokens) if self.policy == "fair" else 0
+        if request is first or first.rank is None:
+            arrival, self._num_arrived = self._num_arrived, self._num_arrived + len(request.group)
+            return policy_rank(self.policy, request, self.num_steps), arrival
+        number, arrival = first.rank
+        return number + sibling_lag(self.policy, request, request.index), arrival + request.index
 
     @property
-    def num_places(self) -> int:
-        """How many requests may run beside those that do."""
+    def num_free_seqs(self) -> int:
+        """How many more requests may run."""
         return min(self.max_num_seqs, self.max_num_batched_tokens) - len(self.running)
 
     def schedule(self) -> list[Row]:
         """The rows of the next step.
 
         Running requests go first, decodes before prefills, so that a long prompt never holds up the tokens of others;
-        then waiting ones are admitted while there are blocks and tokens left, unless one was preempted just now; those
-        that fit go ahead of one that waits for memory. A request is admitted only after every running one has its
-        token, so there are never more running than `max_num_batched_tokens`, and each decodes in every step.
+        then waiting ones are admitted while there are blocks and tokens left, unless one was preempted just now. If the
+        first of them needs more blocks than are free, others that fit overtake it. A request is admitted only after
+        every running one has its token, so there are never more running than `max_num_batched_tokens`, and each decodes
+        in every step.
         """
         self.num_steps += 1
-        short_of_memory = self._make_room()
-        if self.policy == "fair" and not short_of_memory:
-            self._give_way()
+        was_preempted = self._reserve_blocks()
+        if self.policy == "fair" and not was_preempted:
+            self._preempt_for_head()
         budget, rows = self.max_num_batched_tokens, []
         for request in sorted(self.running, key=lambda request: request.num_new_tokens > 1):
             if budget:
                 rows.append(self._row(request, budget))
                 budget -= rows[-1].num_tokens
-        passed = []  # entries of the queue: they wait for memory, and others may go ahead
-        while self._has_waiting() and self._may_pass(request := self.waiting[0][-1], passed):
-            refusal = {"reason": "preempted"} if short_of_memory else self._refusal(request, budget, bool(passed))
-            if refusal:
-                if not passed:
-                    self.emit("refused", request, **refusal)
-                if refusal["reason"] != "blocks":
-                    break
-                passed.append(heapq.heappop(self.waiting))
+        if was_preempted:
+            if self.waiting:
+                self.emit("refused", self.waiting[0], reason="preempted")
+            return rows
+        skipped: list[Request] = []  # they wait for memory, and others may overtake them
+        for request in list(self.waiting):
+            if skipped and not self._may_overtake(request, skipped):
+                break
+            reason = self._blocked_by(request, budget, overtakes=bool(skipped))
+            if reason is None:
+                self._admit(request)
+                rows.append(self._row(request, budget))
+                budget -= rows[-1].num_tokens
                 continue
-            heapq.heappop(self.waiting)
-            self._admit(request)
-            rows.append(self._row(request, budget))
-            budget -= rows[-1].num_tokens
-        for entry in passed:
-            heapq.heappush(self.waiting, entry)
+            if not skipped:
+                self.emit("refused", request, **reason)
+            if reason["reason"] != "blocks":
+                break
+            skipped.append(request)
         return rows
 
     @staticmethod
-    def _may_pass(request: Request, passed: list[tuple]) -> bool:
-        """Whether a request may go ahead of those in these entries of the queue, if it fits: it came soon after the
-        first of them, and is as urgent."""
-        if not passed:
-            return True
-        first = passed[0][-1]
-        is_near = request.place[1] <= first.place[1] + AHEAD and len(passed) <= AHEAD
+    def _may_overtake(request: Request, skipped: list[Request]) -> bool:
+        """Whether a request, with all completions that start with it, may overtake these: it came soon after the first
+        of them, and is as urgent."""
+        first, last_arrival = skipped[0], request.rank[1] + len(request.samplers) - 1
+        is_near = last_arrival <= first.rank[1] + AHEAD and len(skipped) <= AHEAD
         return is_near and request.priority == first.priority
 
     def _row(self, request: Request, budget: int) -> Row:
         num_tokens = min(request.num_new_tokens, budget)
-        self.block_manager.enter(request, request.num_computed_tokens + num_tokens)
+        self.block_manager.cache_full_blocks(request, request.num_computed_tokens + num_tokens)
         return Row(request, num_tokens, ready=num_tokens == request.num_new_tokens)
 
-    def _refusal(self, request: Request, budget: int, goes_ahead: bool = False) -> dict | None:
-        """Why a request can't be admitted to a step with this token budget left; None if it can. One that goes
-        ahead of others leaves a free block to each that runs."""
+    def _blocked_by(self, request: Request, budget: int, overtakes: bool = False) -> dict | None:
+        """Why a request can't be admitted to a step with this token budget left; None if it can. One that
+        overtakes others leaves a free block to each that runs."""
         if len(self.running) >= self.max_num_seqs:
             return {"reason": "running", "most": self.max_num_seqs}
         if not budget:
             return {"reason": "budget"}
         if not self.enable_chunked_prefill and request.num_new_tokens > budget:
             return {"reason": "whole", "needed": request.num_new_tokens, "left": budget}
-        manager, needed = self.block_manager, self.block_manager.num_to_take(request)
-        reserve = manager.num_reserve if self.running else 0
-        if goes_ahead:
+        manager, needed = self.block_manager, self.block_manager.num_blocks_to_allocate(request)
+        reserve = manager.watermark_blocks if self.running else 0
+        if overtakes:
             reserve += len(self.running)
         if not manager.can_allocate(needed, reserve):
             return {"reason": "blocks", "needed": needed, "free": manager.num_free, "reserve": reserve}
         return None
 
     def _admit(self, request: Request) -> None:
+        self.waiting.remove(request)
         request.num_computed_tokens = self.block_manager.allocate(request)
         request.state = RequestState.RUNNING
         if request.first_scheduled_time is None:
@@ -189,58 +166,58 @@ class Scheduler:
         self.running.append(request)
         self.emit("admitted", request, num_cached_tokens=request.num_computed_tokens)
 
-    def _make_room(self) -> bool:
-        """Give each running request a place in the cache for its next token, the first in the queue's order first.
-        Returns whether a request had to be preempted for that."""
+    def _reserve_blocks(self) -> bool:
+        """Give each running request room in the cache for its next token, in the order of their ranks. Returns whether
+        a request had to be preempted for that."""
         preempted = False
         growing = [request for request in self.running if self.block_manager.needs_block(request)]
-        for request in sorted(growing, key=self._order):
+        for request in sorted(growing, key=lambda request: request.rank):
             while request.state is RequestState.RUNNING and not self.block_manager.can_append(request):
-                self.preempt(max(self.running, key=self._order))  # possibly the request itself
+                self.preempt(max(self.running, key=lambda request: request.rank))  # possibly the request itself
                 preempted = True
             if request.state is RequestState.RUNNING:
                 self.block_manager.append(request)
         return preempted
 
-    def _give_way(self) -> None:
-        """If the first in the queue can't be admitted, preempt those that run and come behind it, the last one first,
-        until it can; or nobody, if all their blocks are too few."""
-        if not self._has_waiting():
+    def _preempt_for_head(self) -> None:
+        """If the first in the queue can't be admitted, preempt running requests that rank after it, the last one first,
+        until it can; none if even all of them would not make room."""
+        if not self.waiting:
             return
-        first = self.waiting[0][-1]
-        behind = [request for request in self.running if self._order(request) > self._order(first)]
-        reserve = self.block_manager.num_reserve if len(behind) < len(self.running) else 0
-        if not self.block_manager.could_allocate(first, behind, reserve):
+        head = self.waiting[0]
+        earlier = [request for request in self.running if request.rank < head.rank]
+        later = [request for request in self.running if request.rank > head.rank]
+        budget = self.max_num_batched_tokens - sum(request.num_new_tokens for request in earlier)
+        reserve = self.block_manager.watermark_blocks if earlier else 0
+        if budget < (1 if self.enable_chunked_prefill else head.num_new_tokens):
             return
-        for last in sorted(behind, key=self._order, reverse=True):
-            refusal = self._refusal(first, self.max_num_batched_tokens)
-            if not refusal or refusal["reason"] not in ("running", "blocks"):
+        if not self.block_manager.could_allocate(head, later, reserve):
+            return
+        for last in sorted(later, key=lambda request: request.rank, reverse=True):
+            budget = self.max_num_batched_tokens - sum(request.num_new_tokens for request in self.running)
+            if not self._blocked_by(head, max(budget, 0)):
                 break
             self.preempt(last)
-
-    @staticmethod
-    def _order(request: Request) -> tuple:
-        return *request.place, request.index
 
     def preempt(self, request: Request) -> None:
         """Send a running request back into the queue, with its rank and without its memory."""
         self.running.remove(request)
         self.block_manager.free(request)
         self.num_preempted += 1
-        request.wait()
+        request.reset_to_waiting()
         self.add(request)
         self.emit("preempted", request)
 
-    def take_preemptions(self) -> int:
+    def pop_preemptions(self) -> int:
         """How often a request was preempted since the last call."""
         num_preempted, self.num_preempted = self.num_preempted, 0
         return num_preempted
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Begin another completion of a prompt that a running parent has computed. If it got its first token together
-        with the parent, it runs on in the same blocks. Otherwise it waits until one more request may run, and computes
+        """Start another completion of a prompt that a running parent has computed. If it got its first token together
+        with the parent, it goes on in the same blocks. Otherwise it waits until one more request may run, and computes
         what the prefix cache has lost of the prompt by then."""
-        child.place = self._place(child)
+        child.rank = self._rank(child)
         if child.output_token_ids:
             child.first_scheduled_time, child.num_cached_tokens = parent.first_scheduled_time, parent.num_cached_tokens
             self.block_manager.fork(parent, child)
@@ -249,22 +226,16 @@ class Scheduler:
         else:
             self.add(child)
         running = child.state is RequestState.RUNNING
-        self.emit("forked", child, parent=parent.index, running=running, place=list(child.place))
+        self.emit("forked", child, parent=parent.index, running=running, place=list(child.rank))
 
     def remove(self, request: Request) -> None:
         """Take out a request that ended or was aborted; its blocks are free at once. Harmless if it is out already."""
         if request in self.running:
             self.running.remove(request)
             self.block_manager.free(request)
-        elif request.state is RequestState.WAITING and request.place is not None:
-            self._gone.add(request)
-            self._has_waiting()  # lets go of those that have come up
-        request.place = None
-
-    def _has_waiting(self) -> bool:
-        while self.waiting and self.waiting[0][-1] in self._gone:
-            self._gone.remove(heapq.heappop(self.waiting)[-1])
-        return bool(self.waiting)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        request.rank = None
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the running requests, and no others, hold blocks, and are as many as allowed."""

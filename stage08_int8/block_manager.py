@@ -1,13 +1,13 @@
 """Which blocks of the KV cache belong to which sequence: paging (Kwon et al. 2023, "PagedAttention", section 4).
 
-Plain Python: the manager knows numbers of blocks and never touches what is in them. It owns every block. A block is
-held by the sequences whose tables list it, and counted; a block that none of them holds is free, but what is in it
-stays findable until the block is needed for something else.
+Plain Python: the manager knows the blocks by number, and never touches their contents. It owns every block. A block is
+held by the sequences whose tables list it, and counts them. A block without a holder is free, but stays in the prefix
+cache until it is needed for something else.
 
-Prefix caching. A full block is entered into a dictionary under the tokens in it and the *node* of the block before it.
-Nodes are numbers that are given out once, so a node identifies a whole prefix, as in a trie, and two prefixes that end
-in the same tokens are not confused. The dictionary hashes such a key and then compares it, tokens and all: a collision
-of hashes costs time and nothing else.
+Prefix caching. A full block is cached in a dictionary. Its key is its tokens and the *prefix id* of the block before
+it. A prefix id is given out once, so it identifies a whole prefix, as a node of a trie does, and two prefixes that end
+in the same tokens are not confused. The dictionary hashes a key and then compares it, tokens and all, so a hash
+collision costs time and nothing else.
 """
 
 from collections import Counter, OrderedDict
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-ROOT = 0  # the node before the first block
+ROOT = 0  # the prefix id before the first block
 
 
 class Sequence(Protocol):
@@ -40,24 +40,24 @@ class Key(NamedTuple):
 
 @dataclass
 class _Table:
-    """A sequence's blocks in order, and the nodes of those that are entered (the first so many)."""
+    """A sequence's blocks in order, and the prefix ids of the cached ones, which come first."""
 
     blocks: list[int] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
+    prefix_ids: list[int] = field(default_factory=list)
 
 
 class BlockManager:
     """Blocks for sequences of tokens.
 
     A sequence gets its blocks with `allocate`, room for one more token at a time with `append`, and loses them with
-    `free`. `fork` gives its blocks to another sequence too; one that then writes to a shared block gets a copy of it
-    (copy-on-write), which `take_copies` tells the owner of the memory.
+    `free`. `fork` shares its blocks with another sequence. One that then writes to a shared block gets a copy of it
+    (copy-on-write); `pop_copies` tells the owner of the memory.
 
     Args:
         num_blocks: how many there are.
         block_size: tokens in a block.
-        enable_prefix_caching: find what has been computed before.
-        watermark: the share of the blocks that stays free when a sequence is admitted, so that those that run can grow.
+        enable_prefix_caching: look for blocks that were computed before.
+        watermark: the fraction of the blocks that an admission leaves free, so that running sequences can grow.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class BlockManager:
     ):
         self.num_blocks, self.block_size = num_blocks, block_size
         self.emit: Callable[..., None] = lambda *_, **__: None  # for a trace: gets what happens
-        self.enable_prefix_caching, self.num_reserve = enable_prefix_caching, int(watermark * num_blocks)
-        self._next_node = ROOT + 1
+        self.enable_prefix_caching, self.watermark_blocks = enable_prefix_caching, int(watermark * num_blocks)
+        self._next_prefix_id = ROOT + 1
         self.clear()
 
     def clear(self) -> None:
-        """All blocks are free, and nothing is found in them."""
+        """Free all blocks, and empty the prefix cache."""
         self.ref_counts = [0] * self.num_blocks
         self._free = OrderedDict.fromkeys(range(self.num_blocks))  # in the order in which they are taken
         self._tables: dict[Sequence, _Table] = {}
-        self._entries: dict[Key, tuple[int, int]] = {}  # -> (block, its node)
+        self._entries: dict[Key, tuple[int, int]] = {}  # the prefix cache: -> (block, its prefix id)
         self._keys: dict[int, Key] = {}  # block -> its key in _entries
         self._copies: list[tuple[int, int]] = []
 
@@ -97,16 +97,16 @@ class BlockManager:
         return set(self._tables)
 
     def free_blocks(self) -> tuple[list[int], int]:
-        """The free blocks in the order in which they are taken, and how many of them, the last ones, can be found."""
+        """The free blocks in the order in which they are taken, and how many of them, the last ones, are cached."""
         return list(self._free), sum(self.ref_counts[block] == 0 for block in self._keys)
 
     @property
     def num_held(self) -> int:
-        """How many blocks all sequences hold; one that several hold counts for each."""
+        """How many blocks all sequences hold; a shared one counts once for each."""
         return sum([len(table.blocks) for table in self._tables.values()])
 
     def sharing(self) -> dict[str, int]:
-        """How many blocks several sequences hold, and how many more there would be if each had its own."""
+        """How many blocks are shared, and how many more there would be if each sequence had its own."""
         shared, num_saved = set(), self.num_held - (self.num_blocks - self.num_free)
         if num_saved:
             held = [block for table in self._tables.values() for block in table.blocks]
@@ -118,15 +118,15 @@ class BlockManager:
         return self._tables[sequence].blocks
 
     def slot_mapping(self, sequence: Sequence, start: int, end: int) -> list[int]:
-        """The places in the cache of the positions start to end - 1 of a sequence: block * block_size + place in it."""
+        """The slots of the positions start to end - 1 of a sequence: block * block_size + offset in the block."""
         blocks, size = self._tables[sequence].blocks, self.block_size
         return [blocks[i // size] * size + i % size for i in range(start, end)]
 
     # --- Taking and giving back -------------------------------------------------------------------------------------
 
-    def num_to_take(self, sequence: Sequence) -> int:
-        """How many free blocks the tokens of a sequence take: new ones, and those that are found and not held."""
-        found = self._find(sequence)
+    def num_blocks_to_allocate(self, sequence: Sequence) -> int:
+        """Free blocks that a sequence would take: new ones, and cached ones that nobody holds."""
+        found = self._find_cached(sequence)
         num_new = self.num_needed(len(sequence.token_ids)) - len(found)
         return num_new + sum(self.ref_counts[block] == 0 for block, _ in found)
 
@@ -135,10 +135,10 @@ class BlockManager:
         return num_blocks + reserve <= self.num_free
 
     def could_allocate(self, sequence: Sequence, without: Iterable[Sequence], reserve: int = 0) -> bool:
-        """Whether a sequence would get its blocks, beside a reserve, if others were without theirs."""
+        """Whether a sequence would get its blocks without touching the reserve, if others lost theirs."""
         lost = Counter(block for other in without for block in self._tables[other].blocks)
         freed = {block for block, count in lost.items() if count == self.ref_counts[block]}
-        num_held = sum(self.ref_counts[block] > 0 and block not in freed for block, _ in self._find(sequence))
+        num_held = sum(self.ref_counts[block] > 0 and block not in freed for block, _ in self._find_cached(sequence))
         needed = self.num_needed(len(sequence.token_ids)) - num_held
         return needed + reserve <= self.num_free + len(freed)
 
@@ -146,15 +146,14 @@ class BlockManager:
         """Give a sequence blocks for all of its tokens.
 
         Returns:
-            how many of its first tokens are in the cache already. Always fewer than there are: at least the last one
-            has to be computed.
+            how many of its first tokens are in the cache already: never all, since the last one must be computed.
         """
-        found, table = self._find(sequence), _Table()
-        for block, node in found:
-            self._hold(block)
+        found, table = self._find_cached(sequence), _Table()
+        for block, prefix_id in found:
+            self._incref(block)
             table.blocks.append(block)
-            table.nodes.append(node)
-        table.blocks += [self._take() for _ in range(self.num_needed(len(sequence.token_ids)) - len(found))]
+            table.prefix_ids.append(prefix_id)
+        table.blocks += [self._pop_free() for _ in range(self.num_needed(len(sequence.token_ids)) - len(found))]
         self._tables[sequence] = table
         return len(found) * self.block_size
 
@@ -164,121 +163,121 @@ class BlockManager:
         return len(blocks) * self.block_size < sequence.num_tokens or self.ref_counts[blocks[-1]] > 1
 
     def can_append(self, sequence: Sequence) -> bool:
-        """Whether there is a block for the last of a sequence's tokens, if it needs one."""
+        """Whether there is a free block for a sequence's last token, if it needs one."""
         return self.num_free > 0 or not self.needs_block(sequence)
 
     def append(self, sequence: Sequence) -> None:
-        """Make sure that the last of a sequence's tokens has a place that may be written."""
+        """Make sure that a sequence's last token has a slot that may be written."""
         table = self._tables[sequence]
         if not self.needs_block(sequence):
             return
-        block = self._take()
+        block = self._pop_free()
         if len(table.blocks) < self.num_needed(sequence.num_tokens):
             table.blocks.append(block)
         else:  # the last block is shared
             self._copies.append((table.blocks[-1], block))
             self.emit("copied", sequence, source=table.blocks[-1], target=block)
-            self._release(table.blocks[-1])
+            self._decref(table.blocks[-1])
             table.blocks[-1] = block
 
     def extend(self, sequence: Sequence, num_tokens: int) -> int:
         """Give a sequence room for tokens that it may get, at most so many, from blocks that are free beside the
         reserve. Returns for how many."""
         blocks, end = self._tables[sequence].blocks, sequence.num_tokens + num_tokens
-        while len(blocks) < self.num_needed(end) and self.num_free > self.num_reserve:
-            blocks.append(self._take())
+        while len(blocks) < self.num_needed(end) and self.num_free > self.watermark_blocks:
+            blocks.append(self._pop_free())
         return min(end, len(blocks) * self.block_size) - sequence.num_tokens
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
         """Take back the blocks behind a sequence's first tokens."""
         blocks = self._tables[sequence].blocks
         while len(blocks) > self.num_needed(num_tokens):
-            self._release(blocks.pop())
+            self._decref(blocks.pop())
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let a child that has the same tokens share its parent's blocks. Nothing is copied before someone writes."""
+        """Share a parent's blocks with a child that has the same tokens. Nothing is copied before a sequence writes."""
         table = self._tables[parent]
         for block in table.blocks:
-            self._hold(block)
-        self._tables[child] = _Table(list(table.blocks), list(table.nodes))
+            self._incref(block)
+        self._tables[child] = _Table(list(table.blocks), list(table.prefix_ids))
 
     def free(self, sequence: Sequence) -> None:
         """Take back a sequence's blocks, the last one first, so that shared prefixes stay cached longest."""
         for block in reversed(self._tables.pop(sequence).blocks):
-            self._release(block)
+            self._decref(block)
 
-    def take_copies(self) -> list[tuple[int, int]]:
+    def pop_copies(self) -> list[tuple[int, int]]:
         """The blocks to be copied before the next step writes, (from, to). All at once: a `to` may be a `from` too."""
         copies, self._copies = self._copies, []
         return copies
 
-    def _take(self) -> int:
+    def _pop_free(self) -> int:
         """Take the least recently used free block, and evict it from the prefix cache."""
         block, _ = self._free.popitem(last=False)
         if block in self._keys:
             self.emit("evicted", block=block)
-            self._forget(block)
+            self._evict(block)
         self.emit("taken", block=block)
         self.ref_counts[block] = 1
         return block
 
-    def _hold(self, block: int) -> None:
+    def _incref(self, block: int) -> None:
         if self.ref_counts[block] == 0:
             del self._free[block]
             self.emit("taken", block=block)
         self.ref_counts[block] += 1
 
-    def _release(self, block: int) -> None:
+    def _decref(self, block: int) -> None:
         self.ref_counts[block] -= 1
         if self.ref_counts[block] == 0:
             self._free[block] = None
-            if block not in self._keys:  # it can't be found: let it go first
+            if block not in self._keys:  # not cached: the first to be taken
                 self._free.move_to_end(block, last=False)
             self.emit("released", block=block, findable=block in self._keys)
 
     # --- Prefix caching ---------------------------------------------------------------------------------------------
 
-    def enter(self, sequence: Sequence, num_computed_tokens: int) -> None:
-        """Make the full blocks among a sequence's first tokens findable. They may be filled in the step to come: who
-        finds them is part of that step or of a later one, and a step writes before it reads."""
+    def cache_full_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        """Add the full blocks among a sequence's first tokens to the prefix cache. The coming step may be what fills
+        them; that is safe, because a step writes before it reads."""
         table = self._tables[sequence]
         num_full = num_computed_tokens // self.block_size
-        if not self.enable_prefix_caching or num_full <= len(table.nodes):
+        if not self.enable_prefix_caching or num_full <= len(table.prefix_ids):
             return
         token_ids = sequence.token_ids
-        while len(table.nodes) < num_full:
-            i = len(table.nodes)
-            key, block = self._key(table.nodes, token_ids), table.blocks[i]
-            if key not in self._entries:  # else another block holds the same already, and this one has no name
-                self._entries[key] = block, self._next_node
+        while len(table.prefix_ids) < num_full:
+            i = len(table.prefix_ids)
+            key, block = self._key(table.prefix_ids, token_ids), table.blocks[i]
+            if key not in self._entries:  # else this block is a duplicate, and not cached
+                self._entries[key] = block, self._next_prefix_id
                 self._keys[block] = key
-                self._next_node += 1
-            table.nodes.append(self._entries[key][1])
+                self._next_prefix_id += 1
+            table.prefix_ids.append(self._entries[key][1])
 
-    def _find(self, sequence: Sequence) -> list[tuple[int, int]]:
-        """The (block, node) of each full block at the beginning that is there and need not be computed."""
-        token_ids, found, nodes = sequence.token_ids, [], []
-        while self.enable_prefix_caching and (len(nodes) + 1) * self.block_size <= sequence.num_cacheable:
-            entry = self._entries.get(self._key(nodes, token_ids))
+    def _find_cached(self, sequence: Sequence) -> list[tuple[int, int]]:
+        """The (block, prefix id) of each leading full block that is cached and need not be computed."""
+        token_ids, found, prefix_ids = sequence.token_ids, [], []
+        while self.enable_prefix_caching and (len(prefix_ids) + 1) * self.block_size <= sequence.num_cacheable:
+            entry = self._entries.get(self._key(prefix_ids, token_ids))
             if entry is None:
                 break
             found.append(entry)
-            nodes.append(entry[1])
+            prefix_ids.append(entry[1])
         return found
 
-    def _key(self, nodes: list[int], token_ids: list[int]) -> Key:
-        """The key of the block after those of `nodes`."""
-        start = len(nodes) * self.block_size
-        return Key(nodes[-1] if nodes else ROOT, tuple(token_ids[start : start + self.block_size]))
+    def _key(self, prefix_ids: list[int], token_ids: list[int]) -> Key:
+        """The key of the block after those with these prefix ids."""
+        start = len(prefix_ids) * self.block_size
+        return Key(prefix_ids[-1] if prefix_ids else ROOT, tuple(token_ids[start : start + self.block_size]))
 
-    def _forget(self, block: int) -> None:
+    def _evict(self, block: int) -> None:
         del self._entries[self._keys.pop(block)]
 
     # --- What must always hold --------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless each block is either free or held exactly as often as it is counted, and what can
-        be found is what was entered."""
+        """Raise RuntimeError unless each block is either free or held as often as it is counted, and the prefix cache
+        and its blocks agree."""
         held = [0] * self.num_blocks
         for table in self._tables.values():
             for block in table.blocks:
@@ -288,4 +287,4 @@ class BlockManager:
         if sorted(self._free) != [block for block, count in enumerate(held) if count == 0]:
             raise RuntimeError(f"blocks {sorted(self._free)} are called free, but the counts are {held}")
         if {block: key for key, (block, _) in self._entries.items()} != self._keys:
-            raise RuntimeError("the entries of the prefix cache and the blocks that they name are not the same")
+            raise RuntimeError("the prefix cache and the keys of its blocks do not agree")

@@ -9,27 +9,27 @@ from typing import Any
 
 from .attention import BACKENDS
 from .fast_model import OPTIMIZATIONS, enabled
-from .scheduler import POLICIES
-from .support.options import DTYPES, Options, any_text, known_device, one_of, option, share, whole, yes_or_no
+from .policies import POLICIES
+from .support.options import DTYPES, Options, boolean, fraction, integer, known_device, one_of, option, text
 
 WEIGHTS = ("auto", "int8", "as-is")
-MOST_DRAFTS = 16  # guesses for a request in a step
+MAX_DRAFTS = 16  # draft tokens per request and step
 
 
 def optimizations(_: str, value: Any) -> tuple[str, ...]:
-    """A check: the value is a list of names of optimizations."""
+    """A check: the value lists optimizations by name."""
     names = value if isinstance(value, str) else tuple(value)
     enabled(names)
     return tuple(names)
 
 
 def drafts(name: str, value: Any) -> int | str:
-    """A check: the value is "auto", or how many."""
+    """A check: the value is "auto" or a number."""
     if isinstance(value, str):
         if value != "auto":
-            raise ValueError(f"{name} must be auto, or a whole number from 1 to {MOST_DRAFTS}, got {value!r}")
+            raise ValueError(f"{name} must be auto, or a whole number from 1 to {MAX_DRAFTS}, got {value!r}")
         return value
-    return whole(1, MOST_DRAFTS)(name, value)
+    return integer(1, MAX_DRAFTS)(name, value)
 
 
 def as_number(text: str) -> int | str:
@@ -44,7 +44,7 @@ class EngineConfig(Options):
         ValueError: an option is wrong; names it and its value.
     """
 
-    model: str = option("tinytales", any_text, "tinytales, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a directory")
+    model: str = option("tinytales", text, "tinytales, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a directory")
     dtype: str = option(
         "auto", one_of("auto", *DTYPES), f"{', '.join(DTYPES)}, or auto: float32 on a CPU, bfloat16 on CUDA"
     )
@@ -61,10 +61,10 @@ class EngineConfig(Options):
         "auto reads the checkpoint; dummy makes random weights of the model's sizes, without a download",
     )
     max_model_len: int | None = option(
-        None, whole(2), "longest prompt and output together, in tokens (default: the model's context)"
+        None, integer(2), "longest prompt and output together, in tokens (default: the model's context)"
     )
-    max_num_seqs: int = option(8, whole(1), "requests that run at once")
-    max_num_batched_tokens: int = option(512, whole(1), "tokens in a step; a longer prompt is prefilled in several")
+    max_num_seqs: int = option(8, integer(1), "requests that run at once")
+    max_num_batched_tokens: int = option(512, integer(1), "tokens in a step; a longer prompt is prefilled in several")
     policy: str = option(
         "fcfs",
         one_of(*POLICIES),
@@ -73,39 +73,41 @@ class EngineConfig(Options):
     )
     enable_chunked_prefill: bool = option(
         True,
-        yes_or_no,
+        boolean,
         "cut a prompt that does not fit into a step",
         name="--no-chunked-prefill",
         help="prefill every prompt in a single step, which then takes as long as it takes",
     )
-    block_size: int = option(16, whole(1, 1024), "tokens in a block")
+    block_size: int = option(16, integer(1, 1024), "tokens in a block")
     num_blocks: int | None = option(
-        None, whole(1), "blocks of the KV cache (default: as many as can be of use, in a share of what memory is free)"
+        None,
+        integer(1),
+        "blocks of the KV cache (default: as many as can be of use, in a share of what memory is free)",
     )
-    kv_cache_bytes: int | None = option(None, whole(1), "memory for the KV cache, instead of num_blocks")
+    kv_cache_bytes: int | None = option(None, integer(1), "memory for the KV cache, instead of num_blocks")
     enable_prefix_caching: bool = option(
         True,
-        yes_or_no,
+        boolean,
         "do not compute again the beginning of a prompt that the cache still holds",
         name="--no-prefix-caching",
         help="compute every prompt whole",
     )
     watermark: float = option(
-        0.01, share, "share of the blocks that an admission leaves free, for running requests to grow"
+        0.01, fraction, "share of the blocks that an admission leaves free, for running requests to grow"
     )
     attention_backend: str = option(
         "auto", one_of(*BACKENDS), "torch, c, triton, or auto: Triton on CUDA, C on a CPU that has a compiler"
     )
     speculate: str = option(
         "auto",
-        any_text,
-        "who guesses the next tokens: ngram (what followed the last tokens when they came before), a model, as of "
-        "--model, of the same vocabulary, off, or auto: ngram on a CPU; off on CUDA, where steps begin ahead",
+        text,
+        "where draft tokens come from: ngram (what followed the last tokens earlier on), a model with the same "
+        "vocabulary, named as for --model, off, or auto: ngram on a CPU, off on CUDA",
     )
     num_drafts: int | str = option(
         "auto",
         drafts,
-        f"tokens guessed in a step for each request, at most {MOST_DRAFTS}, or auto: as many as pay",
+        f"draft tokens per request in a step, at most {MAX_DRAFTS}, or auto: as many as pay",
         type=as_number,
     )
     disable: Sequence[str] = option(
@@ -116,7 +118,7 @@ class EngineConfig(Options):
         action="extend",
         metavar="NAME",
     )
-    seed: int = option(0, whole(0, 2**64 - 1), "seeds requests that have none, together with their number")
+    seed: int = option(0, integer(0, 2**64 - 1), "seeds requests that have none, together with their number")
 
     def __post_init__(self):
         super().__post_init__()

@@ -16,18 +16,18 @@ from .kernels import c_kernel
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
 from .quantize import quantizing
-from .sampler import Token, sample
+from .sampler import Token, sample_rows
 from .support.memory import give_back
 from .support.openmp import WAITS_BRIEFLY
-from .support.options import check_fork, in_words, pick_device, pick_dtype
+from .support.options import check_fork, describe_device, pick_device, pick_dtype
 from .support.threads import ThreadLimit
 from .support.weights import Checkpoint
 
-CROWDED = 0.85  # with fewer free cores than this, not even a single thread has one to itself
+MIN_FREE_CORES = 0.85  # with fewer, not even a single thread has a core to itself
 
 
 def pick_int8(name: str, device: torch.device) -> bool:
-    """Whether the option `weights` comes to int8 there. Raises ValueError where it can't."""
+    """Whether the option `weights` means int8 on this device. Raises ValueError where that can't run."""
     if name == "int8" and device.type != "cpu":
         raise ValueError(f"weights 'int8' run on a CPU, not on {device}; there it is as-is")
     return name != "as-is" and device.type == "cpu"
@@ -63,36 +63,35 @@ class Runner:
         self.cache = KVCache(model_config.n_layer, self.num_blocks, *sizes, large_pages)
         if self.attention_backend == "c":
             self.model = pick_model(self.model, on)
-            give_back()  # what packing has freed
+            give_back()  # what packing freed
         self.argmax = c_kernel.argmax if self.attention_backend == "c" else None
-        # The kernels' threads can share their cores with other programs (kernels/team.h) if OpenMP's wait briefly;
+        # If OpenMP's threads wait only briefly, the kernels can share their cores with other programs (kernels/team.h);
         # torch's own operations can't.
         self.waits_briefly = WAITS_BRIEFLY and isinstance(self.model, FastGPT2)
-        self.last = 0, 0.0  # how many tokens the latest forward pass had, and its seconds; on a CPU
+        self.last_step = 0, 0.0  # tokens and seconds of the latest forward pass, on a CPU
 
     def describe(self) -> str:
         """The chosen device, dtype and cache, in words."""
         cache = f"{self.num_blocks:,} blocks in {self.kv_cache_bytes / 1e6:,.0f} MB of KV cache"
         weights = ", weights in int8" if self.int8 else ""
-        return f"{in_words(self.device, self.dtype)}{weights}, attention: {self.attention_backend}, {cache}"
+        return f"{describe_device(self.device, self.dtype)}{weights}, attention: {self.attention_backend}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logits of the tokens whose predecessors are `batch.last`: [n_asked, vocab_size] float32."""
-        self.cache.copy_blocks(batch.copies)
-        # Beside other programs: as many threads as there are free cores; if there is none, as many as ever, which the
-        # system lets compete with the others.
-        crowded = self.waits_briefly and self.thread_limit.free < CROWDED
-        with contextlib.nullcontext() if crowded else self.thread_limit:
+        """The logits after the tokens `batch.logits_indices`: [n_logits, vocab_size] float32."""
+        self.cache.copy_blocks(batch.block_copies)
+        # As many threads as there are free cores. If there are none, all of them: the system shares out the cores.
+        oversubscribed = self.waits_briefly and self.thread_limit.free < MIN_FREE_CORES
+        with contextlib.nullcontext() if oversubscribed else self.thread_limit:
             start = time.perf_counter()
             logits = self.model(batch.to(self.device), self.cache)
         if self.device.type == "cpu":
-            self.last = batch.num_tokens, time.perf_counter() - start
+            self.last_step = batch.num_tokens, time.perf_counter() - start
         return logits
 
     def sample(self, batch: Batch, logits: Tensor) -> list[Token | Exception]:
-        """As `sampler.sample`."""
+        """As `sampler.sample` for each row."""
         with self.thread_limit:
-            return sample(logits, batch.ready, self.argmax)
+            return sample_rows(logits, batch.ready, self.argmax)
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
         """How many blocks the options ask for, or can be of use and fit into what is free."""
@@ -108,17 +107,17 @@ class Runner:
         return int(min(room // block_bytes, most))
 
     def full_step(self, config: EngineConfig, cache: KVCache) -> None:
-        """The largest step there is, on whatever the cache holds: for measuring what it takes."""
+        """Run the largest possible step, on whatever the cache holds, to measure its memory."""
         logits = self.try_step(config.max_num_batched_tokens, cache)
         logits.sort(dim=-1)
         logits.double().softmax(dim=-1).cumsum(dim=-1)  # with the sort, what takes the most in the sampler
 
-    def time_rows(self, sizes: Sequence[int], times: int = 2) -> dict[int, float]:
-        """Seconds of the model for so many tokens whose logits are all asked for: the best of some times, before there
+    def time_steps(self, sizes: Sequence[int]) -> dict[int, float]:
+        """Seconds of steps of these sizes, in tokens, with logits for all of them; the best of two. Only before there
         are requests."""
         seconds = dict.fromkeys(sizes, math.inf)
-        self.try_step(sizes[-1], self.cache)  # what is only done once
-        for size in [*sizes] * times:
+        self.try_step(sizes[-1], self.cache)  # some work is done only once
+        for size in [*sizes] * 2:
             start = time.perf_counter()
             with self.thread_limit:
                 self.try_step(size, self.cache)
@@ -129,9 +128,9 @@ class Runner:
 
     @torch.inference_mode()
     def try_step(self, num_tokens: int, cache: KVCache) -> Tensor:
-        """The logits of as many tokens, on whatever the cache holds."""
+        """The logits of a step of this size, on whatever the cache holds."""
         tokens = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
         ends = torch.tensor([0, len(tokens)], dtype=torch.int64, device=self.device)
         table = torch.zeros(1, -(-len(tokens) // cache.block_size), dtype=torch.int64, device=self.device)
-        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], last=tokens)
+        batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], logits_indices=tokens)
         return self.model(batch, cache)

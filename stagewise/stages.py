@@ -43,7 +43,7 @@ ELSEWHERE = {
     **dict.fromkeys(("Checkpoint", "tokenizer_directory", "BUNDLED", "LARGEST", "SUPPORTED"), "weights"),
     "STORED_TRANSPOSED": "weights",
     "Tokenizer": "tokenizer",
-    **dict.fromkeys(("check_values", "read_json"), "vocabulary"),
+    **dict.fromkeys(("check_values", "is_known_setting", "read_json"), "vocabulary"),
 }
 TOKENIZER_FILES = ("merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json")
 TOKENIZER_FILES += ("special_tokens_map.json", "added_tokens.json")
@@ -129,7 +129,7 @@ class Stage:
     @functools.cached_property
     def is_fair(self) -> bool:
         """Whether it has a policy that lets nobody wait for all that another one asked for."""
-        return "fair" in self._part("scheduler").POLICIES
+        return "fair" in self._part("policies").POLICIES
 
     # --- What an engine is made of ----------------------------------------------------------------------------------
 
@@ -162,10 +162,10 @@ class Stage:
 
     def check_number(self, name: str, value: Any, low: float, high: float) -> None:
         """Raise ValueError, which names it, unless it is a number within these bounds."""
-        self._part("sampling_params").number(name, value, low, high)
+        self._part("sampling_params").check_number(name, value, low, high)
 
     def check_whole_number(self, name: str, value: Any, low: int, high: int | None = None) -> None:
-        self._part("sampling_params").whole_number(name, value, low, high)
+        self._part("sampling_params").check_integer(name, value, low, high)
 
     def generation_defaults(self, model: str, load_format: str) -> dict[str, Any]:
         """Fields of SamplingParams that the model's generation_config.json gives. Raises ValueError or OSError."""

@@ -221,7 +221,7 @@ class Recorder:
             around += [(beams, name) for name in ("step", "schedule", "commit")]
             self._undo.append(wrap(beams, "run", self.search))
         if hasattr(engine, "speculator"):
-            around += [(engine.speculator, "draft"), (engine.speculator, "learn"), (engine, "verify")]
+            around += [(engine.speculator, "draft"), (engine.speculator, "update"), (engine, "verify")]
         for owner, name in around:
             self._undo.append(wrap(owner, name, getattr(self, name)))
 
@@ -270,7 +270,7 @@ class Recorder:
             run(searches)
         except BaseException:
             self.emit("restarted")
-            self.queued(dict.fromkeys(request.group[0] for *_, request in self.engine.scheduler.waiting))
+            self.queued(dict.fromkeys(request.group[0] for request in self.engine.scheduler.waiting))
             raise
         else:
             for beam in [beam for search in searches if not search.done for beam in search.beams]:
@@ -327,8 +327,8 @@ class Recorder:
         self.mark("sample" if batch.rows else "commit")
         return batch
 
-    def learn(self, learn: Callable, drafts: dict[Any, list[int]], updated: list[Any]) -> dict[Any, int]:
-        accepted = learn(drafts, updated)
+    def update(self, update: Callable, drafts: dict[Any, list[int]], updated: list[Any]) -> dict[Any, int]:
+        accepted = update(drafts, updated)
         for request, num_accepted in accepted.items():
             for row in self._rows:
                 if (row.request_id, row.index) == (request.request_id, request.index):
@@ -465,7 +465,7 @@ def who_is(request: Any) -> dict[str, Any]:
 
 def has_begun(completion: Any) -> bool:
     """Whether it is the first of its request, or has left the prompt that it shares with the first."""
-    return not index_of(completion) or bool(completion.output_token_ids) or completion.place is not None
+    return not index_of(completion) or bool(completion.output_token_ids) or completion.rank is not None
 
 
 def describe(requests: Iterable[Any]) -> list[dict]:
@@ -473,7 +473,7 @@ def describe(requests: Iterable[Any]) -> list[dict]:
     events = []
     for c in (c for request in requests for c in group_of(request) if has_begun(c)):
         tokens = {"prompt_token_ids": list(c.prompt_token_ids), "output_token_ids": list(c.output_token_ids)}
-        details = {"max_tokens": c.max_tokens, "n": getattr(c.params, "n", 1), "place": getattr(c, "place", None)}
+        details = {"max_tokens": c.max_tokens, "n": getattr(c.params, "n", 1), "place": getattr(c, "rank", None)}
         events.append({"kind": "queued", **who_is(c), **tokens, **details})
         if c.finished:
             events.append({"kind": "finished", **who_is(c), "reason": c.finish_reason})

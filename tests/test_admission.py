@@ -14,20 +14,21 @@ import pytest
 from bench.admission import SEEDS, count, make_request, policies
 from bench.workloads import make_workload
 from stage05_paged.block_manager import BlockManager
-from stage05_paged.scheduler import AHEAD, POLICIES, Scheduler
+from stage05_paged.policies import POLICIES
+from stage05_paged.scheduler import AHEAD, Scheduler
 from tests.adapter import ROOT, STAGES, random_prompts
 from tools.engines import traced
 
-pytestmark = pytest.mark.covers("scheduler.py", "block_manager.py")
+pytestmark = pytest.mark.covers("scheduler.py", "policies.py", "block_manager.py")
 SIZE = 4  # tokens in a block
 
 
 class Run:
     """A scheduler, and what it did: who was admitted in which step, who was preempted."""
 
-    def __init__(self, num_blocks, policy="fcfs", at_once=64, caching=False):
+    def __init__(self, num_blocks, policy="fcfs", at_once=64, caching=False, budget=10_000):
         manager = BlockManager(num_blocks, SIZE, enable_prefix_caching=caching, watermark=0.0)
-        self.scheduler = Scheduler(manager, at_once, 10_000, policy)
+        self.scheduler = Scheduler(manager, at_once, budget, policy)
         self.scheduler.emit = self.emit
         self.admitted, self.preempted, self.refused, self.step, self.number = {}, [], [], 0, 0
         self.live = []
@@ -92,6 +93,23 @@ def test_only_those_that_came_right_after_it():
     assert all(run.admitted[one] >= 40 for one in small[AHEAD:])
 
 
+@pytest.mark.parametrize(("n", "overtakes"), [(AHEAD, True), (AHEAD + 1, False)])
+def test_every_completion_counts(n, overtakes):
+    """A request for many completions overtakes as so many, or not at all."""
+    run = Run(200)
+    run.add(50, max_tokens=40)
+    head = run.add(180)
+    many = make_request(100, [5] * SIZE, 4)
+    many.group = [many, *(many.fork(index) for index in range(1, n))]
+    run.scheduler.add(many)
+    run.live.append(many)
+    after = run.add(1)
+    run.go()
+    assert (many in run.admitted) == overtakes
+    assert after not in run.admitted  # it came after more than AHEAD completions
+    assert head not in run.admitted
+
+
 def test_whoever_goes_ahead_leaves_a_block_to_each_that_runs():
     run = Run(13)
     first = run.add(8, max_tokens=8)
@@ -136,12 +154,12 @@ def test_random_runs(policy, seed):
             prompt = [rng.randrange(2)] * (size * SIZE - rng.randrange(SIZE))
             priority = rng.randrange(3) if policy == "priority" else 0
             one = run.add(size, max_tokens=rng.randrange(1, 24), priority=priority, prompt=prompt)
-            places[one] = one.place
-        waiting = {entry[-1] for entry in run.scheduler.waiting} - run.scheduler._gone
+            places[one] = one.rank
+        waiting = set(run.scheduler.waiting)
         seen = len(run.admitted)
         run.go()
         new = [one for one in list(run.admitted)[seen:] if one in waiting]
-        left = {entry[-1] for entry in run.scheduler.waiting} & waiting
+        left = waiting.intersection(run.scheduler.waiting)
         for one in new:
             for passed in [other for other in left if places[other] < places[one]]:
                 assert one.priority == passed.priority
@@ -206,6 +224,21 @@ def test_under_fair_nobody_is_preempted_in_vain():
     assert run.preempted[0] == (8, small)
 
 
+def test_fair_where_the_budget_is_short():
+    """Eight tokens a step, and eight run that ask for a lot: a newcomer does not wait until one of them ends."""
+    run = Run(60, "fair", budget=8)
+    for number in range(8):
+        one = make_request(number, [number] * SIZE, 60)
+        one.num_ahead = number  # of one caller
+        run.scheduler.add(one)
+        run.live.append(one)
+    run.go(12)
+    newcomer = run.add(1, max_tokens=4)
+    run.go(2)
+    assert newcomer in run.admitted
+    run.finish()
+
+
 @pytest.mark.parametrize(("step", "next_one"), [(47, "another's"), (49, "second")])
 def test_fair_counts_prompt_and_output(step, next_one):
     """Of a list, the second ranks as if it came when the first could have ended: 40 tokens of prompt, 8 of output."""
@@ -235,18 +268,18 @@ def test_what_could_be_allocated(seed):
             parent = rng.choice(running)
             one = make_request(number, parent.prompt_token_ids, 8)
             manager.fork(parent, one)
-        elif manager.can_allocate(manager.num_to_take(one)):
+        elif manager.can_allocate(manager.num_blocks_to_allocate(one)):
             manager.allocate(one)
         else:
             continue
-        manager.enter(one, one.num_tokens)
+        manager.cache_full_blocks(one, one.num_tokens)
         running.append(one)
         wanted = make_request(99, [rng.randrange(2) for _ in range(SIZE)] * rng.randrange(1, 8), 8)
         others, reserve = rng.sample(running, rng.randrange(len(running) + 1)), rng.randrange(3)
         tried = copy.deepcopy((manager, others, wanted))
         for other in tried[1]:
             tried[0].free(other)
-        expected = tried[0].can_allocate(tried[0].num_to_take(tried[2]), reserve)
+        expected = tried[0].can_allocate(tried[0].num_blocks_to_allocate(tried[2]), reserve)
         assert manager.could_allocate(wanted, others, reserve) == expected
 
 

@@ -174,7 +174,7 @@ def test_a_line_is_written_as_soon_as_it_is_done(batched_stage, tmp_path, monkey
     original = engine.step
 
     def spy(self, *rows):
-        running = rows[0] if rows else [*self.scheduler.running, *(entry[-1] for entry in self.scheduler.waiting)]
+        running = rows[0] if rows else [*self.scheduler.running, *self.scheduler.waiting]
         requests.update(dict.fromkeys(running))
         num_finished, deadline = sum(request.finished for request in requests), time.monotonic() + 60
         num_lines = lambda: output.read_text(encoding="utf-8").count("\n")  # noqa: E731

@@ -56,8 +56,8 @@ class Memory(RuleBasedStateMachine):
 
     def compute(self, sequence, upto):
         """A step: copies first, then the new rows are written, then all may read."""
-        self.manager.enter(sequence, upto)
-        for target, rows in [(to, list(self.rows[source])) for source, to in self.manager.take_copies()]:
+        self.manager.cache_full_blocks(sequence, upto)
+        for target, rows in [(to, list(self.rows[source])) for source, to in self.manager.pop_copies()]:
             self.rows[target] = rows
         for i, slot in zip(
             range(sequence.num_computed, upto),
@@ -74,7 +74,7 @@ class Memory(RuleBasedStateMachine):
     def arrive(self, token_ids, part):
         sequence = Sequence(token_ids)
         needed, free = -(-len(token_ids) // self.size), self.manager.num_free
-        if not self.manager.can_allocate(self.manager.num_to_take(sequence), self.manager.num_reserve):
+        if not self.manager.can_allocate(self.manager.num_blocks_to_allocate(sequence), self.manager.watermark_blocks):
             assert needed > free, "there are blocks, hit or not"
             return
         num_cached = self.manager.allocate(sequence)
@@ -183,7 +183,7 @@ def test_against_the_model_at_random(stage, seed):
 def test_a_block_that_is_not_full_can_not_be_found(stage):
     manager = make(stage, block_size=4)
     manager.allocate(first := Sequence(range(9)))
-    manager.enter(first, 7)
+    manager.cache_full_blocks(first, 7)
     assert manager.allocate(Sequence(range(9))) == 4
 
 
@@ -194,7 +194,7 @@ def test_what_can_not_be_found_goes_first(stage):
     named_block, unnamed_block = manager.block_table(named)[0], manager.block_table(unnamed)[0]
     manager.free(named)
     manager.free(unnamed)
-    taken = [manager._take() for _ in range(4)]
+    taken = [manager._pop_free() for _ in range(4)]
     assert taken[0] == unnamed_block
     assert taken[-1] == named_block
 
@@ -206,7 +206,7 @@ def make(stage, num_blocks=8, block_size=2, **arguments):
 def allocate(manager, token_ids):
     sequence = Sequence(token_ids)
     num_cached = manager.allocate(sequence)
-    manager.enter(sequence, len(token_ids))
+    manager.cache_full_blocks(sequence, len(token_ids))
     return sequence, num_cached
 
 
@@ -246,7 +246,7 @@ def test_least_recently_used_goes_first_and_tails_before_heads(stage):
     old_blocks, new_blocks = list(manager.block_table(old)), list(manager.block_table(new))
     manager.free(old)
     manager.free(new)
-    taken = [manager._take() for _ in range(6)]
+    taken = [manager._pop_free() for _ in range(6)]
     assert set(taken[:2]) == set(range(6)) - {*old_blocks, *new_blocks}  # what holds nothing
     assert taken[2:] == [*old_blocks[::-1], *new_blocks[::-1]]
 
@@ -272,11 +272,11 @@ def test_copy_on_write(stage):
     for i, sequence in enumerate([*children, parent]):
         sequence.token_ids.append(10 + i)
         manager.append(sequence)
-    assert manager.take_copies() == [(shared, manager.block_table(child)[1]) for child in children]
+    assert manager.pop_copies() == [(shared, manager.block_table(child)[1]) for child in children]
     assert manager.block_table(parent)[1] == shared
     assert len({manager.block_table(s)[1] for s in [*children, parent]}) == 3
     assert {manager.block_table(s)[0] for s in children} == {manager.block_table(parent)[0]}
-    assert manager.take_copies() == []
+    assert manager.pop_copies() == []
     manager.check_integrity()
 
 
@@ -288,15 +288,15 @@ def test_a_full_last_block_needs_no_copy(stage):
     for sequence in (parent, child):
         sequence.token_ids.append(3)
         manager.append(sequence)
-    assert manager.take_copies() == []
+    assert manager.pop_copies() == []
 
 
 def test_the_watermark_is_for_those_that_run(stage):
     manager = stage.part("block_manager").BlockManager(10, 2, watermark=0.2)
-    assert [manager.num_to_take(Sequence(range(n))) for n in (16, 17)] == [8, 9]
-    assert manager.num_reserve == 2
-    assert manager.can_allocate(8, manager.num_reserve)
-    assert not manager.can_allocate(9, manager.num_reserve)
+    assert [manager.num_blocks_to_allocate(Sequence(range(n))) for n in (16, 17)] == [8, 9]
+    assert manager.watermark_blocks == 2
+    assert manager.can_allocate(8, manager.watermark_blocks)
+    assert not manager.can_allocate(9, manager.watermark_blocks)
     assert manager.can_allocate(10)
     assert not manager.can_allocate(11)
     sequence, _ = allocate(manager, list(range(18)))

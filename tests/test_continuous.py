@@ -12,7 +12,7 @@ from stagewise.wrap import wrap
 from tests.adapter import ROOT, STAGES, random_prompts, unfinished
 from tools.engines import traced
 
-pytestmark = pytest.mark.covers("scheduler.py", "engine_loop.py", "engine.py")
+pytestmark = pytest.mark.covers("scheduler.py", "policies.py", "engine_loop.py", "engine.py")
 CONTINUOUS = [stage for stage in STAGES if stage.number >= 4]
 
 
@@ -177,7 +177,7 @@ class FakeRequest:
         self.prompt_token_ids, self.priority = [0] * prompt_len, priority
         self.num_new_tokens = self.num_tokens = prompt_len
         self.slot, self.state, self.group = None, None, [self]
-        self.token_ids, self.place, self.index, self.first_scheduled_time = self.prompt_token_ids, None, 0, None
+        self.token_ids, self.rank, self.index, self.first_scheduled_time = self.prompt_token_ids, None, 0, None
         self.num_cacheable, self.to_score = prompt_len - 1, lambda num_tokens: range(0)
 
 
@@ -186,7 +186,7 @@ def order_of_admission(stage, requests, policy, arrive_every=0):
     memory = [stage.part("block_manager").BlockManager(1000, 16)] if stage.number >= 5 else []
     scheduler = stage.part("scheduler").Scheduler(*memory, 1, 10_000, policy)
     order, arriving, step = [], list(requests), 0
-    while arriving or scheduler.running or scheduler._has_waiting():
+    while arriving or scheduler.running or scheduler.waiting:
         while arriving and (requests.index(arriving[0]) * arrive_every <= step):
             scheduler.add(arriving.pop(0))
         for request, *_ in scheduler.schedule():
@@ -208,7 +208,7 @@ def test_policies(stage):
 def test_the_shortest_policy_starves_nobody(stage, prompt_len):
     """A long prompt among two of the shortest in every step, twice what the slot can do: it is overtaken by those that
     come within the bound, and by no others."""
-    aging = stage.part("scheduler").AGING
+    aging = stage.part("policies").AGING
     requests = [FakeRequest(prompt_len if i == 1 else 1) for i in range(200)]
     order = order_of_admission(stage, requests, "shortest", arrive_every=0.5)
     overtakers = order[: order.index(1)]
@@ -331,7 +331,8 @@ def test_aborting_a_request_that_a_stream_waits_for(stage, small_checkpoint):
 def test_a_step_that_fails_late_loses_no_slot(stage, small_checkpoint, monkeypatch, broken):
     """In the sampler or after it: requests go on, or are aborted, and every slot comes back."""
     where = stage.part("runner" if stage.number >= 6 else "engine")
-    target = where if broken == "sample" else stage.part("request").Request
+    name = "sample_rows" if stage.number >= 6 else "sample"
+    target, broken = (where, name) if broken == "sample" else (stage.part("request").Request, broken)
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
     with monkeypatch.context() as patch:
         patch.setattr(target, broken, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
@@ -340,13 +341,13 @@ def test_a_step_that_fails_late_loses_no_slot(stage, small_checkpoint, monkeypat
     assert not unfinished(llm)
     check(llm)
     (expected,) = llm.generate([[1, 2]], stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
-    sample, calls = where.sample, []
+    sample, calls = getattr(where, name), []
 
     def fails_once(*arguments):
         calls.append(1)
         return 1 / 0 if len(calls) == 2 else sample(*arguments)
 
-    monkeypatch.setattr(where, "sample", fails_once)
+    monkeypatch.setattr(where, name, fails_once)
     (output,) = llm.generate([[1, 2]], stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
     assert output.outputs == expected.outputs
     assert len(calls) == 4

@@ -101,11 +101,11 @@ def test_linear(stage, c, kind, in_, out):
             error = (got.double() - expected).abs().max() / expected.abs().max()
             assert error <= tolerance, f"{num_rows} rows, epilogue {epilogue}: {error:.1e}"
             size = 4 if operand == 0 else 2
-            assert not to_memory[:, :, out * size : -(-out // 32) * 32 * size].any(), "what is behind a row is zero"
+            assert not to_memory[:, :, out * size : -(-out // 32) * 32 * size].any(), "a row is padded with zeros"
 
 
 def test_rows_behind_the_last_do_not_matter(stage, c):
-    """Tiles compute 16 rows whether they are there or not: what lies behind must not reach the others."""
+    """Tiles compute 16 rows whether they are there or not: what follows the last row must not reach the others."""
     for kind in kinds_here(c):
         linear, weight, bias, _keep = make_linear(stage, c, kind, 64, 40)
         x = torch.randn(3, 64)
@@ -321,7 +321,7 @@ def test_bfloat16_is_as_close_to_float32_as_torch_is(stage, checkpoint, off):
 
 
 def check_closeness(stage, checkpoint, dtype, off):
-    """Of the logits behind the same prompts, in float32 and in this type by torch and by the kernels."""
+    """Of the logits after the same prompts, in float32 and in this type by torch and by the kernels."""
     prompts = random_prompts(211, LENGTHS)
     logits = {}
     for name, arguments in {
@@ -534,7 +534,7 @@ print(resident().rss - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc is asked to give memory back")
 def test_a_model_is_in_memory_once(stage, tmp_path):
-    """Each matrix is freed behind its packing, and what is freed goes back to the system. (It did not: twice.)"""
+    """Each matrix is freed after it is packed, and the memory goes back to the system. (Twice it did not.)"""
     sizes = dict(n_layer=6, n_head=12, n_embd=768, n_positions=32, vocab_size=500)
     path = write_checkpoint(tmp_path, **sizes)
     weights = (path / "model.safetensors").stat().st_size

@@ -95,7 +95,7 @@ def by_kernel(x, format=c.INT8, threads=2):
     size = dtype.itemsize
     padded = c.round_up(width, 64)
     integers = memory[:num_rows, : padded * size].contiguous().view(dtype).int()
-    assert not integers[:, width:].any(), "what is behind a row is zero"
+    assert not integers[:, width:].any(), "a row is padded with zeros"
     scales, sums = memory[:num_rows, -8:].contiguous().view(torch.int32).T.contiguous()
     scales = scales.view(torch.float32)
     usual = scales.isfinite() & (scales > 1e-36)
@@ -299,7 +299,7 @@ def run(checkpoint, stage=INT8, max_tokens=8, **options):
 @pytest.mark.parametrize("disable", [[], ["linear"]], ids=["kernels", "torch"])
 def test_against_the_formula_in_hugging_faces_model(odd, disable):
     """An activation that is half-way between two integers may become either of them, which is all that differs: in few
-    rows, and by little beside what int8 itself changes."""
+    rows, and by little compared with int8 itself."""
     plain, exact = plain_model(odd), GPT2LMHeadModel.from_pretrained(odd).eval()
     prompts, ids, logits = run(odd, disable=disable)
     errors, changes = [], []
@@ -401,7 +401,7 @@ def test_gpt2s_width(dtype, tmp_path_factory):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.soak) for s in range(1, 20))])
-def test_whoever_guesses_the_tokens_are_the_same(small_checkpoint, draft_checkpoint, dtype, seed):
+def test_any_drafter_gives_the_same_tokens(small_checkpoint, draft_checkpoint, dtype, seed):
     """Random requests of every kind, in small pools and small steps. The draft model's weights are rounded, too."""
     rng = random.Random(seed)
     prompts, params = random_jobs(INT8, rng)
@@ -428,7 +428,7 @@ def test_whoever_guesses_the_tokens_are_the_same(small_checkpoint, draft_checkpo
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_numbers_that_are_not_finite_end_their_request_alone(small_checkpoint, bad):
-    """From position 20 on nothing is finite: whoever gets there fails, and nobody else gets another token."""
+    """From position 20 on nothing is finite: requests that get there fail, and no other one gets another token."""
     prompts, params = random_prompts(211, [3, 9, 19]), INT8.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     llm = INT8.LLM(small_checkpoint, device="cpu", speculate="off")
     expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]

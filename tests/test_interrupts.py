@@ -563,7 +563,7 @@ NUMPY = dict(
 )  # fmt: skip
 
 
-@pytest.mark.covers("support/sampling_params.py", "support/intake.py")
+@pytest.mark.covers("support/sampling_params.py", "support/inputs.py")
 def test_numpy_values_become_pythons(stage, small_checkpoint):
     """An int8 that is to count to 100 would overflow, and a float64 not fit into the sampler's tensors."""
     given = stage.SamplingParams(**NUMPY)

@@ -8,7 +8,7 @@ from stagewise.sampling import Sampling
 from tests.adapter import STAGES
 
 pytestmark = pytest.mark.covers(
-    "support/intake.py",
+    "support/inputs.py",
     "support/sampling_params.py",
     "config.py",
     "support/options.py",
@@ -110,7 +110,7 @@ def test_bad_max_num_seqs(batched_stage, value):
         (None, "a text or a list of token ids"),
         (17, "a text or a list of token ids"),
         (b"bytes", "a text or a list of token ids"),
-        ({"text": "x"}, "a prompt as a dict has prompt or prompt_token_ids, got 'text'"),
+        ({"text": "x"}, "a prompt as a dict has prompt or prompt_token_ids, got {'text': 'x'}"),
         ({}, "a prompt as a dict has prompt or prompt_token_ids"),
         ({"prompt": 5}, "prompt must be a text"),
         ({"prompt_token_ids": []}, "empty list"),

@@ -263,7 +263,7 @@ def steps_to_first_token(llm, small, params, every: int, number: int, finished: 
     return list(waited.values())
 
 
-@pytest.mark.covers("scheduler.py")
+@pytest.mark.covers("scheduler.py", "policies.py")
 @pytest.mark.parametrize("greed", ["n", "prompts", "memory"])
 def test_fair_to_whoever_asks_for_little(stage, small_checkpoint, greed):
     """Beside one that asks for dozens of completions, or for all of the memory, a small request waits a few steps; and

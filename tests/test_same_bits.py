@@ -78,7 +78,7 @@ class Memory:
             sequences += [tokens[: start + i + 1] for i in range(num_tokens + len(draft))]
             self.happened["pieces"] += not ready or 0 < start < len(request.prompt_token_ids)
         self.happened["steps in company"] += len(batch.rows) > 1
-        for row, where in zip(logits, batch.last.tolist(), strict=True):
+        for row, where in zip(logits, batch.logits_indices.tolist(), strict=True):
             self.check(self.logits, sequences[where], row, "logits")
         blocks, rows = batch.slot_mapping // cache.block_size, batch.slot_mapping % cache.block_size
         both = [

@@ -1,4 +1,4 @@
-"""From stage 7 on: whoever guesses, and however well, the output is that of the stage that guesses nothing."""
+"""From stage 7 on: whatever is drafted, the output is that of stage 6, which drafts nothing."""
 
 import gc
 import itertools
@@ -39,7 +39,7 @@ def draft_checkpoint(tmp_path_factory):
 class Guesser:
     """A drafter by a function of the request and how many tokens are wanted."""
 
-    seconds = 0.0
+    draft_cost = 0.0
 
     def __init__(self, guess):
         self.guess = guess
@@ -48,10 +48,16 @@ class Guesser:
         return {request: self.guess(request, count) for request, count in counts.items() if count}
 
 
+def replace_drafter(speculator, guess):
+    speculator.drafter = Guesser(guess)
+    if speculator.planner is not None:
+        speculator.planner.drafter = speculator.drafter
+
+
 def engine_with(stage, checkpoint, guess, num_drafts=4, make="LLM", **options):
     """An engine whose drafter is this function. make: the method of the stage that makes it."""
     llm = getattr(stage, make)(str(checkpoint), device="cpu", num_drafts=num_drafts, **options)
-    llm.engine.speculator.drafter = Guesser(guess)
+    replace_drafter(llm.engine.speculator, guess)
     return llm
 
 
@@ -103,7 +109,7 @@ def random_jobs(stage, rng, number=30):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.soak) for s in range(2, 40))])
-def test_whatever_is_asked_for(stage, small_checkpoint, draft_checkpoint, dtype, seed):
+def test_random_requests(stage, small_checkpoint, draft_checkpoint, dtype, seed):
     """Random requests of every kind, in small pools and small steps, with every number of guesses."""
     rng = random.Random(seed)
     prompts, params = random_jobs(SIX, rng)
@@ -164,7 +170,7 @@ GUESSES = {
 
 
 @pytest.mark.parametrize("kind", GUESSES)
-def test_whoever_guesses(stage, small_checkpoint, kind):
+def test_any_drafter(stage, small_checkpoint, kind):
     """Right, wrong, constant or no guesses: the same outputs; and right ones save as many steps as they should."""
     prompts = random_prompts(211, [3, 9, 5])
     params = stage.SamplingParams(temperature=1, seed=4, max_tokens=21, ignore_eos=True, logprobs=2)
@@ -173,6 +179,7 @@ def test_whoever_guesses(stage, small_checkpoint, kind):
     assert [told(output) for output in llm.generate(prompts, params)] == expected
     stats, rows = llm.stats, [row for step in llm.trace for row in step.rows]
     assert stats.num_drafts == sum(bool(row.drafts) for row in rows)
+    assert all(len(row.drafts) <= 4 for row in rows)  # num_drafts
     assert stats.num_draft_tokens == sum(len(row.drafts) for row in rows)
     assert stats.num_accepted_tokens == sum(row.num_accepted for row in rows) == sum(stats.num_accepted_tokens_per_pos)
     if kind == "right":  # a token by the prompt, then five a step
@@ -186,9 +193,9 @@ def test_whoever_guesses(stage, small_checkpoint, kind):
         assert stats.num_drafts == 0
 
 
-def test_nothing_is_guessed_behind_the_end(stage, small_checkpoint):
-    """Not behind `max_tokens`, the context or an end token; and each of these ends an output in the midst of guesses
-    that are right."""
+def test_no_draft_goes_beyond_the_end(stage, small_checkpoint):
+    """None goes beyond `max_tokens`, the context or an end token, and each of these ends an output amid drafts that are
+    right."""
     (prompt,) = random_prompts(211, [5])
     how = dict(temperature=1, seed=1, ignore_eos=True)
     free = stage.SamplingParams(**how, max_tokens=30)
@@ -217,7 +224,7 @@ def test_nothing_is_guessed_behind_the_end(stage, small_checkpoint):
 
 
 def test_a_stop_text_within_accepted_tokens(stage):
-    """The text ends before it, and the tokens behind it were never made."""
+    """The text ends before it, and the tokens after it were never sampled."""
     prompt, params = "Once upon a time", dict(temperature=0, max_tokens=60)
     plain = answers(stage, TINYTALES, [prompt], stage.SamplingParams(**params), speculate="off")
     tokens, text = plain[0][0][0][2], plain[0][0][0][1]
@@ -250,14 +257,14 @@ def test_no_guess_is_ever_findable(stage, small_checkpoint):
 
     llm = engine_with(stage, small_checkpoint, right_then_wrong, num_drafts=9, block_size=2)
     manager, entered = llm.engine.block_manager, []
-    enter = manager.enter
+    cache = manager.cache_full_blocks
 
     def watched(sequence, num_computed_tokens):
         assert num_computed_tokens <= sequence.num_tokens
         entered.append(num_computed_tokens)
-        enter(sequence, num_computed_tokens)
+        cache(sequence, num_computed_tokens)
 
-    manager.enter = watched
+    manager.cache_full_blocks = watched
     llm.generate([prompt], params)
     assert entered
     follow = stage.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)
@@ -413,7 +420,7 @@ def test_a_stream_that_is_left_and_aborts(stage, small_checkpoint):
 
 def speculator_with(stage, small_checkpoint, seconds, **options):
     llm = stage.LLM(small_checkpoint, device="cpu", **options)
-    llm.engine.speculator.costs.seconds = seconds
+    llm.engine.speculator.planner.costs.seconds = seconds
     return llm.engine.speculator
 
 
@@ -427,17 +434,17 @@ FREE, FULL = [0.0] + [1.0] * 64, [0.0, *(float(n) for n in range(1, 65))]  # a s
 
 def test_auto_weighs_what_a_row_costs(stage, small_checkpoint):
     """Where rows are free all guesses pay, where a row costs as much as a step none does; between, the more likely."""
-    free = speculator_with(stage, small_checkpoint, FREE)
-    rooms = dict.fromkeys(requests_of(stage, 2), 16)
-    assert list(free.best_counts(rooms, 2).values()) == [16, 16]
-    assert speculator_with(stage, small_checkpoint, FULL).best_counts(rooms, 2) == {}
+    free = speculator_with(stage, small_checkpoint, FREE).planner
+    max_drafts = dict.fromkeys(requests_of(stage, 2), 16)
+    assert list(free.best_counts(max_drafts, 2).values()) == [16, 16]
+    assert speculator_with(stage, small_checkpoint, FULL).planner.best_counts(max_drafts, 2) == {}
     some = speculator_with(stage, small_checkpoint, [0.0] + [1 + 0.1 * n for n in range(64)])
-    good, bad = rooms
+    good, bad = max_drafts
     some.block_manager.trim = lambda *_: None
     for _ in range(20):
-        some.learn({good: [1, 2, 3]}, [good] * 4)
-        some.learn({bad: [1, 2, 3]}, [bad])
-    counts = some.best_counts(rooms, 2)
+        some.update({good: [1, 2, 3]}, [good] * 4)
+        some.update({bad: [1, 2, 3]}, [bad])
+    counts = some.planner.best_counts(max_drafts, 2)
     assert counts.get(good, 0) > 4 > counts.get(bad, 0)
 
 
@@ -447,25 +454,26 @@ def test_auto_slows_nobody_down_for_others(stage, small_checkpoint):
     rates = [0.95] + [0.05] * 5
 
     def total(counts):
-        tokens = sum(sum(rate**k for k in range(counts.get(r, 0) + 1)) for r, rate in zip(rooms, rates, strict=True))
+        pairs = zip(max_drafts, rates, strict=True)
+        tokens = sum(sum(rate**k for k in range(counts.get(r, 0) + 1)) for r, rate in pairs)
         return tokens / costs[6 + sum(counts.values())]
 
-    speculator = speculator_with(stage, small_checkpoint, costs)
-    rooms = dict.fromkeys(requests_of(stage, 6), 16)
-    for request, rate in zip(rooms, rates, strict=True):
-        acceptance = speculator.of_request[request] = type(speculator.overall)(10**6)
+    planner = speculator_with(stage, small_checkpoint, costs).planner
+    max_drafts = dict.fromkeys(requests_of(stage, 6), 16)
+    for request, rate in zip(max_drafts, rates, strict=True):
+        acceptance = planner.by_request[request] = type(planner.overall)(10**6)
         acceptance.add(10**6 * rate, 10**6)
-    greedy = {next(iter(rooms)): 8}
-    counts = speculator.best_counts(rooms, 6)
+    greedy = {next(iter(max_drafts)): 8}
+    counts = planner.best_counts(max_drafts, 6)
     assert total(greedy) > 1.1 * total(counts)
     assert sum(counts.values()) <= 3
 
 
 def test_alike_requests_have_alike_guesses(stage, small_checkpoint):
-    speculator = speculator_with(stage, small_checkpoint, [0.0] + [1 + 0.05 * n for n in range(64)])
-    rooms = dict.fromkeys(requests_of(stage, 4), 16)
-    speculator.overall.add(90, 100)
-    few, *_, many = sorted(speculator.best_counts(rooms, 4).values())
+    planner = speculator_with(stage, small_checkpoint, [0.0] + [1 + 0.05 * n for n in range(64)]).planner
+    max_drafts = dict.fromkeys(requests_of(stage, 4), 16)
+    planner.overall.add(90, 100)
+    few, *_, many = sorted(planner.best_counts(max_drafts, 4).values())
     assert 2 <= few <= many <= few + 1
 
 
@@ -484,9 +492,9 @@ def test_auto_tries_what_it_does_not_know(stage, small_checkpoint):
 
     for guess, least, most in ((right, 200, 344), (lambda r, count: [210] * count, 4, 40)):
         llm = engine_with(stage, small_checkpoint, guess, num_drafts="auto")
-        speculator = llm.engine.speculator
-        speculator.costs.seconds, speculator.costs.add = costs, lambda *_: None
-        assert speculator.best_counts(dict.fromkeys(requests_of(stage, 8), 16), 8) == {}
+        planner = llm.engine.speculator.planner
+        planner.costs.seconds, planner.costs.add = costs, lambda *_: None
+        assert planner.best_counts(dict.fromkeys(requests_of(stage, 8), 16), 8) == {}
         llm.generate(prompts, params)
         assert least <= llm.stats.num_draft_tokens <= most
 
@@ -495,11 +503,11 @@ def test_auto_knows_who_has_guesses(stage, small_checkpoint, monkeypatch):
     """Lookup finds something for one of four: it gets what pays for it alone, since the others only wait."""
     speculator = speculator_with(stage, small_checkpoint, [0.0] + [1 + 0.05 * n for n in range(64)])
     requests = requests_of(stage, 4)
-    speculator.overall.add(90, 100)
-    shared = speculator.best_counts(dict.fromkeys(requests, 16), 4)
+    speculator.planner.overall.add(90, 100)
+    shared = speculator.planner.best_counts(dict.fromkeys(requests, 16), 4)
     for request in requests:
         request.output_token_ids.append(5)
-    speculator.drafter = Guesser(lambda request, count: [7] * count if request is requests[2] else [])
+    replace_drafter(speculator, lambda request, count: [7] * count if request is requests[2] else [])
     monkeypatch.setattr(speculator.block_manager, "extend", lambda request, number: number)
     drafts = speculator.draft([SimpleNamespace(request=request, num_tokens=1, ready=True) for request in requests])
     assert list(drafts) == [requests[2]]
@@ -508,19 +516,19 @@ def test_auto_knows_who_has_guesses(stage, small_checkpoint, monkeypatch):
 
 def test_auto_stops_where_many_run(stage, small_checkpoint):
     """With 32 requests a row more costs what its share of the step does: too much for what guesses bring."""
-    limited = speculator_with(stage, small_checkpoint, [0.0] + [max(1.0, n / 8) for n in range(1, 65)])
+    limited = speculator_with(stage, small_checkpoint, [0.0] + [max(1.0, n / 8) for n in range(1, 65)]).planner
     many, few = (dict.fromkeys(requests_of(stage, n), 16) for n in (32, 1))
     assert limited.best_counts(many, 32) == {}
     assert limited.best_counts(few, 1)
 
 
 def test_auto_counts_the_drafters_time(stage, small_checkpoint):
-    slow = speculator_with(stage, small_checkpoint, FREE, speculate=small_checkpoint)
-    rooms = dict.fromkeys(requests_of(stage, 1), 16)
-    slow.drafter.seconds = 0.0
-    assert slow.best_counts(rooms, 1)
-    slow.drafter.seconds = 10.0
-    assert slow.best_counts(rooms, 1) == {}
+    slow = speculator_with(stage, small_checkpoint, FREE, speculate=small_checkpoint).planner
+    max_drafts = dict.fromkeys(requests_of(stage, 1), 16)
+    slow.drafter.draft_cost = 0.0
+    assert slow.best_counts(max_drafts, 1)
+    slow.drafter.draft_cost = 10.0
+    assert slow.best_counts(max_drafts, 1) == {}
 
 
 def test_what_was_tried_in_vain_is_tried_again(stage, small_checkpoint):
@@ -528,7 +536,7 @@ def test_what_was_tried_in_vain_is_tried_again(stage, small_checkpoint):
     prompts = random_prompts(211, [5])
     params = stage.SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
     wrong = engine_with(stage, small_checkpoint, lambda r, count: [210] * count, num_drafts="auto")
-    costs = wrong.engine.speculator.costs
+    costs = wrong.engine.speculator.planner.costs
     costs.seconds, costs.add = [0.0] + [1 + 0.2 * n for n in range(64)], lambda *_: None
     for _ in range(6):
         wrong.generate(prompts, params)
@@ -540,13 +548,13 @@ def test_what_was_tried_in_vain_is_tried_again(stage, small_checkpoint):
 
 
 def test_steps_are_timed_by_their_tokens(stage, small_checkpoint):
-    seconds = stage.LLM(small_checkpoint, device="cpu").engine.speculator.costs.seconds
+    seconds = stage.LLM(small_checkpoint, device="cpu").engine.speculator.planner.costs.seconds
     assert len(seconds) == 65
     assert min(seconds[1:]) > 0
-    interpolated = stage.part("speculator").interpolated
-    assert interpolated({1: 1.0, 2: 2.0, 4: 3.0}, 6) == [0.0, 1.0, 2.0, 2.5, 3.0, 3.5, 4.0]
-    assert interpolated({1: 2.0, 2: 1.0}, 5) == [0.0, 2.0, 2.0, 2.0, 2.0, 2.0]
-    costs = stage.part("speculator").Costs({1: 1.0, 2: 1.0, 4: 1.0})
+    interpolate = stage.part("draft_planner").interpolate
+    assert interpolate({1: 1.0, 2: 2.0, 4: 3.0}, 6) == [0.0, 1.0, 2.0, 2.5, 3.0, 3.5, 4.0]
+    assert interpolate({1: 2.0, 2: 1.0}, 5) == [0.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+    costs = stage.part("draft_planner").Costs({1: 1.0, 2: 1.0, 4: 1.0})
     for _ in range(80):
         costs.add(3, 1.5)  # steps of three or four take longer now
     assert costs.seconds[1] == costs.seconds[2] == 1.0

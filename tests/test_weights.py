@@ -328,12 +328,12 @@ def test_tensors_that_do_not_lie_in_a_row(stage, damaged):
 
 def test_a_tensor_that_is_given_twice(stage, damaged):
     edit_tensors(damaged, lambda tensors: tensors.update({"ln_f.bias": torch.zeros(48)}))
-    with pytest.raises(ValueError, match=r"model.safetensors: tensor 'transformer.ln_f.bias' was there before"):
+    with pytest.raises(ValueError, match=r"model.safetensors: tensor 'transformer.ln_f.bias' is there twice"):
         stage.LLM(damaged, device="cpu")
     edit_tensors(damaged, lambda tensors: tensors.pop("ln_f.bias"))
     (damaged / "model.safetensors").rename(damaged / "model-1-of-2.safetensors")
     save_file({"transformer.ln_f.bias": torch.zeros(48)}, damaged / "model-2-of-2.safetensors")
-    with pytest.raises(ValueError, match=r"model-2-of-2.safetensors: tensor 'transformer.ln_f.bias' was there before"):
+    with pytest.raises(ValueError, match=r"model-2-of-2.safetensors: tensor 'transformer.ln_f.bias' is there twice"):
         stage.LLM(damaged, device="cpu")
     (damaged / "model-1-of-2.safetensors").unlink()
     with pytest.raises(ValueError, match=r"missing h.0.attn.c_attn.bias, .* and 22 more"):
@@ -427,12 +427,12 @@ def test_a_model_without_a_tokenizer(stage, small_checkpoint, tmp_path, caplog):
     write_checkpoint(tmp_path, n_layer=1, n_head=2, n_embd=4, n_positions=8, vocab_size=50304)
     (tmp_path / "merges.txt").unlink()
     llm = stage.LLM(str(tmp_path), device="cpu")
-    assert "has no tokenizer (tokenizer.json or merges.txt): GPT-2's is taken" in caplog.text
+    assert "has no tokenizer (tokenizer.json or merges.txt): GPT-2's is used" in caplog.text
     assert llm.get_tokenizer().encode("Once upon") == [7454, 2402]
     caplog.clear()
     bare = shutil.copytree(small_checkpoint, tmp_path / "bare")
     (bare / "merges.txt").unlink()
-    with pytest.raises(ValueError, match=r"has no tokenizer .*, and its 211 tokens are not GPT-2's; with --tokenizer"):
+    with pytest.raises(ValueError, match=r"bare has no tokenizer .*; name one with --tokenizer"):
         stage.LLM(str(bare), device="cpu")
     stage.LLM(str(bare), device="cpu", tokenizer="gpt2")
     own = tmp_path / "own"

@@ -67,19 +67,20 @@ class Stage(stages.Stage):
         key of the request."""
         key = key or (lambda request: (request.request_id, len(request.output_token_ids)))
         records, where = {}, self.part("runner" if self.number >= 6 else "engine")
-        original = where.sample
+        name = "sample_rows" if self.number >= 6 else "sample"
+        original = getattr(where, name)
 
         def spy(logits, requests, *how):
-            rows = requests if isinstance(requests, list) else [requests]
+            rows = requests if self.number >= 6 else [requests]
             for row, request in zip(logits.reshape(len(rows), logits.shape[-1]), rows, strict=True):
                 records[key(request)] = row.clone()
             return original(logits, requests, *how)
 
-        where.sample = spy
+        setattr(where, name, spy)
         try:
             yield records
         finally:
-            where.sample = original
+            setattr(where, name, original)
 
     def make_request(self, params, prompt_token_ids=(1,), output_token_ids=(), seed=0, eos_token_ids=()):
         """A request in the middle of its life."""
@@ -103,9 +104,7 @@ class Stage(stages.Stage):
     def sample(self, logits: "Tensor", requests: list) -> list[tuple]:
         """(token, logprobs) for each row of logits, [n_rows, vocab_size]."""
         sample = self.part("sampler").sample
-        if self.number == 1:
-            return [sample(row, request) for row, request in zip(logits, requests, strict=True)]
-        return sample(logits, requests)
+        return [sample(row, request) for row, request in zip(logits, requests, strict=True)]
 
     def filtered(self, logits: "Tensor", requests: list) -> "Tensor":
         """The scores that are drawn from, after penalties, temperature and filters: [n_rows, vocab_size]."""
@@ -113,12 +112,12 @@ class Stage(stages.Stage):
 
         sampler, seen = self.part("sampler"), []
         original = sampler.draw
-        sampler.draw = lambda scores, u: seen.append(scores) or original(scores, u)
+        sampler.draw = lambda weights, u: seen.append(weights.log()) or original(weights, u)
         try:
             self.sample(logits, requests)
         finally:
             sampler.draw = original
-        return torch.cat([scores.reshape(-1, logits.shape[-1]) for scores in seen])
+        return torch.stack(seen).float()
 
 
 def traced(llm: Any) -> Any:
@@ -140,7 +139,7 @@ class Stepper:
     def __init__(self, stage: "Stage | OwnEngine", model: str, **options):
         self.stage = stage
         self.engine = stage.part("engine").Engine(stage.part("config").EngineConfig(model, **options))
-        self.inputs = stage.part("intake").Intake(self.engine, stage.part("request").Request)
+        self.inputs = stage.part("inputs").InputProcessor(self.engine, stage.part("request").Request)
         self.unfinished: dict[str, Any] = {}
         self._ended: list[Any] = []  # in a step that failed after their last token
 

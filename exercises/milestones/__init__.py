@@ -67,7 +67,7 @@ MILESTONES = [
             "batch.py": ("Batch.of",),
             "runner.py": ("Runner.forward",),
             "model.py": ("Attention.forward", "Attention._split_heads", "MLP.forward", "Layer.forward", "GPT2.forward"),
-            "sampler.py": ("sample", "keep_top_k", "keep_top_p", "keep_min_p", "draw"),
+            "sampler.py": ("sample", "choose", "keep_top_k", "keep_top_p", "keep_min_p", "draw"),
             "request.py": ("Request.add", "Request.finish"),
             "support/text.py": ("Text._append", "Text.num_certain"),
         },
@@ -80,9 +80,8 @@ MILESTONES = [
             "batch.py": ("Batch.of", "Batch.num_padding_tokens"),
             "runner.py": ("Runner.forward",),
             "model.py": ("GPT2.forward",),
-            "sampler.py": ("choose", "for_rows"),
         },
-        verbs=("check_rows_batch", "check_rows_forward", "check_rows_sample"),
+        verbs=("check_rows_batch", "check_rows_forward"),
     ),
     Milestone(
         3, "a cache", "cache", "stage03_kvcache", (60, 90),
@@ -99,7 +98,7 @@ MILESTONES = [
         4, "slots", "slots", "stage04_continuous", (90, 120),
         {
             "scheduler.py": (
-                "Scheduler.add", "Scheduler.schedule", "Scheduler._refusal", "Scheduler._row", "Scheduler._admit",
+                "Scheduler.add", "Scheduler.schedule", "Scheduler._blocked_by", "Scheduler._row", "Scheduler._admit",
                 "Scheduler.remove",
             ),
             "engine.py": ("Engine.add", "Engine.abort", "Engine.step", "Engine.commit"),
@@ -113,12 +112,12 @@ MILESTONES = [
         5, "blocks", "blocks", "stage05_paged", (90, 120),
         {
             "block_manager.py": (
-                "BlockManager.slot_mapping", "BlockManager.num_to_take", "BlockManager.can_allocate",
+                "BlockManager.slot_mapping", "BlockManager.num_blocks_to_allocate", "BlockManager.can_allocate",
                 "BlockManager.allocate", "BlockManager.needs_block", "BlockManager.can_append", "BlockManager.append",
-                "BlockManager.free", "BlockManager._take", "BlockManager._hold", "BlockManager._release",
+                "BlockManager.free", "BlockManager._pop_free", "BlockManager._incref", "BlockManager._decref",
             ),
             "scheduler.py": (
-                "Scheduler.schedule", "Scheduler._refusal", "Scheduler._admit", "Scheduler._make_room",
+                "Scheduler.schedule", "Scheduler._blocked_by", "Scheduler._admit", "Scheduler._reserve_blocks",
                 "Scheduler.preempt",
             ),
             "engine.py": ("Engine.check_fits", "Engine.step"),
@@ -128,10 +127,10 @@ MILESTONES = [
             "model.py": ("Attention.forward",),
         },
         later={"block_manager.py": {
-            "BlockManager.enter": "return  # milestone 6",
-            "BlockManager._find": "return []  # milestone 6",
+            "BlockManager.cache_full_blocks": "return  # milestone 6",
+            "BlockManager._find_cached": "return []  # milestone 6",
             "BlockManager._key": "raise NotImplementedError  # milestone 6",
-            "BlockManager._forget": "raise NotImplementedError  # milestone 6",
+            "BlockManager._evict": "raise NotImplementedError  # milestone 6",
             "BlockManager.fork": "raise NotImplementedError  # milestone 6",
         }},
         verbs=("check_blocks", "check_block_schedule", "check_block_cache"),
@@ -140,8 +139,8 @@ MILESTONES = [
         6, "sharing", "sharing", "stage05_paged", (60, 90),
         {
             "block_manager.py": (
-                "BlockManager.enter", "BlockManager._find", "BlockManager._key", "BlockManager._forget",
-                "BlockManager.fork",
+                "BlockManager.cache_full_blocks", "BlockManager._find_cached", "BlockManager._key",
+                "BlockManager._evict", "BlockManager.fork",
             ),
         },
         verbs=("check_sharing",),
@@ -152,7 +151,7 @@ MILESTONES = [
             "drafters.py": ("PromptLookup._look_up",),
             "batch.py": ("Batch.verified", "Batch.was_right"),
             "engine.py": ("Engine.step", "Engine.verify"),
-            "speculator.py": ("Speculator.draft", "Speculator.room", "Speculator.before_end"),
+            "speculator.py": ("Speculator.draft", "Speculator.max_drafts", "Speculator.truncate_at_eos"),
             "block_manager.py": ("BlockManager.extend", "BlockManager.trim"),
         },
         verbs=("check_look_up", "check_verified", "check_ahead"),

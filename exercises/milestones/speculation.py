@@ -30,7 +30,7 @@ class Guesser:
         asked: (how many tokens are to come at the most, how many guesses were asked for).
     """
 
-    seconds = 0.0
+    draft_cost = 0.0
 
     def __init__(self, known: dict[tuple, list[int]], wrong: Wrongs):
         self.known, self.wrong, self.asked = known, wrong, []

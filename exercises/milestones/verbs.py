@@ -106,7 +106,7 @@ def check_one_sample(lab: Lab) -> None:
         with lab.case(case):
             got = sample(logits / 9, request(lab, PROMPTS[0], made, **settings))[0]
         theirs = FIRST.make_request(FIRST.SamplingParams(**settings), PROMPTS[0], made, seed=5)
-        likely = "the number of a draw is uniform([request.seed], [how many output tokens there are])"
+        likely = "the number of a draw is uniform(request.seed, how many output tokens there are)"
         expect(case, int(got), int(FIRST.sample(logits[None] / 9, [theirs])[0][0]), likely=likely)
 
 
@@ -155,19 +155,6 @@ def check_rows_forward(lab: Lab) -> None:
         known = {said: logits.tolist() for said, logits in network.mistakes_in_company(prompt, 9).items()}
         right = network.logits(prompt).tolist()
         expect(f"{case}: those of the row of {len(prompt)}", got[row].tolist(), right, known, tolerance=1e-3)
-
-
-def check_rows_sample(lab: Lab) -> None:
-    """sample: a token for each row by its own parameters; and `choose`, the tokens alone"""
-    choose, logits = part(lab, "sampler", "choose"), of_logits(SIZES["vocab_size"], 42, 43, 44) / 9
-    settings = [{"temperature": 0}, {"temperature": 1.0, "top_k": 5}, {"temperature": 0.02}]
-    case = "choose, of three rows one greedy, one with top_k=5, one with temperature 0.02"
-    with lab.case(case):
-        got = choose(logits, [request(lab, PROMPTS[0], **one) for one in settings])
-    theirs = [FIRST.make_request(FIRST.SamplingParams(**one), PROMPTS[0], seed=5) for one in settings]
-    right = [int(token) for token, _ in FIRST.sample(logits, theirs)]
-    likely = "is each row's temperature its own? Or do the rows share one random generator?"
-    expect(case, numbers(got), right, likely=likely)
 
 
 # --- 3. A cache -------------------------------------------------------------------------------------------------------
@@ -261,7 +248,7 @@ def check_schedule(lab: Lab) -> None:
 
 def check_flat_batch(lab: Lab) -> None:
     """batch: single tokens first, then the runs, each token with its position and its slot"""
-    of, row, names = batch_of(lab), part(lab, "scheduler", "Row"), ("token_ids", "positions", "slots", "last")
+    of, row, names = batch_of(lab), part(lab, "scheduler", "Row"), ("token_ids", "positions", "slots", "logits_indices")
     with lab.case(case := "Batch.of, two of B's tokens and A's decode"):
         a, b = request(lab, [1, 2, 3, 4], [5]), request(lab, [6, 7, 8, 9])
         a.slot, a.num_computed_tokens, b.slot, b.num_computed_tokens = 0, 4, 1, 2
@@ -364,7 +351,7 @@ def check_sharing(lab: Lab) -> None:
         manager = manager_of(lab, 6)
         a, b = request(lab, [1, 2, 3, 4, 5, 6]), request(lab, [1, 2, 3, 4, 7, 8])
         expect(f"{case}: found for A", manager.allocate(a), 0)
-        manager.enter(a, 6)
+        manager.cache_full_blocks(a, 6)
         expect(f"{case}: found for B, when A's are entered", manager.allocate(b), 4, {"nothing was found": 0})
         first, second = manager.block_table(a), manager.block_table(b)
         blocks = second[0], second[1] != first[1]
@@ -381,7 +368,7 @@ def check_sharing(lab: Lab) -> None:
         expect(f"{case}: free blocks that a fork of A takes", free - manager.num_free, 0)
         child.output_token_ids.append(9)
         manager.append(child)
-        copies, right = [tuple(pair) for pair in manager.take_copies()], [(first[1], manager.block_table(child)[1])]
+        copies, right = [tuple(pair) for pair in manager.pop_copies()], [(first[1], manager.block_table(child)[1])]
         likely = "the block that is written is shared, so who writes first takes a copy"
         expect(f"{case}: the fork writes its seventh token: copies", copies, right, likely=likely)
         manager.check_integrity()

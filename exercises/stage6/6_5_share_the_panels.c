@@ -1,12 +1,12 @@
 /* Exercise 6.5, share the panels. The text is in 6_5_share_the_panels.md beside this file. */
 #include "linear.h"
 
-/* A panel that nobody has taken, for thread `me` of `all`; -1 if there is none. Any threads may call it at once. */
-int64_t take(Counter *counters, int64_t me, int64_t all, int64_t num_panels) {
+/* A panel that nobody has taken, for thread `rank` of `size`; -1 if there is none. Any threads may call it at once. */
+int64_t take(Counter *counters, int64_t rank, int64_t size, int64_t num_panels) {
     NOT_WRITTEN;
 }
 
-/* What thread `me` of `all` does for a layer. It returns when no panel is left to take. */
-void work_on(const Layer *layer, Counter *counters, int64_t me, int64_t all) {
+/* What thread `rank` of `size` does for a layer. It returns when no panel is left to take. */
+void work_on(const Layer *layer, Counter *counters, int64_t rank, int64_t size) {
     NOT_WRITTEN;
 }

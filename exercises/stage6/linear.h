@@ -41,7 +41,7 @@ typedef struct {
     float *y;                       /* [n][out] */
     int64_t n, in, out;
 } Layer;
-int64_t take(Counter *counters, int64_t me, int64_t all, int64_t num_panels);
-void work_on(const Layer *layer, Counter *counters, int64_t me, int64_t all);
+int64_t take(Counter *counters, int64_t rank, int64_t size, int64_t num_panels);
+void work_on(const Layer *layer, Counter *counters, int64_t rank, int64_t size);
 void one_panel(const Layer *layer, int64_t panel); /* given: y += x W^T + bias for the columns of a panel */
 #endif

@@ -14,7 +14,7 @@
 static struct {
     const Layer *layer;
     Counter *counters;
-    int64_t *done, room, all, num_panels; /* done[0]: how many; then the first `room` of them, or a count for each panel */
+    int64_t *done, room, size, num_panels; /* done[0]: how many; then the first `room` of them, or a count for each panel */
 } now;
 static int64_t waiting; /* threads that have not begun yet */
 
@@ -39,18 +39,18 @@ static void begin(void) {
     while (__atomic_load_n(&waiting, __ATOMIC_ACQUIRE)) sched_yield();
 }
 
-static void *work(void *me) {
+static void *work(void *rank) {
     begin();
-    work_on(now.layer, now.counters, (int64_t)(intptr_t)me, now.all);
+    work_on(now.layer, now.counters, (int64_t)(intptr_t)rank, now.size);
     return NULL;
 }
 
-static void *take_all(void *me) {
+static void *take_all(void *rank) {
     sigset_t alarms;
     sigemptyset(&alarms), sigaddset(&alarms, SIGALRM);
     pthread_sigmask(SIG_UNBLOCK, &alarms, NULL);
     begin();
-    for (int64_t i; (i = take(now.counters, (int64_t)(intptr_t)me, now.all, now.num_panels)) >= 0;)
+    for (int64_t i; (i = take(now.counters, (int64_t)(intptr_t)rank, now.size, now.num_panels)) >= 0;)
         if (i < now.num_panels) __atomic_fetch_add(&now.done[1 + i], 1, __ATOMIC_RELAXED);
     return NULL;
 }
@@ -63,16 +63,16 @@ static void in_threads(void *(*does)(void *), const int64_t *present, int64_t nu
 }
 
 /* One thread that calls `take` for all: order[i] asks next, and gets taken[i]. */
-void takes(int64_t *counters, const int64_t *order, int64_t *taken, int64_t count, int64_t all, int64_t num_panels) {
-    for (int64_t i = 0; i < count; i++) taken[i] = take((Counter *)counters, order[i], all, num_panels);
+void takes(int64_t *counters, const int64_t *order, int64_t *taken, int64_t count, int64_t size, int64_t num_panels) {
+    for (int64_t i = 0; i < count; i++) taken[i] = take((Counter *)counters, order[i], size, num_panels);
 }
 
-/* Of `all` threads those that are `present` work on a layer. */
+/* Of `size` threads those that are `present` work on a layer. */
 void together(int64_t *counters, const int64_t *present, int64_t *done, const float *x, const float *panels,
-              const float *bias, float *y, int64_t num_present, int64_t room, int64_t all, int64_t n, int64_t in,
+              const float *bias, float *y, int64_t num_present, int64_t room, int64_t size, int64_t n, int64_t in,
               int64_t out) {
     const Layer layer = {x, panels, bias, y, n, in, out};
-    now.layer = &layer, now.counters = (Counter *)counters, now.done = done, now.room = room, now.all = all;
+    now.layer = &layer, now.counters = (Counter *)counters, now.done = done, now.room = room, now.size = size;
     now.num_panels = (out + PANEL - 1) / PANEL;
     in_threads(work, present, num_present);
 }
@@ -80,14 +80,14 @@ void together(int64_t *counters, const int64_t *present, int64_t *done, const fl
 static void yield(int number) { (void)number, sched_yield(); }
 
 /* The threads that are present take all there is, so many rounds, and are made to change places at any instruction. */
-void race(const int64_t *counters, const int64_t *present, int64_t *done, int64_t num_present, int64_t all,
+void race(const int64_t *counters, const int64_t *present, int64_t *done, int64_t num_present, int64_t size,
           int64_t num_panels, int64_t rounds) {
-    now.counters = aligned_alloc(sizeof(Counter), (size_t)all * sizeof(Counter));
-    now.done = done, now.all = all, now.num_panels = num_panels;
+    now.counters = aligned_alloc(sizeof(Counter), (size_t)size * sizeof(Counter));
+    now.done = done, now.size = size, now.num_panels = num_panels;
     sigaction(SIGALRM, &(struct sigaction){.sa_handler = yield, .sa_flags = SA_RESTART}, NULL);
     setitimer(ITIMER_REAL, &(struct itimerval){{0, 50}, {0, 50}}, NULL);
     for (int64_t i = 0; i < rounds; i++) {
-        memcpy(now.counters, counters, (size_t)all * sizeof(Counter));
+        memcpy(now.counters, counters, (size_t)size * sizeof(Counter));
         in_threads(take_all, present, num_present);
     }
     setitimer(ITIMER_REAL, &(struct itimerval){{0, 0}, {0, 0}}, NULL);

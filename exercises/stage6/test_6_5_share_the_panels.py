@@ -20,51 +20,51 @@ def counters(taken):
 class Shares:
     """What `take` does, slowly: lists of panels."""
 
-    def __init__(self, all_, num_panels, taken=None):
-        bounds = [num_panels * v // all_ for v in range(all_ + 1)]
+    def __init__(self, size, num_panels, taken=None):
+        bounds = [num_panels * v // size for v in range(size + 1)]
         self.left = [range(first, end) for first, end in pairwise(bounds)]
-        self.left = [share[n:] for share, n in zip(self.left, taken or [0] * all_, strict=True)]
+        self.left = [share[n:] for share, n in zip(self.left, taken or [0] * size, strict=True)]
 
-    def take(self, me):
-        for v in [*range(me, len(self.left)), *range(me)]:
+    def take(self, rank):
+        for v in [*range(rank, len(self.left)), *range(rank)]:
             if self.left[v]:
                 first, self.left[v] = self.left[v][0], self.left[v][1:]
                 return first
         return -1
 
 
-def take_mistakes(order, all_, num_panels):
+def take_mistakes(order, size, num_panels):
     """What some known mistakes give for these calls."""
-    size = -(-num_panels // all_)
-    equal = Shares(all_, num_panels)
-    equal.left = [range(min(num_panels, v * size), min(num_panels, (v + 1) * size)) for v in range(all_)]
-    alone, down, single = (Shares(all_, num_panels) for _ in range(3))
-    single.left = [range(num_panels), *[range(0)] * (all_ - 1)]
+    width = -(-num_panels // size)
+    equal = Shares(size, num_panels)
+    equal.left = [range(min(num_panels, v * width), min(num_panels, (v + 1) * width)) for v in range(size)]
+    alone, down, single = (Shares(size, num_panels) for _ in range(3))
+    single.left = [range(num_panels), *[range(0)] * (size - 1)]
     alone_takes, down_takes = [], []
-    for me in order:
-        own = alone.left[me]
+    for rank in order:
+        own = alone.left[rank]
         alone_takes.append(own[0] if own else -1)
-        alone.left[me] = own[1:]
-        v = next((v for v in [*range(me, -1, -1), *range(all_ - 1, me, -1)] if down.left[v]), None)
+        alone.left[rank] = own[1:]
+        v = next((v for v in [*range(rank, -1, -1), *range(size - 1, rank, -1)] if down.left[v]), None)
         down_takes.append(-1 if v is None else down.left[v][0])
         if v is not None:
             down.left[v] = down.left[v][1:]
     return {
-        "the share of thread v begins at num_panels * v / all, rounded down": [equal.take(me) for me in order],
+        "the share of thread v begins at num_panels * v / size, rounded down": [equal.take(rank) for rank in order],
         "when its own share is empty, a thread helps the others": alone_takes,
-        "after its own share a thread helps `me + 1`, and after the last one thread 0": down_takes,
-        "each thread takes its own share first": [single.take(me) for me in order],
+        "after its own share a thread helps `rank + 1`, and after the last one thread 0": down_takes,
+        "each thread takes its own share first": [single.take(rank) for rank in order],
     }
 
 
-def check_takes(work, case, order, all_, num_panels, taken=None):
-    shares = Shares(all_, num_panels, taken)
-    right = [shares.take(me) for me in order]
-    said = {} if taken else take_mistakes(order, all_, num_panels)
+def check_takes(work, case, order, size, num_panels, taken=None):
+    shares = Shares(size, num_panels, taken)
+    right = [shares.take(rank) for rank in order]
+    said = {} if taken else take_mistakes(order, size, num_panels)
     answers = [*said.values(), right]
     said = {words: wrong for words, wrong in said.items() if answers.count(wrong) == 1}
     got = torch.full((len(order),), -99, dtype=torch.int64)
-    work.takes(counters(taken or [0] * all_), torch.tensor(order, dtype=torch.int64), got, len(order), all_, num_panels)
+    work.takes(counters(taken or [0] * size), torch.tensor(order, dtype=torch.int64), got, len(order), size, num_panels)
     expect(case, got.tolist(), right, said, tolerance=0)
 
 
@@ -79,28 +79,28 @@ def test_take(work):
 def test_take_in_any_order(work):
     rng = random.Random(0)
     for i in range(300):
-        all_, num_panels = rng.randint(1, 2 + i // 8), rng.randint(0, 3 + i // 2)
-        order = [rng.randrange(all_) for _ in range(num_panels + rng.randint(0, 5))]
-        check_takes(work, f"{num_panels} panels, {all_} threads that ask in the order {order}", order, all_, num_panels)
+        size, num_panels = rng.randint(1, 2 + i // 8), rng.randint(0, 3 + i // 2)
+        order = [rng.randrange(size) for _ in range(num_panels + rng.randint(0, 5))]
+        check_takes(work, f"{num_panels} panels, {size} threads that ask in the order {order}", order, size, num_panels)
 
 
 def test_take_many(work):
     """A long layer, of which nearly all is taken: numbers beyond 32 bits."""
-    for all_, num_panels in ((3, 10**10 + 1), (64, 10**12 + 7), (1, 70_001), (40, 3), (300, 1000), (70_001, 10)):
-        bounds = [num_panels * v // all_ for v in range(all_ + 1)]
+    for size, num_panels in ((3, 10**10 + 1), (64, 10**12 + 7), (1, 70_001), (40, 3), (300, 1000), (70_001, 10)):
+        bounds = [num_panels * v // size for v in range(size + 1)]
         taken = [max(0, end - first - 2) for first, end in pairwise(bounds)]
-        order = [(5 * i + 1) % all_ for i in range(min(2 * all_, 130, 400_000 // all_) + 3)] + [all_ - 1]
+        order = [(5 * i + 1) % size for i in range(min(2 * size, 130, 400_000 // size) + 3)] + [size - 1]
         check_takes(
-            work, f"{num_panels} panels, {all_} threads, two panels left in each share", order, all_, num_panels, taken
+            work, f"{num_panels} panels, {size} threads, two panels left in each share", order, size, num_panels, taken
         )
 
 
-def race(work, case, all_, present, num_panels, taken, rounds):
+def race(work, case, size, present, num_panels, taken, rounds):
     """How often each panel was taken, by threads that take all there is."""
     done = torch.zeros(1 + num_panels, dtype=torch.int64)
-    work.race(counters(taken), torch.arange(present), done, present, all_, num_panels, rounds)
+    work.race(counters(taken), torch.arange(present), done, present, size, num_panels, rounds)
     left = torch.zeros(num_panels, dtype=torch.int64)
-    for share in Shares(all_, num_panels, taken).left:
+    for share in Shares(size, num_panels, taken).left:
         left[share.start : share.stop] = rounds
     twice, missing = int((done[1:] > left).sum()), int((done[1:] < left).sum())
     require(not twice, f"{case}: panels that were taken more than once", 0, twice,
@@ -134,7 +134,7 @@ def whole(*shape, seed=0):
     return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(seed)).float()
 
 
-def check_layer(work, case, all_, present, out, n=2, in_=3):
+def check_layer(work, case, size, present, out, n=2, in_=3):
     """Each panel exactly once, and nothing else."""
     num_panels = -(-out // PANEL)
     weight, x, bias, before = (
@@ -145,8 +145,8 @@ def check_layer(work, case, all_, present, out, n=2, in_=3):
     )
     y, room = before.clone(), num_panels + 64
     done = torch.zeros(1 + room, dtype=torch.int64)
-    work.together(counters([0] * all_), torch.tensor(present, dtype=torch.int64), done, x, weight, bias, y,
-                  len(present), room, all_, n, in_, out)  # fmt: skip
+    work.together(counters([0] * size), torch.tensor(present, dtype=torch.int64), done, x, weight, bias, y,
+                  len(present), room, size, n, in_, out)  # fmt: skip
     panels = done[1 : 1 + min(room, int(done[0]))].tolist()
     outside = [panel for panel in panels if not 0 <= panel < num_panels]
     require(
@@ -159,7 +159,7 @@ def check_layer(work, case, all_, present, out, n=2, in_=3):
     twice = sorted({panel for panel in panels if panels.count(panel) > 1}) if len(panels) > num_panels else []
     require(not twice, f"{case}: panels that are computed more than once", [], twice[:8])
     missing = sorted(set(range(num_panels)) - set(panels))
-    likely = "the threads that came compute all there is" if len(present) < all_ else ""
+    likely = "the threads that came compute all there is" if len(present) < size else ""
     if not likely and out % PANEL and missing == [num_panels - 1]:
         likely = "a panel that is not full is a panel: round up"
     require(not missing, f"{case}: panels that nobody computes", [], missing[:8], likely)
@@ -167,7 +167,7 @@ def check_layer(work, case, all_, present, out, n=2, in_=3):
     right = before + (x @ columns.T + bias)
     require(torch.equal(y, right), f"{case}: y", right, y)
     if len(present) == 1:
-        shares = Shares(all_, num_panels)
+        shares = Shares(size, num_panels)
         order = [shares.take(present[0]) for _ in range(num_panels)]
         expect(f"{case}: the order of the panels", panels[:64], order[:64], tolerance=0)
 
@@ -179,7 +179,7 @@ def test_a_layer_by_one(work):
 
 
 def test_threads_that_stay_away(work):
-    for all_, present in (
+    for size, present in (
         (2, [0]),
         (2, [1]),
         (4, [2]),
@@ -190,13 +190,13 @@ def test_threads_that_stay_away(work):
         (70_001, [70_000]),
     ):
         for out in (1, 32, 33, 10 * PANEL, 333):
-            check_layer(work, f"{all_} threads, of which {present} come, {out} columns", all_, present, out)
+            check_layer(work, f"{size} threads, of which {present} come, {out} columns", size, present, out)
 
 
 def test_any_number_of_threads(work):
-    for all_ in (2, 3, 4, 8, 16, 64):
+    for size in (2, 3, 4, 8, 16, 64):
         for out in (1, 31, 64, 200, 64 * PANEL, 3001):
-            check_layer(work, f"{all_} threads, {out} columns", all_, list(range(all_)), out)
+            check_layer(work, f"{size} threads, {out} columns", size, list(range(size)), out)
 
 
 def test_many_panels(work):

@@ -1,8 +1,8 @@
 """Text to token ids and back: GPT-2's byte-level byte-pair encoding, with transformers' ids and texts.
 
-tiktoken does the merging; vocabulary.py reads what it merges by. Tokens that were added, such as `[PAD]` or `<|user|>`,
-are cut out of a text before anything is merged. So is the literal text `<|endoftext|>` in a prompt: strip it from text
-that you do not trust.
+tiktoken merges, by the ranks that vocabulary.py reads. Added tokens, such as `[PAD]` or `<|user|>`, are cut out of a
+text before anything is merged. So is the literal text `<|endoftext|>` in a prompt: strip it from text that you do not
+trust.
 
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2.
 """
@@ -15,18 +15,17 @@ import tiktoken
 
 from .vocabulary import END_OF_TEXT, byte_alphabet, read_vocabulary
 
-# How text is cut into pieces before any merging: contractions, words, numbers, punctuation, runs of spaces. A
-# possessive quantifier (`++`) never gives characters back, so a run of 100,000 letters is matched in one go.
+# How text is split before any merging: contractions, words, numbers, punctuation, runs of spaces. A possessive
+# quantifier (`++`) never gives characters back, so a run of 100,000 letters is matched in one go.
 PIECES = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-# Turns a character of the alphabet into the one that Latin-1 writes as its byte, and others into what Latin-1 lacks.
-LATIN_1 = dict.fromkeys(range(256), 0x100) | {ord(character): byte[0] for character, byte in byte_alphabet().items()}
+ALPHABET = byte_alphabet()
 
 
-def spelled(token: str) -> bytes:
+def to_bytes(token: str) -> bytes:
     """The bytes of a token. Files write it in the alphabet; a token with any other character is plain text."""
     try:
-        return token.translate(LATIN_1).encode("latin-1")
-    except UnicodeEncodeError:
+        return b"".join([ALPHABET[character] for character in token])
+    except KeyError:
         return token.encode("utf-8")
 
 
@@ -34,7 +33,7 @@ class Tokenizer:
     """Encodes and decodes text with the vocabulary of one model.
 
     Args:
-        directory: the model's directory.
+        directory: has the tokenizer's files.
 
     Attributes:
         num_tokens: ids are below this.
@@ -45,22 +44,22 @@ class Tokenizer:
     def __init__(self, directory: Path):
         ids, ranks, added = read_vocabulary(directory)
         self._added = {text: token["id"] for text, token in added.items()}
-        self._bytes = {token_id: spelled(token) for token, token_id in (ids | self._added).items()}
-        self._ids = [ids[token] for token in ranks]
+        self._bytes = {token_id: to_bytes(token) for token, token_id in (ids | self._added).items()}
+        self._ids = [ids[token] for token in ranks]  # by rank
         self.num_tokens = len(self._bytes)
         self.special = {token["id"]: text for text, token in added.items() if token["special"]}
         self.end_of_text_id = self._added.get(END_OF_TEXT, next(iter(self.special), 0))
-        merges = {self._bytes[ids[token]]: rank for token, rank in ranks.items()}
+        merges = {to_bytes(token): rank for token, rank in ranks.items()}
         self._encoding = tiktoken.Encoding("gpt2", pat_str=PIECES, mergeable_ranks=merges, special_tokens={})
         self._patterns = []
-        for normalized in (False, True):  # as transformers goes through a text twice; a longer token comes first
+        for normalized in (False, True):  # as transformers: two passes over the text, longer tokens first
             texts = sorted((text for text in added if added[text]["normalized"] is normalized), key=len, reverse=True)
             self._patterns += [re.compile(f"({'|'.join(map(re.escape, texts))})")] if texts else []
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text; the empty text is the end token alone, GPT-2's "start anywhere".
 
-        Raises ValueError if the text holds half a surrogate pair, which no UTF-8 can carry.
+        Raises ValueError if the text holds half a surrogate pair, which UTF-8 can't encode.
         """
         try:
             text.encode("utf-8")
@@ -78,42 +77,36 @@ class Tokenizer:
         return token_ids or [self.end_of_text_id]
 
     def token_bytes(self, token_id: int, skip_special: bool = True) -> bytes:
-        """The bytes of a token, which may be a part of a character; none of a special token, or of an unknown id."""
+        """The bytes of a token, perhaps part of a character; none for special tokens and unknown ids."""
         return b"" if skip_special and token_id in self.special else self._bytes.get(token_id, b"")
 
     def token_text(self, token_id: int) -> str:
-        """A single token as text for people to read: U+FFFD for a part of a character, a special token as it is."""
+        """A single token, for display: a part of a character is U+FFFD, and a special token is shown."""
         return self.special.get(token_id) or self.decode([token_id])
 
     def decode(self, token_ids: list[int]) -> str:
-        """The text of token ids; bytes that are not UTF-8 become U+FFFD. Special tokens have no text."""
+        """The text of token ids, without special tokens. Bytes that are not UTF-8 become U+FFFD."""
         return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", errors="replace")
 
 
 class Detokenizer:
-    """Decodes a stream of tokens: never half a character; the pieces, joined, are what `decode` gives for the whole.
+    """Decodes a stream of tokens, whole characters only. The pieces, joined, are `decode` of all tokens.
 
-    skip_special: special tokens have no text; else their own.
+    `copy.copy` of one has seen the same tokens. skip_special: leave out special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True):
         self._tokenizer, self._skip_special = tokenizer, skip_special
-        self._begun = b""  # of a character
-
-    def copy(self) -> "Detokenizer":
-        """Another one that has seen the same tokens."""
-        other = Detokenizer(self._tokenizer, self._skip_special)
-        other._begun = self._begun
-        return other
+        self._pending = b""  # the first bytes of a character
 
     def add(self, token_id: int) -> str:
-        """The text that this token completes: empty while a character is still missing bytes."""
-        new_bytes = self._begun + self._tokenizer.token_bytes(token_id, self._skip_special)
+        """The text that this token completes: empty while a character still lacks bytes."""
+        new_bytes = self._pending + self._tokenizer.token_bytes(token_id, self._skip_special)
         text, length = codecs.utf_8_decode(new_bytes, "replace", False)
-        self._begun = new_bytes[length:]
+        self._pending = new_bytes[length:]
         return text
 
     def flush(self) -> str:
-        """What is left when the stream ends: U+FFFD for a character that never got its last bytes."""
-        text, self._begun = self._begun.decode("utf-8", errors="replace"), b""
+        """No token follows: U+FFFD for a character that never got its last bytes."""
+        text, self._pending = self._pending.decode("utf-8", errors="replace"), b""
         return text

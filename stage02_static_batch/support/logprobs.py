@@ -15,16 +15,17 @@ NOT_FINITE = (
 
 
 def logprob_entries(
-    logits: Tensor, token_ids: Tensor, counts: list[Any], text: Callable[[int], str]
+    logits: Tensor, token_ids: list[int], counts: list[Any], text: Callable[[int], str]
 ) -> list[dict[int, Logprob]]:
     """For each row, the log-probability of a token, and those of the `counts[i]` most likely ones.
 
-    logits: [n, vocab_size]; token_ids: [n]
+    logits: [n, vocab_size]
     """
     logprobs = logits.log_softmax(dim=-1)  # [n, vocab_size]
-    chosen = logprobs.gather(-1, token_ids[:, None])  # [n, 1]
+    token = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)[:, None]  # [n, 1]
+    chosen = logprobs.gather(-1, token)  # [n, 1]
     best = logprobs.topk(max(counts), dim=-1)  # 2 x [n, most], descending
-    ids = torch.cat([token_ids[:, None], best.indices], dim=-1)  # [n, 1 + most]: the chosen one first
+    ids = torch.cat([token, best.indices], dim=-1)  # [n, 1 + most]: the chosen one first
     values = torch.cat([chosen, best.values], dim=-1)  # [n, 1 + most]
     better = [(logprobs > chosen).sum(dim=-1, keepdim=True), torch.searchsorted(-best.values, -best.values)]
     ranks = torch.cat(better, dim=-1) + 1  # [n, 1 + most]

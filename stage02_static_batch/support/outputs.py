@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token's log-probability under the model's raw logits, and its place among all tokens (1 is the most likely)."""
+    """A token's log-probability by the model's raw logits, and its rank among all tokens (1 is the most likely)."""
 
     logprob: float
     rank: int
@@ -15,7 +15,7 @@ class Logprob:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Timestamps of a request, in seconds of `time.perf_counter`."""
+    """Times of a request, in seconds of `time.perf_counter`."""
 
     arrival_time: float
     first_token_time: float
@@ -39,13 +39,13 @@ class CompletionOutput:
     Attributes:
         index: which completion of its request.
         text: the generated text, without the end token and without the stop text that ended it.
-        token_ids: the generated tokens, with the one that ended it.
-        cumulative_logprob: the sum of the chosen tokens' log-probabilities; None unless logprobs were asked for.
-        logprobs: for each generated token, token id -> Logprob of the chosen and of the most likely tokens; or None.
+        token_ids: the generated tokens, including the one that ended it.
+        cumulative_logprob: the sum of the chosen tokens' log-probabilities; None unless requested.
+        logprobs: if requested, for each generated token: token id -> Logprob, of it and of the most likely ones.
         finish_reason: "stop" (the end token, a stop text, a stop token), "length", or "error": this request alone has
             failed.
         stop_reason: the stop text or the stop token id that ended it, or the message of the error; else None.
-        length_limit: of "length" which limit it was, "max_tokens" or "max_model_len", the context; else None.
+        length_limit: with "length", the limit: "max_tokens", or "max_model_len", the context; else None.
     """
 
     index: int
@@ -59,25 +59,19 @@ class CompletionOutput:
 
     @classmethod
     def of(cls, request: Any, index: int = 0) -> "CompletionOutput":
-        asked = request.params.logprobs is not None
+        has_logprobs = request.params.logprobs is not None
         chosen = zip(request.output_token_ids, request.logprobs, strict=False)
+        limit = "max_model_len" if request.max_tokens < request.params.max_tokens else "max_tokens"
         return cls(
             index=index,
             text=request.text.text,
             token_ids=list(request.output_token_ids),
-            cumulative_logprob=sum((entry[i].logprob for i, entry in chosen), 0.0) if asked else None,
-            logprobs=list(request.logprobs) if asked else None,
+            cumulative_logprob=sum((entry[i].logprob for i, entry in chosen), 0.0) if has_logprobs else None,
+            logprobs=list(request.logprobs) if has_logprobs else None,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
-            length_limit=length_limit(request),
+            length_limit=limit if request.finish_reason == "length" else None,
         )
-
-
-def length_limit(request: Any) -> str | None:
-    """Which limit it reached."""
-    if request.finish_reason != "length":
-        return None
-    return "max_model_len" if request.max_tokens < request.params.max_tokens else "max_tokens"
 
 
 @dataclass(frozen=True)
@@ -93,14 +87,14 @@ class RequestOutput:
 
     @classmethod
     def of(cls, request: Any) -> "RequestOutput":
-        """The result so far; `finished` says if it is the whole one."""
+        """The result so far."""
         times = request.token_times or [0.0]
         metrics = RequestMetrics(request.arrival_time, times[0], times[-1])
         outputs = [CompletionOutput.of(request)]
         return cls(request.request_id, request.prompt, request.prompt_token_ids, outputs, request.finished, metrics)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain values, ready for JSON."""
+        """Plain values, ready for JSON."""
         metrics: dict[str, Any] = {"ttft": self.metrics.ttft, "e2e": self.metrics.e2e}
         return {**asdict(self), "metrics": metrics}
 
@@ -109,9 +103,9 @@ class RequestOutput:
 class StreamEvent:
     """A stream event: what one step added to the completion of prompt `index`.
 
-    `text` may be empty (half a character, or a possible beginning of a stop text, is held back). `finish_reason` is
+    `text` may be empty: half a character, or what may begin a stop text, is held back. `finish_reason` is
     None until the last event of the index; `stop_reason` then says which stop text, token or error it was. `logprobs`
-    are those of `token_ids`, if requested. The counts of tokens are so far.
+    are those of `token_ids`, if requested. The counts of tokens are totals so far.
     """
 
     index: int
@@ -125,7 +119,7 @@ class StreamEvent:
 
     @classmethod
     def take(cls, request: Any, index: int) -> "StreamEvent":
-        """What is new since the last call, of prompt `index`. Text that may be part of a stop text is held back."""
+        """What is new since the last call, for prompt `index`."""
         (begin, start, _), text = request.streamed, request.text.text
         end = len(text) if request.finished else request.text.num_certain
         request.streamed = len(request.output_token_ids), end, request.finished

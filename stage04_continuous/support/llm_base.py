@@ -1,4 +1,4 @@
-"""What every stage's `LLM` says about its engine."""
+"""What every stage's `LLM` has in common."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class LLMBase:
 
     Attributes:
         engine: does the work; have a look inside.
-        inputs: makes requests of prompts.
+        inputs: makes requests from prompts.
     """
 
     engine: Any
@@ -24,11 +24,11 @@ class LLMBase:
         self.inputs.request(prompt, sampling_params, *priority, number=0)
 
     def describe(self) -> str:
-        """A summary of the options, in one line."""
+        """A one-line summary of device, type and cache."""
         return self.engine.runner.describe()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The model's own, from its generation_config.json. Raises ValueError if these are wrong."""
+        """Those of the model's generation_config.json. Raises ValueError if they are wrong."""
         return SamplingParams(**generation_defaults(self.engine.checkpoint.directory))
 
     def get_tokenizer(self) -> Tokenizer:
@@ -50,7 +50,7 @@ class LLMBase:
 
     @property
     def stats(self) -> Stats:
-        """Counters of everything that the engine has done. Assign a new one to start from zero."""
+        """Counters. Assign new ones, `Stats()`, to start from zero."""
         return self.engine.stats
 
     @stats.setter

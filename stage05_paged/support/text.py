@@ -11,11 +11,10 @@ class Text:
 
     Args:
         tokenizer: turns tokens into text.
-        params: has the stop texts (the text ends before the first of them that appears in it, or after it), and says
-            what else is in the text.
+        params: has the stop texts: the text ends before the first of them, or after it.
 
     Attributes:
-        text: as far as it is complete: the bytes of a character may be spread over several tokens.
+        text: whole characters only: the bytes of a character may be spread over several tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams):
@@ -24,17 +23,17 @@ class Text:
 
     def copy(self) -> "Text":
         other = copy.copy(self)
-        other._detokenizer = self._detokenizer.copy()
+        other._detokenizer = copy.copy(self._detokenizer)
         return other
 
     def add(self, token_id: int, may_stop: bool) -> str | None:
-        """Append a token. Returns the stop text that this completes, if it may stop; the text then ends before it."""
+        """Append a token. Returns the stop text that this completes, if it may stop; the text then ends there."""
         return self._append(self._detokenizer.add(token_id), may_stop)
 
     def flush(self, may_stop: bool, stop_token_id: int | None = None) -> str | None:
-        """No token follows: append what is left of a character that never got its last bytes. Returns as `add`.
+        """No token follows: append what is left of an incomplete character. Returns as `add`.
 
-        stop_token_id: the token that ended it, whose text is left out unless stop texts are to be in the text.
+        stop_token_id: the token that ended it. Its text is appended if stop texts are to be in the text.
         """
         last = ""
         if stop_token_id is not None and self._params.include_stop_str_in_output:

@@ -1,9 +1,8 @@
 """A model's files: find them, read its sizes, load its weights.
 
-A model is `tinytales` (bundled), a GPT-2 size (fetched once by huggingface_hub), or a directory in Hugging Face layout:
-config.json, a tokenizer, and the weights as model.safetensors or pytorch_model.bin, whole or in shards. What would give
-other numbers than transformers is refused in a line that names the file and the key. `stagewise convert` makes such a
-directory of other files, or says what they are.
+A model is `tinytales` (bundled), a GPT-2 size (downloaded once), or a directory in Hugging Face layout: config.json, a
+tokenizer, and the weights as model.safetensors, whole or in shards, or pytorch_model.bin. What would give other numbers
+than transformers is refused in a line that names the file and the key.
 """
 
 import functools
@@ -19,12 +18,12 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from .tokenizer import Tokenizer
-from .vocabulary import CONFIG, SPARE, check_values, convert, read_json
+from .vocabulary import SETTINGS, SPARE, check_values, convert_hint, read_json
 
 logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parent.parent.parent
-# The bundled models: beside the stages, or, if they are installed as a wheel, where that puts them.
+# The bundled models: next to the stages, or where a wheel installs them.
 BUNDLED = next(filter(Path.is_dir, ROOT.glob("stagewise/models/tinytales")), ROOT / "models" / "tinytales")
 BUNDLED_NAMES = ("tinytales", "tinytales-draft")
 HUB_SIZES = {
@@ -34,17 +33,17 @@ HUB_SIZES = {
     "gpt2-xl": dict(n_layer=48, n_head=25, n_embd=1600),
 }
 GPT2_VOCABULARY = 50257
-# The sizes in config.json, and what no GPT-2 exceeds: larger ones would fill the memory before a weight is read;
+# Keys of config.json: sizes, with their limits (a larger one would fill the memory before any weight is read);
 LARGEST = dict(n_layer=1000, n_head=1000, n_embd=10**5, n_inner=10**6, n_positions=10**7, vocab_size=10**7)
-# other keys that change numbers, and their supported values, the default first;
+# those that change numbers, with their supported values, the default first;
 SUPPORTED = {
     "model_type": ("gpt2",),
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of the tanh form
-    "tokenizer_class": CONFIG["tokenizer_class"],
+    "tokenizer_class": SETTINGS["tokenizer_class"],
     **dict.fromkeys(("tie_word_embeddings", "scale_attn_weights"), (True,)),
     **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "add_cross_attention", "is_encoder_decoder"), (False,)),
 }
-# and those that change none here: of training, of other heads, of sampling, and notes. Any other key is refused.
+# and those that change nothing here: of training, other heads, sampling, and notes. Any other key is refused.
 UNUSED = {
     *("attn_pdrop", "embd_pdrop", "resid_pdrop", "initializer_range", "gradient_checkpointing", "problem_type"),
     *("reorder_and_upcast_attn", "use_cache", "n_ctx", "output_past", "n_special", "predict_special_tokens"),
@@ -60,22 +59,22 @@ STORED_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # [in, ou
 STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 GENERATION = "generation_config.json"
 DEFAULTS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
-DEFAULTS |= {"max_new_tokens": "max_tokens"}  # its names -> those of SamplingParams
+DEFAULTS |= {"max_new_tokens": "max_tokens"}  # name in generation_config.json -> in SamplingParams
 
 
 class Checkpoint:
-    """A model's directory, found and looked into.
+    """The files of a model.
 
     Args:
         config: has the options `model`, `load_format` and `tokenizer`.
 
     Attributes:
-        directory: where it is.
-        sizes: of the model, the fields of ModelConfig by name.
+        directory: where the files are.
+        sizes: the fields of ModelConfig, by name.
 
     Raises:
         ValueError: there is no such model, or a file is wrong; the message names it.
-        OSError: the model can't be fetched or read.
+        OSError: the model can't be downloaded or read.
     """
 
     def __init__(self, config: Any):
@@ -85,15 +84,14 @@ class Checkpoint:
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         size = self.sizes["vocab_size"] if self.config.load_format == "auto" else GPT2_VOCABULARY
-        place = tokenizer_directory(self.directory, self.config.tokenizer, size)
-        tokenizer = Tokenizer(place)
+        directory = tokenizer_directory(self.directory, self.config.tokenizer, size)
+        tokenizer = Tokenizer(directory)
         if size > tokenizer.num_tokens + SPARE:
-            raise ValueError(f"{place}: the tokenizer has {tokenizer.num_tokens:,} tokens, config.json {size:,}")
+            raise ValueError(f"{directory}: the tokenizer has {tokenizer.num_tokens:,} tokens, config.json {size:,}")
         return tokenizer
 
     def load(self, model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-        """Fill the model (built on the meta device, so that it holds no memory yet) with weights of this dtype and
-        device.
+        """Fill a model that was built on the meta device, which takes no memory.
 
         Raises ValueError naming the file and the tensors that are missing, unexpected, of a wrong shape or not finite.
         """
@@ -112,32 +110,31 @@ class Checkpoint:
 
 
 def find_model(model: str, load_format: str) -> Path:
-    """The directory of a model, fetched if it is a GPT-2 size that is not in huggingface_hub's cache.
+    """The directory of a model. A GPT-2 size is downloaded unless it is cached; with `load_format="dummy"` it is the
+    bundled directory, for its tokenizer.
 
-    With `load_format="dummy"` nothing is fetched: for a GPT-2 size it is the bundled directory, for its tokenizer.
-    Raises ValueError for an unknown name, OSError if it can't be fetched.
+    Raises ValueError for an unknown name, OSError if the download fails.
     """
     if model in HUB_SIZES:
-        return BUNDLED if load_format == "dummy" else fetch(model)
+        return BUNDLED if load_format == "dummy" else download(model)
     directory = BUNDLED.parent / model if model in BUNDLED_NAMES else Path(model)
     if directory.is_dir():
         return directory
     if directory.is_file():
-        raise ValueError(f"model {model!r} is a file, not a directory; {convert(directory)}")
-    why = f"model {model!r}: there is no directory {directory}"
-    if model in BUNDLED_NAMES:
-        why += ", which comes with the repository of these stages; without it take --model gpt2, which is fetched"
-    raise ValueError(f"{why}; the named models are {', '.join([*BUNDLED_NAMES, *HUB_SIZES])}")
+        raise ValueError(f"model {model!r} is a file, not a directory; {convert_hint(directory)}")
+    bundled = ", which comes with the repository of these stages" if model in BUNDLED_NAMES else ""
+    names = ", ".join([*BUNDLED_NAMES, *HUB_SIZES])
+    raise ValueError(f"model {model!r}: there is no directory {directory}{bundled}; the named models are {names}")
 
 
-def fetch(model: str) -> Path:
-    """The cached files of a GPT-2 size, downloaded on first use."""
+def download(model: str) -> Path:
+    """The files of a GPT-2 size, in huggingface_hub's cache."""
     from huggingface_hub import snapshot_download
 
     patterns = ["config.json", GENERATION, "merges.txt", "vocab.json", "*.safetensors", "*.safetensors.index.json"]
     try:
         return Path(snapshot_download(f"openai-community/{model}", allow_patterns=patterns))
-    except Exception as error:  # the client's many network and cache errors, told as one
+    except Exception as error:  # network and cache errors of many kinds
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise OSError(
             f"model {model!r} can't be fetched: {reason}; without a network use the bundled 'tinytales', a directory, "
@@ -146,22 +143,19 @@ def fetch(model: str) -> Path:
 
 
 def tokenizer_directory(directory: Path, tokenizer: str | None = None, vocab_size: int = GPT2_VOCABULARY) -> Path:
-    """Where a model's tokenizer is: where the option says, else in its own directory. A model with the size of GPT-2's
-    vocabulary and no tokenizer gets GPT-2's, bundled, and the log says so."""
-    own = find_model(tokenizer, "dummy") if tokenizer is not None else directory
+    """Where a model's tokenizer is: where the option says, else with the model. A model without one gets GPT-2's if the
+    vocabulary has GPT-2's size, and the log says so."""
+    place = directory if tokenizer is None else find_model(tokenizer, "dummy")
     for pattern in ("*.model", "*.tiktoken", "tekken.json", "vocab.txt"):
-        for other in own.glob(pattern):
+        for other in place.glob(pattern):
             raise ValueError(f"{other} is a tokenizer of another kind; GPT-2's is tokenizer.json or merges.txt")
-    if (own / "tokenizer.json").exists() or (own / "merges.txt").exists():
-        return own
-    why = f"{own} has no tokenizer (tokenizer.json or merges.txt)"
-    if tokenizer is not None or (own / "vocab.json").exists():
-        raise ValueError(why)
-    if not GPT2_VOCABULARY <= vocab_size <= GPT2_VOCABULARY + SPARE:
-        raise ValueError(
-            f"{why}, and its {vocab_size:,} tokens are not GPT-2's; with --tokenizer gpt2 ids alone are right"
-        )
-    logger.warning("%s: GPT-2's is taken; --tokenizer names others", why)
+    if (place / "tokenizer.json").exists() or (place / "merges.txt").exists():
+        return place
+    why = f"{place} has no tokenizer (tokenizer.json or merges.txt)"
+    is_gpt2 = GPT2_VOCABULARY <= vocab_size <= GPT2_VOCABULARY + SPARE
+    if tokenizer is not None or (place / "vocab.json").exists() or not is_gpt2:
+        raise ValueError(f"{why}; name one with --tokenizer: a directory, or gpt2")
+    logger.warning("%s: GPT-2's is used; --tokenizer names others", why)
     return BUNDLED
 
 
@@ -169,19 +163,19 @@ def tokenizer_directory(directory: Path, tokenizer: str | None = None, vocab_siz
 
 
 def read_config(model: str, directory: Path, load_format: str) -> dict[str, Any]:
-    """The sizes in config.json. Raises ValueError for anything that this GPT-2 does not compute."""
+    """The fields of ModelConfig. Raises ValueError for anything that this GPT-2 does not compute."""
     if model in HUB_SIZES and load_format == "dummy":
         return HUB_SIZES[model] | {"n_inner": 4 * HUB_SIZES[model]["n_embd"]}
     path, adapter = directory / "config.json", directory / "adapter_config.json"
     if adapter.exists():
-        raise ValueError(f"{adapter} is an adapter, which is not applied here; {convert(directory)}")
+        raise ValueError(f"{adapter} is an adapter, which is not applied here; {convert_hint(directory)}")
     if not path.exists():
-        raise ValueError(f"{directory} has no config.json; {convert(directory)}")
+        raise ValueError(f"{directory} has no config.json; {convert_hint(directory)}")
     config = read_json(path)
     check_values(path, config, SUPPORTED)
     given = {key for key, value in config.items() if value is not None}
     if unknown := given - {*SUPPORTED, *UNUSED, *LARGEST, "layer_norm_epsilon"}:
-        raise ValueError(f"{path}: {min(unknown)!r:.60} is not known to change nothing; {convert(directory)}")
+        raise ValueError(f"{path}: {min(unknown)!r:.60} is not known to change nothing; {convert_hint(directory)}")
     if "n_inner" not in given and isinstance(config.get("n_embd"), int):
         config["n_inner"] = 4 * config["n_embd"]
     for key, largest in LARGEST.items():
@@ -200,7 +194,7 @@ def read_config(model: str, directory: Path, load_format: str) -> dict[str, Any]
 
 
 def end_tokens(path: Path, eos: Any) -> list[int]:
-    """What an eos_token_id says: none, one or several. path: of the file that says it, for the error."""
+    """The token ids in an eos_token_id, which is none, one or a list. path: the file, for the error."""
     ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
     if not all(type(token_id) is int for token_id in ids):
         raise ValueError(f"{path}: eos_token_id must be a token id or a list of them, got {eos!r:.60}")
@@ -208,7 +202,7 @@ def end_tokens(path: Path, eos: Any) -> list[int]:
 
 
 def generation_defaults(directory: Path) -> dict[str, Any]:
-    """What generation_config.json gives for fields of SamplingParams, by their names here. As vLLM reads it."""
+    """The fields of SamplingParams that generation_config.json sets. As vLLM reads it."""
     given = read_json(directory / GENERATION, optional=True)
     return {name: given[other] for other, name in DEFAULTS.items() if given.get(other) is not None}
 
@@ -222,66 +216,61 @@ def weight_files(directory: Path) -> list[Path]:
     for files in ([directory / "model.safetensors"], shards, [directory / "pytorch_model.bin"]):
         if files and files[0].exists():
             return files
-    raise ValueError(f"{directory} has neither model.safetensors nor pytorch_model.bin; {convert(directory)}")
+    raise ValueError(f"{directory} has neither model.safetensors nor pytorch_model.bin; {convert_hint(directory)}")
 
 
-def open_weights(path: Path) -> tuple[list[str], Callable[[str], Tensor]]:
-    """The names of the tensors in a file, and what reads one. Raises ValueError if it holds something else."""
+def open_weights(path: Path) -> dict[str, Callable[[], Tensor]]:
+    """The name of each tensor in a file, and what reads it. Raises ValueError if the file holds something else."""
 
     def read(name: str) -> Tensor:  # opened for each: what has been read stays in memory until the file is closed
         with safe_open(path, framework="pt") as file:
             return file.get_tensor(name)
 
     try:
-        if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as file:
-                return list(file.keys()), read
-        tensors = torch.load(path, map_location="cpu", weights_only=True)  # a pickle from elsewhere must not run code
-        if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-            raise TypeError("it is no dictionary of tensors")
-        return list(tensors), tensors.__getitem__
+        if path.suffix == ".bin":
+            tensors = torch.load(path, map_location="cpu", weights_only=True)  # a pickle from elsewhere can run code
+            return {str(name): tensor.detach for name, tensor in tensors.items()}
+        with safe_open(path, framework="pt") as file:
+            return {name: functools.partial(read, name) for name in list(file.keys())}
     except Exception as error:  # a damaged pickle can raise anything; torch's text says how to let it run code
         with path.open("rb") as file:
             begin = file.read(24)
         why = f"{path} is damaged, or not a file of tensors alone (it begins with {begin!r})"
-        raise ValueError(f"{why}; {convert(path.parent)}") from error
+        raise ValueError(f"{why}; {convert_hint(path.parent)}") from error
 
 
 def read_tensors(directory: Path, shapes: dict[str, torch.Size]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a checkpoint under the model's names and in its orientation. Names are checked first."""
+    """The tensors of a checkpoint under the model's names and in its orientation. All names are checked first."""
     found = {}
     for path in weight_files(directory):
-        stored_names, read = open_weights(path)
-        for stored in stored_names:
-            name = str(stored).removeprefix("transformer.")
+        for stored, read in open_weights(path).items():
+            name = stored.removeprefix("transformer.")
             if name in found:
-                raise ValueError(f"{path}: tensor {stored!r} was there before, as {name!r} or in another file")
+                raise ValueError(f"{path}: tensor {stored!r} is there twice, as {name!r} or in another file")
             if not name.endswith((".attn.bias", ".attn.masked_bias")):  # the causal mask, which old checkpoints stored
                 found[name] = path, stored, read
     if unexpected := found.keys() - shapes.keys() - {"lm_head.weight"}:
         names = name_some({found[name][1] for name in unexpected})
         raise ValueError(
-            f"{directory}: unexpected {names}, of another model or head, or quantized; {convert(directory)}"
+            f"{directory}: unexpected {names}, of another model or head, or quantized; {convert_hint(directory)}"
         )
     if missing := shapes.keys() - found.keys():
         raise ValueError(f"{directory}: missing {name_some(missing)}")
     if "lm_head.weight" in found:
-        _, stored, read = found.pop("lm_head.weight")
-        if not torch.equal(read(stored), found["wte.weight"][2](found["wte.weight"][1])):
+        *_, read = found.pop("lm_head.weight")
+        if not torch.equal(read(), found["wte.weight"][-1]()):
             raise ValueError(f"{directory}: lm_head.weight differs from wte.weight, as GPT-2's does not")
     for name, (path, stored, read) in found.items():
-        tensor = read(stored).detach()
+        tensor, transposed = read(), name.endswith(STORED_TRANSPOSED)
         if tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided or tensor.dtype not in STORED_DTYPES:
             kind = f"{tensor.dtype}, {tensor.layout}, {tensor.device}"
-            raise ValueError(
-                f"{path}: tensor {stored!r} is of a kind that is not read here ({kind}): quantized or sparse"
-            )
-        shape = shapes[name][::-1] if name.endswith(STORED_TRANSPOSED) else shapes[name]
+            raise ValueError(f"{path}: tensor {stored!r} is quantized, sparse or of another kind ({kind})")
+        shape = shapes[name][::-1] if transposed else shapes[name]
         if tensor.shape != shape:
             raise ValueError(
                 f"{path}: tensor {stored!r} has shape {list(tensor.shape)}, config.json implies {list(shape)}"
             )
-        yield name, tensor.t() if name.endswith(STORED_TRANSPOSED) else tensor
+        yield name, tensor.t() if transposed else tensor
 
 
 def dummy_tensors(shapes: dict[str, torch.Size]) -> Iterator[tuple[str, Tensor]]:
@@ -300,18 +289,18 @@ def dummy_tensors(shapes: dict[str, torch.Size]) -> Iterator[tuple[str, Tensor]]
 
 
 def check_finite(directory: Path, name: str, tensor: Tensor) -> None:
-    if not all(map(math.isfinite, tensor.aminmax())):  # NaN is the least and the greatest of its tensor
+    if not all(map(math.isfinite, tensor.aminmax())):  # both are NaN if any value is
         raise ValueError(f"{directory}: tensor {name!r} has values that are not finite in {tensor.dtype}")
 
 
 def check_memory(num_bytes: int, device: torch.device) -> None:
-    """Raise ValueError unless a device has so much memory: a system that promises it anyway may kill us later."""
+    """Raise ValueError if the device lacks the memory: a system that promises it anyway may kill the process later."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     if num_bytes > free:
         raise ValueError(f"the weights take {num_bytes:,} bytes of memory, there are {free:,} free; see --dtype")
 
 
 def name_some(names: set[str]) -> str:
-    """The first few names and how many more there are."""
+    """The first few names, and the number of others."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"{', '.join(sorted(names)[:5])}{more}"

@@ -18,16 +18,17 @@
  * is here. Its limit is memory, as it does two operations with each number that it reads. So keys and values are read
  * once, from where they lie, and the arithmetic has to keep up:
  *
- * - The work is cut into items: some heads of one request, for up to QUERIES of its queries. Threads take one by one.
+ * - The work is cut into items: some heads of one request, for up to QUERIES of its queries. Threads take them one by
+ *   one.
  * - Keys are transposed, so a vector holds one dimension of many keys, and their scores grow together:
  *   scores[0..15] += query[d] * keys[d][0..15]. With whole keys, each score would be a sum across a vector, which costs
  *   more than its products.
  * - A sum waits for its last addition, so several are computed side by side: those of QUERIES queries, or, of a single
  *   query, those of SIDE pieces. A piece is one head's keys, or values, of a tile of 16 positions.
- * - For a single query, all heads walk together. A block's heads lie side by side, so memory is read in runs of 48 KB
+ * - For a single query, all heads walk together. A block's heads are neighbors, so memory is read in runs of 48 KB
  *   (GPT-2 small, float32). Head by head it would be 4 KB, and the CPU's prefetcher would start over each time.
- * - It can't guess where the next block lies. So the piece AHEAD pieces later is prefetched into the level 2 cache:
- *   four pieces of float32 are 16 KB, half of the level 1 cache of many CPUs.
+ * - The prefetcher can't know where the next block is. So the kernel prefetches the piece AHEAD pieces later into the
+ *   level 2 cache: four pieces of float32 are 16 KB, half of the level 1 cache of many CPUs.
  *
  * This is for GPT-2's head_dim of 64 and blocks of 16, 32, ... tokens. All other sizes go through products.
  */
@@ -46,15 +47,15 @@
 #define LINE 64      /* bytes of a cache line */
 #define PROMPT 8     /* queries from which packing a request's keys for products pays */
 
-/* Some heads of one query, or some queries of one head, which walk along the keys together. Pair h * max_rows + r is
- * head h of query r. */
+/* Heads of one query, or queries of one head, that walk along the keys together. Pair h * max_rows + r is head h of
+ * query r. */
 #define PAIRS (HEADS > QUERIES ? HEADS : QUERIES)
 typedef struct {
     const Cache *cache;
     const int64_t *table; /* the request's blocks */
     const Rows *query, *out;
     int64_t row, position; /* the first query's row in these, and its position in the request */
-    int64_t head;          /* the first one */
+    int64_t head;          /* the first head */
     int heads, rows;
     Rows scores, weights; /* [PAIRS, keys], in the same memory */
 } Walk;
@@ -63,15 +64,15 @@ typedef struct {
     float query[PAIRS][DIM]; /* or pairs of bfloat16s, for dots */
     float sum[PAIRS];        /* of the weights */
     vec weighted[PAIRS][DIM / LANES];
-    vec even[PAIRS][DIM / LANES], odd[PAIRS][DIM / LANES]; /* sums not yet added to it, see TILE_INPUTS */
+    vec even[PAIRS][DIM / LANES], odd[PAIRS][DIM / LANES]; /* sums that are added to it later, see TILE_INPUTS */
 } State;
 
-/* max_rows (1 or QUERIES), format and kind are constants wherever the functions below are called. So the inline ones
- * become one routine for each combination, with loops of fixed length and sums in registers. The others, a small part
- * of the work, are compiled once: six copies took the compiler four to six seconds.
+/* max_rows (1 or QUERIES), format and kind are constants in each call of the functions below. So the inline ones become
+ * one routine for each combination, with loops of fixed length and sums in registers. The others, a small part of the
+ * work, are compiled once: six copies took the compiler four to six seconds.
  *
- * TILES_BFLOAT16 means here: by vectors, but in the order of a tile, which sums the even and the odd ones of
- * TILE_INPUTS inputs separately before it adds them. See `as_tiles`. */
+ * Here TILES_BFLOAT16 means vectors that add in the order of a tile: it sums the even and the odd ones of TILE_INPUTS
+ * inputs separately, and then adds both. See `as_tiles`. */
 #define TILE_INPUTS 32
 
 /* A row of bfloat16s -> floats, in place. */
@@ -79,7 +80,7 @@ INLINE void as_floats(float *row, int64_t count) {
     for (int64_t i = count - LANES; i >= 0; i -= LANES) store(row + i, fetch((const char *)row + 2 * i, BFLOAT16));
 }
 
-/* With fewer than max_rows queries, the others are zero, and their results are not read. */
+/* If there are fewer than max_rows queries, the others are zero, and their results are not read. */
 NOINLINE void load_queries(State *s, const Walk *w, const int max_rows, int kind) {
     const Rows to = {(char *)s->query, sizeof(s->query[0]), 0, w->weights.format};
     const float scale = 1 / sqrtf(DIM);
@@ -87,22 +88,22 @@ NOINLINE void load_queries(State *s, const Walk *w, const int max_rows, int kind
         for (int r = 0; r < max_rows; r++)
             for (int d = 0; d < DIM; d += LANES) {
                 const int count = r < w->rows ? LANES : 0;
-                const vec some = scale * read_row(w->query, w->row + r, (w->head + h) * DIM + d, count);
-                write_row(&to, h * max_rows + r, d, some);
+                const vec x = scale * read_row(w->query, w->row + r, (w->head + h) * DIM + d, count);
+                write_row(&to, h * max_rows + r, d, x);
             }
     if (kind == TILES_BFLOAT16)
         for (int pair = 0; pair < w->heads * max_rows; pair++) as_floats(s->query[pair], DIM);
     memset(s->weighted, 0, sizeof(s->weighted));
 }
 
-/* Where head `head`'s keys, or values, of the tile that begins with key `key` lie. */
+/* The keys, or values, of one head in the tile that begins with key `key`. */
 typedef struct {
     const char *at;
     int64_t key;
     int head;
 } Piece;
 
-/* The pieces from number `first` on, in reading order: the keys of all heads, tile by tile as they lie in memory, then
+/* The pieces from number `first` on, in the order of reading: the keys of all heads, tile by tile as in memory, then
  * their values. After the last one, any address will do. */
 NOINLINE void locate(Piece *to, const Walk *w, int64_t first, int count, int64_t tiles) {
     const Cache *c = w->cache;
@@ -121,8 +122,8 @@ NOINLINE void locate(Piece *to, const Walk *w, int64_t first, int count, int64_t
     }
 }
 
-/* Vectors are read two at a time where there are two. 32 bits hold two bfloat16s: a shift gives a vector of the first
- * ones and a mask one of the second ones, without a load that widens for each. `in_order` undoes the shuffle. */
+/* Read two vectors at once where there are two. 32 bits hold two bfloat16s: a shift gives a vector of the first ones, a
+ * mask one of the second ones, without a widening load for each. `in_order` undoes the shuffle. */
 #define TWO(vectors) ((vectors) > 1 ? 2 : 1)
 INLINE void fetch_two(vec *to, const char *from, const int vectors, const int format) {
     for (int v = 0; v < TWO(vectors); v++)
@@ -135,19 +136,19 @@ INLINE void in_order(vec *two, const int vectors, const int format) {
 }
 
 /* The scores of one query with several pieces' keys, or of several queries with one piece's. scores, query: for each
- * piece and query. ahead: pieces to prefetch. stride: bytes from one dimension of the keys to the next. */
+ * piece and query. prefetch: pieces to prefetch. stride: bytes from one dimension of the keys to the next. */
 INLINE void score(float *const *scores, const float *const *query, const char *const *keys,
-                  const char *const *ahead, int64_t stride, const int pieces, const int rows, const int format,
+                  const char *const *prefetch, int64_t stride, const int pieces, const int rows, const int format,
                   const int kind) {
-    enum { SOME = 2 }; /* dimensions of a piece at a time */
+    enum { STEP = 2 }; /* dimensions of a piece at a time */
     vec sum[QUERIES][VECS], even[QUERIES][VECS], odd[QUERIES][VECS];
     for (int i = 0; i < pieces * rows; i++)
         for (int v = 0; v < VECS; v++) sum[i][v] = even[i][v] = odd[i][v] = (vec){0};
-    for (int64_t first = 0; first < DIM; first += SOME) {
+    for (int64_t first = 0; first < DIM; first += STEP) {
         for (int p = 0; p < pieces; p++)
-            for (int64_t d = first; d < first + SOME; d += kind == DOT_BFLOAT16 ? 2 : 1) {
+            for (int64_t d = first; d < first + STEP; d += kind == DOT_BFLOAT16 ? 2 : 1) {
                 const char *at = keys[p] + d * stride;
-                const char *later = ahead[p] + d * stride;
+                const char *later = prefetch[p] + d * stride;
                 if (stride >= LINE || d % 2 == 0) __builtin_prefetch(later, 0, 2);
                 if (stride >= LINE && kind == DOT_BFLOAT16) __builtin_prefetch(later + stride, 0, 2);
                 for (int v = 0; v < VECS; v += TWO(VECS)) {
@@ -162,19 +163,19 @@ INLINE void score(float *const *scores, const float *const *query, const char *c
                         continue;
                     }
 #endif
-                    vec some[2];
-                    fetch_two(some, from, VECS, format);
+                    vec key[2];
+                    fetch_two(key, from, VECS, format);
                     for (int i = 0; i < TWO(VECS); i++)
                         for (int r = 0; r < rows; r++) {
                             const int n = p * rows + r;
-                            const vec one = splat(query[n][d]);
-                            if (kind == FMA_FLOAT32) sum[n][v + i] = multiply_add(sum[n][v + i], one, some[i]);
-                            else if (d % 2 == 0) even[n][v + i] = multiply_add(even[n][v + i], one, some[i]);
-                            else odd[n][v + i] = multiply_add(odd[n][v + i], one, some[i]);
+                            const vec q = splat(query[n][d]);
+                            if (kind == FMA_FLOAT32) sum[n][v + i] = multiply_add(sum[n][v + i], q, key[i]);
+                            else if (d % 2 == 0) even[n][v + i] = multiply_add(even[n][v + i], q, key[i]);
+                            else odd[n][v + i] = multiply_add(odd[n][v + i], q, key[i]);
                         }
                 }
             }
-        if (kind == TILES_BFLOAT16 && (first + SOME) % TILE_INPUTS == 0)
+        if (kind == TILES_BFLOAT16 && (first + STEP) % TILE_INPUTS == 0)
             for (int i = 0; i < pieces * rows; i++)
                 for (int v = 0; v < VECS; v++)
                     sum[i][v] += even[i][v] + odd[i][v], even[i][v] = odd[i][v] = (vec){0};
@@ -189,7 +190,7 @@ INLINE void score(float *const *scores, const float *const *query, const char *c
 /* Add the first `count` values of a piece, each times its weight. stride: bytes from one query's weights to
  * the next's. */
 INLINE void add_values(vec (*weighted)[DIM / LANES], vec (*even)[DIM / LANES], vec (*odd)[DIM / LANES],
-                       const char *weights, int64_t stride, const char *values, const char *ahead, int count,
+                       const char *weights, int64_t stride, const char *values, const char *prefetch, int count,
                        const int rows, const int format, const int kind) {
     const int64_t row = DIM * size_of(format);
     vec sum[QUERIES][DIM / LANES], other[QUERIES][DIM / LANES]; /* in registers */
@@ -199,7 +200,7 @@ INLINE void add_values(vec (*weighted)[DIM / LANES], vec (*even)[DIM / LANES], v
     static const char none[DIM * 2];
     for (int j = 0; j < count && kind == DOT_BFLOAT16; j += 2) {
         const char *at = values + j * row, *next = j + 1 < count ? at + row : none;
-        for (int64_t line = 0; line < 2 * row; line += LINE) __builtin_prefetch(ahead + j * row + line, 0, 2);
+        for (int64_t line = 0; line < 2 * row; line += LINE) __builtin_prefetch(prefetch + j * row + line, 0, 2);
         for (int v = 0; v < DIM / LANES; v++) {
             const ivec both = zip(at + v * LANES * 2, next + v * LANES * 2);
             for (int r = 0; r < rows; r++)
@@ -210,15 +211,15 @@ INLINE void add_values(vec (*weighted)[DIM / LANES], vec (*even)[DIM / LANES], v
     for (int j = 0; j < count && kind != DOT_BFLOAT16; j++)
         for (int v = 0; v < DIM / LANES; v += 2) {
             const int64_t size = LANES * size_of(format), begin = v * size;
-            vec some[2];
-            fetch_two(some, values + j * row + begin, DIM / LANES, format);
+            vec pair[2];
+            fetch_two(pair, values + j * row + begin, DIM / LANES, format);
             for (int64_t line = round_up(begin, LINE); line < begin + 2 * size; line += LINE)
-                __builtin_prefetch(ahead + j * row + line, 0, 2);
+                __builtin_prefetch(prefetch + j * row + line, 0, 2);
             for (int i = 0; i < 2; i++)
                 for (int r = 0; r < rows; r++) {
                     const vec weight = splat(((const float *)(weights + r * stride))[j]);
-                    if (kind == FMA_FLOAT32 || j % 2 == 0) sum[r][v + i] = multiply_add(sum[r][v + i], weight, some[i]);
-                    else other[r][v + i] = multiply_add(other[r][v + i], weight, some[i]);
+                    if (kind == FMA_FLOAT32 || j % 2 == 0) sum[r][v + i] = multiply_add(sum[r][v + i], weight, pair[i]);
+                    else other[r][v + i] = multiply_add(other[r][v + i], weight, pair[i]);
                 }
         }
     memcpy(kind == TILES_BFLOAT16 ? even : weighted, sum, sizeof(sum[0]) * (size_t)rows);
@@ -238,7 +239,7 @@ NOINLINE void write_out(State *s, const Walk *w, const int max_rows, const int f
         }
 }
 
-INLINE int at_most(int64_t n, int most) { return n < most ? (int)n : most; }
+INLINE int at_most(int64_t n, int limit) { return n < limit ? (int)n : limit; }
 
 INLINE void attend(const Walk *w, const int max_rows, const int format, const int kind) {
     const int64_t num_keys = w->position + w->rows, tiles = (num_keys + TILE - 1) / TILE, pieces = tiles * w->heads;
@@ -251,21 +252,21 @@ INLINE void attend(const Walk *w, const int max_rows, const int format, const in
         const int count = at_most(pieces - first, LOCATED);
         locate(piece, w, first, count + SIDE + AHEAD, tiles);
         for (int i = 0; i < count; i += side) {
-            const char *keys[SIDE], *ahead[SIDE];
+            const char *keys[SIDE], *prefetch[SIDE];
             const float *query[SIDE * QUERIES];
             float *scores[SIDE * QUERIES];
             for (int n = 0; n < all; n++) {
                 const int p = n / max_rows;
-                const Piece *one = &piece[i + p < count ? i + p : count - 1]; /* the last one, repeated */
-                const int64_t pair = one->head * max_rows + n % max_rows;
-                keys[p] = one->at, ahead[p] = piece[i + p + AHEAD].at, query[n] = s.query[pair];
-                scores[n] = (float *)(w->scores.data + pair * w->scores.stride) + one->key;
+                const Piece *here = &piece[i + p < count ? i + p : count - 1]; /* the last one, repeated */
+                const int64_t pair = here->head * max_rows + n % max_rows;
+                keys[p] = here->at, prefetch[p] = piece[i + p + AHEAD].at, query[n] = s.query[pair];
+                scores[n] = (float *)(w->scores.data + pair * w->scores.stride) + here->key;
             }
-            score(scores, query, keys, ahead, stride, side, max_rows, format, kind);
+            score(scores, query, keys, prefetch, stride, side, max_rows, format, kind);
         }
     }
     for (int h = 0; h < w->heads; h++)
-        for (int r = 0; r < max_rows; r++) { /* a query sees the keys up to its own */
+        for (int r = 0; r < max_rows; r++) { /* a query sees the keys up to its position */
             const int64_t pair = h * max_rows + r, visible = r < w->rows ? w->position + r + 1 : num_keys;
             float *scores = (float *)(w->scores.data + pair * w->scores.stride);
             s.sum[pair] = softmax(scores, visible, round_up(num_keys, PANEL), &w->weights, pair);
@@ -294,32 +295,29 @@ INLINE void attend(const Walk *w, const int max_rows, const int format, const in
 /* Some heads of a request: for all its queries, by products (first < 0), or for up to QUERIES from `first` on. */
 struct Item { int64_t request, first, head, end; };
 
+#define ATTEND(format, kind) w->rows == 1 ? attend(w, 1, format, kind) : attend(w, QUERIES, format, kind)
+
 static void attend_by_fma(const Walk *w) {
-    switch (w->rows == 1 ? w->cache->format : w->cache->format + 10) {
-        case FLOAT32: attend(w, 1, FLOAT32, FMA_FLOAT32); break;
-        case BFLOAT16: attend(w, 1, BFLOAT16, FMA_FLOAT32); break;
-        case FLOAT16: attend(w, 1, FLOAT16, FMA_FLOAT32); break;
-        case 10 + FLOAT32: attend(w, QUERIES, FLOAT32, FMA_FLOAT32); break;
-        case 10 + BFLOAT16: attend(w, QUERIES, BFLOAT16, FMA_FLOAT32); break;
-        case 10 + FLOAT16: attend(w, QUERIES, FLOAT16, FMA_FLOAT32); break;
+    switch (w->cache->format) {
+        case FLOAT32: ATTEND(FLOAT32, FMA_FLOAT32); break;
+        case BFLOAT16: ATTEND(BFLOAT16, FMA_FLOAT32); break;
+        case FLOAT16: ATTEND(FLOAT16, FMA_FLOAT32); break;
     }
 }
 
-#ifdef HAS_DOT
 NOINLINE void attend_by_dots(const Walk *w) {
-    if (w->rows == 1) attend(w, 1, BFLOAT16, DOT_BFLOAT16);
-    else attend(w, QUERIES, BFLOAT16, DOT_BFLOAT16);
-}
+#ifdef HAS_DOT
+    ATTEND(BFLOAT16, DOT_BFLOAT16);
 #endif
+}
 
-#ifdef __AMX_BF16__
 NOINLINE void attend_as_tiles(const Walk *w) {
-    if (w->rows == 1) attend(w, 1, BFLOAT16, TILES_BFLOAT16);
-    else attend(w, QUERIES, BFLOAT16, TILES_BFLOAT16);
-}
+#ifdef __AMX_BF16__
+    ATTEND(BFLOAT16, TILES_BFLOAT16);
 #endif
+}
 
-/* An item that is a decode, or few queries. memory: decode_attention_bytes. */
+/* An item with a decode, or few queries. memory: decode_attention_bytes. */
 static void decode_attention(const Rows *out, const Rows *query, const Cache *c, const Step *step,
                              const Item *item, int kind, char *memory) {
     const int64_t left = step->query_start_loc[item->request + 1] - item->first;
@@ -337,31 +335,21 @@ static void decode_attention(const Rows *out, const Rows *query, const Cache *c,
     const int together = w.rows == 1 ? HEADS : 1;
     for (w.head = item->head; w.head < item->end; w.head += together) {
         w.heads = at_most(item->end - w.head, together);
-#ifdef HAS_DOT
-        if (kind == DOT_BFLOAT16) {
-            attend_by_dots(&w);
-            continue;
-        }
-#endif
-#ifdef __AMX_BF16__
-        if (kind == TILES_BFLOAT16) {
-            attend_as_tiles(&w);
-            continue;
-        }
-#endif
-        attend_by_fma(&w);
+        if (kind == DOT_BFLOAT16) attend_by_dots(&w);
+        else if (kind == TILES_BFLOAT16) attend_as_tiles(&w);
+        else attend_by_fma(&w);
     }
 }
 
 static int64_t decode_attention_bytes(int64_t num_keys) { return PAIRS * row_bytes(num_keys); }
 
 /* Whether vectors give the bits of this CPU's tiles, tried once with a request of TRIED tokens. Intel's manual says how
- * a tile adds (vol. 2, TDPBF16PS); on a CPU that does otherwise, decodes use the tiles too, which costs some time. */
+ * a tile adds (vol. 2, TDPBF16PS). On a CPU that adds in another order, decodes use the tiles too, which is slower. */
 static int as_tiles(void) {
 #ifdef __AMX_BF16__
     enum { TRIED = 150, BLOCKS = (TRIED + TILE - 1) / TILE };
-    static int alike = -1;
-    if (alike >= 0) return alike;
+    static int known = -1;
+    if (known >= 0) return known;
     const int64_t bytes = BLOCKS * TILE * DIM * 2, all = prefill_attention_bytes(TRIED, DIM);
     const int64_t few = decode_attention_bytes(TRIED);
     char *memory = aligned_alloc(64, (size_t)round_up(all + few + 3 * bytes, 64));
@@ -378,18 +366,18 @@ static int as_tiles(void) {
     int same = 1;
     begin_products(TILES_BFLOAT16);
     for (length = 1; length <= TRIED; length++) {
-        float ways[2][DIM];
-        const Rows out[2] = {{(char *)ways[0], 0, 0, FLOAT32}, {(char *)ways[1], 0, 0, FLOAT32}};
+        float results[2][DIM];
+        const Rows out[2] = {{(char *)results[0], 0, 0, FLOAT32}, {(char *)results[1], 0, 0, FLOAT32}};
         const Step step = {.block_tables = table, .query_start_loc = starts, .seq_lens = &length, .num_tokens = 1,
                            .num_seqs = 1, .table_width = BLOCKS};
-        const Rows mine = {query.data + (length - 1) * query.stride, query.stride, 0, BFLOAT16};
-        prefill_attention(&out[0], &mine, &cache, &step, 0, 0, TILES_BFLOAT16, memory);
-        decode_attention(&out[1], &mine, &cache, &step, &(Item){0, 0, 0, 1}, TILES_BFLOAT16, memory + all);
-        same &= memcmp(ways[0], ways[1], sizeof(ways[0])) == 0;
+        const Rows last = {query.data + (length - 1) * query.stride, query.stride, 0, BFLOAT16};
+        prefill_attention(&out[0], &last, &cache, &step, 0, 0, TILES_BFLOAT16, memory);
+        decode_attention(&out[1], &last, &cache, &step, &(Item){0, 0, 0, 1}, TILES_BFLOAT16, memory + all);
+        same &= memcmp(results[0], results[1], sizeof(results[0])) == 0;
     }
     end_products(TILES_BFLOAT16);
     free(memory);
-    return alike = same;
+    return known = same;
 #else
     return 0;
 #endif
@@ -408,7 +396,7 @@ int plan_attention(Plan *plan, const Step *step, const Cache *cache, int kind, i
     int64_t count = 0, decodes = 0;
     *plan = (Plan){.items = items};
     if (!items) return -1;
-    for (int64_t i = 0; i < step->num_seqs; i++) { /* large ones first: small ones fill the gaps at the end */
+    for (int64_t i = 0; i < step->num_seqs; i++) { /* large items first: small ones fill the gaps at the end */
         const int64_t num_queries = step->query_start_loc[i + 1] - step->query_start_loc[i];
         const int products = by_products(step, cache, i, kind, prompts);
         const int64_t bytes = products ? prefill_attention_bytes(step->seq_lens[i], cache->head_dim)
@@ -419,8 +407,8 @@ int plan_attention(Plan *plan, const Step *step, const Cache *cache, int kind, i
             for (int64_t head = 0; head < n_head; head++) items[count++] = (Item){i, -1, head, head + 1};
     }
     /* Heads per decode item: many give long runs of memory, few give enough items for all threads. */
-    const int64_t share = decodes * n_head / (4 * threads);
-    const int64_t heads = share < 1 ? 1 : share < n_head ? share : n_head;
+    const int64_t wanted = decodes * n_head / (4 * threads);
+    const int64_t heads = wanted < 1 ? 1 : wanted < n_head ? wanted : n_head;
     for (int64_t i = 0; i < step->num_seqs; i++) {
         if (by_products(step, cache, i, kind, prompts)) continue;
         for (int64_t q = step->query_start_loc[i]; q < step->query_start_loc[i + 1]; q += QUERIES)
@@ -463,8 +451,8 @@ INLINE void write_one(const Cache *c, const char *k, const char *v, char *keys, 
     memcpy(values, v, (size_t)(c->head_dim * size));
 }
 
-/* A key is spread over its block: each of its numbers goes to a different cache line. So the tokens of a block are
- * written together, head by head, while these lines are near. */
+/* Each number of a key goes to a different cache line of its block. So the tokens of a block are written together, head
+ * by head, while these lines are in the cache. */
 void write_kv(const Team *team, const Cache *c, const Rows *qkv, const Step *step) {
     const int64_t size = size_of((int)c->format), width = c->n_head * c->head_dim * size;
     const int64_t *slots = step->slot_mapping, n = step->num_tokens;

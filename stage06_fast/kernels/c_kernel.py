@@ -12,9 +12,9 @@ from ..support.compiler import compile_kernel
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # the formats of vectors.h
 SPLIT = 3
-MAX_HEAD_DIM = 256  # larger ones have not been tried
+MAX_HEAD_DIM = 256  # nothing larger has been tried
 
-# How to multiply (product.h): a kind's number, and the format of its activations.
+# The kinds of product (product.h): number, and format of the activations.
 KINDS = {
     "fma_float32": (0, 0),
     "fma_bfloat16": (1, 0),
@@ -38,9 +38,9 @@ Cache = struct("Cache", keys=PTR, values=PTR, n_head=INT, head_dim=INT, block_si
 Step = struct(
     "Step",
     **dict.fromkeys(
-        ("token_ids", "positions", "slot_mapping", "block_tables", "query_start_loc", "seq_lens", "last"), PTR
+        ("token_ids", "positions", "slot_mapping", "block_tables", "query_start_loc", "seq_lens", "logits_indices"), PTR
     ),
-    **dict.fromkeys(("num_tokens", "num_seqs", "table_width", "num_last"), INT),
+    **dict.fromkeys(("num_tokens", "num_seqs", "table_width", "num_logits"), INT),
 )
 Layer = struct(
     "Layer",
@@ -74,7 +74,7 @@ FORWARD = [POINTER(Model), POINTER(Workspace), POINTER(Cache), POINTER(Step), PT
 STORE, ADD, TO_ROWS, GELU = range(4)  # what to do with a linear layer's result (kernels.h)
 
 
-# --- For the rest of the stage: attention alone, as attention.py has it; the best token -----------------------------
+# --- What the rest of the stage calls -------------------------------------------------------------------------------
 
 
 def paged_attention(
@@ -89,8 +89,8 @@ def paged_attention(
 ) -> Tensor:
     """See attention.py. Needs contiguous caches and int64 indices, all on the CPU.
 
-    prompts: compute the attention of many queries as matrix products; else by a few. The bits are the same.
-    tiles: let AMX compute them, for caches in bfloat16.
+    prompts: attention of many queries as matrix products; else a few queries at a time. The bits are the same.
+    tiles: use AMX for caches in bfloat16.
     """
     num_tokens, n_head, head_dim = query.shape
     query = query.contiguous()  # [num_tokens, n_head, head_dim]
@@ -112,7 +112,8 @@ def paged_attention(
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """The first of the largest of each row; -1 if that is not finite. [n_rows, vocab_size] float32 -> [n_rows]"""
+    """The position of each row's largest number, the first if there are several; -1 if that is infinite, or if any is
+    NaN. [n_rows, vocab_size] float32 -> [n_rows]"""
     logits, best = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64, device="cpu")
     pointers = address(best, torch.int64), address(logits, torch.float32)
     load_kernel().argmax(*pointers, *logits.shape, torch.get_num_threads())
@@ -120,13 +121,13 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def attention_kind(dtype: torch.dtype, tiles: bool) -> int:
-    """The number of the kind of product for a cache of this type."""
+    """The kind of product for a cache of this type, as a number."""
     kinds = ["tiles_bfloat16"] * tiles + ["dot_bfloat16"] if dtype == torch.bfloat16 else []
     return KINDS[next(filter(has_kind, kinds), "fma_float32")][0]
 
 
 def cache_struct(k_cache: Tensor, v_cache: Tensor) -> Structure:
-    """Of one layer: [num_blocks, n_head, head_dim, block_size] and [num_blocks, n_head, block_size, head_dim]."""
+    """One layer's cache: [num_blocks, n_head, head_dim, block_size], [num_blocks, n_head, block_size, head_dim]."""
     pointers = address(k_cache, *DTYPES), address(v_cache, k_cache.dtype)
     return Cache(*pointers, *k_cache.shape[1:], DTYPES[k_cache.dtype])
 
@@ -143,8 +144,8 @@ def pack(weight: Tensor, kind: str, alloc: Callable[[int], Tensor] | None = None
 
 
 def address(tensor: Tensor, *dtypes: torch.dtype, any_strides: bool = False) -> int:
-    """The address of a tensor's numbers. C checks nothing, so this is the last check: raises TypeError unless they are
-    of one of these types, contiguous (where C is not told the strides), and on the CPU."""
+    """The address of a tensor's numbers. C checks nothing, so this does: raises TypeError unless they are of one of
+    these types, contiguous (unless C knows the strides), and on the CPU."""
     if tensor.dtype not in dtypes or not (any_strides or tensor.is_contiguous()) or not tensor.is_cpu:
         wanted = " or ".join(map(str, dtypes))
         raise TypeError(
@@ -168,7 +169,7 @@ def has_kind(kind: str) -> bool:
 
 @functools.cache
 def load_kernel() -> ctypes.CDLL:
-    """The compiled functions. Raises RuntimeError, in one line, if they can't be had."""
+    """The compiled functions. Raises RuntimeError, in one line, if there are none."""
     try:
         library = ctypes.CDLL(str(compile_kernel()))
     except OSError as error:

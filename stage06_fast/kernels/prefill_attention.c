@@ -1,11 +1,11 @@
 /* Attention for many queries of a request: two matrix products with a softmax between them, by the loops of product.c.
  *
- * First, one head's keys and values are packed into panels, from wherever the request's blocks lie. That pays because
+ * First, one head's keys and values are packed into panels, from wherever the request's blocks are. That pays because
  * every block of 32 queries uses each panel. All scores of a block are kept (32 x 1,024 of them fill at most half of a
  * level 2 cache), so the softmax is simple: maximum, exponentials, sum; the division comes last.
  *
- * One head's numbers lie far apart: in blocks anywhere, and in rows of all heads. The CPU's prefetcher can't follow, so
- * the kernel prefetches: the next block of keys and of values while it packs one; the next queries, and the places of
+ * One head's numbers are far apart: in blocks anywhere, and in rows of all heads. The CPU's prefetcher can't follow, so
+ * the kernel prefetches: the next block of keys and of values while it packs one; the next queries, and the memory for
  * the results, during the softmax, when memory is idle.
  */
 #include <math.h>
@@ -39,7 +39,7 @@ INLINE void pack_two(char *panel, int format, int64_t i, int64_t column, vec fir
     }
 }
 
-/* Keys become columns: [dim, 32 keys] panels, padded with zeros. */
+/* Keys -> panels [dim, 32 keys]: a key is a column. Padded with zeros. */
 INLINE void pack_keys(char *panels, int kind, const Cache *c, const int64_t *table, int64_t head,
                       int64_t num_keys, const int format) {
     const int64_t size = size_of(format);
@@ -47,12 +47,12 @@ INLINE void pack_keys(char *panels, int kind, const Cache *c, const int64_t *tab
         char *panel = panels + key / PANEL * panel_bytes(kind, c->head_dim);
         const int whole = c->block_size % LANES == 0 && key + LANES <= num_keys;
         const int64_t start = whole ? key_at(c, table, head, key) : 0;
-        const char *ahead = c->keys + key_at(c, table, head, of_next_block(c, key, num_keys)) * size;
+        const char *prefetch = c->keys + key_at(c, table, head, of_next_block(c, key, num_keys)) * size;
         for (int64_t d = 0; d < round_up(c->head_dim, GROUP); d += 2) {
             vec pair[2] = {{0}, {0}};
             for (int i = 0; i < 2 && d + i < c->head_dim; i++) {
                 const int64_t offset = (d + i) * c->block_size;
-                __builtin_prefetch(ahead + offset * size);
+                __builtin_prefetch(prefetch + offset * size);
                 if (whole) pair[i] = fetch(c->keys + (start + offset) * size, format);
                 else
                     for (int64_t j = 0; j < LANES && key + j < num_keys; j++)
@@ -63,15 +63,15 @@ INLINE void pack_keys(char *panels, int kind, const Cache *c, const int64_t *tab
     }
 }
 
-/* Values become rows: [keys, 32 dims] panels. */
+/* Values -> panels [keys, 32 dims]: a value is a row. */
 INLINE void pack_values(char *panels, int kind, const Cache *c, const int64_t *table, int64_t head,
                         int64_t num_keys, const int format) {
     const int64_t size = size_of(format);
     for (int64_t key = 0; key < round_up(num_keys, GROUP); key += 2) {
         int64_t start[2];
         for (int i = 0; i < 2; i++) start[i] = key + i < num_keys ? value_at(c, table, head, key + i) : -1;
-        const char *ahead = c->values + value_at(c, table, head, of_next_block(c, key, num_keys)) * size;
-        for (int64_t i = 0; i < 2 * c->head_dim * size; i += 64) __builtin_prefetch(ahead + i);
+        const char *prefetch = c->values + value_at(c, table, head, of_next_block(c, key, num_keys)) * size;
+        for (int64_t i = 0; i < 2 * c->head_dim * size; i += 64) __builtin_prefetch(prefetch + i);
         for (int64_t d = 0; d < round_up(c->head_dim, PANEL); d += LANES) {
             char *panel = panels + d / PANEL * panel_bytes(kind, num_keys);
             vec pair[2] = {{0}, {0}};
@@ -87,32 +87,31 @@ INLINE void pack_values(char *panels, int kind, const Cache *c, const int64_t *t
 
 static void multiply(int kind, const Rows *rows, int64_t count, const char *panel, int64_t k, float *out,
                      int64_t stride) {
-    const int64_t most = product_block(kind), passes = (count + most - 1) / most;
-    const int64_t block = kind >= TILES_BFLOAT16 ? most : (count + passes - 1) / passes; /* even parts */
+    const int64_t block = product_block(kind, count);
     for (int64_t r = 0; r < count; r += block)
         product(kind, rows, r, (int)(count - r < block ? count - r : block), panel, 0, k, out + r * stride,
                 stride, panel, 0);
 }
 
-/* Compiled once, for decodes too: inlined in two places, it might not give the same bits in both. */
+/* Compiled once, for decodes too: inlined in two places, it might give different bits. */
 __attribute__((noinline)) float softmax(float *scores, int64_t visible, int64_t padded, const Rows *weights,
                                         int64_t row) {
     const int64_t whole = visible / LANES * LANES;
     for (int64_t j = visible; j < padded; j++) scores[j] = -INFINITY;
-    vec most[VECS], sum = {0}; /* one after the other, each would wait for the one before */
-    for (int v = 0; v < VECS; v++) most[v] = load(scores + v * LANES);
+    vec largest[VECS], sum = {0}; /* several, because each step of one maximum would wait for the step before it */
+    for (int v = 0; v < VECS; v++) largest[v] = load(scores + v * LANES);
     for (int64_t j = PANEL; j < padded; j += PANEL)
-        for (int v = 0; v < VECS; v++) most[v] = larger(load(scores + j + v * LANES), most[v]);
-    for (int v = 1; v < VECS; v++) most[0] = larger(most[v], most[0]);
-    const float highest = largest_of(most[0]);
+        for (int v = 0; v < VECS; v++) largest[v] = larger(load(scores + j + v * LANES), largest[v]);
+    for (int v = 1; v < VECS; v++) largest[0] = larger(largest[v], largest[0]);
+    const float maximum = largest_of(largest[0]);
     for (int64_t j = 0; j < whole; j += LANES) {
-        const vec e = exponential(load(scores + j) - highest);
+        const vec e = exponential(load(scores + j) - maximum);
         sum += e;
         write_row(weights, row, j, e);
     }
     for (int64_t j = whole; j < padded; j += LANES) {
-        const vec score = load(scores + j), all = exponential(score - highest);
-        const vec e = (vec)((ivec)all & (score > -INFINITY));
+        const vec score = load(scores + j), any = exponential(score - maximum);
+        const vec e = (vec)((ivec)any & (score > -INFINITY));
         sum += e;
         write_row(weights, row, j, e);
     }

@@ -1,19 +1,19 @@
 /* The innermost loops. A panel is 32 columns of a weight matrix, packed so that it is read once, from front to back:
  *
- *   FLOAT32   [k][32]            the columns' weights of one input side by side
- *   BFLOAT16  [k / 2][32][2]     pairs: the weights of two neighboring inputs, as the instructions below want them
+ *   FLOAT32   [k][32]            the 32 weights of each input
+ *   BFLOAT16  [k / 2][32][2]     the weights of two neighboring inputs in pairs, as the instructions below need them
  *   SPLIT     [k / 32][2][16][32][2]  for each 32 inputs, the upper halves as pairs, then the lower ones
  *
- * With few rows, the time goes into reading the panel; with many, into multiplications, and then each number that is
- * loaded has to serve several of them: a block of sums stays in registers while the inputs go by.
+ * With few rows, reading the panel takes the time. With many, the multiplications do, and each number that is loaded
+ * has to serve several of them: a block of sums stays in registers while the inputs go by.
  *
  *   AVX-512   8 rows x 32 columns in 16 of 32 registers: 10 loads and 16 vector multiplications for each input.
- *             There is room for the sums of 12 rows, but not for their addresses: the loop would reload them, and be a
- *             tenth slower.
+ *             The sums of 12 rows would fit, but not their addresses: the loop would reload them, and be a tenth
+ *             slower.
  *   AVX2      6 rows x 16 columns in 12 of 16 registers, as in BLIS (Van Zee and van de Geijn 2015): 8 loads
- *             for 12 multiplications. A cycle can begin two of these, and six instructions of all kinds, so there must
- *             not be many others: the loop is unrolled by four inputs, and the multiplication is spelled out, since GCC
- *             would copy sums (a tenth slower). Up to 3 rows have registers for all 32 columns.
+ *             for 12 multiplications. A cycle can start two of these, and six instructions of any kind, which leaves
+ *             little for the rest. So the loop is unrolled by four inputs, and the multiplication is written in
+ *             assembly, because GCC would copy sums (a tenth slower). Up to 3 rows have registers for all 32 columns.
  *   NEON      6 rows x 16 columns in 24 of 32 registers.
  *
  *   FMA_*           On all CPUs: sum += activation * weights. A bfloat16 is the upper half of a float32, one shift
@@ -27,7 +27,7 @@
  *                   whole. Source: Henry, Tang and Heinecke 2019, "Leveraging the bfloat16 Artificial Intelligence
  *                   Datatype For Higher-Precision Computations".
  */
-/* Unaligned, loops of tiles were up to a tenth slower with one row. */
+/* With one row, unaligned loops of tiles were up to a tenth slower. */
 #if defined(__AMX_BF16__) && !defined(__clang__)
 #pragma GCC optimize("align-loops=64")
 #endif
@@ -50,7 +50,7 @@
 #endif
 #endif
 
-/* Whether this build, on this CPU, has a kind. A process has to ask Linux for the tiles' 8 KB of registers. */
+/* Whether this build, on this CPU, has a kind. A process must ask Linux for the tiles' 8 KB of registers. */
 int has_kind(int kind) {
 #if defined(__AMX_BF16__) && defined(__linux__)
     const int request = 0x1023 /* ARCH_REQ_XCOMP_PERM */, tile_data = 18;
@@ -64,10 +64,13 @@ int has_kind(int kind) {
 
 int in_parts(int kind, int rows) { return kind < TILES_BFLOAT16 && COLUMNS(rows) < VECS; }
 
-int product_block(int kind) { return kind >= TILES_BFLOAT16 ? BLOCK : SUM_ROWS; }
+int64_t product_block(int kind, int64_t count) {
+    const int64_t passes = (count + SUM_ROWS - 1) / SUM_ROWS;
+    return kind >= TILES_BFLOAT16 ? BLOCK : (count + passes - 1) / passes;
+}
 
-/* For each part of a panel, COLUMNS vectors wide from column `from` on: begin with zeros, or (`add`) with the sums in
- * `out`, and store the sums there. Unrolled, or the compiler would keep the sums in memory. */
+/* For each part of a panel, COLUMNS vectors from column `from` on: start with zeros, or with the sums in `out` (`add`),
+ * and store the sums there. Unrolled, or the compiler would keep the sums in memory. */
 #define UNROLL _Pragma("GCC unroll 8")
 #define EACH_PART for (int from = 0; from < PANEL; from += COLUMNS(rows) * LANES)
 #define BEGIN_SUMS \
@@ -78,15 +81,15 @@ int product_block(int kind) { return kind >= TILES_BFLOAT16 ? BLOCK : SUM_ROWS; 
 #define STORE_SUMS \
     UNROLL for (int r = 0; r < rows; r++) \
         for (int v = 0; v < COLUMNS(rows); v++) store(out + r * out_stride + from + v * LANES, sum[r][v]);
-/* Prefetch: each part its share of two lines. */
-#define ASK_AHEAD(at) \
+/* Prefetch this part's share of two cache lines. */
+#define PREFETCH_TWO_LINES(at) \
     for (int line = 4 * from; line < 4 * (from + COLUMNS(rows) * LANES); line += 64) \
         __builtin_prefetch((at) + line, 0, 2);
-/* The same for several inputs at once: each part prefetches its own run, and no line twice. */
+/* For several inputs at once: each part prefetches its own run, so no line is prefetched twice. */
 #define WHOLE (COLUMNS(rows) == VECS)
-#define ASK_FOR_RUN(bytes) \
-    for (int64_t line = 0; line < (bytes); line += 64) __builtin_prefetch(ahead + line, 0, 2); \
-    ahead += (bytes);
+#define PREFETCH_RUN(bytes) \
+    for (int64_t line = 0; line < (bytes); line += 64) __builtin_prefetch(prefetch + line, 0, 2); \
+    prefetch += (bytes);
 
 /* sum += a * b */
 #if defined(__FMA__) && LANES == 8
@@ -98,36 +101,35 @@ int product_block(int kind) { return kind >= TILES_BFLOAT16 ? BLOCK : SUM_ROWS; 
 /* One input: the rows' activations x[r * stride] times the weights of the part's columns, loaded by WEIGHTS(v). */
 #define ONE_INPUT(x, WEIGHTS) \
     if (rows == 1) { \
-        const vec one = splat(*(x)); \
-        for (int v = 0; v < COLUMNS(rows); v++) sum[0][v] = multiply_add(sum[0][v], one, WEIGHTS(v)); \
+        const vec activation = splat(*(x)); \
+        for (int v = 0; v < COLUMNS(rows); v++) sum[0][v] = multiply_add(sum[0][v], activation, WEIGHTS(v)); \
     } else if (COLUMNS(rows) == 2) { \
         const vec left = WEIGHTS(0), right = WEIGHTS(1); \
         UNROLL for (int r = 0; r < rows; r++) { \
-            const vec one = splat((x)[r * stride]); \
-            MULTIPLY_ADD(sum[r][0], one, left); \
-            MULTIPLY_ADD(sum[r][1], one, right); \
+            const vec activation = splat((x)[r * stride]); \
+            MULTIPLY_ADD(sum[r][0], activation, left); \
+            MULTIPLY_ADD(sum[r][1], activation, right); \
         } \
     } else { \
-        vec one[SUM_ROWS]; \
-        UNROLL for (int r = 0; r < rows; r++) one[r] = splat((x)[r * stride]); \
+        vec activations[SUM_ROWS]; \
+        UNROLL for (int r = 0; r < rows; r++) activations[r] = splat((x)[r * stride]); \
         for (int v = 0; v < COLUMNS(rows); v++) { \
-            const vec some = WEIGHTS(v); \
-            UNROLL for (int r = 0; r < rows; r++) MULTIPLY_ADD(sum[r][v], one[r], some); \
+            const vec weights = WEIGHTS(v); \
+            UNROLL for (int r = 0; r < rows; r++) MULTIPLY_ADD(sum[r][v], activations[r], weights); \
         } \
     }
 
-INLINE void fma_float32_loop(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
-                             int64_t out_stride, int add, const char *ahead, int64_t step, const int rows,
-                             const int ask) {
+INLINE void fma_float32(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
+                        int64_t out_stride, int add, const char *prefetch, int64_t step, const int rows) {
     EACH_PART {
         BEGIN_SUMS
         const float *w = panel + from;
-        const int64_t share = 4 * step * COLUMNS(rows) / VECS;
+        const int64_t run = 4 * step * COLUMNS(rows) / VECS;
         for (int64_t i = 0; i < k; i += 4, w += 4 * PANEL) {
-            if (ask && !WHOLE) { ASK_FOR_RUN(share) }
+            if (step && !WHOLE) { PREFETCH_RUN(run) }
             UNROLL for (int j = 0; j < 4; j++) {
 #define FLOATS(v) load(w + j * PANEL + (v) * LANES)
-                if (ask && WHOLE) { ASK_AHEAD(ahead + (i + j) * step) }
+                if (step && WHOLE) { PREFETCH_TWO_LINES(prefetch + (i + j) * step) }
                 ONE_INPUT(x + i + j, FLOATS)
             }
         }
@@ -135,27 +137,16 @@ INLINE void fma_float32_loop(const float *x, int64_t stride, const float *panel,
     }
 }
 
-INLINE void fma_float32(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
-                        int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
-    fma_float32_loop(x, stride, panel, k, out, out_stride, add, ahead, step, rows, 1);
-}
-
-/* Without prefetches: if there is nothing to prefetch, they only take the place of loads. */
-INLINE void fma_float32_silent(const float *x, int64_t stride, const float *panel, int64_t k, float *out,
-                               int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
-    fma_float32_loop(x, stride, panel, k, out, out_stride, add, ahead, step, rows, 0);
-}
-
 INLINE void fma_bfloat16(const float *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
-                         int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
+                         int64_t out_stride, int add, const char *prefetch, int64_t step, const int rows) {
     EACH_PART {
         BEGIN_SUMS
         const uint16_t *w = panel + 2 * from;
         const int inputs = WHOLE ? 2 : 4;
-        const int64_t share = inputs / 2 * step * COLUMNS(rows) / VECS;
+        const int64_t run = inputs / 2 * step * COLUMNS(rows) / VECS;
         for (int64_t i = 0; i < k; i += inputs, w += inputs * PANEL) {
-            if (WHOLE) { ASK_AHEAD(ahead + i / 2 * step) }
-            else { ASK_FOR_RUN(share) }
+            if (WHOLE) { PREFETCH_TWO_LINES(prefetch + i / 2 * step) }
+            else { PREFETCH_RUN(run) }
             UNROLL for (int j = 0; j < inputs; j++) {
 #define HALVES(v) half_of(w + j / 2 * 2 * PANEL + 2 * (v) * LANES, j % 2)
                 ONE_INPUT(x + i + j, HALVES)
@@ -176,11 +167,11 @@ void widen(const void *panel, int64_t k, float *wide) {
 
 #ifdef HAS_DOT
 INLINE void dot_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *panel, int64_t k, float *out,
-                         int64_t out_stride, int add, const char *ahead, int64_t step, const int rows) {
+                         int64_t out_stride, int add, const char *prefetch, int64_t step, const int rows) {
     EACH_PART {
         BEGIN_SUMS
         for (int64_t i = 0; i < k; i += 2) {
-            ASK_AHEAD(ahead + i / 2 * step)
+            PREFETCH_TWO_LINES(prefetch + i / 2 * step)
             ivec pairs[SUM_ROWS];
             UNROLL for (int r = 0; r < rows; r++) pairs[r] = splat_pair(x + r * stride + i);
             UNROLL for (int v = 0; v < COLUMNS(rows); v++) {
@@ -194,76 +185,61 @@ INLINE void dot_bfloat16(const uint16_t *x, int64_t stride, const uint16_t *pane
 #endif
 
 #ifdef __AMX_BF16__
-/* Sums are in tiles 0 to 3, rows in 4 and 5, weights in 6 and 7. Without `both`, there are 16 rows. */
-#define MULTIPLY \
-    _tile_dpbf16ps(0, 4, 6); \
-    _tile_dpbf16ps(1, 4, 7); \
-    if (both) { \
-        _tile_dpbf16ps(2, 5, 6); \
-        _tile_dpbf16ps(3, 5, 7); \
-    }
+/* Sums are in tiles 0 to 3, rows in 4 and 5, weights in 6 and 7. Each sum has its tile of rows and one of weights.
+ * Without `both`, there are 16 rows, and two sums. */
+#define EACH_SUM(DO) \
+    DO(0, 4, 6) \
+    DO(1, 4, 7) \
+    if (both) { DO(2, 5, 6) DO(3, 5, 7) }
+#define OUT(rows, weights) (out + ((rows) - 4) * 16 * out_stride + ((weights) - 6) * 16)
+#define ZERO(sum, rows, weights) _tile_zero(sum);
+#define LOAD(sum, rows, weights) _tile_loadd(sum, OUT(rows, weights), 4 * out_stride);
+#define STORE(sum, rows, weights) _tile_stored(sum, OUT(rows, weights), 4 * out_stride);
+#define MULTIPLY(sum, rows, weights) _tile_dpbf16ps(sum, rows, weights);
+#define BEGIN_TILES \
+    if (begin == 0) { EACH_SUM(ZERO) } \
+    else { EACH_SUM(LOAD) }
 #define LOAD_ROWS(from) \
     _tile_loadd(4, (from), stride); \
     if (both) { _tile_loadd(5, (from) + 16 * stride, stride); }
 #define LOAD_WEIGHTS(from) \
     _tile_loadd(6, (from), 4 * PANEL); \
     _tile_loadd(7, (from) + 64, 4 * PANEL);
-#define ASK(lines) \
-    for (int64_t line = 0; line < (lines); line++) __builtin_prefetch(ahead + 64 * line, 0, 2); \
-    ahead += 64 * (lines);
-#define STORE_TILES \
-    _tile_stored(0, out, 4 * out_stride); \
-    _tile_stored(1, out + 16, 4 * out_stride); \
-    if (both) { \
-        _tile_stored(2, out + 16 * out_stride, 4 * out_stride); \
-        _tile_stored(3, out + 16 * out_stride + 16, 4 * out_stride); \
-    }
-#define BEGIN_TILES \
-    if (begin == 0) { \
-        _tile_zero(0); \
-        _tile_zero(1); \
-        _tile_zero(2); \
-        _tile_zero(3); \
-    } else { \
-        _tile_loadd(0, out, 4 * out_stride); \
-        _tile_loadd(1, out + 16, 4 * out_stride); \
-        if (both) { \
-            _tile_loadd(2, out + 16 * out_stride, 4 * out_stride); \
-            _tile_loadd(3, out + 16 * out_stride + 16, 4 * out_stride); \
-        } \
-    }
+#define PREFETCH_LINES(lines) \
+    for (int64_t line = 0; line < (lines); line++) __builtin_prefetch(prefetch + 64 * line, 0, 2); \
+    prefetch += 64 * (lines);
 
 INLINE void tiles_bfloat16(const char *x, int64_t stride, const char *panel, int64_t begin, int64_t k,
-                           float *out, int64_t out_stride, const char *ahead, int64_t lines, const int both) {
+                           float *out, int64_t out_stride, const char *prefetch, int64_t lines, const int both) {
     BEGIN_TILES
     for (int64_t i = begin; i < k; i += 32) {
         LOAD_ROWS(x + 2 * i)
-        ASK(lines / 2)
+        PREFETCH_LINES(lines / 2)
         LOAD_WEIGHTS(panel + 2 * PANEL * i)
-        ASK(lines - lines / 2)
-        MULTIPLY
+        PREFETCH_LINES(lines - lines / 2)
+        EACH_SUM(MULTIPLY)
     }
-    STORE_TILES
+    EACH_SUM(STORE)
 }
 
 INLINE void tiles_split(const char *x, int64_t stride, int64_t plane, const char *panel, int64_t begin,
-                        int64_t k, float *out, int64_t out_stride, const char *ahead, int64_t lines,
+                        int64_t k, float *out, int64_t out_stride, const char *prefetch, int64_t lines,
                         const int both) {
     BEGIN_TILES
     for (int64_t i = begin; i < k; i += 32) {
         const char *high = panel + 4 * PANEL * i, *low = high + 2 * PANEL * 32;
         LOAD_ROWS(x + 2 * i)
         LOAD_WEIGHTS(low)
-        ASK(lines / 3)
-        MULTIPLY
+        PREFETCH_LINES(lines / 3)
+        EACH_SUM(MULTIPLY)
         LOAD_WEIGHTS(high)
-        ASK(lines / 3)
-        MULTIPLY
+        PREFETCH_LINES(lines / 3)
+        EACH_SUM(MULTIPLY)
         LOAD_ROWS(x + plane + 2 * i)
-        ASK(lines - lines / 3 * 2)
-        MULTIPLY
+        PREFETCH_LINES(lines - lines / 3 * 2)
+        EACH_SUM(MULTIPLY)
     }
-    STORE_TILES
+    EACH_SUM(STORE)
 }
 #endif
 
@@ -283,39 +259,38 @@ void end_products(int kind) {
 #endif
 }
 
-void product(int kind, const Rows *rows, int64_t first, int count, const void *panel, int64_t begin,
-             int64_t end, float *out, int64_t stride, const void *ahead, float share) {
+void product(int kind, const Rows *rows, int64_t first, int count, const void *panel, int64_t begin, int64_t end,
+             float *out, int64_t stride, const void *prefetch, float prefetch_fraction) {
     const char *x = rows->data + first * rows->stride;
     const int64_t k = round_up(end, GROUP);
-    const int64_t step = (int64_t)(128 * share); /* bytes ahead, for each 128 of the panel */
-#define ONE(function, type, weight, n) \
+    const int64_t step = (int64_t)(128 * prefetch_fraction); /* bytes to prefetch for each 128 of the panel */
+#define ONE(function, type, weight, step, n) \
     case n: \
         function((const type *)x + begin, rows->stride / (int64_t)sizeof(type), (const weight *)panel, \
-                 k - begin, out, stride, begin > 0, ahead, step, n); \
+                 k - begin, out, stride, begin > 0, prefetch, step, n); \
         break;
     /* Each number of rows gets its own loop, with its sums in registers. */
-#define UP_TO_6(function, type, weight) \
-    ONE(function, type, weight, 1) ONE(function, type, weight, 2) ONE(function, type, weight, 3) \
-    ONE(function, type, weight, 4) ONE(function, type, weight, 5) ONE(function, type, weight, 6)
-#define UP_TO_8(function, type, weight) \
-    UP_TO_6(function, type, weight) ONE(function, type, weight, 7) ONE(function, type, weight, 8)
+#define UP_TO_6(...) \
+    ONE(__VA_ARGS__, 1) ONE(__VA_ARGS__, 2) ONE(__VA_ARGS__, 3) \
+    ONE(__VA_ARGS__, 4) ONE(__VA_ARGS__, 5) ONE(__VA_ARGS__, 6)
+#define UP_TO_8(...) UP_TO_6(__VA_ARGS__) ONE(__VA_ARGS__, 7) ONE(__VA_ARGS__, 8)
 #ifdef __AVX512F__
 #define EACH(...) switch (count) { UP_TO_8(__VA_ARGS__) }
 #else
 #define EACH(...) switch (count) { UP_TO_6(__VA_ARGS__) }
 #endif
-    if (kind == FMA_FLOAT32 && step) EACH(fma_float32, float, float)
-    if (kind == FMA_FLOAT32 && !step) EACH(fma_float32_silent, float, float)
-    if (kind == FMA_BFLOAT16) EACH(fma_bfloat16, float, uint16_t)
+    if (kind == FMA_FLOAT32 && step) EACH(fma_float32, float, float, step)
+    if (kind == FMA_FLOAT32 && !step) EACH(fma_float32, float, float, 0) /* prefetches would take the place of loads */
+    if (kind == FMA_BFLOAT16) EACH(fma_bfloat16, float, uint16_t, step)
 #ifdef HAS_DOT
-    if (kind == DOT_BFLOAT16) EACH(dot_bfloat16, uint16_t, uint16_t)
+    if (kind == DOT_BFLOAT16) EACH(dot_bfloat16, uint16_t, uint16_t, step)
 #endif
 #ifdef __AMX_BF16__
-    panel = (const char *)panel - panel_bytes(kind, begin); /* these count from the panel's first input */
-    const int64_t lines = (int64_t)((kind == TILES_SPLIT ? 64 : 32) * share); /* ahead, for each 32 inputs */
+    panel = (const char *)panel - panel_bytes(kind, begin); /* tiles count from the panel's first input */
+    const int64_t lines = (int64_t)((kind == TILES_SPLIT ? 64 : 32) * prefetch_fraction); /* for each 32 inputs */
 #define BY_TILES(function, ...) \
-    if (count > 16) function(x, __VA_ARGS__, panel, begin, k, out, stride, ahead, lines, 1); \
-    else function(x, __VA_ARGS__, panel, begin, k, out, stride, ahead, lines, 0);
+    if (count > 16) function(x, __VA_ARGS__, panel, begin, k, out, stride, prefetch, lines, 1); \
+    else function(x, __VA_ARGS__, panel, begin, k, out, stride, prefetch, lines, 0);
     if (kind == TILES_BFLOAT16) { BY_TILES(tiles_bfloat16, rows->stride) }
     if (kind == TILES_SPLIT) { BY_TILES(tiles_split, rows->stride, rows->plane) }
 #endif

@@ -4,8 +4,8 @@
 #include "vectors.h"
 
 #define PANEL 32  /* columns of a panel */
-#define GROUP 32  /* what a panel's length is a multiple of */
-#define BLOCK 32  /* most rows of a call */
+#define GROUP 32  /* a panel's inputs are padded with zeros to a multiple of this */
+#define BLOCK 32  /* the most rows of a call */
 
 /* How to multiply; see product.c. */
 enum { FMA_FLOAT32, FMA_BFLOAT16, DOT_BFLOAT16, TILES_BFLOAT16, TILES_SPLIT };
@@ -22,23 +22,32 @@ INLINE int64_t panel_bytes(int kind, int64_t k) {
     return PANEL * round_up(k, GROUP) * (format == FLOAT32 || format == SPLIT ? 4 : 2);
 }
 
+/* Where a panel has the weight of input i and column c, in numbers of its format; of a SPLIT, its upper half. */
+INLINE int64_t place(int kind, int64_t i, int64_t c) {
+    switch (kind) {
+        case FMA_FLOAT32: return i * PANEL + c;
+        case TILES_SPLIT: return (i / 32 * 64 + i % 32) / 2 * PANEL * 2 + c * 2 + i % 2;
+        default: return (i / 2 * PANEL + c) * 2 + i % 2;
+    }
+}
+
 int has_kind(int kind);
 int in_parts(int kind, int rows); /* whether a pass reads a panel's columns part by part */
-int product_block(int kind); /* how many rows make the best of a pass over a panel */
+int64_t product_block(int kind, int64_t count); /* rows of a pass, if `count` rows need a panel: few, even passes */
 
 /* out[r][c] = sum over i of rows[first + r][i] * panel[i][c], for r < count <= BLOCK, c < PANEL.
  *
- * begin, end: the i's. begin is a multiple of GROUP; if it is not 0, the sum is added to what is in `out`.
+ * begin, end: of i. begin is a multiple of GROUP; if it is not 0, the sum is added to `out`.
  * panel: the weights from input `begin` on.
  * stride: floats from one row of `out` to the next. Tiles also read and overwrite rows up to the next multiple of 16,
- * for which there must be memory.
- * ahead: memory to prefetch: `share` of panel_bytes, from 0 (nothing) to 1. */
-void product(int kind, const Rows *rows, int64_t first, int count, const void *panel, int64_t begin,
-             int64_t end, float *out, int64_t stride, const void *ahead, float share);
+ * so these must be in memory.
+ * prefetch: memory to prefetch: prefetch_fraction of panel_bytes, from 0 (nothing) to 1. */
+void product(int kind, const Rows *rows, int64_t first, int count, const void *panel, int64_t begin, int64_t end,
+             float *out, int64_t stride, const void *prefetch, float prefetch_fraction);
 
-/* k inputs of a panel of FMA_BFLOAT16 -> one of FMA_FLOAT32. */
+/* The first k inputs of an FMA_BFLOAT16 panel, as an FMA_FLOAT32 panel. */
 void widen(const void *panel, int64_t k, float *wide);
 
-void begin_products(int kind); /* in each thread, before its products and after them */
+void begin_products(int kind); /* each thread calls these before and after its products */
 void end_products(int kind);
 #endif

@@ -4,7 +4,7 @@
 #define VECTORS_H
 #include <stdint.h>
 #include <string.h>
-#ifdef __AVX512F__ /* only there: to read it takes the compiler half a second, in each file */
+#ifdef __AVX512F__ /* only there: reading it takes the compiler half a second in each file */
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -91,7 +91,7 @@ INLINE vec fetch(const void *from, int format) {
     if (format == FLOAT32) return *(const vec *)from;
     const ivec bits = __builtin_convertvector(*(const hvec *)from, ivec);
     if (format == BFLOAT16) return (vec)(bits << 16);              /* the upper half of a float32 */
-    const vec magnitude = (vec)((bits & 0x7fff) << 13) * 0x1p112f; /* another bias; infinity becomes 65536 */
+    const vec magnitude = (vec)((bits & 0x7fff) << 13) * 0x1p112f; /* the other bias; infinity becomes 65536 */
     return (vec)((ivec)magnitude | (bits & 0x8000) << 16);
 }
 
@@ -135,7 +135,7 @@ INLINE void interleave(vec *two) {
 #define DOT(sum, pairs, w) (sum) = (vec)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(pairs), (__m512bh)(w))
 #endif
 
-/* LANES pairs: a bfloat16 of one run of memory, and one of another. */
+/* LANES pairs: a bfloat16 from each of two places in memory. */
 INLINE ivec zip(const void *a, const void *b) {
 #ifdef __AVX512BW__ /* three instructions; GCC 12 makes twelve of what is below */
     static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
@@ -148,7 +148,7 @@ INLINE ivec zip(const void *a, const void *b) {
 #endif
 }
 
-/* A pair of bfloat16s, in each place. */
+/* A pair of bfloat16s, in every lane. */
 INLINE ivec splat_pair(const void *from) {
     int32_t pair;
     memcpy(&pair, from, 4);
@@ -200,8 +200,8 @@ INLINE vec exponential(vec x) {
 }
 
 /* A matrix of activations, row by row. Rows that products read have room for whole vectors and a multiple of 32
- * numbers, with zeros after the last one (rows() in fast_model.py); others are read and written by read_row and
- * write_some. The lower halves of a SPLIT lie `plane` bytes further on. */
+ * numbers, with zeros after the last one (rows() in fast_model.py); other rows are read and written by read_row and
+ * write_some. The lower halves of a SPLIT are `plane` bytes further on. */
 typedef struct {
     char *data;
     int64_t stride, plane; /* bytes */
@@ -223,8 +223,8 @@ INLINE void write_row(const Rows *to, int64_t row, int64_t column, vec x) {
     if (to->format == SPLIT) *(hvec *)(at + to->plane) = to_bfloat16(x - fetch(&high, BFLOAT16));
 }
 
-/* Prefetch `count` numbers of a row, to read them (not of a SPLIT) or to write there, which also needs the cache line.
- * Clang wants to see which of the two it is. */
+/* Prefetch `count` numbers of a row, to read them (not of a SPLIT) or to overwrite them, which needs the cache line,
+ * too. Clang has to see a constant in each call. */
 INLINE void prefetch_row(const Rows *rows, int64_t row, int64_t column, int64_t count, const int writing) {
     const int64_t size = size_of((int)rows->format);
     const char *at = rows->data + row * rows->stride + column * size;

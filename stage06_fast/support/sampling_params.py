@@ -24,13 +24,13 @@ class SamplingParams:
         top_k: keep the k most likely tokens; 0 keeps all.
         top_p: keep the smallest set of most likely tokens whose probabilities sum to at least p (nucleus sampling,
             Holtzman et al. 2020).
-        min_p: keep tokens at least this share as likely as the most likely one (Nguyen et al. 2024).
+        min_p: drop tokens whose probability is below p times that of the most likely one (Nguyen et al. 2024).
         repetition_penalty: over 1 makes tokens of the prompt and the output less likely (Keskar et al. 2019, CTRL).
         presence_penalty: subtracted once from the logit of every token in the output.
         frequency_penalty: subtracted from a token's logit once per time it is in the output.
-        seed: makes the draws repeatable, alone or beside others; None, or vLLM's -1, takes one from the engine's seed.
+        seed: makes the draws repeatable, alone or in a batch; None, or vLLM's -1, takes one from the engine's seed.
         max_tokens: the longest output, in tokens.
-        min_tokens: before this many tokens nothing but `max_tokens` and the end of the context ends the output.
+        min_tokens: before this many tokens only `max_tokens` and the end of the context end the output.
         stop: texts that end the output; the output ends before them.
         stop_token_ids: tokens that end the output; the token is in `token_ids`, its text is not in `text`.
         ignore_eos: go on past the model's end token.
@@ -41,7 +41,7 @@ class SamplingParams:
         logits_processors: functions (prompt token ids, output token ids, logits) -> logits, of their arguments alone.
             Logits are [vocab_size] float32, as the model gave them; a token at -inf is not chosen.
         include_stop_str_in_output: the text ends after the stop text, or the stop token's text, that ended it.
-        skip_special_tokens: the end token has no text.
+        skip_special_tokens: leave special tokens, such as the end token, out of the text.
 
     Raises:
         ValueError: names the field and its value.
@@ -68,76 +68,47 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self):
-        self._check_number("temperature", 0, MAX_TEMPERATURE)
-        if self.temperature:
-            self._set("temperature", max(self.temperature, MIN_TEMPERATURE))
-        self._check_integer("top_k", 0, 2**31 - 1)
-        self._check_number("top_p", 0, 1)
+        self._check(check_number, "temperature", low=0, high=MAX_TEMPERATURE)
+        self._check(check_integer, "top_k", low=0, high=2**31 - 1)
+        self._check(check_number, "top_p", "min_p", low=0, high=1)
         if self.top_p == 0:
             raise ValueError(f"top_p must be over 0, got {self.top_p!r}")
-        self._check_number("min_p", 0, 1)
-        self._check_number("repetition_penalty", 0.01, 100)
-        self._check_number("presence_penalty", -100, 100)
-        self._check_number("frequency_penalty", -100, 100)
-        if self.seed is not None:
-            self._check_integer("seed", -1, 2**64 - 1)
-            self._set("seed", None if self.seed == -1 else self.seed)
-        if self.prompt_logprobs is not None:
-            self._check_integer("prompt_logprobs", 0, MAX_PROMPT_LOGPROBS)
-        self._check_integer("max_tokens", 1 if self.prompt_logprobs is None else 0)
-        self._check_integer("min_tokens", 0, self.max_tokens)
-        if self.logprobs is not None:
-            self._check_integer("logprobs", -1)
-        self._check_integer("n", 1, 1024)
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
-            self._set(name, bool(getattr(self, name)))
-        self._check_texts("stop")
-        self._check_token_ids("stop_token_ids")
-        self._set("logits_processors", self._check_sequence("logits_processors"))
-        if not all(map(callable, self.logits_processors)):
-            raise ValueError(f"logits_processors must be functions, got {self.logits_processors!r:.80}")
+        self._check(check_number, "repetition_penalty", low=0.01, high=100)
+        self._check(check_number, "presence_penalty", "frequency_penalty", low=-100, high=100)
+        self._check(check_integer, "seed", low=-1, high=2**64 - 1, optional=True)
+        self._check(check_integer, "prompt_logprobs", low=0, high=MAX_PROMPT_LOGPROBS, optional=True)
+        self._check(check_integer, "max_tokens", low=1 if self.prompt_logprobs is None else 0)
+        self._check(check_integer, "min_tokens", low=0, high=self.max_tokens)
+        self._check(check_integer, "logprobs", low=-1, optional=True)
+        self._check(check_integer, "n", low=1, high=1024)
+        self._check(check_boolean, "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+        self._check(check_stop, "stop")
+        self._check(check_token_ids, "stop_token_ids")
+        self._check(check_functions, "logits_processors")
+        if self.temperature:
+            object.__setattr__(self, "temperature", max(self.temperature, MIN_TEMPERATURE))
+        if self.seed == -1:
+            object.__setattr__(self, "seed", None)
 
-    def _set(self, field: str, value: Any) -> None:
-        object.__setattr__(self, field, value)
-
-    def _check_number(self, field: str, low: float, high: float) -> None:
-        self._set(field, number(field, getattr(self, field), low, high))
-
-    def _check_integer(self, field: str, low: int, high: int | None = None) -> None:
-        self._set(field, whole_number(field, getattr(self, field), low, high))
-
-    def _check_sequence(self, field: str) -> tuple[Any, ...]:
-        value = getattr(self, field)
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise ValueError(f"{field} must be a list, got {value!r}")
-        return tuple(getattr(self, field))
-
-    def _check_texts(self, field: str) -> None:
-        value = getattr(self, field)
-        texts = (value,) if isinstance(value, str) else self._check_sequence(field)
-        if not all(isinstance(text, str) and text for text in texts):
-            raise ValueError(f"{field} must be texts that are not empty, got {value!r}")
-        self._set(field, tuple(map(str, texts)))
-
-    def _check_token_ids(self, field: str) -> None:
-        self._set(field, tuple(dict.fromkeys(whole_number(field, i, 0) for i in self._check_sequence(field))))
+    def _check(self, check: Callable[..., Any], *fields: str, optional: bool = False, **limits: Any) -> None:
+        """Replace fields by what the check returns. optional: None stays as it is."""
+        for field in fields:
+            if not (optional and getattr(self, field) is None):
+                object.__setattr__(self, field, check(field, getattr(self, field), **limits))
 
 
-# What comes from NumPy, say, is converted once, here: a numpy.int8 that counts overflows later, far from its origin.
+# --- Checks: (name, value) -> the value as Python's own type, or a ValueError that names both. A numpy.int8, say, would
+# overflow when it counts, far from where it came from. --------------------------------------------------------------
 
 
-def number(name: str, value: Any, low: float, high: float) -> float:
-    """A number as Python's own. Raises ValueError, naming it, unless it is one from low to high."""
-    # The last is false for NaN too.
+def check_number(name: str, value: Any, low: float, high: float) -> float:
+    # Not between them is NaN, too.
     if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high:  # pyright: ignore[reportOperatorIssue]
         raise ValueError(f"{name} must be a number from {low} to {high}, got {value!r:.80}")
     return float(value)
 
 
-def whole_number(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """A whole number as Python's own. Raises ValueError, naming it, unless it is one of at least low, at most high."""
+def check_integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     if (
         isinstance(value, bool)
         or not isinstance(value, Integral)
@@ -146,3 +117,36 @@ def whole_number(name: str, value: Any, low: int, high: int | None = None) -> in
         limit = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise ValueError(f"{name} must be a whole number {limit}, got {value!r:.80}")
     return int(value)
+
+
+def check_boolean(name: str, value: Any) -> bool:
+    if type(value) not in (bool, np.bool_):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def check_list(name: str, value: Any) -> tuple[Any, ...]:
+    if not is_list(value):
+        raise ValueError(f"{name} must be a list, got {value!r:.80}")
+    return tuple(value)
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def check_stop(name: str, value: Any) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else check_list(name, value)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise ValueError(f"{name} must be texts that are not empty, got {value!r:.80}")
+    return tuple(map(str, texts))
+
+
+def check_token_ids(name: str, value: Any) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(check_integer(name, token_id, 0) for token_id in check_list(name, value)))
+
+
+def check_functions(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
+    if not all(map(callable, check_list(name, value))):
+        raise ValueError(f"{name} must be functions, got {value!r:.80}")
+    return tuple(value)

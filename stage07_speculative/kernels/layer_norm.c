@@ -1,5 +1,5 @@
-/* The small layers: embedding, layer norm, the largest logit. Each is one pass over its input. The layer norm writes
- * its result in the format of the next product. */
+/* The small layers: embedding, layer norm, argmax. Each is one pass over its input. The layer norm writes its result in
+ * the format of the next product. */
 #include <math.h>
 #include "kernels.h"
 
@@ -43,31 +43,30 @@ void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t 
     meet(team);
 }
 
-/* The first of the largest; -1 if it is infinite or any number is NaN. Finds the maximum piece by piece, then searches
- * only the piece that has it. */
+/* The position of the largest logit, the first if there are several; -1 if it is infinite, or if any is NaN. Finds the
+ * maximum piece by piece, then searches only the piece that has it. */
 void argmax(const Team *team, int64_t *best, const float *logits, int64_t num_rows, int64_t vocab_size) {
     enum { PIECE = 1024 };
     PARALLEL_FOR(t, num_rows, team) {
         const float *row = logits + t * vocab_size;
-        float highest = -INFINITY;
+        float maximum = -INFINITY;
         int64_t where = 0;
         ivec nans = {0};
         int nan = 0;
         for (int64_t from = 0; from < vocab_size; from += PIECE) {
             const int64_t end = vocab_size - from < PIECE ? vocab_size : from + PIECE;
-            vec most = splat(-INFINITY);
+            vec largest = splat(-INFINITY);
             int64_t c = from;
             for (; c + LANES <= end; c += LANES) {
-                const vec some = load(row + c);
-                most = larger(some, most), nans |= some != some;
+                const vec x = load(row + c);
+                largest = larger(x, largest), nans |= x != x;
             }
-            float here = most[0];
-            for (int i = 1; i < LANES; i++) here = most[i] > here ? most[i] : here;
+            float here = largest_of(largest);
             for (; c < end; c++) here = row[c] > here ? row[c] : here, nan |= row[c] != row[c];
-            if (here > highest) highest = here, where = from;
+            if (here > maximum) maximum = here, where = from;
         }
         for (int i = 0; i < LANES; i++) nan |= nans[i];
-        while (!nan && where + 1 < vocab_size && row[where] < highest) where++;
+        while (!nan && where + 1 < vocab_size && row[where] < maximum) where++;
         best[t] = !nan && row[where] - row[where] == 0 ? where : -1;
     }
     meet(team);

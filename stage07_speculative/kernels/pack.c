@@ -1,14 +1,5 @@
-/* Weights -> panels (see product.c), once, when a model is loaded, without a copy of the matrix in between. */
+/* Weights -> panels (see product.c), once, when a model is loaded, and without a copy of the matrix in between. */
 #include "kernels.h"
-
-/* Where a panel has the weight of input i and column c, in numbers of its format; of a SPLIT, its upper half. */
-INLINE int64_t place(int kind, int64_t i, int64_t c) {
-    switch (kind) {
-        case FMA_FLOAT32: return i * PANEL + c;
-        case TILES_SPLIT: return (i / 32 * 64 + i % 32) / 2 * PANEL * 2 + c * 2 + i % 2;
-        default: return (i / 2 * PANEL + c) * 2 + i % 2;
-    }
-}
 
 INLINE void pack_panel(char *panel, const char *weight, const int format, int64_t out_stride, int64_t in_stride,
                        int64_t columns, int64_t in, const int kind) {

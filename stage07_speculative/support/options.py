@@ -1,35 +1,50 @@
-"""Options of an engine, and what checks them."""
+"""Options of an engine, and how they are checked."""
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
-from .sampling_params import number, whole_number
+from .sampling_params import check_boolean, check_integer, check_number
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def option(default: Any, check: Callable[[str, Any], Any], text: str, *, kw_only: bool = False, **flag: Any) -> Any:
+def option(default: Any, check: Callable[[str, Any], Any], meaning: str, *, kw_only: bool = False, **flag: Any) -> Any:
     """A field of a dataclass of options.
 
     Args:
-        check: (name, value) -> the value as it is kept, or ValueError. None, as a default, is not checked.
-        text: what it means; --help shows it with the default.
+        check: (name, value) -> the value to keep, or ValueError. A value that is the default is not checked.
+        meaning: --help shows it with the default.
         kw_only: it is no positional argument.
-        flag: where a flag of a command line differs: its `name` (None: there is none), its `help`, and other
-            arguments of `ArgumentParser.add_argument`.
+        flag: how its flag differs, for a command line: `name` (None: there is none), `help`, and other arguments of
+            `ArgumentParser.add_argument`.
     """
-    return field(default=default, metadata={"check": check, "help": text, "flag": flag}, kw_only=kw_only)
+    return dataclasses.field(default=default, metadata={"check": check, "help": meaning, "flag": flag}, kw_only=kw_only)
+
+
+# --- Checks ---------------------------------------------------------------------------------------------------------
+
+boolean = check_boolean
+
+
+def integer(low: int, high: int | None = None) -> Callable[[str, Any], int]:
+    """A whole number within these bounds."""
+    return functools.partial(check_integer, low=low, high=high)
+
+
+def fraction(name: str, value: Any) -> float:
+    """From 0 to less than 1."""
+    if check_number(name, value, 0, 1) == 1:
+        raise ValueError(f"{name} must be a number from 0 to less than 1, got {value!r}")
+    return float(value)
 
 
 def one_of(*names: str) -> Callable[[str, Any], str]:
-    """A check: the value is one of these names."""
-
     def check(name: str, value: Any) -> str:
         if value not in names:
             raise ValueError(f"{name} must be one of {', '.join(names)}, got {value!r}")
@@ -38,51 +53,34 @@ def one_of(*names: str) -> Callable[[str, Any], str]:
     return check
 
 
-def whole(low: int, high: int | None = None) -> Callable[[str, Any], int]:
-    """A check: the value is a whole number within these bounds."""
-    return functools.partial(whole_number, low=low, high=high)
-
-
-def yes_or_no(name: str, value: Any) -> bool:
-    """A check: the value is True or False."""
-    if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name} must be True or False, got {value!r}")
-    return bool(value)
-
-
-def share(name: str, value: Any) -> float:
-    """A check: the value is a number from 0 to less than 1."""
-    if number(name, value, 0, 1) == 1:
-        raise ValueError(f"{name} must be a number from 0 to less than 1, got {value!r}")
-    return float(value)
-
-
 def known_device(_: str, value: Any) -> str:
-    """A check: there is such a device."""
     pick_device(value)
     return value
 
 
-def any_text(name: str, value: Any) -> str:
-    """No check: what comes of it is checked where it is used. A path is a text too."""
+def text(_: str, value: Any) -> str:
+    """A text or a path, checked where it is used."""
     return str(value)
 
 
 @dataclass(frozen=True)
 class Options:
-    """The base of a dataclass of options: each is checked when it is made. It has the one that support/ alone reads."""
+    """The base of EngineConfig: checks each option, and has the one that only `support/` reads."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     tokenizer: str | None = option(
-        None, any_text, "whose tokenizer: a directory, or a name as of --model (default: the model's)", kw_only=True
+        None, text, "whose tokenizer: a directory, or a name as of --model (default: the model's)", kw_only=True
     )
 
     def __post_init__(self):
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if value is not one.default:
-                object.__setattr__(self, one.name, one.metadata["check"](one.name, value))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not field.default:
+                object.__setattr__(self, field.name, field.metadata["check"](field.name, value))
+
+
+# --- What they stand for --------------------------------------------------------------------------------------------
 
 
 def pick_device(device: str) -> torch.device:
@@ -107,18 +105,25 @@ def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return DTYPES[dtype]
 
 
-def in_words(device: torch.device, dtype: torch.dtype) -> str:
-    """A device and a type, for people."""
+def describe_device(device: torch.device, dtype: torch.dtype) -> str:
+    """For people: "cpu (2 threads), float32"."""
     name = f"{torch.get_num_threads()} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)
     return f"{device} ({name}), {str(dtype).removeprefix('torch.')}"
 
 
-_first_process: int | None = None  # the one that has made an engine
+def pick_max_model_len(max_model_len: int | None, n_positions: int) -> int:
+    """The longest sequence, in tokens. Raises ValueError if the model has too few positions."""
+    if max_model_len is not None and max_model_len > n_positions:
+        raise ValueError(f"max_model_len must be at most {n_positions}, the model's positions, got {max_model_len}")
+    return n_positions if max_model_len is None else max_model_len
+
+
+_first_process: int | None = None  # that made an engine
 
 
 def check_fork() -> None:
-    """Raise RuntimeError in a fork of the process that made the first engine: torch's threads are missing there, and it
-    would hang."""
+    """Raise RuntimeError in a fork of the process that made the first engine: it lacks torch's threads, and would
+    hang."""
     global _first_process
     _first_process = _first_process or os.getpid()
     if os.getpid() != _first_process:
@@ -126,13 +131,3 @@ def check_fork() -> None:
             f"process {os.getpid()} is a fork of {_first_process}, which has made an engine: no engine can run here; "
             "start processes with multiprocessing's 'spawn' or 'forkserver'"
         )
-
-
-def pick_max_model_len(max_model_len: int | None, n_positions: int) -> int:
-    """The longest sequence, in tokens. Raises ValueError if the model has no positions for it."""
-    if max_model_len is None:
-        return n_positions
-    try:
-        return whole_number("max_model_len", max_model_len, 2, n_positions)
-    except ValueError as error:
-        raise ValueError(f"{error}; the model has {n_positions} positions") from None

@@ -1,5 +1,5 @@
 /* A whole step in one call: all layers, from token ids to logits. If Python called the kernels one by one, eight in
- * each layer, they would wait for it a hundred times a step. */
+ * each layer, they would wait for Python a hundred times a step. */
 #include <stdlib.h>
 #include "kernels.h"
 
@@ -11,7 +11,7 @@ typedef struct {
 typedef struct {
     int64_t n_layer, n_embd, format; /* of the embeddings */
     double epsilon;
-    const void *wte, *wpe; /* no wte where the head's weights are int8: it is read from them */
+    const void *wte, *wpe; /* wte is NULL with int8: it is read from the head's weights */
     const Layer *layers;
     const float *ln_f_weight, *ln_f_bias;
     Linear head;
@@ -20,40 +20,40 @@ typedef struct {
 /* Memory for one step. x: [num_tokens, n_embd], the residual stream. */
 typedef struct {
     float *x;
-    Rows normed, qkv, attended, inner; /* what the layer norms, c_attn, attention and GELU give */
-    Rows integers; /* and what int8 products make of it */
+    Rows normed, qkv, attended, inner; /* the results of the layer norms, c_attn, attention and GELU */
+    Rows integers; /* one of them, quantized for an int8 product */
 } Workspace;
 
 /* A step in the last layer, after its keys and values are written: only the tokens whose logits are needed are left,
  * for most requests the last one. starts: memory for num_seqs + 1 numbers, which become query_start_loc. */
-static Step last_of(const Step *step, int64_t *starts) {
+static Step step_of_last(const Step *step, int64_t *starts) {
     int64_t count = 0;
     for (int64_t i = 0; i < step->num_seqs; i++) {
         starts[i] = count;
-        while (count < step->num_last && step->last[count] < step->query_start_loc[i + 1]) count++;
+        while (count < step->num_logits && step->logits_indices[count] < step->query_start_loc[i + 1]) count++;
     }
     starts[step->num_seqs] = count;
     Step kept = *step;
-    kept.num_tokens = count, kept.query_start_loc = starts, kept.last = NULL;
+    kept.num_tokens = count, kept.query_start_loc = starts, kept.logits_indices = NULL;
     return kept;
 }
 
-/* Move these tokens' rows of `x` and of the queries to the front. step->last ascends, so no row is overwritten before
- * it has moved. */
+/* Move the rows of these tokens to the front, in `x` and in the queries. step->logits_indices ascends, so no row is
+ * overwritten before it has moved. */
 static void keep_last(const Team *team, const Workspace *w, int64_t n_embd, const Step *step) {
     const size_t query = (size_t)(n_embd * size_of((int)w->qkv.format));
-    for (int64_t t = 0; t < step->num_last && team->rank == 0; t++) {
-        if (step->last[t] == t) continue;
-        memcpy(w->x + t * n_embd, w->x + step->last[t] * n_embd, sizeof(float) * (size_t)n_embd);
-        memcpy(w->qkv.data + t * w->qkv.stride, w->qkv.data + step->last[t] * w->qkv.stride, query);
+    for (int64_t t = 0; t < step->num_logits && team->rank == 0; t++) {
+        if (step->logits_indices[t] == t) continue;
+        memcpy(w->x + t * n_embd, w->x + step->logits_indices[t] * n_embd, sizeof(float) * (size_t)n_embd);
+        memcpy(w->qkv.data + t * w->qkv.stride, w->qkv.data + step->logits_indices[t] * w->qkv.stride, query);
     }
     meet(team);
 }
 
-/* A step, the same step in the last layer, and how the attention of each is cut up. */
+/* A step, the same step in the last layer, and the plans for the attention of both. */
 typedef struct { Step whole, last; Plan plans[2]; } Work;
 
-/* A linear layer; with int8, its rows become integers first. */
+/* A linear layer; with int8, its rows are quantized first. */
 static void multiply(const Team *team, const Workspace *w, const Linear *layer, const Rows *rows, int64_t n,
                      int epilogue, float *out, const Rows *to, const Linear *next) {
     if (layer->scales) quantize(team, &w->integers, rows, n, layer->in);
@@ -85,8 +85,8 @@ static void layers(const Team *team, const Model *m, const Workspace *w, const C
         const Linear *next = i + 1 < m->n_layer ? &layer[1].c_attn : &m->head;
         multiply(team, w, &layer->mlp_c_proj, &w->inner, n, ADD, w->x, NULL, next);
     }
-    n = step->num_last;
-    layer_norm(team, &w->normed, w->x, step->last, n, width, m->ln_f_weight, m->ln_f_bias, epsilon);
+    n = step->num_logits;
+    layer_norm(team, &w->normed, w->x, step->logits_indices, n, width, m->ln_f_weight, m->ln_f_bias, epsilon);
     multiply(team, w, &m->head, &w->normed, n, STORE, logits, NULL, NULL);
 }
 
@@ -95,7 +95,7 @@ int forward(const Model *m, const Workspace *w, const Cache *caches, const Step 
             int kind, int prompts, int threads) {
     int64_t *starts = malloc(sizeof(int64_t) * (size_t)(step->num_seqs + 1));
     Work work = {.whole = *step, .last = *step};
-    if (starts && step->num_last < step->num_tokens) work.last = last_of(step, starts);
+    if (starts && step->num_logits < step->num_tokens) work.last = step_of_last(step, starts);
     const int failed = !starts || plan_attention(&work.plans[0], step, caches, kind, prompts, threads) ||
                        plan_attention(&work.plans[1], &work.last, caches, kind, prompts, threads);
     if (!failed) PARALLEL(threads, layers(team, m, w, caches, &work, logits, kind););

@@ -1,4 +1,4 @@
-/* The kernels and their arguments. forward.c calls them in turn; c_kernel.py can call each alone. */
+/* The kernels and their arguments. forward.c calls them in turn; c_kernel.py can call each one alone. */
 #ifndef KERNELS_H
 #define KERNELS_H
 #include "product.h"
@@ -9,26 +9,26 @@ typedef struct {
     const char *panels; /* [out / 32] panels, the last one padded with zeros */
     const float *bias;  /* padded too, or NULL */
     int64_t in, out, kind;
-    const float *scales; /* [out], filled up likewise: what a weight of 1 stands for, with int8; else NULL */
+    const float *scales; /* [out], padded too: of int8 weights; else NULL */
 } Linear;
 
 /* What to do with y: out = y; out += y (a residual); to = y, as rows for the next kernel; to = GELU(y). */
 enum { STORE, ADD, TO_ROWS, GELU };
 
-/* Every thread of a team calls these, and they return when the last thread is done. */
+/* Every thread of a team calls these; they return when the last thread is done. */
 
 /* weight [out, in] -> the panels of a kind. out_stride, in_stride: numbers from one output, or input, to the next. */
 void pack(const Team *team, char *panels, const char *weight, int64_t format, int64_t out_stride,
           int64_t in_stride, int64_t out, int64_t in, int kind);
-/* next: the layer that is called next, or NULL. */
+/* next: the linear layer after this one, or NULL. */
 void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, int epilogue, float *out,
             const Rows *to, const Linear *next);
 
-/* Rows of numbers -> rows of integers, as int8 products want them; each has a scale of its own. */
+/* Rows of numbers -> rows of integers for int8 products, each with a scale. */
 void quantize(const Team *team, const Rows *to, const Rows *from, int64_t num_rows, int64_t width);
-/* What stands in the last bytes of such a row. */
+/* The last bytes of such a row. */
 typedef struct {
-    float scale; /* what an integer of 1 stands for */
+    float scale; /* the number that an integer of 1 stands for */
     int32_t sum; /* of the row's integers */
 } Scale;
 INLINE Scale *scale_of(const Rows *rows, int64_t row) {
@@ -37,7 +37,7 @@ INLINE Scale *scale_of(const Rows *rows, int64_t row) {
 
 void embed(const Team *team, float *x, const void *wte, const void *wpe, int64_t format,
            const int64_t *token_ids, const int64_t *positions, int64_t num_tokens, int64_t n_embd);
-/* The same with wte in int8, where it lies packed for the last layer; of that, a token is a column. */
+/* The same with wte in int8, packed for the last layer: there a token is a column. */
 void embed_int8(const Team *team, float *x, const Linear *wte, const void *wpe, int64_t format,
                 const int64_t *token_ids, const int64_t *positions, int64_t num_tokens);
 /* The layer norm of row which[t] of x, or of row t without `which`. */
@@ -52,16 +52,16 @@ typedef struct {
     int64_t n_head, head_dim, block_size, format;
 } Cache;
 
-/* The tokens of a step, and where their keys and values lie; see attention.py. */
+/* The tokens of a step, and where their keys and values are; see attention.py. */
 typedef struct {
-    const int64_t *token_ids, *positions, *slot_mapping, *block_tables, *query_start_loc, *seq_lens, *last;
-    int64_t num_tokens, num_seqs, table_width, num_last;
+    const int64_t *token_ids, *positions, *slot_mapping, *block_tables, *query_start_loc, *seq_lens, *logits_indices;
+    int64_t num_tokens, num_seqs, table_width, num_logits;
 } Step;
 
 /* qkv: [num_tokens, 3 * n_embd], queries, keys and values, in the cache's format. */
 void write_kv(const Team *team, const Cache *cache, const Rows *qkv, const Step *step);
 
-/* How a step's attention is cut into items, the same in all layers, and memory for each thread. */
+/* How a step's attention is cut into items, which is the same in all layers, and memory for each thread. */
 typedef struct Item Item;
 typedef struct {
     Item *items;
@@ -72,7 +72,7 @@ typedef struct {
 /* prompts: let many queries of a request go through products. -1 if there is no memory; free_plan in any case. */
 int plan_attention(Plan *plan, const Step *step, const Cache *cache, int kind, int prompts, int threads);
 void free_plan(Plan *plan);
-/* query: [num_tokens, n_embd], or more. */
+/* query: [num_tokens, n_embd], or wider. */
 void paged_attention(const Team *team, const Rows *out, const Rows *query, const Cache *cache,
                      const Step *step, const Plan *plan, int kind);
 

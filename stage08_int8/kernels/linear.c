@@ -2,31 +2,31 @@
  *
  * - The weights are packed (see product.c), so a panel of 32 columns is one run of memory. The CPU's prefetcher follows
  *   a run, but only within a page. So the kernel prefetches too: 8 KB ahead with few rows; and where rows need several
- *   passes over a piece of a panel, a part of the next piece in each pass, so that memory works while the sums do.
- * - With many rows, 384 of a panel's inputs stay in the cache while 512 rows pass by. A whole panel would not fit there
- *   beside the next one and the rows: GPT-2's has up to 3,072 inputs. Tiles are too fast for that: with them, as many
+ *   passes over a piece of a panel, part of the next piece in each pass, so that memory is busy during the arithmetic.
+ * - With many rows, 384 of a panel's inputs stay in the cache while 512 rows pass by. A whole panel (GPT-2's have up to
+ *   3,072 inputs) would not fit along with the next one and the rows. Tiles are too fast for that: with them, as many
  *   rows as fill half of the level 2 cache go through all panels before the next rows do, in pieces of 128 inputs,
  *   which fit into the level 1 cache.
- * - Without AVX-512, a bfloat16 panel that more than two passes read is widened to float32 once. To widen it in each
- *   pass costs a quarter of the rate.
+ * - Without AVX-512, a bfloat16 panel that is read by more than two passes is widened to float32 once. Widening it in
+ *   each pass would cost a quarter of the rate.
  * - Fusion: bias, GELU or residual are applied to a panel's results while these are still in the level 1 cache. The
- *   place where the results go is prefetched before the product, or the CPU would wait for it after the product.
+ *   memory for the results is prefetched before the product, or the CPU would wait for it after the product.
  *
- * Each thread has a run of the panels. With its last one it prefetches its first panel of the `next` layer, so that
- * memory does not rest between two layers.
+ * Each thread has a run of the panels. With its last one it prefetches its first panel of the `next` layer, so memory
+ * is not idle between two layers.
  */
 #include <math.h>
 #include <unistd.h>
 #include "kernels.h"
 
 #define NEAR 8192      /* bytes */
-#define TOGETHER 512   /* the most rows that go through the panels together */
+#define MAX_ROWS 512   /* that go through the panels together */
 #define TILE_DEPTH 128 /* inputs of a piece, with tiles */
 #define VECTOR_DEPTH 384
-/* Measured: on a Zen 3 the CPU's prefetcher keeps up with one pass over whole float32 panels, and prefetching costs a
- * seventh of the bandwidth. On a Xeon with AVX-512 it does not keep up from two rows on. */
+/* Measured: on a Zen 3 the CPU's prefetcher keeps up with one pass over whole float32 panels, where prefetching costs a
+ * seventh of the bandwidth. On a Xeon with AVX-512, it falls behind from two rows on. */
 #define STREAMS_ITSELF (LANES < 16)
-#define PASSES 32      /* with more, reading a panel takes hardly any time, and prefetching would */
+#define MAX_PASSES 32  /* with more, reading a panel takes hardly any time, but prefetching would */
 
 /* x / (1 + e^-2u) = 0.5 x (1 + tanh u), u = sqrt(2 / pi) (x + 0.044715 x^3): GPT-2's form of GELU. */
 INLINE vec gelu(vec x) {
@@ -35,13 +35,13 @@ INLINE vec gelu(vec x) {
     return x * (vec)(((ivec)splat(1) & (u2 > 0)) | ((ivec)e & (u2 <= 0))) * reciprocal(1 + e);
 }
 
-/* Sums of integers -> what they stand for. */
+/* Sums of integers -> the numbers they stand for. */
 INLINE vec scaled(vec sum, const Scale *row, const Linear *w, int64_t column) {
     const ivec whole = (ivec)sum - row->sum * above((int)w->kind);
     return __builtin_convertvector(whole, vec) * (row->scale * load(w->scales + column));
 }
 
-/* Put the sums of a block of rows and a panel where they belong. */
+/* Apply the epilogue to the sums of a block of rows and a panel, and store the results. */
 INLINE void finish(const Linear *w, const Rows *x, int64_t row, int count, int64_t column, float (*y)[PANEL],
                    int epilogue, float *out, const Rows *to) {
     const int width = w->out - column < PANEL ? (int)(w->out - column) : PANEL;
@@ -63,57 +63,56 @@ INLINE void finish(const Linear *w, const Rows *x, int64_t row, int count, int64
 }
 
 /* Prefetch the memory that `finish` will write to. */
-INLINE void expect(const Linear *w, int64_t row, int count, int64_t column, int epilogue, float *out,
-                   const Rows *to) {
+INLINE void prefetch_results(const Linear *w, int64_t row, int count, int64_t column, int epilogue, float *out,
+                             const Rows *to) {
     const Rows floats = {(char *)out, 4 * w->out, 0, FLOAT32};
     for (int r = 0; r < count; r++) prefetch_row(epilogue >= TO_ROWS ? to : &floats, row + r, column, PANEL, 1);
 }
 
 static int64_t panels_of(const Linear *w) { return (w->out + PANEL - 1) / PANEL; }
 
-/* How many rows go through all panels together: with tiles, as many as fill half of the level 2 cache. */
+/* The rows that go through all panels together: with tiles, as many as fill half of the level 2 cache. */
 static int64_t rows_together(int kind, const Rows *x) {
-    if (kind < TILES_BFLOAT16) return TOGETHER;
+    if (kind < TILES_BFLOAT16) return MAX_ROWS;
     long size = 0;
 #ifdef _SC_LEVEL2_CACHE_SIZE
     size = sysconf(_SC_LEVEL2_CACHE_SIZE);
 #endif
     const int64_t row = x->stride * (x->format == SPLIT ? 2 : 1);
     const int64_t rows = (size > 0 ? size : 1 << 19) / 2 / row;
-    return rows < BLOCK ? BLOCK : rows > TOGETHER ? TOGETHER : rows / BLOCK * BLOCK;
+    return rows < BLOCK ? BLOCK : rows > MAX_ROWS ? MAX_ROWS : rows / BLOCK * BLOCK;
 }
 
-/* How many of a panel's inputs are multiplied with all rows before the next ones are. */
+/* The length of a panel's pieces, in inputs: a piece is multiplied with all rows before the next one is. */
 static int64_t depth_of(int kind, int64_t passes, int64_t in) {
     if (kind >= TILES_BFLOAT16) return TILE_DEPTH;
-    /* With AVX-512 a bfloat16 panel, half as long, is up to a tenth faster whole. So is any that many rows read. */
-    if (LANES == 16 && (kind != FMA_FLOAT32 || passes > PASSES)) return in;
+    /* With AVX-512 a bfloat16 panel, half as long, is up to a tenth faster whole. So is any that many passes read. */
+    if (LANES == 16 && (kind != FMA_FLOAT32 || passes > MAX_PASSES)) return in;
     return VECTOR_DEPTH;
 }
 
-/* Rows that go through the panels together. A chunk makes `passes` passes over each piece of a panel, with a block of
- * rows in each; a pass prefetches its `share` of what is needed next. */
+/* Rows that go through the panels together. There are `passes` passes over each piece of a panel, with a block of rows
+ * in each. */
 typedef struct {
-    int64_t rows, count, passes, block, depth;
+    int64_t count, passes, block, depth;
     int streams; /* whether a panel is read once, from front to back */
-    float share;
+    float prefetch_fraction; /* of what is needed next, in each pass */
 } Chunk;
 
 static Chunk chunk_of(const Linear *w, int64_t num_rows, int64_t rows, int64_t i) {
     const int kind = (int)w->kind;
     const int64_t count = num_rows - i * rows < rows ? num_rows - i * rows : rows;
-    const int64_t passes = (count + product_block(kind) - 1) / product_block(kind);
-    const int64_t block = kind >= TILES_BFLOAT16 ? BLOCK : (count + passes - 1) / passes; /* even parts */
+    const int64_t block = product_block(kind, count), passes = (count + block - 1) / block;
     const int streams = passes == 1 && !in_parts(kind, (int)block);
     const int64_t depth = streams ? w->in : depth_of(kind, passes, w->in);
-    const int silent = passes > PASSES || (streams && STREAMS_ITSELF && kind == FMA_FLOAT32);
-    return (Chunk){rows, count, passes, block, depth, streams, silent ? 0 : 1.0f / (float)passes};
+    const int no_prefetch = passes > MAX_PASSES || (streams && STREAMS_ITSELF && kind == FMA_FLOAT32);
+    return (Chunk){count, passes, block, depth, streams, no_prefetch ? 0 : 1.0f / (float)passes};
 }
 
-/* One panel, for the rows of a chunk that begins at row `begin`. after: what is needed next, or NULL. */
+/* One panel, for the chunk of rows from `begin` on. after: memory needed after this panel, or NULL. */
 static void one_panel(const Linear *w, const Rows *x, int64_t begin, const Chunk *c, int64_t p, int epilogue,
                       float *out, const Rows *to, const char *after) {
-    float y[TOGETHER][PANEL] __attribute__((aligned(64)));
+    float y[MAX_ROWS][PANEL] __attribute__((aligned(64)));
     const int kind = (int)w->kind;
     const int64_t bytes = panel_bytes(kind, w->in);
     const char *panel = w->panels + p * bytes;
@@ -122,15 +121,15 @@ static void one_panel(const Linear *w, const Rows *x, int64_t begin, const Chunk
     for (int64_t k = 0; k < w->in; k += c->depth) {
         const int64_t k_end = k + c->depth < w->in ? k + c->depth : w->in;
         const char *piece = panel + panel_bytes(kind, k);
-        const char *ahead = k_end < w->in ? panel + panel_bytes(kind, k_end) : after;
-        const float share = ahead ? c->share : 0;
+        const char *prefetch = k_end < w->in ? panel + panel_bytes(kind, k_end) : after;
+        const float fraction = prefetch ? c->prefetch_fraction : 0;
         if (widened) widen(piece, round_up(k_end, GROUP) - k, wide);
         for (int64_t r = 0; r < c->count; r += c->block) {
             const int rows = (int)(c->count - r < c->block ? c->count - r : c->block);
-            if (k_end == w->in) expect(w, begin + r, rows, p * PANEL, epilogue, out, to);
-            if (widened) product(FMA_FLOAT32, x, begin + r, rows, wide, k, k_end, y[r], PANEL, ahead, share / 2);
-            else product(kind, x, begin + r, rows, piece, k, k_end, y[r], PANEL, ahead, share);
-            if (share > 0) ahead += (int64_t)((float)(bytes * (k_end - k) / w->in) * share);
+            if (k_end == w->in) prefetch_results(w, begin + r, rows, p * PANEL, epilogue, out, to);
+            if (widened) product(FMA_FLOAT32, x, begin + r, rows, wide, k, k_end, y[r], PANEL, prefetch, fraction / 2);
+            else product(kind, x, begin + r, rows, piece, k, k_end, y[r], PANEL, prefetch, fraction);
+            if (fraction > 0) prefetch += (int64_t)((float)(bytes * (k_end - k) / w->in) * fraction);
             if (k_end == w->in) finish(w, x, begin + r, rows, p * PANEL, y + r, epilogue, out, to);
         }
     }

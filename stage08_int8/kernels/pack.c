@@ -1,4 +1,4 @@
-/* Weights -> panels (see product.c), once, when a model is loaded, without a copy of the matrix in between. */
+/* Weights -> panels (see product.c), once, when a model is loaded, and without a copy of the matrix in between. */
 #include "kernels.h"
 
 INLINE void pack_panel(char *panel, const char *weight, const int format, int64_t out_stride, int64_t in_stride,

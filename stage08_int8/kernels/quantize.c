@@ -1,34 +1,34 @@
-/* Integers for the products of int8. Weights were rounded when the model was loaded (quantize.py), with one scale for
- * each column. Activations are rounded here, with one scale for each row:
+/* Rounding to int8. Weights were rounded when the model was loaded (quantize.py), with a scale for each column.
+ * Activations are rounded here, with a scale for each row:
  *
  *   y[r][c] = sum over i of x[r][i] * w[i][c]  is nearly  x_scale[r] * w_scale[c] * sum over i of x_int[r][i] * w_int[i][c]
  *
- * The sum on the right is one of integers, and exact: every order and every instruction gives the same. A row's
- * integers depend on that row alone. So the logits have the same bits whatever shares the step.
+ * The sum on the right is one of integers, so it is exact: every order and every instruction gives the same. A row's
+ * integers depend on that row alone. So the logits have the same bits, whatever else is in the step.
  */
 #include <math.h>
 #include "kernels.h"
 
 void quantize(const Team *team, const Rows *to, const Rows *from, int64_t num_rows, int64_t width) {
     PARALLEL_FOR(r, num_rows, team) {
-        vec most = {0};
+        vec magnitude = {0};
         ivec nans = {0}, sums = {0};
         for (int64_t c = 0; c < width; c += LANES) {
             const vec x = read_row(from, r, c, width - c);
-            most = larger(most, (vec)((ivec)x & 0x7fffffff));
+            magnitude = larger(magnitude, (vec)((ivec)x & 0x7fffffff));
             nans |= x != x;
         }
-        const float largest = largest_of(most), per_unit = largest > 0 ? 127 / largest : 0;
+        const float largest = largest_of(magnitude), per_unit = largest > 0 ? 127 / largest : 0;
         int nan = 0;
         for (int i = 0; i < LANES; i++) nan |= nans[i];
-        for (int64_t c = 0; c < round_up(width, 2 * GROUP); c += LANES) { /* after the last number, zeros */
-            /* In a float as large as 1.5 * 2^23 the lowest bits are a whole number. */
+        for (int64_t c = 0; c < round_up(width, 2 * GROUP); c += LANES) { /* padded with zeros */
+            /* In a float as large as 1.5 * 2^23, the lowest bits are an integer. */
             const vec rounded = multiply_add(splat(12582912.0f), read_row(from, r, c, width - c), splat(per_unit));
-            const ivec whole = (ivec)rounded - 0x4b400000;
+            const ivec integers = (ivec)rounded - 0x4b400000;
             char *at = to->data + r * to->stride + c * size_of((int)to->format);
-            sums += whole;
-            if (to->format == INT8) *(bvec *)at = __builtin_convertvector(whole, bvec);
-            else *(hvec *)at = __builtin_convertvector(whole, hvec);
+            sums += integers;
+            if (to->format == INT8) *(bvec *)at = __builtin_convertvector(integers, bvec);
+            else *(hvec *)at = __builtin_convertvector(integers, hvec);
         }
         int32_t sum = 0;
         for (int i = 0; i < LANES; i++) sum += sums[i];
@@ -46,8 +46,8 @@ void embed_int8(const Team *team, float *x, const Linear *wte, const void *wpe, 
         const uint8_t *panel = (const uint8_t *)wte->panels + token / PANEL * panel_bytes(kind, n_embd);
         const char *position = (const char *)wpe + positions[t] * row;
         for (int64_t c = 0; c < n_embd; c++) {
-            const int8_t whole = (int8_t)(panel[place(kind, c, token % PANEL)] - above(kind));
-            x[t * n_embd + c] = wte->scales[token] * (float)whole + fetch_one(position, c, (int)format);
+            const int8_t weight = (int8_t)(panel[place(kind, c, token % PANEL)] - above(kind));
+            x[t * n_embd + c] = wte->scales[token] * (float)weight + fetch_one(position, c, (int)format);
         }
     }
     meet(team);

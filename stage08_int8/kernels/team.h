@@ -1,9 +1,9 @@
 /* The threads that compute a step together.
  *
- * OpenMP starts them once for each step; how they share the work and wait for each other is here. After each kernel all
- * of them meet, a hundred times a step. OpenMP's threads spin while they wait, which is fastest as long as each has a
- * core to itself. But if another program takes one of the cores, the last thread may not be running, and the others
- * spin in vain for some milliseconds, each time. So here
+ * OpenMP starts them once for each step; sharing the work and waiting for each other is done here. They all meet after
+ * each kernel, a hundred times a step. OpenMP's threads spin while they wait, which is fastest as long as each has a
+ * core to itself. But if another program takes one of the cores, the last thread may not be running, and each time the
+ * others spin in vain for some milliseconds. So here
  *
  * - there are no fixed shares: a thread takes its own run of the work piece by piece, then what is left of the others';
  * - a waiting thread spins for SPIN nanoseconds, as long as a wait takes when all threads run. Then it sleeps, and the
@@ -16,7 +16,7 @@
 #define TEAM_H
 #include <pthread.h>
 #include <stdint.h>
-#ifdef _OPENMP /* omp.h is not where every compiler looks: macOS has the library, which torch brings, and no header */
+#ifdef _OPENMP /* not by omp.h: on macOS, torch brings the library without the header */
 int omp_get_thread_num(void);
 int omp_get_num_threads(void);
 #endif
@@ -53,12 +53,12 @@ typedef struct {
         } \
     } while (0)
 
-/* For each i below n, in one of the threads, which takes its own run first, then what is left of the others'. */
+/* For each i < n, in one of the threads. A thread takes its own run first, then what is left of the others'. */
 #define PARALLEL_FOR(i, n, team) \
     for (int run_##i = 0; run_##i < (team)->size; run_##i++) \
         for (int64_t i = take(team, run_##i, n); i >= 0; i = take(team, run_##i, n))
 
-/* For each i below n, in one of the threads, in order: for unequal pieces, large ones first. */
+/* For each i < n, in one of the threads, in order: for unequal pieces, the large ones first. */
 #define DYNAMIC_FOR(i, n, team) \
     for (int64_t i = count_up(team); i < (n); i = count_up(team))
 

@@ -4,7 +4,7 @@
 #define VECTORS_H
 #include <stdint.h>
 #include <string.h>
-#if defined(__AVX512F__) || defined(__AVXVNNI__) /* only there: it takes the compiler half a second, in each file */
+#if defined(__AVX512F__) || defined(__AVXVNNI__) /* only there: reading it takes half a second in each file */
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -25,8 +25,8 @@ typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_ali
 typedef int8_t bvec __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef int16_t pairs_vec __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
 
-/* SPLIT is a float32 as the sum of two bfloat16s: 16 bits of its 24-bit mantissa. INT8 and INT16 are whole numbers
- * from -127 to 127, of rows that have a scale; see quantize.c. */
+/* SPLIT is a float32 as the sum of two bfloat16s: 16 bits of its 24-bit mantissa. INT8 and INT16 are integers from
+ * -127 to 127, in rows that have a scale; see quantize.c. */
 enum { FLOAT32, BFLOAT16, FLOAT16, SPLIT, INT8, INT16 };
 
 INLINE int64_t size_of(int format) { return format == FLOAT32 ? 4 : format == INT8 ? 1 : 2; } /* bytes; of a SPLIT's half */
@@ -94,7 +94,7 @@ INLINE vec fetch(const void *from, int format) {
     if (format == FLOAT32) return *(const vec *)from;
     const ivec bits = __builtin_convertvector(*(const hvec *)from, ivec);
     if (format == BFLOAT16) return (vec)(bits << 16);              /* the upper half of a float32 */
-    const vec magnitude = (vec)((bits & 0x7fff) << 13) * 0x1p112f; /* another bias; infinity becomes 65536 */
+    const vec magnitude = (vec)((bits & 0x7fff) << 13) * 0x1p112f; /* the other bias; infinity becomes 65536 */
     return (vec)((ivec)magnitude | (bits & 0x8000) << 16);
 }
 
@@ -138,9 +138,9 @@ INLINE void interleave(vec *two) {
 #define DOT(sum, pairs, w) (sum) = (vec)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(pairs), (__m512bh)(w))
 #endif
 
-/* sum += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3, for the four integers of each 32 bits. Where one of the factors has to
- * be unsigned, it is the weight, from which ABOVE has not been taken yet. (AVX2's vpmaddubsw, which is older, sums pairs
- * in 16 bits and cuts off what is larger: with weights of 127 it is wrong.) */
+/* sum += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3, for the four integers in each 32 bits. Where one factor has to be
+ * unsigned, it is the weight, with ABOVE added. (AVX2's older vpmaddubsw saturates sums of pairs at 16 bits, which is
+ * wrong for weights of 127.) */
 #if defined(HAS_DOT_INT8)
 #elif defined(__AVX512VNNI__)
 #define HAS_DOT_INT8
@@ -155,12 +155,12 @@ INLINE void interleave(vec *two) {
 #define ABOVE 0
 #endif
 
-/* The same for two integers of 16 bits, which every CPU has in some form: sum += a0 * w0 + a1 * w1. */
+/* sum += a0 * w0 + a1 * w1, for two integers of 16 bits, which every CPU has in some form. */
 INLINE vec add_pairs(vec sum, ivec pairs, ivec w) {
 #if defined(__AVX512BW__)
     return (vec)((ivec)sum + (ivec)_mm512_madd_epi16((__m512i)pairs, (__m512i)w));
 #elif defined(__AVX2__) && LANES == 8
-    ivec both; /* spelled out, as GCC would make all products first, and has no registers for them */
+    ivec both; /* assembly, because GCC would compute all products first, and has no registers for them */
     __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(both) : "x"(pairs), "x"(w));
     return sum;
 #elif defined(__SSE2__) && LANES == 4
@@ -185,7 +185,7 @@ INLINE ivec widen_pairs(const void *from) {
 #endif
 }
 
-/* LANES pairs: a bfloat16 of one run of memory, and one of another. */
+/* LANES pairs: a bfloat16 from each of two places in memory. */
 INLINE ivec zip(const void *a, const void *b) {
 #ifdef __AVX512BW__ /* three instructions; GCC 12 makes twelve of what is below */
     static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
@@ -198,7 +198,7 @@ INLINE ivec zip(const void *a, const void *b) {
 #endif
 }
 
-/* A pair of bfloat16s, or four int8, in each place. */
+/* A pair of bfloat16s, or four int8, in every lane. */
 INLINE ivec splat_pair(const void *from) {
     int32_t pair;
     memcpy(&pair, from, 4);
@@ -250,8 +250,8 @@ INLINE vec exponential(vec x) {
 }
 
 /* A matrix of activations, row by row. Rows that products read have room for whole vectors and a multiple of 32
- * numbers, with zeros after the last one (rows() in fast_model.py); others are read and written by read_row and
- * write_some. The lower halves of a SPLIT lie `plane` bytes further on. */
+ * numbers, with zeros after the last one (rows() in fast_model.py); other rows are read and written by read_row and
+ * write_some. The lower halves of a SPLIT are `plane` bytes further on. */
 typedef struct {
     char *data;
     int64_t stride, plane; /* bytes */
@@ -273,8 +273,8 @@ INLINE void write_row(const Rows *to, int64_t row, int64_t column, vec x) {
     if (to->format == SPLIT) *(hvec *)(at + to->plane) = to_bfloat16(x - fetch(&high, BFLOAT16));
 }
 
-/* Prefetch `count` numbers of a row, to read them (not of a SPLIT) or to write there, which also needs the cache line.
- * Clang wants to see which of the two it is. */
+/* Prefetch `count` numbers of a row, to read them (not of a SPLIT) or to overwrite them, which needs the cache line,
+ * too. Clang has to see a constant in each call. */
 INLINE void prefetch_row(const Rows *rows, int64_t row, int64_t column, int64_t count, const int writing) {
     const int64_t size = size_of((int)rows->format);
     const char *at = rows->data + row * rows->stride + column * size;

@@ -4,25 +4,19 @@ GNU's runtime lets a thread that has nothing to do spin for some milliseconds, i
 steps that is a millisecond. To spin longer takes a core from other programs, and then the system makes the engine's own
 next step wait. (Within a step the kernels' threads wait in their own way: kernels/team.h.)
 
-The runtime reads its settings when torch loads it, so this is imported before torch. That takes two seconds, in which
-the kernels are compiled if they have to be.
+The runtime reads its settings when torch loads it, so this is imported before torch.
 """
 
 import os
 import platform
 import sys
 
-from . import compiler
-
 SPIN_COUNT = "60000"  # turns of a loop: one to three milliseconds, by CPU
 
 
 def load_torch() -> bool:
     """Load torch. Returns whether its threads wait briefly: not if torch was there before, nor against the user."""
-    if "torch" in sys.modules:
-        return False
-    compiler.begin()
-    if platform.system() != "Linux":
+    if "torch" in sys.modules or platform.system() != "Linux":
         return False
     if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         return os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"

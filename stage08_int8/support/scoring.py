@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from .logprobs import logprob_entries
@@ -16,8 +15,8 @@ SCORING = SamplingParams(max_tokens=0, prompt_logprobs=0)  # nothing is generate
 
 
 class Pair(NamedTuple):
-    """A continuation to be scored after a prompt: two texts, or two lists of token ids. It goes where a prompt
-    goes, with the parameters SCORING."""
+    """A prompt and a continuation to be scored: two texts, or two lists of token ids. Give it in place of a prompt,
+    with the parameters SCORING."""
 
     prompt: str | list[int]
     continuation: str | list[int]
@@ -25,8 +24,8 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Score:
-    """How likely a continuation is: the sum of its tokens' log-probabilities, how many tokens that are, and whether
-    each of them is the most likely one, as greedy decoding would choose it."""
+    """How likely a continuation is: the sum of its tokens' log-probabilities, their number, and whether greedy decoding
+    would choose each of them."""
 
     logprob: float
     num_tokens: int
@@ -34,9 +33,9 @@ class Score:
 
 
 def encode_pair(pair: tuple[Any, Any], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The tokens of both, by the rules of EleutherAI's lm-evaluation-harness (`_encode_pair`): spaces at the end of a
-    prompt become the continuation's, whose first word they belong to, and the continuation is what the whole text has
-    behind as many tokens as the prompt has."""
+    """The tokens of both, by the rules of EleutherAI's lm-evaluation-harness (`_encode_pair`): spaces that end the
+    prompt go to the continuation, as they belong to its first word. The two are encoded together, and split after the
+    prompt's number of tokens."""
     prompt, continuation = pair
     if not any(all(isinstance(part, kind) for part in pair) for kind in (str, list | tuple)):
         raise ValueError("a prompt and its continuation are two texts, or two lists of token ids")
@@ -47,7 +46,7 @@ def encode_pair(pair: tuple[Any, Any], tokenizer: Tokenizer) -> tuple[list[int],
     if not prompt.strip():  # the beginning of a text
         return tokenizer.encode(""), tokenizer.encode(prompt + continuation)
     begin, whole = tokenizer.encode(prompt.rstrip()), tokenizer.encode(prompt + continuation)
-    if len(whole) <= len(begin):  # "walk" and "ing" are one token together: each by itself
+    if len(whole) <= len(begin):  # "walk" and "ing" together are one token: encode each by itself
         return begin, tokenizer.encode(prompt[len(prompt.rstrip()) :] + continuation)
     return begin, whole[len(begin) :]
 
@@ -66,12 +65,12 @@ def score_prompts(logits: Tensor, scored: Sequence[tuple[Any, slice]]) -> None:
 def score_rows(logits: Tensor, request: Any) -> list[dict[int, Logprob]]:
     """[n, vocab_size] -> the entries of the next n tokens of the prompt, each with the token itself first."""
     start, n = len(request.prompt_logprobs), len(logits)
-    token_ids = torch.tensor(request.prompt_token_ids[start : start + n], dtype=torch.int64, device=logits.device)
+    token_ids = request.prompt_token_ids[start : start + n]
     return logprob_entries(logits, token_ids, [request.params.prompt_logprobs] * n, request.tokenizer.token_text)
 
 
 def score_of(output: RequestOutput) -> Score:
-    """Of the result of a Pair. Raises RuntimeError if it was aborted, or failed."""
+    """The score in the result of a Pair. Raises RuntimeError if it was aborted, or failed."""
     (completion,) = output.outputs
     if completion.finish_reason in ("abort", "error"):
         why = "was aborted" if completion.finish_reason == "abort" else f"failed: {completion.stop_reason}"

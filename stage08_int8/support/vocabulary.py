@@ -1,20 +1,22 @@
-"""The files of a tokenizer: tokenizer.json, or merges.txt and vocab.json, read as transformers reads them.
+"""A tokenizer's files: tokenizer.json, or merges.txt and vocab.json.
 
-What it would read otherwise is refused, by file and key.
+They are read as transformers reads them, or refused in a line that names the file and the key.
 """
 
 import hashlib
+import itertools
 import json
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 END_OF_TEXT = "<|endoftext|>"
-SPARE = 1024  # how many tokens a vocabulary may have that no merge makes: special ones, or to round up its size
-GPT2_MERGES = "04e3597d7996f292ca9b8b7285ca4d58a6ae171ac47d73fc7140ceb0c7a6bbc0"  # SHA-256; they have been checked
+SPARE = 1024  # a vocabulary may have this many tokens that no merge makes: special ones, or to round up its size
+GPT2_MERGES = "04e3597d7996f292ca9b8b7285ca4d58a6ae171ac47d73fc7140ceb0c7a6bbc0"  # SHA-256
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that do what tokenizer.json says, and no more
 # Keys that change tokens, and their supported values, the default first: of tokenizer_config.json,
-CONFIG = {
+SETTINGS = {
     "tokenizer_class": (None, "GPT2Tokenizer", "GPT2TokenizerFast", *GENERIC),
     "errors": ("replace",),
     "init_inputs": ([],),
@@ -22,8 +24,16 @@ CONFIG = {
     **dict.fromkeys(("auto_map", "fast_tokenizer_files", "vocab", "merges"), (None,)),
     "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": (False,),
 }
+# those that change nothing here: of lengths, padding, chats, and notes (any other is refused, unless it names tokens),
+UNUSED_SETTINGS = {
+    *("model_max_length", "max_len", "max_length", "stride", "padding", "padding_side", "pad_to_multiple_of"),
+    *("pad_token_type_id", "truncation", "truncation_side", "truncation_strategy", "return_tensors", "trim_offsets"),
+    *("name_or_path", "special_tokens_map_file", "tokenizer_file", "model_input_names", "processor_class"),
+    *("backend", "is_local", "local_files_only", "use_fast", "clean_up_tokenization_spaces", "chat_template"),
+}
+TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
 # of tokenizer.json,
-WHOLE = {
+TOKENIZER_JSON = {
     "normalizer": (None,),
     **dict.fromkeys(("pre_tokenizer.type", "decoder.type"), ("ByteLevel",)),
     **dict.fromkeys(("model.dropout", "model.byte_fallback", "model.ignore_merges"), (None, False)),
@@ -34,8 +44,8 @@ WHOLE = {
     "post_processor.type": (None, "ByteLevel", "TemplateProcessing"),
     "post_processor.single": (None, [{"Sequence": {"id": "A", "type_id": 0}}]),
 }
-WITHOUT = {"pre_tokenizer.type": None, "decoder.type": None}
-ADDED: dict[str, tuple] = dict.fromkeys(("lstrip", "rstrip", "single_word"), (False,))  # and of an added token.
+# and of an added token.
+ADDED: dict[str, tuple] = dict.fromkeys(("lstrip", "rstrip", "single_word"), (False,))
 
 
 def byte_alphabet() -> dict[str, bytes]:
@@ -49,7 +59,7 @@ def byte_alphabet() -> dict[str, bytes]:
     return {c: bytes([b]) for c, b in zip(characters, printable + others, strict=True)}
 
 
-def convert(path: Path) -> str:
+def convert_hint(path: Path) -> str:
     """What to do about a directory or file that is not read here."""
     return f"`stagewise convert {shlex.quote(str(path))} DIRECTORY` makes a directory that can be read, or says why not"
 
@@ -64,7 +74,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """The JSON object in a file. optional: a file that does not exist is an empty one."""
+    """The JSON object in a file; an optional file that does not exist counts as an empty one."""
     text = "{}" if optional and not path.exists() else read_text(path)
     try:
         content = json.loads(text)
@@ -76,14 +86,14 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 
 def check_values(where: Path | str, given: dict[str, Any], supported: dict[str, tuple]) -> None:
-    """Raise ValueError for a key whose value is not supported. The first value is that of a key that is not given."""
+    """Raise ValueError for a key whose value is not supported. A missing key counts as the first supported value."""
     for key, values in supported.items():
         if repr(given.get(key, values[0])) not in map(repr, values):  # 1 is not True
             raise ValueError(f"{where}: {key} is {given[key]!r:.60}, supported: {', '.join(map(repr, values))}")
 
 
 def read_vocabulary(directory: Path) -> tuple[dict[str, int], dict[str, int], dict[str, dict]]:
-    """The ids of tokens, their ranks in merging, and the added tokens as tokenizer.json describes them.
+    """The ids of the tokens, their ranks in merging, and the added tokens as tokenizer.json describes them.
 
     Raises ValueError, naming the file, for a tokenizer that is damaged or not of GPT-2's kind.
     """
@@ -95,93 +105,116 @@ def read_vocabulary(directory: Path) -> tuple[dict[str, int], dict[str, int], di
             raise ValueError(
                 f"{path} has {len(ids):,} tokens, not the {len(ranks):,} that the merges make: one is damaged"
             )
-        return ids, ranks, number_added(directory, path, ids, added)
+        numbered = number_added(path, ids, added)
+        check_settings(path, numbered)
+        return ids, ranks, numbered
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{directory} has no tokenizer of GPT-2's kind: {type(error).__name__}: {error}") from None
 
 
 def read_files(directory: Path) -> tuple[Path, dict[str, int], dict[str, int], list[dict]]:
-    """The file with the ids, these, the ranks, and the list of added tokens."""
+    """The file that has the ids, the ids, the ranks, and the added tokens."""
     path = directory / "tokenizer.json"
     if path.exists():
         content = read_json(path)
-        parts = {name: content.get(name) or {} for name in ("model", "pre_tokenizer", "decoder", "post_processor")}
-        flat = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
-        check_values(path, {**WITHOUT, **flat, "normalizer": content.get("normalizer")}, WHOLE)
-        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in parts["model"]["merges"]]
-        return path, parts["model"]["vocab"], rank_merges(path, merges), content["added_tokens"]
+        given = {"normalizer": content.get("normalizer"), "pre_tokenizer.type": None, "decoder.type": None}
+        for part in ("model", "pre_tokenizer", "decoder", "post_processor"):
+            given |= {f"{part}.{key}": value for key, value in (content.get(part) or {}).items()}
+        check_values(path, given, TOKENIZER_JSON)
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in given["model.merges"]]
+        return path, given["model.vocab"], rank_merges(path, merges), content["added_tokens"]
     path = directory / "merges.txt"
     lines = read_text(path).split("\n")
     ranks = rank_merges(path, [line for line in lines if line and not line.startswith("#version")])
     ids = dict(ranks)  # GPT-2's are in the order of the merges
     if (directory / "vocab.json").exists():
         path, ids = directory / "vocab.json", read_json(directory / "vocab.json")
-    end = {"content": END_OF_TEXT, "id": ids.get(END_OF_TEXT, len(ids)), "special": True, "normalized": False}
-    return path, ids, ranks, [end]
+    return path, ids, ranks, [{"content": END_OF_TEXT, "id": ids.get(END_OF_TEXT, len(ids)), "special": True}]
 
 
-def number_added(directory: Path, path: Path, ids: dict[str, int], listed: list[dict]) -> dict[str, dict]:
-    """The added tokens by their texts. Raises ValueError if transformers gives them other ids, or if a file lists or
-    names one that another does not."""
+def rank_merges(path: Path, merges: list[str]) -> dict[str, int]:
+    """Each token with its rank: the 256 bytes, then what the merges make, in their order.
+
+    tiktoken joins any two neighbors that make a token, transformers only the two that a merge names. The two agree if
+    each merge joins what all merges before it leave of its token, as in every tokenizer that was trained.
+    """
+    ranks = {character: rank for rank, character in enumerate(byte_alphabet())}
+    is_gpt2 = hashlib.sha256("\n".join(merges).encode("utf-8", "replace")).hexdigest() == GPT2_MERGES
+    for number, merge in enumerate(merges, start=1):
+        pair = merge.split(" ")
+        token = "".join(pair)
+        if not (is_gpt2 or (len(pair) == 2 and {*pair} <= ranks.keys() and merge_all(token, ranks) == pair)):
+            raise ValueError(
+                f"{path}, merge {number}: expected two tokens that earlier merges leave, got {merge!r:.60}"
+            )
+        ranks[token] = len(ranks)
+    return ranks
+
+
+def merge_all(token: str, ranks: dict[str, int]) -> list[str]:
+    """What these merges leave of a token. The earliest comes first, until none applies."""
+    parts = list(token)
+    while len(parts) > 1:
+        pairs = [left + right for left, right in itertools.pairwise(parts)]
+        best = min(range(len(pairs)), key=lambda i: ranks.get(pairs[i], len(ranks)))
+        if pairs[best] not in ranks:
+            break
+        parts[best : best + 2] = [pairs[best]]
+    return parts
+
+
+def number_added(path: Path, ids: dict[str, int], listed: list[dict]) -> dict[str, dict]:
+    """The added tokens by their texts. Raises ValueError if transformers would give them other ids."""
     added, following = {}, len(ids)
     for token in sorted(listed, key=lambda token: token["id"]):
         expected = ids.get(token["content"], following)  # the id that transformers gives it
         check_values(f"{path}: added token {token['content']!r:.60}", token, {"id": (expected,), **ADDED})
         added[token["content"]] = {"special": False, "normalized": True, **token}
         following += expected == following
-    settings = directory / "tokenizer_config.json"
-    config = read_json(settings, optional=True)
-    check_values(settings, config, CONFIG)
-    if "added_tokens_decoder" in config:
-        others = [{**token, "id": int(token_id)} for token_id, token in config["added_tokens_decoder"].items()]
-        missing = added.keys() - {token["content"] for token in others}
-    else:  # then transformers reads two older files, too
-        older = read_json(directory / "added_tokens.json", optional=True)
-        others, missing = [{"content": text, "id": token_id} for text, token_id in older.items()], set()
-        config |= read_json(directory / "special_tokens_map.json", optional=True)
-    if config.get("tokenizer_class") not in GENERIC:
-        config = {**dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT), **config}
-    named = [value for key, value in config.items() if key.endswith("_token")]
-    texts = [token["content"] if isinstance(token, dict) else token for token in named]
-    others += [{"content": text, "special": True} for text in texts if isinstance(text, str)]
-    for key in ("additional_special_tokens", "extra_special_tokens"):  # a list makes no known token special
-        listed = config.get(key) or []
-        named += listed.values() if isinstance(listed, dict) else listed
-    others += [token if isinstance(token, dict) else {"content": token} for token in named if token]
-    for token in others:
-        read = added.get(token["content"], {})
-        keys = ("id", "special", "normalized") if "id" in token and len(added) > 1 else ("id", "special")
-        if not read or any(token.get(key, read[key]) != read[key] for key in keys):
-            missing |= {token["content"]}
-        check_values(f"{directory}: added token {token['content']!r:.60}", token, ADDED)
-    if missing or (path.name != "tokenizer.json" and END_OF_TEXT not in texts):
-        why = f"the added token {min(missing or added)!r:.60} is not the same in all files of the tokenizer"
-        raise ValueError(f"{directory}: {why}; {convert(directory)}")
     return added
 
 
-def rank_merges(path: Path, merges: list[str]) -> dict[str, int]:
-    """Each token with its rank: the 256 bytes, then what the merges make, in their order.
+def check_settings(path: Path, added: dict[str, dict]) -> None:
+    """Raise ValueError if tokenizer_config.json has settings that change tokens, or names or describes an added token
+    otherwise than the file at `path`, which was read."""
+    directory = path.parent
+    settings = read_json(directory / "tokenizer_config.json", optional=True)
+    check_values(directory / "tokenizer_config.json", settings, SETTINGS)
+    if unknown := sorted(key for key, value in settings.items() if value is not None and not is_known_setting(key)):
+        why = f"{directory / 'tokenizer_config.json'}: {unknown[0]!r:.60} is not known to change nothing"
+        raise ValueError(f"{why}; {convert_hint(directory)}")
+    if settings.get("tokenizer_class") not in GENERIC:
+        settings = {**dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT), **settings}
+    special = as_tokens(value for key, value in settings.items() if key.endswith("_token") and value is not None)
+    lists = [settings.get(key) or [] for key in TOKEN_LISTS]
+    listed = as_tokens(token for some in lists for token in (some.values() if isinstance(some, dict) else some))
+    named = {token["content"] for token in special}
+    different = named - {text for text, token in added.items() if token["special"]}
+    different |= {token["content"] for token in listed} - added.keys()  # transformers makes no known token special here
+    if path.name != "tokenizer.json":  # then nothing else says that this one is special
+        different |= {END_OF_TEXT} - named
+    decoder = settings.get("added_tokens_decoder")
+    if decoder is not None:
+        keys = ("special", "normalized") if len(added) > 1 else ("special",)
+        read = {(token["id"], text, *(token[key] for key in keys)) for text, token in added.items()}
+        described = {(int(i), token["content"], *(token[key] for key in keys)) for i, token in decoder.items()}
+        different |= {text for _, text, *_ in read ^ described}
+    else:
+        for older in ("added_tokens.json", "special_tokens_map.json"):
+            if (directory / older).exists():
+                raise ValueError(f"{directory / older} is of an older format; {convert_hint(directory)}")
+    for token in [*special, *listed, *(decoder or {}).values()]:
+        check_values(f"{directory}: added token {token['content']!r:.60}", token, ADDED)
+    if different:
+        why = f"the added token {min(different)!r:.60} is not the same in all files of the tokenizer"
+        raise ValueError(f"{directory}: {why}; {convert_hint(directory)}")
 
-    tiktoken joins any two neighbors that make a token, transformers only the two that a merge names. It is the same if
-    each merge names the two tokens that all merges before it leave, as in a trained tokenizer: where the two meet, no
-    earlier merge joins the end of the first with the beginning of the second.
-    """
-    ranks, halves = {character: rank for rank, character in enumerate(byte_alphabet())}, {}
-    known = hashlib.sha256("\n".join(merges).encode("utf-8", "replace")).hexdigest() == GPT2_MERGES
-    for number, merge in enumerate(merges, start=1):
-        left, _, right = merge.partition(" ")
-        token, fits = left + right, known or (left in ranks and right in ranks and left + right not in ranks)
-        halves[token] = left, right
-        while fits and not known and (left in halves or right in halves):  # undo the later of their merges
-            if right not in halves or (left in halves and ranks[left] > ranks[right]):
-                limit, left = ranks[left], halves[left][1]
-            else:
-                limit, right = ranks[right] + 1, halves[right][0]
-            fits = ranks.get(left + right, limit) >= limit
-        if not fits:
-            raise ValueError(
-                f"{path}, merge {number}: expected two tokens that earlier merges leave, got {merge!r:.60}"
-            )
-        ranks[token] = len(ranks)
-    return ranks
+
+def is_known_setting(key: str) -> bool:
+    """Whether it is known what this key of tokenizer_config.json changes, if anything."""
+    return key in {*SETTINGS, *UNUSED_SETTINGS, *TOKEN_LISTS, "added_tokens_decoder"} or key.endswith("_token")
+
+
+def as_tokens(values: Iterable[Any]) -> list[dict[str, Any]]:
+    """Tokens that are given as texts or as JSON objects, as objects."""
+    return [value if isinstance(value, dict) else {"content": value} for value in values]

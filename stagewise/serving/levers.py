@@ -94,7 +94,7 @@ class Levers:
         manager = self.core.block_manager
         if self._num_held:
             manager.free(self._held)
-        manager.num_reserve = int(self.llm.config.watermark * num_blocks)
+        manager.watermark_blocks = int(self.llm.config.watermark * num_blocks)
         if num_held := manager.num_blocks - num_blocks:
             self._preempt_until(lambda: manager.num_free >= num_held)
             self._held = HeldBack(num_held * manager.block_size)
@@ -104,4 +104,4 @@ class Levers:
         """The last in the order of the queue go first, as when memory is short."""
         scheduler = self.core.scheduler
         while not enough():
-            scheduler.preempt(max(scheduler.running, key=scheduler._order))
+            scheduler.preempt(max(scheduler.running, key=lambda request: request.rank))

@@ -1,4 +1,4 @@
-"""From prompts and sampling parameters to requests: what comes in is checked here, before anything is computed."""
+"""From prompts and sampling parameters to requests. All of it is checked here, before anything is computed."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -8,89 +8,81 @@ from typing import Any
 
 from .logits_processors import end_token_ids
 from .philox import derive_seed
-from .prompts import unwrapped
-from .sampling_params import SamplingParams, whole_number
-from .scoring import Pair, encode_pair
+from .sampling_params import SamplingParams
 
-# A text, token ids, {"prompt": text} or {"prompt_token_ids": token ids}, or what is to be scored.
-Prompt = str | list[int] | Mapping[str, Any] | Pair
+Prompt = str | list[int] | Mapping[str, Any]  # a text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}
 Prompts = str | Mapping[str, Any] | Sequence[Prompt]  # a single text, or dict, is one prompt
 Params = SamplingParams | Sequence[SamplingParams]  # one for all prompts, or one per prompt
 
 
-def text_of(prompt: Prompt) -> str | None:
-    """None if it was given as token ids."""
-    if isinstance(prompt, Pair):
-        return "".join(map(str, prompt)) if isinstance(prompt.prompt, str) else None
-    return prompt if isinstance(prompt, str) else None
+def parse_prompt(prompt: Any) -> tuple[Any, Any]:
+    """What to encode, and what the result names as its prompt: of a dict with both, the token ids and the text."""
+    if not isinstance(prompt, Mapping):
+        return prompt, prompt
+    given = {name: value for name, value in prompt.items() if value is not None}
+    if not given or given.keys() - {"prompt", "prompt_token_ids"}:
+        raise ValueError(f"a prompt as a dict has prompt or prompt_token_ids, got {prompt!r:.80}")
+    if not isinstance(given.get("prompt", ""), str) or not isinstance(given.get("prompt_token_ids", []), list | tuple):
+        raise ValueError("prompt must be a text, prompt_token_ids a list of token ids")
+    encoded = given.get("prompt_token_ids", given.get("prompt"))
+    return encoded, given.get("prompt", encoded)
 
 
-class Intake:
-    """Makes the requests of an engine. What is wrong with them is a ValueError that names it and the limit.
+class InputProcessor:
+    """Makes the requests of an engine. Raises ValueError, which says what is wrong and names the limit.
 
     Args:
-        engine: has the tokenizer, the sizes, and `check_fits`.
-        make_request: the class of its requests.
+        engine: has the tokenizer, the model's sizes, and `check_fits`.
+        make_request: the class of the requests.
     """
 
     def __init__(self, engine: Any, make_request: Callable[..., Any]):
         self.engine, self.make_request = engine, make_request
         self._numbers = itertools.count()  # of requests
 
-    def requests(
-        self, prompts: Prompts, sampling_params: Params | None, priority: Sequence[int] | None = None
-    ) -> list[Any]:
-        """One request per prompt, all of them checked, for steps to follow; an error names the prompt's index."""
-        prompts = [prompts] if isinstance(prompts, str | Pair | Mapping) else list(prompts)
+    def requests(self, prompts: Prompts, sampling_params: Params | None) -> list[Any]:
+        """One request per prompt. An error names the prompt's index."""
+        prompts = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         params = SamplingParams() if sampling_params is None else sampling_params
         params = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(params) != len(prompts):
             raise ValueError(
                 f"got {len(prompts)} prompts but {len(params)} sampling_params; give one, or one per prompt"
             )
-        priority = [0] * len(prompts) if priority is None else list(priority)
-        if len(priority) != len(prompts):
-            raise ValueError(f"got {len(prompts)} prompts but {len(priority)} priorities; give one per prompt")
-        requests, num_ahead = [], 0
-        for i, columns in enumerate(zip(prompts, params, priority, strict=True)):
+        requests = []
+        for i, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
             try:
-                requests.append(self.request(*columns))
+                requests.append(self.request(prompt, p))
             except ValueError as error:
                 raise ValueError(f"prompt {i}: {error}") from None
-            requests[-1].num_ahead, num_ahead = num_ahead, num_ahead + len(requests[-1].group)
         return requests
 
-    def request(self, prompt: Prompt, params: SamplingParams, priority: int = 0, number: int | None = None) -> Any:
-        """A checked request. Its number, None takes the next one, is its id, and seeds its draws if it has no seed."""
+    def request(self, prompt: Prompt, params: SamplingParams, number: int | None = None) -> Any:
+        """A checked request. Its number, by default the next one, is its id, and seeds its draws if it has no seed."""
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
-        given, text = unwrapped(prompt)
-        context, continuation = encode_pair(given, self.engine.tokenizer) if isinstance(given, Pair) else (given, [])
-        token_ids = self._token_ids(context)
-        token_ids += self._token_ids(continuation) if continuation else []
         vocab_size = self.engine.model_config.vocab_size
         params = replace(params, logprobs=vocab_size) if params.logprobs == -1 else params
+        given, text = parse_prompt(prompt)
+        token_ids = self._encode(given)
         self._check(token_ids, params)
         number = next(self._numbers) if number is None else number
         request = self.make_request(
             request_id=str(number),
-            prompt=text_of(text),
+            prompt=text if isinstance(text, str) else None,
             prompt_token_ids=token_ids,
             params=params,
             seed=derive_seed(self.engine.config.seed, number) if params.seed is None else params.seed,
             max_length=self.engine.max_model_len,
             tokenizer=self.engine.tokenizer,
             eos_token_ids=self.engine.model_config.eos_token_ids,
-            priority=whole_number("priority", priority, -(2**63), 2**63 - 1),
-            score_from=len(token_ids) - len(continuation) if continuation else 1,
         )
         if params.min_tokens and len({*end_token_ids(request)}) == vocab_size:
             raise ValueError("min_tokens leaves nothing to choose: every token of the vocabulary is a stop token")
         self.engine.check_fits(request)
-        request.group += [request.fork(index) for index in range(1, params.n)]
         return request
 
-    def _token_ids(self, prompt: str | list[int]) -> list[int]:
+    def _encode(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
             return self.engine.tokenizer.encode(prompt)
         if not isinstance(prompt, list | tuple) or any(
@@ -102,12 +94,11 @@ class Intake:
         return [int(t) for t in prompt]
 
     def _check(self, token_ids: list[int], params: SamplingParams) -> None:
-        """Whether the model has these tokens, and can do what the parameters ask for."""
+        """Compare tokens and parameters with the model's vocabulary."""
         vocab_size = self.engine.model_config.vocab_size
         if bad := [t for t in token_ids if not 0 <= t < vocab_size]:
             raise ValueError(f"token {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
         if bad := [t for t in params.stop_token_ids if t >= vocab_size]:
             raise ValueError(f"stop_token_ids {bad[0]} is outside the model's vocabulary of {vocab_size} tokens")
-        for name in ("logprobs", "prompt_logprobs"):
-            if (number := getattr(params, name)) is not None and number > vocab_size:
-                raise ValueError(f"{name} {number} is over the model's vocabulary of {vocab_size} tokens")
+        if params.logprobs is not None and params.logprobs > vocab_size:
+            raise ValueError(f"logprobs {params.logprobs} is over the model's vocabulary of {vocab_size} tokens")

@@ -1,0 +1,35 @@
+"""Policies: which waiting request is admitted first. Each gives an arriving request a number; lower is earlier."""
+
+from .request import Request
+
+POLICIES = ("fcfs", "fair", "priority", "shortest")
+AGING = 16  # under "shortest": how many prompt tokens a step of waiting is worth
+
+
+def policy_rank(policy: str, request: Request, num_steps: int) -> float:
+    """The request's number. Equal numbers are admitted in the order of arrival.
+
+    "fair" ranks a completion that was requested together with others, in a list of prompts or by n, as if it had
+    arrived when the one before it could have ended at the latest, at one step per token. So the first completion of a
+    new caller comes before all but the first ones of earlier callers. Nothing starves, because no newcomer gets a
+    number that is in the past.
+
+    "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All that wait age alike, so it
+    is the same to add AGING once for each step that had passed when they arrived. A prompt of P tokens is therefore
+    overtaken only by those that come within P / AGING steps after it: nothing starves.
+
+    Args:
+        num_steps: how many steps the engine has done.
+    """
+    if policy == "priority":
+        return request.priority
+    if policy == "shortest":
+        return len(request.prompt_token_ids) + AGING * num_steps
+    if policy == "fair":
+        return num_steps + sibling_lag(policy, request, request.num_ahead)
+    return 0
+
+
+def sibling_lag(policy: str, request: Request, num_siblings: int) -> int:
+    """What is added to a completion's number for the siblings before it, in steps."""
+    return num_siblings * (len(request.prompt_token_ids) + request.max_tokens) if policy == "fair" else 0
