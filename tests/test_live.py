@@ -374,7 +374,7 @@ def test_levers(stage, small_checkpoint):
 
     async def go(app):
         scheduler, answers = app.service.engine.llm.engine.scheduler, []
-        tasks = [asyncio.create_task(ask_async(app, "/v1/completions", body(p, max_tokens=15))) for p in prompts]
+        tasks = [asyncio.create_task(ask_async(app, "/v1/completions", body(p, max_tokens=30))) for p in prompts]
         await until(lambda: len(scheduler.running) == 4)
         response = await ask_async(app, "/live/levers", {"max_num_seqs": 2, "num_blocks": 12})
         assert {name: lever["now"] for name, lever in response.json().items()} == {"max_num_seqs": 2, "num_blocks": 12}

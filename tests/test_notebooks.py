@@ -49,8 +49,11 @@ def test_its_cells_run(path, monkeypatch):
 
     monkeypatch.setattr(start, "run", few)
     names: dict = {}
-    for cell in code_cells(nbformat.read(path, as_version=4)):
-        exec(compile(cell.source, path.name, "exec"), names)
+    try:
+        for cell in code_cells(nbformat.read(path, as_version=4)):
+            exec(compile(cell.source, path.name, "exec"), names)
+    finally:
+        del sys.modules["start"]
 
 
 @pytest.mark.soak

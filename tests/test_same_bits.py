@@ -200,7 +200,7 @@ def test_gpt2s_width(stage, dtype, tmp_path_factory):
     sizes = dict(n_layer=2, n_head=12, n_embd=768, n_positions=150, vocab_size=211)
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("wide"), **sizes)
     prompts, params = (
-        random_prompts(211, [15, 126, 62, 143]),
+        random_prompts(211, [15, 62, 143]),
         stage.SamplingParams(seed=1, max_tokens=6, ignore_eos=True),
     )
     memory = Memory()
@@ -215,7 +215,7 @@ def test_gpt2s_width(stage, dtype, tmp_path_factory):
     for budget in (64, 33):
         run(max_num_batched_tokens=budget)
     run(times=2, enable_prefix_caching=True)
-    run(num_blocks=23, max_num_batched_tokens=100)
+    run(num_blocks=15, max_num_batched_tokens=100)
     assert memory.happened["logits compared"] >= 60
     assert memory.happened["preemptions"] > 0
     assert memory.happened["hits"] > 0
