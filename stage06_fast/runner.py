@@ -10,7 +10,7 @@ from .attention import pick_backend
 from .batch import Batch
 from .config import EngineConfig
 from .fast_model import FastGPT2, enabled, pick_model
-from .kernels import c_kernel
+from .kernels.c_sampler import CSampler
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
 from .sampler import Token, sample_rows
@@ -53,7 +53,7 @@ class Runner:
         if self.attention_backend == "c":
             self.model = pick_model(self.model, on)
             give_back()  # what packing freed
-        self.argmax = c_kernel.argmax if self.attention_backend == "c" else None
+        self.sampler = CSampler() if self.attention_backend == "c" else None
         # If OpenMP's threads wait only briefly, the kernels can share their cores with other programs (kernels/team.h);
         # torch's own operations can't.
         self.waits_briefly = WAITS_BRIEFLY and isinstance(self.model, FastGPT2)
@@ -74,7 +74,7 @@ class Runner:
     def sample(self, batch: Batch, logits: Tensor) -> list[Token | Exception]:
         """As `sampler.sample` for each row."""
         with self.thread_limit:
-            return sample_rows(logits, batch.ready, self.argmax)
+            return sample_rows(logits, batch.ready, self.sampler)
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
         """How many blocks the options ask for, or can be of use and fit into what is free."""

@@ -5,13 +5,13 @@ same tokens whatever else the engine has done or is doing.
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from .kernels.c_sampler import CSampler
 from .request import Request
-from .support.logits_processors import apply_logits_processors, is_processed
+from .support.logits_processors import apply_logits_processors
 from .support.logprobs import NOT_FINITE, logprob_entries
 from .support.outputs import Logprob
 from .support.philox import uniform
@@ -33,32 +33,11 @@ def sample(logits: Tensor, request: Request) -> Token | Exception:
         return error
 
 
-def sample_rows(logits: Tensor, requests: list[Request], argmax: Callable | None) -> list[Token | Exception]:
-    """As `sample` for each row. [n_rows, vocab_size] -> n_rows of them"""
-    chosen = zip(logits, choose_rows(logits, requests, argmax), requests, strict=True)
-    return [token if isinstance(token, Exception) else (token, raw_logprobs(row, token, r)) for row, token, r in chosen]
-
-
-def choose_rows(logits: Tensor, requests: list[Request], argmax: Callable | None) -> list[int | Exception]:
-    """As `choose` for each row; a row that fails gets its error.
-
-    argmax: finds the best token of every row in one call, -1 in a row that has none; None if there is no such kernel.
-    """
-    best = argmax(logits).tolist() if argmax and any(map(is_plain, requests)) else [-1] * len(requests)
-    chosen: list[int | Exception] = []
-    for row, token_id, request in zip(logits, best, requests, strict=True):
-        try:
-            chosen.append(token_id if token_id >= 0 and is_plain(request) else choose(row, request))
-        except Exception as error:
-            chosen.append(error)
-    return chosen
-
-
-def is_plain(request: Request) -> bool:
-    """Whether its next token is the best of the raw logits."""
-    params = request.params
-    penalized = params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty
-    return params.temperature == 0 and not penalized and not is_processed(request)
+def sample_rows(logits: Tensor, requests: list[Request], kernel: CSampler | None) -> list[Token | Exception]:
+    """`sample` for each row, all in one call of the kernel if there is one. [n_rows, vocab_size] -> n_rows of them"""
+    if kernel is not None:
+        return kernel(logits, requests)
+    return [sample(row, request) for row, request in zip(logits, requests, strict=True)]
 
 
 def choose(logits: Tensor, request: Request) -> int:

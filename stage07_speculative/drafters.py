@@ -16,7 +16,7 @@ from .batch import Batch
 from .model import ModelConfig
 from .request import Request
 from .runner import Runner
-from .sampler import choose_rows
+from .sampler import sample_rows
 from .support.weights import Checkpoint
 
 
@@ -160,8 +160,8 @@ class DraftModel:
             return {}
         indices, guessed, requests = zip(*rows, strict=True)
         with self.runner.thread_limit:
-            chosen = choose_rows(logits[list(indices)], list(guessed), self.runner.argmax)
-        return {r: token_id for r, token_id in zip(requests, chosen, strict=True) if isinstance(token_id, int)}
+            tokens = sample_rows(logits[list(indices)], list(guessed), self.runner.sampler)
+        return {r: token[0] for r, token in zip(requests, tokens, strict=True) if isinstance(token, tuple)}
 
     def _forward(self, new: dict[Request, list[int]]) -> Tensor:
         """The logits of the last of each request's new tokens. -> [len(new), vocab_size]"""

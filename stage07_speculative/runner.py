@@ -12,7 +12,7 @@ from .attention import pick_backend
 from .batch import Batch
 from .config import EngineConfig
 from .fast_model import FastGPT2, enabled, pick_model
-from .kernels import c_kernel
+from .kernels.c_sampler import CSampler
 from .kv_cache import KVCache, bytes_per_token, check_cache_bytes, default_cache_bytes
 from .model import GPT2, ModelConfig
 from .sampler import Token, sample_rows
@@ -55,7 +55,7 @@ class Runner:
         if self.attention_backend == "c":
             self.model = pick_model(self.model, on)
             give_back()  # what packing freed
-        self.argmax = c_kernel.argmax if self.attention_backend == "c" else None
+        self.sampler = CSampler() if self.attention_backend == "c" else None
         # If OpenMP's threads wait only briefly, the kernels can share their cores with other programs (kernels/team.h);
         # torch's own operations can't.
         self.waits_briefly = WAITS_BRIEFLY and isinstance(self.model, FastGPT2)
@@ -81,7 +81,7 @@ class Runner:
     def sample(self, batch: Batch, logits: Tensor) -> list[Token | Exception]:
         """As `sampler.sample` for each row."""
         with self.thread_limit:
-            return sample_rows(logits, batch.ready, self.argmax)
+            return sample_rows(logits, batch.ready, self.sampler)
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
         """How many blocks the options ask for, or can be of use and fit into what is free."""
@@ -98,9 +98,7 @@ class Runner:
 
     def full_step(self, config: EngineConfig, cache: KVCache) -> None:
         """Run the largest possible step, on whatever the cache holds, to measure its memory."""
-        logits = self.try_step(config.max_num_batched_tokens, cache)
-        logits.sort(dim=-1)
-        logits.double().softmax(dim=-1).cumsum(dim=-1)  # with the sort, what takes the most in the sampler
+        self.try_step(config.max_num_batched_tokens, cache)
 
     def time_steps(self, sizes: Sequence[int]) -> dict[int, float]:
         """Seconds of steps of these sizes, in tokens, with logits for all of them; the best of two. Only before there

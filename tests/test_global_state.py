@@ -287,7 +287,7 @@ def test_the_step_is_handed_nothing_else(small_checkpoint, undisturbed):
                 "block_tables",
                 "query_start_loc",
                 "seq_lens",
-                "last",
+                "logits_indices",
             ):
                 for how in ("narrower", "type", "strides", "device"):
                     if how != "strides" or getattr(batch, name).shape[-1] > 1:  # one number has no gaps
@@ -308,19 +308,24 @@ def test_the_step_is_handed_nothing_else(small_checkpoint, undisturbed):
 
 def test_the_other_kernels_are_handed_nothing_else():
     kernel, memory = (STAGES[5].part(name) for name in ("kernels.c_kernel", "memory"))
-    assert kernel.argmax(torch.eye(3)).tolist() == [0, 1, 2]
+    sample = STAGES[5].part("kernels.c_sampler").CSampler()
+    requests = [STAGES[5].make_request(STAGES[5].SamplingParams(temperature=0))] * 3
+    best = [(0, None), (1, None), (2, None)]
+    assert sample(torch.eye(3), requests) == best
     wide = torch.eye(3).repeat_interleave(2, dim=-1)[..., ::2]
-    assert kernel.argmax(wide).tolist() == [0, 1, 2]  # it is copied
+    assert sample(wide, requests) == best  # it is copied
     assert torch.equal(kernel.pack(torch.eye(40).T, "fma_float32"), kernel.pack(torch.eye(40), "fma_float32"))
+    logits = torch.eye(3)
     for spoil in (SPOILT["type"], SPOILT["device"]):
         with pytest.raises(TypeError, match="the C kernels take"):
-            kernel.argmax(spoil(torch.eye(3)))
+            sample(spoil(torch.eye(3)), requests)
         with pytest.raises(TypeError, match="the C kernels take"):
             kernel.pack(spoil(torch.eye(40)), "fma_float32")
     with default_device("meta"), default_dtype(torch.float64):
         assert kernel.pack(torch.ones(40, 40, device="cpu", dtype=torch.float32), "fma_float32").is_cpu
         assert memory.Arena().alloc(64).is_cpu
         assert memory.empty((3,), torch.float32).is_cpu
+        assert STAGES[5].part("kernels.c_sampler").CSampler()(logits, requests) == best
 
 
 @kernels

@@ -1,6 +1,7 @@
 """The sampler against Hugging Face's logits processors, against exact distributions, and against itself."""
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from tests.adapter import STAGES
+
+FAST = [stage for stage in STAGES if stage.number >= 6]
 pytestmark = pytest.mark.covers("sampler.py")
 
 VOCABULARY = 199
@@ -198,3 +202,117 @@ def test_logprobs_are_of_the_raw_logits(stage):
     assert token == int(worst[0])
     assert logprobs[token].rank == VOCABULARY
     assert list(logprobs) == [token, *logits[0].topk(2).indices.tolist()]
+
+
+# --- The sampler in C -------------------------------------------------------------------------------------------------
+
+
+def logits_of(kind: str, vocab_size: int, generator: torch.Generator) -> torch.Tensor:
+    """Rows of a text's shape, of a flat one, with ties, with one token left."""
+    logits = torch.randn(1, vocab_size, generator=generator)[0]
+    if kind == "text":  # few likely tokens, and a long tail
+        top = min(vocab_size, 200)
+        logits = 2.5 * logits - 5
+        logits[torch.randperm(vocab_size, generator=generator)[:top]] += torch.linspace(18, 0, top)
+    elif kind == "flat":
+        logits *= 0.1
+    elif kind == "ties":
+        logits = (3 * logits).round()
+    elif kind == "one left":
+        logits[torch.arange(vocab_size) != vocab_size // 3] = -math.inf
+    return logits
+
+
+def random_params(rng: random.Random, vocab_size: int) -> dict:
+    """Parameters as people set them, and the ends of their ranges."""
+    return dict(
+        temperature=rng.choice([0, 1e-5, 0.01, 0.3, 0.8, 1.0, 1.5, 100.0, 1e5]),
+        top_k=rng.choice([0, 0, 1, 2, 40, 50, 1000, 10**6]),
+        top_p=rng.choice([1.0, 1.0, 0.95, 0.9, 0.5, 0.1, 1e-6, 1 - 1e-9]),
+        min_p=rng.choice([0.0, 0.0, 0.0, 0.05, 0.5, 1.0]),
+        repetition_penalty=rng.choice([1.0, 1.0, 1.1, 0.7, 100.0]),
+        presence_penalty=rng.choice([0.0, 0.0, 0.6, -1.3]),
+        frequency_penalty=rng.choice([0.0, 0.0, 0.25, -100.0]),
+        min_tokens=rng.choice([0, 0, 20]),
+        max_tokens=64,
+        logprobs=rng.choice([None, None, 0, min(5, vocab_size)]),
+    )
+
+
+def check_draws(stage, num_rows: int, seed: int) -> None:
+    """The tokens that the kernel draws for rows of all kinds are those of `sample`, and so are their logprobs."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    kernel, vocab_size = stage.part("kernels.c_sampler").CSampler(), rng.choice([1, 5, 33, 211, 4099, 50257])
+    kinds = [rng.choice(["random", "text", "flat", "ties", "one left"]) for _ in range(num_rows)]
+    logits = torch.stack([logits_of(kind, vocab_size, generator) for kind in kinds])
+    requests = []
+    for i in range(num_rows):
+        prompt, output = ([rng.randrange(vocab_size) for _ in range(rng.randrange(1, 30))] for _ in "po")
+        params = stage.SamplingParams(**random_params(rng, vocab_size))
+        requests.append(stage.make_request(params, prompt, output, seed=rng.randrange(2**64), eos_token_ids=[0]))
+        requests[-1].index = i % 3
+    got, expected = kernel(logits, requests), stage.sample(logits, requests)
+    for i, (token, right) in enumerate(zip(got, expected, strict=True)):
+        if isinstance(right, Exception):
+            assert repr(token) == repr(right)
+            continue
+        assert token[0] == right[0], f"row {i} of {vocab_size} tokens, {kinds[i]}: {requests[i].params}"
+        if right[1] is None:
+            assert token[1] is None
+            continue
+        ours, theirs = ([(e.logprob, e.rank) for e in entries.values()] for entries in (token[1], right[1]))
+        if kinds[i] == "ties":  # which of equal ones are among the best is torch's choice
+            ours, theirs = ours[:1], theirs[:1]
+        assert next(iter(token[1])) == token[0]
+        assert [rank for _, rank in ours] == [rank for _, rank in theirs]
+        assert [p for p, _ in ours] == pytest.approx([p for p, _ in theirs], rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("stage", FAST[:1], ids=str)
+def test_the_kernel_draws_what_the_rows_draw(stage, seed):
+    check_draws(stage, 32, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(100))
+def test_a_million_draws(part):
+    for seed in range(100 + 100 * part, 200 + 100 * part):
+        check_draws(FAST[0], 100, seed)
+
+
+@pytest.mark.parametrize("stage", FAST, ids=str)
+def test_the_kernel_takes_the_first_of_the_largest(stage):
+    for vocab_size in (1, 3, 16, 511, 512, 1025, 50257):
+        logits = torch.randn(9, vocab_size)
+        logits[1] = 2.5  # all the same
+        logits[2, -1] = logits[2].max()
+        expected = logits.argmax(-1).tolist()
+        logits[3] = -math.inf
+        logits[4, vocab_size // 2] = math.inf
+        logits[5] = math.nan
+        logits[6, -1] = math.nan
+        greedy = [stage.make_request(stage.SamplingParams(temperature=0, logprobs=2))] * 9
+        tokens = stage.part("kernels.c_sampler").CSampler()(logits, greedy)
+        for row, (token, best) in enumerate(zip(tokens, expected, strict=True)):
+            if row in (3, 4, 5, 6):
+                assert "not finite" in str(token)
+            else:
+                assert token[0] == best
+
+
+@pytest.mark.parametrize("stage", FAST[:1], ids=str)
+def test_the_kernel_and_the_number_of_threads(stage):
+    """Rows are shared among threads; what comes out is the same."""
+    logits, kernel = random_logits(40), stage.part("kernels.c_sampler").CSampler()
+    params = stage.SamplingParams(temperature=1.3, top_p=0.9, repetition_penalty=1.2, logprobs=4)
+    requests = [stage.make_request(params, [5, 6], [7, 7], seed=seed) for seed in range(40)]
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(kernel(logits, requests))
+    finally:
+        torch.set_num_threads(before)
+    assert results[0] == results[1] == results[2]
+    assert results[0] == [kernel(row[None], [request])[0] for row, request in zip(logits, requests, strict=True)]

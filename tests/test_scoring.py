@@ -214,7 +214,7 @@ def test_one_that_can_not_be_scored_leaves_the_others(stage, small_checkpoint, m
     entries, bad = scoring.logprob_entries, PROMPTS[2][9]
 
     def damaged(logits, token_ids, *more):
-        return entries(torch.where((token_ids == bad)[:, None], torch.nan, logits), token_ids, *more)
+        return entries(torch.where((torch.tensor(token_ids) == bad)[:, None], torch.nan, logits), token_ids, *more)
 
     monkeypatch.setattr(scoring, "logprob_entries", damaged)
     good = [PROMPTS[4], [t for t in PROMPTS[3] if t != bad]]

@@ -1,4 +1,4 @@
-/* The small layers: embedding, layer norm, argmax. Each is one pass over its input. The layer norm writes its result in
+/* The small layers: embedding and layer norm. Each is one pass over its input. The layer norm writes its result in
  * the format of the next product. */
 #include <math.h>
 #include "kernels.h"
@@ -39,35 +39,6 @@ void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t 
             const vec normed = (load_some(from + c, left) - mean) * scale;
             write_some(to, t, c, normed * load_some(weight + c, left) + load_some(bias + c, left), left);
         }
-    }
-    meet(team);
-}
-
-/* The position of the largest logit, the first if there are several; -1 if it is infinite, or if any is NaN. Finds the
- * maximum piece by piece, then searches only the piece that has it. */
-void argmax(const Team *team, int64_t *best, const float *logits, int64_t num_rows, int64_t vocab_size) {
-    enum { PIECE = 1024 };
-    PARALLEL_FOR(t, num_rows, team) {
-        const float *row = logits + t * vocab_size;
-        float maximum = -INFINITY;
-        int64_t where = 0;
-        ivec nans = {0};
-        int nan = 0;
-        for (int64_t from = 0; from < vocab_size; from += PIECE) {
-            const int64_t end = vocab_size - from < PIECE ? vocab_size : from + PIECE;
-            vec largest = splat(-INFINITY);
-            int64_t c = from;
-            for (; c + LANES <= end; c += LANES) {
-                const vec x = load(row + c);
-                largest = larger(x, largest), nans |= x != x;
-            }
-            float here = largest_of(largest);
-            for (; c < end; c++) here = row[c] > here ? row[c] : here, nan |= row[c] != row[c];
-            if (here > maximum) maximum = here, where = from;
-        }
-        for (int i = 0; i < LANES; i++) nan |= nans[i];
-        while (!nan && where + 1 < vocab_size && row[where] < maximum) where++;
-        best[t] = !nan && row[where] - row[where] == 0 ? where : -1;
     }
     meet(team);
 }

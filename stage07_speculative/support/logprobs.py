@@ -27,13 +27,11 @@ def logprob_entries(
 
     logits: [n, vocab_size]
     """
-    logprobs = logits.log_softmax(dim=-1)  # [n, vocab_size]
     token = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)[:, None]  # [n, 1]
-    chosen = logprobs.gather(-1, token)  # [n, 1]
-    best = logprobs.topk(max(counts), dim=-1)  # 2 x [n, most], descending
+    chosen, best = logits.gather(-1, token), logits.topk(max(counts), dim=-1)  # [n, 1], 2 x [n, most], descending
     ids = torch.cat([token, best.indices], dim=-1)  # [n, 1 + most]: the chosen one first
-    values = torch.cat([chosen, best.values], dim=-1)  # [n, 1 + most]
-    better = [(logprobs > chosen).sum(dim=-1, keepdim=True), torch.searchsorted(-best.values, -best.values)]
+    values = torch.cat([chosen, best.values], dim=-1) - logits.logsumexp(dim=-1, keepdim=True)  # [n, 1 + most]
+    better = [(logits > chosen).sum(dim=-1, keepdim=True), torch.searchsorted(-best.values, -best.values)]
     ranks = torch.cat(better, dim=-1) + 1  # [n, 1 + most]
     columns = zip(counts, ids.tolist(), values.tolist(), ranks.tolist(), strict=True)
     return [

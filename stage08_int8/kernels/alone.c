@@ -1,4 +1,4 @@
-/* Each kernel alone, for calls from Python: packing, argmax, attention where torch does the rest, tests, benchmarks. */
+/* Each kernel alone, for calls from Python: packing, sampling, attention where torch does the rest, tests, benchmarks. */
 #include "kernels.h"
 
 void pack_alone(char *panels, const char *weight, int64_t format, int64_t out_stride, int64_t in_stride,
@@ -28,8 +28,8 @@ void layer_norm_alone(const Rows *to, const float *x, const int64_t *which, int6
     PARALLEL(threads, layer_norm(team, to, x, which, num_rows, n_embd, weight, bias, epsilon););
 }
 
-void argmax_alone(int64_t *best, const float *logits, int64_t num_rows, int64_t vocab_size, int threads) {
-    PARALLEL(threads, argmax(team, best, logits, num_rows, vocab_size););
+void sample_rows_alone(SampledRow *rows, int64_t num_rows, int64_t vocab_size, char *memory, int threads) {
+    PARALLEL(threads, sample_rows(team, rows, num_rows, vocab_size, memory););
 }
 
 void write_kv_alone(const Cache *cache, const Rows *qkv, const Step *step, int threads) {

@@ -76,7 +76,7 @@ ALONE = {
     "embed_int8": [PTR, POINTER(Linear), PTR, INT, PTR, PTR, INT, c_int],
     "quantize": [POINTER(Rows), POINTER(Rows), INT, INT, c_int],
     "layer_norm": [POINTER(Rows), PTR, PTR, INT, INT, PTR, PTR, c_float, c_int],
-    "argmax": [PTR, PTR, INT, INT, c_int],
+    "sample_rows": [PTR, INT, INT, PTR, c_int],
     "write_kv": [POINTER(Cache), POINTER(Rows), POINTER(Step), c_int],
     "paged_attention": [POINTER(Rows), POINTER(Rows), POINTER(Cache), POINTER(Step), c_int, c_int, c_int],
 }
@@ -119,15 +119,6 @@ def paged_attention(
     kind, threads = attention_kind(k_cache.dtype, tiles), torch.get_num_threads()
     load_kernel().paged_attention(rows, queries, cache, step, kind, prompts, threads)
     return out.to(query.dtype)
-
-
-def argmax(logits: Tensor) -> Tensor:
-    """The position of each row's largest number, the first if there are several; -1 if that is infinite, or if any is
-    NaN. [n_rows, vocab_size] float32 -> [n_rows]"""
-    logits, best = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64, device="cpu")
-    pointers = address(best, torch.int64), address(logits, torch.float32)
-    load_kernel().argmax(*pointers, *logits.shape, torch.get_num_threads())
-    return best
 
 
 def attention_kind(dtype: torch.dtype, tiles: bool) -> int:
@@ -190,6 +181,7 @@ def load_kernel() -> ctypes.CDLL:
         function.argtypes, function.restype = types, None
         setattr(library, name, function)
     library.forward.argtypes, library.has_kind.argtypes = FORWARD, [c_int]
+    library.sampler_bytes.argtypes, library.sampler_bytes.restype = [INT], INT
     for function in (library.forward, library.paged_attention):  # these allocate memory
         function.restype, function.errcheck = c_int, check_memory  # pyright: ignore[reportAttributeAccessIssue]
     return library

@@ -43,7 +43,23 @@ void embed_int8(const Team *team, float *x, const Linear *wte, const void *wpe, 
 /* The layer norm of row which[t] of x, or of row t without `which`. */
 void layer_norm(const Team *team, const Rows *to, const float *x, const int64_t *which, int64_t num_rows,
                 int64_t n_embd, const float *weight, const float *bias, float epsilon);
-void argmax(const Team *team, int64_t *best, const float *logits, int64_t num_rows, int64_t vocab_size);
+
+/* A row of logits, how to sample from it (sampling_params.py), and what comes out. */
+typedef struct {
+    const float *logits, *raw; /* [vocab_size], after the request's logits processors and before */
+    const int64_t *used;       /* [num_used], the tokens of prompt and output; the last num_output are the output's */
+    int64_t num_used, num_output, top_k;
+    double temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
+    uint64_t seed, position, index; /* of the draw; see support/philox.py */
+    int64_t num_logprobs;           /* of the likeliest tokens; -1: no log-probabilities at all */
+    int64_t token_id;               /* -1: no logit is finite, or one is NaN */
+    int64_t *top_ids, *ranks;       /* [1 + num_logprobs], of the chosen token and of the likeliest ones */
+    double *logprobs;
+} SampledRow;
+
+/* memory: sampler_bytes for each thread. */
+void sample_rows(const Team *team, SampledRow *rows, int64_t num_rows, int64_t vocab_size, char *memory);
+int64_t sampler_bytes(int64_t vocab_size);
 
 /* A layer's keys and values. */
 typedef struct {

@@ -9,19 +9,11 @@ one thread alone waits for none.
 
 import os
 import time
-from collections.abc import Callable
-from typing import Any
 
 import psutil
 import torch
 
 INTERVAL = 0.1  # seconds between two looks
-
-
-def without_gradients(step: Callable[..., Any], *arguments: Any) -> Any:
-    """Call `step` as inference: torch notes nothing for a backward pass."""
-    with torch.inference_mode():
-        return step(*arguments)
 
 
 class ThreadLimit:
@@ -35,11 +27,6 @@ class ThreadLimit:
         self._most = self._limit = torch.get_num_threads()
         self.free = float(self._most)  # cores, at the last look
         self._looked = self._look()
-
-    def run(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `step` within the limit."""
-        with self:
-            return step(*arguments)
 
     def __enter__(self) -> None:
         if (found := torch.get_num_threads()) != self._limit:  # else an exit was interrupted, and it is our own

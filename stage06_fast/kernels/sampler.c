@@ -1,0 +1,395 @@
+/* The sampler: the steps of sampler.py's `choose` for all rows of a step, a row at a time in one of the threads, and the
+ * log-probabilities of those rows. Nothing is sorted but the few tokens that decide: what is kept follows from the k-th
+ * best score, and from the weight at which the likeliest tokens reach top_p.
+ *
+ * The arithmetic is that of sampler.py: scores in float32, their exponentials (`weights`) and all sums in float64. */
+#include <math.h>
+#include "kernels.h"
+
+enum { HALF = LANES / 2, PIECE = 64, CHUNK = 512, DIGITS = 4096 };
+typedef double dvec __attribute__((vector_size(8 * HALF), aligned(8), may_alias));
+typedef int64_t lvec __attribute__((vector_size(8 * HALF), aligned(8), may_alias));
+typedef int32_t ivec_half __attribute__((vector_size(4 * HALF), aligned(4), may_alias));
+typedef float halfvec __attribute__((vector_size(4 * HALF), aligned(4), may_alias));
+
+/* A thread's memory, for a vocabulary of n tokens. */
+typedef struct {
+    double *all;       /* [n], the weights of all tokens */
+    double *weights;   /* [n], of the candidates: tokens that may be kept, in the order of their ids */
+    double *sums;      /* [DIGITS] */
+    float *scores;     /* [n], where penalties change the logits */
+    float *best;       /* [n], the k best so far: a heap, the worst of them first */
+    int32_t *ids;      /* [n], the candidates' */
+    int32_t *best_ids; /* [n] */
+    int32_t *members;  /* [n] */
+} Memory;
+
+static Memory memory_of(char *bytes, int64_t n) {
+    double *all = (double *)bytes, *weights = all + n, *sums = weights + n;
+    float *scores = (float *)(sums + DIGITS), *best = scores + n;
+    int32_t *ids = (int32_t *)(best + n);
+    return (Memory){all, weights, sums, scores, best, ids, ids + n, ids + 2 * n};
+}
+int64_t sampler_bytes(int64_t vocab_size) { return round_up(36 * vocab_size + 8 * DIGITS, 64); }
+
+/* --- Exponentials --------------------------------------------------------------------------------------------------- */
+
+INLINE dvec splat_double(double x) { return x - (dvec){0}; }
+
+INLINE dvec fused(dvec sum, dvec a, dvec b) { /* sum + a * b; spelled out as in vectors.h */
+#if defined(__AVX512F__)
+    return (dvec)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)sum);
+#elif defined(__FMA__) && LANES == 8
+    typedef double whole __attribute__((vector_size(32)));
+    return (dvec)__builtin_ia32_vfmaddpd256((whole)a, (whole)b, (whole)sum);
+#elif defined(__aarch64__)
+    return (dvec)vfmaq_f64((float64x2_t)sum, (float64x2_t)a, (float64x2_t)b);
+#else
+    return sum + a * b;
+#endif
+}
+
+#define LOWEST -700.0f /* e^LOWEST is next to nothing; less would need more than a float64's exponent */
+#define NOTHING 0x1p-100 /* no sum of a vocabulary's weights, of which one is 1, changes by so little */
+
+/* e^x for LOWEST <= x <= 0: 2^n e^r, where |r| <= ln(2) / 2. The coefficients are the minimax polynomial's, with a
+ * relative error of 4e-18. */
+INLINE dvec exponential_double(dvec x) {
+    static const double coefficients[] = {
+        0x1.af632a0f7e2cep-26, 0x1.28b4101c77212p-22, 0x1.71ddf56d8deb5p-19, 0x1.a01991a10d9aep-16,
+        0x1.a01a01b1461c5p-13, 0x1.6c16c1880029fp-10, 0x1.111111110f21ep-7, 0x1.555555554f0bap-5,
+        0x1.555555555555ap-3, 0x1.0000000000011p-1, 0x1.0000000000000p+0, 0x1.0000000000000p+0};
+    const dvec magic = splat_double(0x1.8p52);
+    const dvec shifted = fused(magic, x, splat_double(0x1.71547652b82fep0)), n = shifted - magic; /* x / ln(2), rounded */
+    const dvec r = fused(fused(x, n, splat_double(-0x1.62e42fefa39efp-1)), n, splat_double(-0x1.abc9e3b39803fp-56));
+    dvec sum = splat_double(coefficients[0]);
+    for (int i = 1; i < 12; i++) sum = fused(splat_double(coefficients[i]), sum, r);
+    const dvec scale = (dvec)(((lvec)shifted << 52) + (lvec)splat_double(1.0)); /* 2^n: the exponent's bits */
+    return sum * scale;
+}
+
+/* Scores of a row: (logit - maximum) / temperature. */
+typedef struct {
+    const float *logits;
+    float maximum, temperature;
+    int64_t count;
+} Scores;
+
+/* HALF scores from i on; -inf past the last one. */
+INLINE halfvec some_scores(const Scores *s, int64_t i) {
+    halfvec x;
+    if (i + HALF <= s->count) {
+        x = *(const halfvec *)(s->logits + i);
+    } else {
+        x = -INFINITY - (halfvec){0};
+        memcpy(&x, s->logits + i, sizeof(float) * (size_t)(s->count - i));
+    }
+    x = (x - s->maximum) / s->temperature;
+    const ivec_half low = x < LOWEST;
+    return (halfvec)(((ivec_half)x & ~low) | ((ivec_half)(LOWEST - (halfvec){0}) & low));
+}
+
+/* The sum of the weights of a block, which are also stored if there is room for them. */
+INLINE double sum_of_block(const Scores *s, int64_t from, double *all) {
+    dvec sum = {0};
+    for (int64_t i = from; i < from + CHUNK && i < s->count; i += HALF) {
+        const dvec w = exponential_double(__builtin_convertvector(some_scores(s, i), dvec));
+        sum += w;
+        if (all && i + HALF <= s->count) *(dvec *)(all + i) = w;
+        else if (all) memcpy(all + i, &w, sizeof(double) * (size_t)(s->count - i));
+    }
+    double total = 0;
+    for (int i = 0; i < HALF; i++) total += sum[i];
+    return total;
+}
+
+static double sum_of_weights(const Scores *s, double *all) {
+    double total = 0;
+    for (int64_t from = 0; from < s->count; from += CHUNK) total += sum_of_block(s, from, all);
+    return total;
+}
+
+/* --- Selection ------------------------------------------------------------------------------------------------------ */
+
+/* The position of the largest number, the first if there are several; -1 if it is infinite, or if any is NaN. Finds the
+ * maximum piece by piece, then searches only the piece that has it. */
+static int64_t argmax(const float *row, int64_t count) {
+    float maximum = -INFINITY;
+    int64_t where = 0;
+    ivec nans = {0};
+    int nan = 0;
+    for (int64_t from = 0; from < count; from += CHUNK) {
+        const int64_t end = count - from < CHUNK ? count : from + CHUNK;
+        vec largest = splat(-INFINITY);
+        int64_t c = from;
+        for (; c + LANES <= end; c += LANES) {
+            const vec x = load(row + c);
+            largest = larger(x, largest), nans |= x != x;
+        }
+        float here = largest_of(largest);
+        for (; c < end; c++) here = row[c] > here ? row[c] : here, nan |= row[c] != row[c];
+        if (here > maximum) maximum = here, where = from;
+    }
+    for (int i = 0; i < LANES; i++) nan |= nans[i];
+    while (!nan && where + 1 < count && row[where] < maximum) where++;
+    return !nan && row[where] - row[where] == 0 ? where : -1;
+}
+
+/* The largest of PIECE numbers from i on. */
+INLINE float largest_from(const float *row, int64_t i, int64_t count) {
+    if (i + PIECE > count) {
+        float largest = row[i];
+        for (int64_t j = i; j < count; j++) largest = row[j] > largest ? row[j] : largest;
+        return largest;
+    }
+    vec largest = load(row + i);
+    for (int j = LANES; j < PIECE; j += LANES) largest = larger(load(row + i + j), largest);
+    return largest_of(largest);
+}
+
+/* Whether heap entry a is worse than b: smaller, or as large and later. */
+INLINE int worse(const Memory *m, int64_t a, int64_t b) {
+    return m->best[a] < m->best[b] || (m->best[a] == m->best[b] && m->best_ids[a] > m->best_ids[b]);
+}
+
+static void sift_down(Memory *m, int64_t at, int64_t count) {
+    for (int64_t child; (child = 2 * at + 1) < count; at = child) {
+        if (child + 1 < count && worse(m, child + 1, child)) child++;
+        if (!worse(m, child, at)) return;
+        const float value = m->best[at];
+        const int32_t id = m->best_ids[at];
+        m->best[at] = m->best[child], m->best_ids[at] = m->best_ids[child];
+        m->best[child] = value, m->best_ids[child] = id;
+    }
+}
+
+/* The k best of a row in a heap, the worst of them first; of equal ones the first. */
+static void find_best(Memory *m, const float *row, int64_t count, int64_t k) {
+    for (int64_t i = 0; i < k; i++) m->best[i] = row[i], m->best_ids[i] = (int32_t)i;
+    for (int64_t i = k / 2 - 1; i >= 0; i--) sift_down(m, i, k);
+    for (int64_t i = k; i < count; i += PIECE) {
+        if (largest_from(row, i, count) <= m->best[0]) continue;
+        for (int64_t j = i; j < i + PIECE && j < count; j++)
+            if (row[j] > m->best[0]) m->best[0] = row[j], m->best_ids[0] = (int32_t)j, sift_down(m, 0, k);
+    }
+}
+
+/* The candidates: tokens with at least this score. Returns how many there are. */
+static int64_t candidates_by_score(Memory *m, const Scores *s, float least) {
+    int64_t count = 0;
+    for (int64_t from = 0; from < s->count; from += PIECE) {
+        if ((largest_from(s->logits, from, s->count) - s->maximum) / s->temperature < least) continue;
+        float piece[PIECE];
+        for (int i = 0; i < PIECE && from + i < s->count; i += HALF) {
+            const halfvec x = some_scores(s, from + i);
+            memcpy(piece + i, &x, sizeof x);
+        }
+        for (int i = 0; i < PIECE && from + i < s->count; i++) { /* without a branch, which the CPU could not predict */
+            m->ids[count] = (int32_t)(from + i), m->best[count] = piece[i];
+            count += piece[i] >= least;
+        }
+    }
+    const Scores found = {m->best, 0, 1, count};
+    sum_of_weights(&found, m->weights);
+    return count;
+}
+
+/* The same by weights that are there already. */
+static int64_t candidates_by_weight(Memory *m, int64_t vocab_size, double least) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < vocab_size; i++) {
+        m->ids[count] = (int32_t)i, m->weights[count] = m->all[i];
+        count += m->all[i] >= least;
+    }
+    return count;
+}
+
+/* The fewest likeliest candidates that weigh at least `needed` together: those over a weight, and of those at it the
+ * ones up to a candidate. A radix selection: of the candidates that share the leading bits of the answer, find the next
+ * bits. */
+typedef struct { double weight; int64_t last; } Cut;
+
+static Cut find_cut(Memory *m, int64_t count, double needed) {
+    double above = 0; /* what all candidates over the members weigh */
+    int64_t num_members = count;
+    for (int64_t i = 0; i < count; i++) {
+        m->members[i] = (int32_t)i;
+        if (m->weights[i] < NOTHING) m->weights[i] = 0;
+    }
+    for (int shift = 47; shift > -12 && num_members > 1; shift -= 12) { /* 7 bits of the exponent, then the mantissa */
+        const int bits = shift < 0 ? 0 : shift, mask = shift < 0 ? DIGITS / 2 - 1 : DIGITS - 1;
+        int highest = 0, digit;
+        memset(m->sums, 0, sizeof(double) * DIGITS);
+#define DIGIT_OF(member, digit) (memcpy(&word, &m->weights[member], 8), digit = (int)(word >> bits & (uint64_t)mask))
+        uint64_t word;
+        for (int64_t i = 0; i < num_members; i++) {
+            DIGIT_OF(m->members[i], digit);
+            m->sums[digit] += m->weights[m->members[i]];
+            highest = digit > highest ? digit : highest;
+        }
+        int chosen = highest, found = 0;
+        for (int d = highest; d >= 0 && !found; d--) {
+            if (m->sums[d] == 0) continue;
+            chosen = d, found = above + m->sums[d] >= needed;
+            if (!found) above += m->sums[d];
+        }
+        if (!found) above -= m->sums[chosen]; /* all together weigh less, by rounding: the last digit decides */
+        int64_t kept = 0;
+        for (int64_t i = 0; i < num_members; i++) {
+            DIGIT_OF(m->members[i], digit);
+            m->members[kept] = m->members[i];
+            kept += digit == chosen;
+        }
+#undef DIGIT_OF
+        num_members = kept;
+    }
+    int64_t last = m->members[0];
+    const double weight = m->weights[last];
+    for (int64_t i = 0; i < num_members; i++) {
+        last = m->members[i];
+        above += weight;
+        if (above >= needed) break;
+    }
+    return (Cut){weight, last};
+}
+
+/* --- A row ---------------------------------------------------------------------------------------------------------- */
+
+/* The words of Philox4x32-10 that sampler.py draws with; see support/philox.py. */
+static double uniform(uint64_t seed, uint64_t position, uint64_t stream) {
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32), c0 = (uint32_t)position;
+    uint32_t c1 = (uint32_t)(position >> 32), c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
+    for (int round = 0; round < 10; round++) {
+        const uint64_t p0 = (uint64_t)c0 * 0xD2511F53, p1 = (uint64_t)c2 * 0xCD9E8D57;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1, c3 = (uint32_t)p0;
+        k0 += 0x9E3779B9, k1 += 0xBB67AE85;
+    }
+    return ((double)((uint64_t)c0 << 20 | c1 >> 12) + 0.5) / 0x1p52;
+}
+
+/* Lower the logits of used tokens, in a copy of the row. */
+static const float *penalize(const Memory *m, const SampledRow *row, int64_t vocab_size) {
+    float *scores = m->scores;
+    memcpy(scores, row->logits, sizeof(float) * (size_t)vocab_size);
+    const float repetition = (float)row->repetition_penalty;
+    if (repetition != 1)
+        for (int64_t i = 0; i < row->num_used; i++) {
+            const int64_t id = row->used[i]; /* from the row: a token that is used twice is penalized once */
+            scores[id] = row->logits[id] > 0 ? row->logits[id] / repetition : row->logits[id] * repetition;
+        }
+    if (row->frequency_penalty == 0 && row->presence_penalty == 0) return scores;
+    int32_t *counts = m->members; /* of the output's tokens, which alone are set */
+    const int64_t *output = row->used + row->num_used - row->num_output;
+    for (int64_t i = 0; i < row->num_output; i++) counts[output[i]] = 0;
+    for (int64_t i = 0; i < row->num_output; i++) counts[output[i]]++;
+    for (int64_t i = 0; i < row->num_output; i++) {
+        const int64_t id = output[i];
+        if (!counts[id]) continue;
+        const volatile float frequency = (float)row->frequency_penalty * (float)counts[id]; /* rounded by itself */
+        scores[id] -= frequency + (float)row->presence_penalty;
+        counts[id] = 0;
+    }
+    return scores;
+}
+
+/* The first token whose cumulative weight exceeds the fraction u of the whole. */
+static int64_t draw_from_all(const Scores *s, double u) {
+    const double limit = u * sum_of_weights(s, NULL);
+    double passed = 0, weights[CHUNK];
+    int64_t from = 0;
+    for (; from + CHUNK < s->count; from += CHUNK) {
+        const double block = sum_of_block(s, from, NULL);
+        if (passed + block > limit) break;
+        passed += block;
+    }
+    const int64_t count = s->count - from < CHUNK ? s->count - from : CHUNK;
+    const Scores rest = {s->logits + from, s->maximum, s->temperature, count};
+    sum_of_block(&rest, 0, weights);
+    int64_t last = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (weights[i] < NOTHING) continue;
+        last = i, passed += weights[i];
+        if (passed > limit) break;
+    }
+    return from + last;
+}
+
+static int64_t draw_from_candidates(const Memory *m, int64_t count, double u) {
+    double total = 0, passed = 0;
+    for (int64_t i = 0; i < count; i++) total += m->weights[i];
+    int64_t last = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (m->weights[i] < NOTHING) continue;
+        last = m->ids[i], passed += m->weights[i];
+        if (passed > u * total) break;
+    }
+    return last;
+}
+
+static int64_t choose(Memory *m, const SampledRow *row, int64_t vocab_size) {
+    const int is_penalized = row->repetition_penalty != 1 || row->frequency_penalty != 0 || row->presence_penalty != 0;
+    const float *logits = is_penalized ? penalize(m, row, vocab_size) : row->logits;
+    const int64_t best = argmax(logits, vocab_size);
+    if (best < 0 || row->temperature == 0) return best;
+    const Scores s = {logits, logits[best], (float)row->temperature, vocab_size};
+    const double u = uniform(row->seed, row->position, 2 * row->index);
+    const int by_rank = row->top_k > 0 && row->top_k < vocab_size;
+    if (!by_rank && row->top_p >= 1 && row->min_p <= 0) return draw_from_all(&s, u);
+
+    int64_t count;
+    double total = 0;
+    if (by_rank) {
+        find_best(m, logits, vocab_size, row->top_k);
+        count = candidates_by_score(m, &s, (m->best[0] - s.maximum) / s.temperature);
+        for (int64_t i = 0; i < count; i++) total += m->weights[i];
+    } else if (row->top_p < 1) { /* what has less than (1 - p) / vocab_size of the probability is dropped in any case */
+        total = sum_of_weights(&s, m->all);
+        count = candidates_by_weight(m, vocab_size, (1 - row->top_p) * total / (double)vocab_size);
+    } else {
+        count = candidates_by_score(m, &s, (float)log(row->min_p) - 1e-3f); /* a few more */
+    }
+    const Cut cut = row->top_p < 1 ? find_cut(m, count, row->top_p * total) : (Cut){0, count};
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const double w = m->weights[i];
+        m->weights[kept] = w, m->ids[kept] = m->ids[i];
+        kept += (w >= row->min_p) & ((w > cut.weight) | ((w == cut.weight) & (i <= cut.last)));
+    }
+    return draw_from_candidates(m, kept, u);
+}
+
+/* Log-probabilities of the chosen token, first, and of the likeliest ones, by the raw logits, with their ranks. */
+static void find_logprobs(Memory *m, const SampledRow *row, int64_t vocab_size) {
+    const int64_t k = row->num_logprobs < vocab_size ? row->num_logprobs : vocab_size;
+    const float chosen = row->raw[row->token_id];
+    const int64_t first = argmax(row->raw, vocab_size);
+    const Scores s = {row->raw, first < 0 ? NAN : row->raw[first], 1, vocab_size};
+    const double log_sum = log(sum_of_weights(&s, NULL));
+    int64_t rank = 1;
+    for (int64_t from = 0; from < vocab_size; from += CHUNK) {
+        int32_t larger_ones = 0;
+        for (int64_t i = from; i < from + CHUNK && i < vocab_size; i++) larger_ones += row->raw[i] > chosen;
+        rank += larger_ones;
+    }
+    row->top_ids[0] = row->token_id, row->ranks[0] = rank;
+    row->logprobs[0] = (double)(chosen - s.maximum) - log_sum;
+    if (k) find_best(m, row->raw, vocab_size, k);
+    for (int64_t i = k; i > 0; i--) { /* the worst of the heap is the i-th best */
+        row->top_ids[i] = m->best_ids[0];
+        row->logprobs[i] = (double)(m->best[0] - s.maximum) - log_sum;
+        m->best[0] = m->best[i - 1], m->best_ids[0] = m->best_ids[i - 1];
+        sift_down(m, 0, i - 1);
+    }
+    for (int64_t i = 1; i <= k; i++) /* equal ones have the rank of the first */
+        row->ranks[i] = i > 1 && row->raw[row->top_ids[i]] == row->raw[row->top_ids[i - 1]] ? row->ranks[i - 1] : i;
+}
+
+void sample_rows(const Team *team, SampledRow *rows, int64_t num_rows, int64_t vocab_size, char *memory) {
+    Memory m = memory_of(memory + team->rank * sampler_bytes(vocab_size), vocab_size);
+    DYNAMIC_FOR(t, num_rows, team) {
+        rows[t].token_id = choose(&m, &rows[t], vocab_size);
+        if (rows[t].token_id >= 0 && rows[t].num_logprobs >= 0) find_logprobs(&m, &rows[t], vocab_size);
+    }
+    meet(team);
+}
