@@ -34,6 +34,10 @@ def stage(request):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
+    return make_models(tmp_path_factory)
+
+
+def make_models(tmp_path_factory):
     return [(write_checkpoint(tmp_path_factory.mktemp("bits"), **sizes), sizes) for sizes in SIZES.values()]
 
 
