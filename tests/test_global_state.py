@@ -82,6 +82,15 @@ STATES = {
 
 
 @pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Beside a busy program an engine takes fewer threads, and with another number of them torch's sums differ."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
 def quick_tokenizers():
     """Read once: a tokenizer has nothing to do with torch."""
     with pytest.MonkeyPatch.context() as patch:
