@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -336,6 +337,23 @@ def test_resume_refuses_another_input(batched_stage, tmp_path):
         assert status == 2
         assert f"input_sha256 differs from {output}.run.json" in stderr
         assert output.read_bytes() == before
+
+
+@pytest.mark.parametrize("stage", STAGES[4:], ids=str)
+def test_resume_refuses_another_arithmetic(stage, tmp_path):
+    """Another attention backend, or fewer of stage 6's parts, gives other last bits: they are named."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "A fox", "id": 1}\n')
+    batch = ("--input", source, "--output", output, *QUICK)
+    assert stage.main(*batch)[0] == 0
+    run = json.loads(Path(f"{output}.run.json").read_text())
+    assert "attention: c" in run["arithmetic"]
+    others = [("--attention-backend", "torch")] + [("--disable", "linear")] * (stage.number >= 6)
+    for other in others:
+        status, _, stderr = stage.main(*batch, "--resume", *other)
+        assert status == 2
+        assert "--resume: arithmetic is 'products: " in stderr
+    assert stage.main(*batch, "--resume")[0] == 0
 
 
 def test_resume_refuses_lines_that_are_no_results_of_the_input(batched_stage, tmp_path):
