@@ -186,7 +186,7 @@ VERBS = [
     (4, 4, "batch: single tokens first", "batch.py", "positions += range(start, end)", "positions += range(num_tokens)"),
     (4, 4, "cache: each token", "kv_cache.py", "values[slots, :, positions] = v", "values[slots, :, positions] = k"),
     (5, 5, "blocks: taken when", "block_manager.py", "-(-num_tokens // self.block_size)", "num_tokens // self.block_size + 1"),
-    (5, 5, "cache: keys and values", "kv_cache.py", "self.values[layer][blocks, :, rows] = v", "self.values[layer][blocks, :, rows] = k"),
+    (5, 5, "cache: keys and values", "kv_cache.py", "self.values[layer][blocks, :, offsets] = v", "self.values[layer][blocks, :, offsets] = k"),
     (5, 6, "blocks: the chapter's two prompts", "block_manager.py", "<= sequence.num_cacheable", "<= sequence.num_cacheable + 1"),
     (7, 7, "look up: what followed", "drafters.py", "ends[tuple(token_ids[end - n : end])] = end", "ends.setdefault(tuple(token_ids[end - n : end]), end)"),
     (7, 7, "verify: who goes on", "batch.py", "at[request] + 1", "at[request]"),

@@ -123,8 +123,8 @@ WRONG = {
     ),
     "a single row adds in another way": (
         "product.c",
-        "sum[0][v] = multiply_add(sum[0][v], one, WEIGHTS(v));",
-        "sum[0][v] = multiply_add(sum[0][v] + 0.5f, one, WEIGHTS(v)) - 0.5f;",
+        "sum[0][v] = multiply_add(sum[0][v], activation, WEIGHTS(v));",
+        "sum[0][v] = multiply_add(sum[0][v] + 0.5f, activation, WEIGHTS(v)) - 0.5f;",
         "bits of a linear layer fma_float32",
     ),
     "rows take turns in a layer norm": (
@@ -135,8 +135,8 @@ WRONG = {
     ),
     "scores of decodes begin with the last dimension": (
         "attention.c",
-        "for (int64_t first = 0; first < DIM; first += SOME) {",
-        "for (int64_t first = DIM - SOME; first >= 0; first -= SOME) {",
+        "for (int64_t first = 0; first < DIM; first += STEP) {",
+        "for (int64_t first = DIM - STEP; first >= 0; first -= STEP) {",
         "bits of attention float32, fma_float32",
     ),
     "values of decodes are added from behind": (
@@ -183,8 +183,8 @@ WRONG = {
     ),
     "a row's units depend on the one before": (
         "quantize.c",
-        "const float largest = largest_of(most)",
-        "const float largest = largest_of(most) * (r % 2 ? 1.01f : 1)",
+        "const float largest = largest_of(magnitude)",
+        "const float largest = largest_of(magnitude) * (r % 2 ? 1.01f : 1)",
         "bits of integers of 8 bits",
     ),
     "a token is read from where another one lies": (

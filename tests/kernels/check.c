@@ -10,12 +10,14 @@
 #include <stdlib.h>
 #include "kernels.h"
 
+#define U_OF_SEED_5 0.7659821577998128 /* uniform(5, 0) of support/philox.py */
+
 /* c_kernel.py calls these by name; see alone.c. */
 void pack_alone(char *, const char *, int64_t, int64_t, int64_t, int64_t, int64_t, int, int);
 void linear_alone(const Linear *, const Rows *, int64_t, int, float *, const Rows *, const Linear *, int);
 void layer_norm_alone(const Rows *, const float *, const int64_t *, int64_t, int64_t, const float *, const float *,
                       float, int);
-void argmax_alone(int64_t *, const float *, int64_t, int64_t, int);
+void sample_rows_alone(SampledRow *, int64_t, int64_t, char *, int);
 void write_kv_alone(const Cache *, const Rows *, const Step *, int);
 int paged_attention_alone(const Rows *, const Rows *, const Cache *, const Step *, int, int, int);
 #ifdef WITH_INT8
@@ -325,17 +327,33 @@ static void check_layer_norm(void) {
     report("layer norm", "", error, 1e-5);
 }
 
-static void check_argmax(void) {
-    enum { N = 4, WIDTH = 5003 };
+/* Greedy rows, rows of which top_k or top_p leave one token, and a draw and its log-probability against plain loops. */
+static void check_sampler(void) {
+    enum { N = 6, WIDTH = 5003 };
     float *logits = memory(4 * N * WIDTH);
-    int64_t best[N], misses = 0;
+    char *scratch = memory((size_t)(2 * sampler_bytes(WIDTH)));
+    SampledRow rows[N];
+    int64_t ids[2], ranks[2], misses = 0;
+    double logprobs[2], sum = 0, passed = 0;
     for (int i = 0; i < N * WIDTH; i++) logits[i] = some();
     logits[WIDTH - 1] = logits[7] = 2, logits[WIDTH] = 2, logits[3 * WIDTH + 4000] = NAN;
-    const int64_t first[N] = {7, 0, -2, -1};
-    argmax_alone(best, logits, N, WIDTH, 2);
-    for (int r = 0; r < N; r++) misses += first[r] == -2 ? best[r] < 0 : best[r] != first[r];
-    free(logits);
-    report("argmax", "", (double)misses, 0);
+    logits[2 * WIDTH + 9] = 3, logits[4 * WIDTH + 4711] = 4;
+    for (int r = 0; r < N; r++)
+        rows[r] = (SampledRow){.logits = logits + r * WIDTH, .raw = logits + r * WIDTH, .top_p = 1,
+                               .repetition_penalty = 1, .num_logprobs = -1, .seed = (uint64_t)r};
+    rows[2].temperature = rows[4].temperature = rows[5].temperature = 1;
+    rows[2].top_k = 1, rows[4].top_p = 1e-6;
+    rows[5].num_logprobs = 1, rows[5].top_ids = ids, rows[5].ranks = ranks, rows[5].logprobs = logprobs;
+    sample_rows_alone(rows, N, WIDTH, scratch, 2);
+    const int64_t expected[N - 1] = {7, 0, 9, -1, 4711};
+    for (int r = 0; r < N - 1; r++) misses += rows[r].token_id != expected[r];
+    const float *row = logits + 5 * WIDTH;
+    for (int i = 0; i < WIDTH; i++) sum += exp(row[i]);
+    for (int i = 0; i < rows[5].token_id; i++) passed += exp(row[i]) / sum;
+    misses += !(passed <= U_OF_SEED_5 && U_OF_SEED_5 < passed + exp(row[rows[5].token_id]) / sum);
+    misses += fabs(logprobs[0] - (row[ids[0]] - log(sum))) > 1e-5 || ids[0] != rows[5].token_id || ranks[1] != 1;
+    free(logits), free(scratch);
+    report("sampler", "", (double)misses, 0);
 }
 
 /* Two requests, one with `queries` queries and one with a single one, behind keys of earlier steps. */
@@ -469,7 +487,7 @@ int main(void) {
 #endif
     check_layer_norm();
     check_layer_norm_bits();
-    check_argmax();
+    check_sampler();
     for (int format = 0; format <= FLOAT16; format++)
         for (int kind = 0; kind <= TILES_BFLOAT16; kind++) {
             const int bfloat16 = kind == DOT_BFLOAT16 || kind == TILES_BFLOAT16;
