@@ -33,7 +33,7 @@ KERNELS = {
     "write_kv": "writing keys and values",
     "layer_norm": "layer norms",
     "embed": "embedding",
-    "argmax": "best token",
+    "sampler": "best token",
 }
 REST = "the rest, Python"
 
@@ -115,7 +115,7 @@ def measure(workload: str, dtype: str, model: str) -> dict[str, float]:
     params = [FAST.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in requests]
     llm.generate([prompt[::-1] for prompt in prompts[:2]], params[:2])  # a process's first steps are slow
     clock = llm.engine.runner.model.library = Clock(llm.engine.runner.model.library)
-    llm.engine.runner.argmax = clock.timed("argmax", llm.engine.runner.argmax)
+    llm.engine.runner.sampler = clock.timed("sampler", llm.engine.runner.sampler)
     started = time.perf_counter()
     llm.generate(prompts, params)
     seconds = {title: clock.seconds[name] for name, title in KERNELS.items()}

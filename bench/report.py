@@ -40,6 +40,7 @@ MAKERS = {
     "caches": "bench.caches",
     "batch": "bench.batch",
     "sampling": "bench.sampling",
+    "sampler": "bench.sampler",
     "layer": "bench.layer",
     "serving": "bench.serving",
     "rude": "bench.rude",

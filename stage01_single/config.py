@@ -29,4 +29,4 @@ class EngineConfig(Options):
     max_model_len: int | None = option(
         None, integer(2), "longest prompt and output together, in tokens (default: the model's context)"
     )
-    seed: int = option(0, integer(0, 2**64 - 1), "seeds requests that have none, together with their number")
+    seed: int = option(0, integer(0, 2**64 - 1), "with a request's number, makes its seed if it has none")

@@ -113,4 +113,4 @@ def keep_min_p(weights: Tensor, p: float) -> Tensor:
 def draw(weights: Tensor, u: float) -> int:
     """The token at which the cumulative distribution passes u (inverse transform sampling)."""
     cdf = weights.cumsum(dim=-1)
-    return int(torch.searchsorted(cdf, u * cdf[-1:], right=True))  # the first with cdf > u: never a dropped one
+    return int(torch.searchsorted(cdf, u * cdf[-1:], right=True))  # the first with cdf > u * total: never a dropped one

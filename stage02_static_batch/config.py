@@ -37,4 +37,4 @@ class EngineConfig(Options):
         name="--no-sort",
         help="batch prompts in the order given: more padding",
     )
-    seed: int = option(0, integer(0, 2**64 - 1), "seeds requests that have none, together with their number")
+    seed: int = option(0, integer(0, 2**64 - 1), "with a request's number, makes its seed if it has none")

@@ -19,7 +19,7 @@ from .support.weights import Checkpoint
 class Engine:
     """Completes requests, one batch after another.
 
-    It keeps no sequence from one step to the next, so several threads may run it at once.
+    Between steps it keeps only `stats`, so several threads may run it at once (counts may then be off).
 
     Raises:
         ValueError: an option or a file of the model is wrong; the message names it.

@@ -42,4 +42,4 @@ class EngineConfig(Options):
         integer(1),
         "memory for the KV cache of a batch, split if it needs more (default: half of the free)",
     )
-    seed: int = option(0, integer(0, 2**64 - 1), "seeds requests that have none, together with their number")
+    seed: int = option(0, integer(0, 2**64 - 1), "with a request's number, makes its seed if it has none")

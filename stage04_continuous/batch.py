@@ -17,12 +17,13 @@ class Batch:
     that is computed again) are runs of tokens.
 
     Attributes:
+        rows: the requests, with the number of tokens that the step computes of each.
         ready: the requests that get a token in this step.
         token_ids, positions, slots: [num_tokens], each token with its position in its sequence and its request's slot.
         logits_indices: [n_logits], the tokens whose logits are needed.
         sampled, scored: rows of the logits: one for each of `ready`, and those that score a request's prompt.
         num_single: how many rows have a single token.
-        num_slots, n_seq: what these read of the cache: its first `num_slots` slots, up to `n_seq` tokens of each.
+        num_slots, n_seq: the part of the cache that these read: slots below `num_slots`, `n_seq` tokens each.
         runs: for each other row, (first token in the step, end of its tokens in the step, slot, n_seq).
     """
 
@@ -48,7 +49,7 @@ class Batch:
         for request, num_tokens, is_ready in rows:
             start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
             if num_tokens == 1:
-                singles.append((request.slot + 1, end))
+                singles.append((request.slot, end))
             else:
                 runs.append((len(token_ids), len(token_ids) + num_tokens, request.slot, end))
             if to_score := request.to_score(num_tokens):
@@ -69,7 +70,7 @@ class Batch:
             slots=torch.tensor(slots, dtype=torch.int64, device=device),
             logits_indices=torch.tensor(logits_indices, dtype=torch.int64, device=device),
             num_single=len(singles),
-            num_slots=max((slot for slot, _ in singles), default=0),
+            num_slots=max((slot + 1 for slot, _ in singles), default=0),
             n_seq=max((end for _, end in singles), default=0),
             runs=runs,
             sampled=sampled,

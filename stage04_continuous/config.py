@@ -45,4 +45,4 @@ class EngineConfig(Options):
         help="prefill every prompt in a single step, which then takes as long as it takes",
     )
     kv_cache_bytes: int | None = option(None, integer(1), "memory for the KV cache (default: half of the free)")
-    seed: int = option(0, integer(0, 2**64 - 1), "seeds requests that have none, together with their number")
+    seed: int = option(0, integer(0, 2**64 - 1), "with a request's number, makes its seed if it has none")

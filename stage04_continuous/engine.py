@@ -80,7 +80,7 @@ class Engine:
                 self.scheduler.add(request)
 
     def kv_use(self) -> tuple[int, int]:
-        """Tokens of the KV cache that are reserved, and how many of them running requests have filled."""
+        """KV cache use, in tokens: reserved, and of those, filled by running requests."""
         running = self.scheduler.running
         return len(running) * self.max_model_len, sum(request.num_computed_tokens for request in running)
 

@@ -9,8 +9,8 @@ AGING = 16  # under "shortest": how many prompt tokens a step of waiting is wort
 def policy_rank(policy: str, request: Request, num_steps: int) -> float:
     """The request's number. Equal numbers are admitted in the order of arrival.
 
-    "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All that wait age alike, so it
-    is the same to add AGING once for each step that had passed when they arrived. A prompt of P tokens is therefore
+    "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All waiting requests age
+    alike, so a newcomer instead starts with AGING added for each step already done. A prompt of P tokens is therefore
     overtaken only by those that come within P / AGING steps after it: nothing starves.
 
     Args:

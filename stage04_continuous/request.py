@@ -92,8 +92,8 @@ class Request:
 
     @property
     def has_updates(self) -> bool:
-        """Whether a token, or its end, has not been sent to a stream yet."""
-        return self.streamed[0] < len(self.output_token_ids) or self.finished > self.streamed[2]
+        """Whether a stream still has to be sent a token, or the end."""
+        return self.streamed[0] < len(self.output_token_ids) or (self.finished and not self.streamed[2])
 
     @property
     def token_ids(self) -> list[int]:
@@ -146,8 +146,7 @@ class Request:
             self.finish("length")
 
     def add_or_fail(self, token: tuple[int, dict[int, Logprob] | None] | Exception) -> None:
-        """Append a sampled token. An error, from sampling (passed instead of a token) or from decoding, ends only this
-        request."""
+        """Append a sampled token. An error, passed in place of a token or raised here, ends only this request."""
         try:
             if isinstance(token, Exception):
                 raise token
@@ -162,7 +161,7 @@ class Request:
         self.finish_reason, self.stop_reason = "error", message
 
     def finish(self, reason: str, stop_reason: str | int | None = None, stop_token_id: int | None = None) -> None:
-        """End it as it is, unless what is left of its text completes a stop text."""
+        """End it. If its last bytes complete a stop text, that is the reason."""
         if stop := self.text.flush(self._may_stop, stop_token_id):
             reason, stop_reason = "stop", stop
         self.finish_reason, self.stop_reason = reason, stop_reason

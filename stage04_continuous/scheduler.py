@@ -62,9 +62,8 @@ class Scheduler:
         """The rows of the next step.
 
         Running requests go first, decodes before prefills, so that a long prompt never holds up the tokens of others;
-        then waiting ones are admitted while there are slots and tokens left. A request is admitted only after every
-        running one has its token, so there are never more running than `max_num_batched_tokens`, and each decodes in
-        every step.
+        then waiting ones are admitted while there are slots and tokens left. Every running request takes its tokens
+        before any is admitted, so there are never more of them than tokens in a step, and each decodes in every step.
         """
         self.num_steps += 1
         budget, rows = self.max_num_batched_tokens, []

@@ -43,7 +43,7 @@ class LLM(LLMBase):
         self.loop = EngineLoop(lambda: Engine(config))
         self.engine, self.inputs = self.loop.engine, InputProcessor(self.loop.engine, Request)
         self.beams = BeamEngine(self.engine)
-        weakref.finalize(self, self.loop.close, abort=True).atexit = False  # there `close_all` waits for the thread too
+        weakref.finalize(self, self.loop.close, abort=True).atexit = False  # at exit `close_all` does it, and waits
 
     def generate(
         self,
@@ -96,7 +96,7 @@ class LLM(LLMBase):
         return self._kept(events)
 
     def _kept(self, results: Iterator[Any]) -> Iterator[Any]:
-        """Yield these results, and keep this LLM alive meanwhile: dropping it would close its engine."""
+        """Yield these. As a method it holds the LLM, which would close its engine if it were dropped."""
         yield from results
 
     def beam_search(

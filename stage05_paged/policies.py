@@ -9,13 +9,13 @@ AGING = 16  # under "shortest": how many prompt tokens a step of waiting is wort
 def policy_rank(policy: str, request: Request, num_steps: int) -> float:
     """The request's number. Equal numbers are admitted in the order of arrival.
 
-    "fair" ranks a completion that was requested together with others, in a list of prompts or by n, as if it had
-    arrived when the one before it could have ended at the latest, at one step per token. So the first completion of a
+    "fair" takes the completions of one call (its prompts, and n of each) as if each arrived only when the one before it
+    must have ended, at one step per token. So the first completion of a
     new caller comes before all but the first ones of earlier callers. Nothing starves, because no newcomer gets a
     number that is in the past.
 
-    "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All that wait age alike, so it
-    is the same to add AGING once for each step that had passed when they arrived. A prompt of P tokens is therefore
+    "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All waiting requests age
+    alike, so a newcomer instead starts with AGING added for each step already done. A prompt of P tokens is therefore
     overtaken only by those that come within P / AGING steps after it: nothing starves.
 
     Args:

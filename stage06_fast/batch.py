@@ -16,7 +16,7 @@ class Batch:
     """The tokens of all requests of a step one after another, without padding.
 
     Attributes:
-        token_ids, positions, slot_mapping: [num_tokens], each token's position in its sequence, and its slot in the
+        token_ids, positions, slot_mapping: [num_tokens], each token's position in its sequence, and its place in the
             KV cache.
         block_tables, query_start_loc, seq_lens: which request has which tokens, and where keys are; see attention.py.
         logits_indices: [n_logits], the tokens whose logits are needed.
@@ -57,7 +57,7 @@ class Batch:
             query_start_loc.append(len(token_ids))
             seq_lens.append(end)
             if is_ready:
-                samplers = request.samplers[: 1 + num_free_seqs]
+                samplers = request.samplers[: 1 + num_free_seqs]  # the others wait: `Scheduler.fork` queues them
                 num_free_seqs -= len(samplers) - 1
                 ready += samplers
                 sampled += [len(logits_indices)] * len(samplers)

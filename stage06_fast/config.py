@@ -84,7 +84,7 @@ class EngineConfig(Options):
         action="extend",
         metavar="NAME",
     )
-    seed: int = option(0, integer(0, 2**64 - 1), "seeds requests that have none, together with their number")
+    seed: int = option(0, integer(0, 2**64 - 1), "with a request's number, makes its seed if it has none")
 
     def __post_init__(self):
         super().__post_init__()

@@ -1,12 +1,12 @@
 """Which blocks of the KV cache belong to which sequence: paging (Kwon et al. 2023, "PagedAttention", section 4).
 
-Plain Python: the manager knows the blocks by number, and never touches their contents. It owns every block. A block is
-held by the sequences whose tables list it, and counts them. A block without a holder is free, but stays in the prefix
-cache until it is needed for something else.
+Plain Python: the manager knows the blocks by number, and never touches their contents. It owns every block. The
+sequences that list a block in their tables hold it (`ref_counts`). A block that none holds is free, but stays in the
+prefix cache until it is needed for something else.
 
 Prefix caching. A full block is cached in a dictionary. Its key is its tokens and the *prefix id* of the block before
-it. A prefix id is given out once, so it identifies a whole prefix, as a node of a trie does, and two prefixes that end
-in the same tokens are not confused. The dictionary hashes a key and then compares it, tokens and all, so a hash
+it. A prefix id is never reused, so, like a node of a trie, it stands for a whole prefix: two that end in the same
+tokens are not confused. The dictionary hashes a key and then compares it, tokens and all, so a hash
 collision costs time and nothing else.
 """
 
@@ -26,6 +26,9 @@ class Sequence(Protocol):
 
     @property
     def num_tokens(self) -> int: ...  # the length of that list, without making it
+
+    @property
+    def num_computed_tokens(self) -> int: ...
 
     @property
     def num_cacheable(self) -> int: ...  # leading tokens that may come from the prefix cache
@@ -118,7 +121,7 @@ class BlockManager:
         return self._tables[sequence].blocks
 
     def slot_mapping(self, sequence: Sequence, start: int, end: int) -> list[int]:
-        """The slots of the positions start to end - 1 of a sequence: block * block_size + offset in the block."""
+        """The places of the positions start to end - 1 of a sequence: block * block_size + offset in the block."""
         blocks, size = self._tables[sequence].blocks, self.block_size
         return [blocks[i // size] * size + i % size for i in range(start, end)]
 
@@ -167,7 +170,7 @@ class BlockManager:
         return self.num_free > 0 or not self.needs_block(sequence)
 
     def append(self, sequence: Sequence) -> None:
-        """Make sure that a sequence's last token has a slot that may be written."""
+        """Make sure that a sequence's last token has a place that may be written."""
         table = self._tables[sequence]
         if not self.needs_block(sequence):
             return
@@ -207,7 +210,7 @@ class BlockManager:
             self._decref(block)
 
     def pop_copies(self) -> list[tuple[int, int]]:
-        """The blocks to be copied before the next step writes, (from, to). All at once: a `to` may be a `from` too."""
+        """(from, to) of the blocks to copy before the next step. Read all, then write: a `to` may be a `from` too."""
         copies, self._copies = self._copies, []
         return copies
 
@@ -238,8 +241,8 @@ class BlockManager:
     # --- Prefix caching ---------------------------------------------------------------------------------------------
 
     def cache_full_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
-        """Add the full blocks among a sequence's first tokens to the prefix cache. The coming step may be what fills
-        them; that is safe, because a step writes before it reads."""
+        """Put a sequence's full blocks into the prefix cache, even those that only the coming step fills: in each layer
+        it writes its keys and values before it reads any."""
         table = self._tables[sequence]
         num_full = num_computed_tokens // self.block_size
         if not self.enable_prefix_caching or num_full <= len(table.prefix_ids):

@@ -1,7 +1,5 @@
 """The engine: what one step does. A step may give a request several tokens."""
 
-from typing import Any
-
 from .batch import Batch
 from .block_manager import BlockManager
 from .config import EngineConfig
@@ -117,10 +115,10 @@ class Engine:
                 self.scheduler.add(completion)
 
     def kv_use(self) -> tuple[int, int]:
-        """Tokens of the KV cache that are reserved, and how many of them running requests have filled."""
-        manager, holders = self.block_manager, list[Any](self.block_manager.holders)  # requests, and beams
+        """KV cache use, in tokens: reserved, and of those, filled by running requests."""
+        manager, holders = self.block_manager, self.block_manager.holders  # requests, and beams
         filled = sum(sequence.num_computed_tokens for sequence in holders)
-        # What is reserved and not filled comes after a sequence's last token, in blocks that are not shared.
+        # Unfilled places come after a sequence's last computed token, in blocks that no other shares.
         unused = manager.num_held * manager.block_size - filled
         reserved = (manager.num_blocks - manager.num_free) * manager.block_size
         return reserved, reserved - unused

@@ -102,7 +102,8 @@ class Request:
         return all(completion.finished for completion in self.group)
 
     def fork(self, index: int) -> "Request":
-        """Another completion of the same prompt, in the same group, with the same tokens so far."""
+        """Another completion of the same prompt, in the same group, with the same tokens so far. It shares the
+        prompt's log-probabilities."""
         child = copy.copy(self)
         child.index, child.text = index, self.text.copy()
         child.output_token_ids, child.token_times = [*self.output_token_ids], [*self.token_times]
@@ -125,8 +126,8 @@ class Request:
 
     @property
     def has_updates(self) -> bool:
-        """Whether a token, or its end, has not been sent to a stream yet."""
-        return self.streamed[0] < len(self.output_token_ids) or self.finished > self.streamed[2]
+        """Whether a stream still has to be sent a token, or the end."""
+        return self.streamed[0] < len(self.output_token_ids) or (self.finished and not self.streamed[2])
 
     @property
     def token_ids(self) -> list[int]:
@@ -187,8 +188,7 @@ class Request:
             self.finish("length")
 
     def add_or_fail(self, token: tuple[int, dict[int, Logprob] | None] | Exception) -> None:
-        """Append a sampled token. An error, from sampling (passed instead of a token) or from decoding, ends only this
-        request."""
+        """Append a sampled token. An error, passed in place of a token or raised here, ends only this request."""
         try:
             if isinstance(token, Exception):
                 raise token
@@ -203,7 +203,7 @@ class Request:
         self.finish_reason, self.stop_reason = "error", message
 
     def finish(self, reason: str, stop_reason: str | int | None = None, stop_token_id: int | None = None) -> None:
-        """End it as it is, unless what is left of its text completes a stop text."""
+        """End it. If its last bytes complete a stop text, that is the reason."""
         if stop := self.text.flush(self._may_stop, stop_token_id):
             reason, stop_reason = "stop", stop
         self.finish_reason, self.stop_reason = reason, stop_reason

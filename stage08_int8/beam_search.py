@@ -40,14 +40,14 @@ class BeamSearch:
         self.done, self.num_tokens = False, 0
 
     def num_blocks(self, block_size: int) -> int:
-        """The most blocks that its beams can hold: they share the prompt's full blocks, and no others."""
+        """The most blocks that its beams can hold: at worst they share only the prompt's full blocks."""
         shared = len(self.request.prompt_token_ids) // block_size
         longest = len(self.request.prompt_token_ids) + self.request.max_tokens - 1
         return shared + self.beam_width * (-(-longest // block_size) - shared)
 
     def score(self, logprob: float, length: int) -> float:
-        """Orders sequences as logprob / length**length_penalty does. It is minus the logarithm of that number's size,
-        which could overflow."""
+        """Orders sequences as logprob / length**length_penalty does, but as minus the log of its absolute value, which
+        can't overflow."""
         return math.inf if logprob >= 0 else self.length_penalty * math.log(length) - math.log(-logprob)
 
     def advance(self, logits: Tensor) -> list[tuple[Request, Request]]:

@@ -25,7 +25,7 @@ from .support.outputs import finished_groups
 
 logger = logging.getLogger(__name__)
 Deliver = Callable[[list[Request], BaseException | None], object]  # gets completions that made progress, or an error
-MAX_RESTARTS = 10  # failed steps without a token for any request, after which the callers get the error
+MAX_RESTARTS = 10  # after this many failed steps with no new token, the callers get the error
 POLL = 0.1 if sys.platform == "win32" else None  # seconds; on Windows Ctrl-C ends only a wait with a timeout
 
 
@@ -60,7 +60,7 @@ class EngineLoop:
         self.has_failed = False  # the latest step
         self.waiters: dict[Request, Deliver] = {}
         self.commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self.closing, self.lock = False, threading.RLock()
+        self.closing, self.lock = False, threading.RLock()  # a finalizer may close it in a thread that has the lock
         made: queue.SimpleQueue = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, args=(make_engine, made), name="engine", daemon=True)
         loops.add(self)
@@ -129,7 +129,7 @@ class EngineLoop:
 
         def command() -> None:
             try:
-                answer.put([function()])
+                answer.put([function()])  # in a list: `wait` raises an exception
             except BaseException as error:
                 answer.put(error)
 
@@ -148,7 +148,7 @@ class EngineLoop:
             self.commands.put(lambda: self._abort(list(self.waiters)) if abort else None)
 
     def check(self) -> None:
-        """Raise RuntimeError where waiting for the engine would never end."""
+        """Raise RuntimeError where a wait for the engine would hang."""
         check_fork()
         if threading.current_thread() is self.thread:
             raise RuntimeError(
@@ -165,7 +165,7 @@ class EngineLoop:
             made.put(error)
             return
         with torch.inference_mode():
-            while self._run_commands():
+            while self._run_commands():  # the loop
                 self._step()
 
     def _run_commands(self) -> bool:
@@ -274,10 +274,10 @@ threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 @atexit.register
 def close_all() -> None:
-    """A thread that is in the middle of a step when the interpreter ends would crash it, and so would one that is
-    freeing an engine that was dropped."""
+    """Wait for the engines' threads: one that is still in a step, or frees a dropped engine, would crash Python at its
+    exit."""
     for loop in list(loops):
-        if loop.thread.is_alive():  # else it is of a process that this one is a fork of
+        if loop.thread.is_alive():  # else it belongs to the process that we were forked from
             loop.close(abort=True)
     for thread in list(threads):
         if thread.is_alive():

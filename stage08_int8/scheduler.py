@@ -9,8 +9,8 @@ loses its blocks, keeps its rank in the queue, and its tokens are computed again
 running requests is preempted only under the policy "fair", for a request that ranks before it. So it always finishes,
 then the next one does: progress is guaranteed.
 
-While the first in the queue waits for memory, later requests that fit overtake it: only the AHEAD that came right after
-it, so it never starves, and only if a block stays free for each running request, so that these can still grow.
+While the first in the queue waits for memory, later ones that fit may overtake it: none that came more than AHEAD after
+it, so it never starves, and only while a free block remains for each running request to grow into.
 """
 
 import bisect
@@ -22,7 +22,7 @@ from .block_manager import BlockManager
 from .policies import policy_rank, sibling_lag
 from .request import Request, RequestState
 
-AHEAD = 16  # the completions that came right after one, and may overtake it while it waits for memory
+AHEAD = 16  # while a request waits for memory, completions that came up to so many after it may overtake it
 
 
 class Row(NamedTuple):
@@ -40,8 +40,8 @@ class Scheduler:
         block_manager: where requests get their memory.
         max_num_seqs: how many requests run at once.
         max_num_batched_tokens: the most tokens that go through the model in a step.
-        policy: which request is admitted first: "fcfs" (in order of arrival), "fair" (so that no caller makes others
-            wait), "priority" (the lowest number first, then arrival) or "shortest" (the shortest prompt
+        policy: which request is admitted first: "fcfs" (in order of arrival), "fair" (so that no caller's batch
+            delays others), "priority" (the lowest number first, then arrival) or "shortest" (the shortest prompt
             first, with aging).
         enable_chunked_prefill: cut a prompt that does not fit into the step's rest; else it waits until it fits whole.
     """
@@ -93,8 +93,8 @@ class Scheduler:
         Running requests go first, decodes before prefills, so that a long prompt never holds up the tokens of others;
         then waiting ones are admitted while there are blocks and tokens left, unless one was preempted just now. If the
         first of them needs more blocks than are free, others that fit overtake it. A request is admitted only after
-        every running one has its token, so there are never more running than `max_num_batched_tokens`, and each decodes
-        in every step.
+        every running one has its tokens, so there are never more running than tokens in a step, and each decodes in
+        every step.
         """
         self.num_steps += 1
         was_preempted = self._reserve_blocks()
@@ -128,14 +128,15 @@ class Scheduler:
 
     @staticmethod
     def _may_overtake(request: Request, skipped: list[Request]) -> bool:
-        """Whether a request, with all completions that start with it, may overtake these: it came soon after the first
-        of them, and is as urgent."""
+        """Whether a request and its completions may overtake these: they came soon after the first, at the same
+        priority."""
         first, last_arrival = skipped[0], request.rank[1] + len(request.samplers) - 1
         is_near = last_arrival <= first.rank[1] + AHEAD and len(skipped) <= AHEAD
         return is_near and request.priority == first.priority
 
     def _row(self, request: Request, budget: int) -> Row:
         num_tokens = min(request.num_new_tokens, budget)
+        # Before they are computed: another request of this very step may find them.
         self.block_manager.cache_full_blocks(request, request.num_computed_tokens + num_tokens)
         return Row(request, num_tokens, ready=num_tokens == request.num_new_tokens)
 
@@ -167,8 +168,8 @@ class Scheduler:
         self.emit("admitted", request, num_cached_tokens=request.num_computed_tokens)
 
     def _reserve_blocks(self) -> bool:
-        """Give each running request room in the cache for its next token, in the order of their ranks. Returns whether
-        a request had to be preempted for that."""
+        """Give each running request, in the order of their ranks, a place for its last token. Returns whether a request
+        had to be preempted for that."""
         preempted = False
         growing = [request for request in self.running if self.block_manager.needs_block(request)]
         for request in sorted(growing, key=lambda request: request.rank):
@@ -187,7 +188,7 @@ class Scheduler:
         head = self.waiting[0]
         earlier = [request for request in self.running if request.rank < head.rank]
         later = [request for request in self.running if request.rank > head.rank]
-        budget = self.max_num_batched_tokens - sum(request.num_new_tokens for request in earlier)
+        budget = self.max_num_batched_tokens - sum(request.num_new_tokens for request in earlier)  # without the later
         reserve = self.block_manager.watermark_blocks if earlier else 0
         if budget < (1 if self.enable_chunked_prefill else head.num_new_tokens):
             return

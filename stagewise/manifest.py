@@ -30,6 +30,7 @@ def describe_run(stage: Stage, setup: Setup, dataset: Dataset, defaults: Any) ->
         "model": config.model,
         "weights": hash_of_checkpoint(stage, setup.directory, config),
         "dtype": setup.dtype,
+        "arithmetic": setup.arithmetic,
         "seed": config.seed,
         "max_model_len": setup.max_model_len,
         "sampling": json.loads(json.dumps(defaults.to_dict())),

@@ -57,12 +57,14 @@ class Setup:
         config: its EngineConfig.
         directory: of the model.
         dtype: as torch names it, such as "float32"; where weights are rounded, "float32, weights in int8".
+        arithmetic: what multiplies and what attends, and which parts are disabled; None if no engine is here.
     """
 
     config: Any
     directory: Path
     dtype: str
     max_model_len: int
+    arithmetic: str | None = None
 
 
 class Stage:
@@ -201,7 +203,21 @@ def stage_of(package: str) -> Stage:
 def setup_of(llm: Any) -> Setup:
     core = llm.engine
     dtype = type_of_numbers(core.runner.dtype, getattr(core.runner, "int8", False))
-    return Setup(llm.config, core.checkpoint.directory, dtype, llm.max_model_len)
+    return Setup(
+        llm.config, core.checkpoint.directory, dtype, llm.max_model_len, arithmetic_of(core.runner, llm.config)
+    )
+
+
+def arithmetic_of(runner: Any, config: Any) -> str:
+    """Which instructions multiply, what computes attention, and which of stage 6's parts are disabled."""
+    import torch
+
+    by_torch = f"torch, {torch.backends.cpu.get_cpu_capability()}" if runner.device.type == "cpu" else "torch, CUDA"
+    kinds = [getattr(runner.model, name, None) for name in ("kind", "int8_kind")]
+    products = " and ".join(filter(None, kinds)) or by_torch
+    parts = f"products: {products}; attention: {getattr(runner, 'attention_backend', by_torch)}"
+    disabled = getattr(config, "disable", ())
+    return parts + (f"; disabled: {', '.join(sorted(disabled))}" if disabled else "")
 
 
 def type_of_numbers(dtype: Any, int8: bool) -> str:

@@ -13,7 +13,7 @@ from tests.adapter import STAGES
 from tests.test_serving import ask, read_events, serving
 
 PROMPT = "Once upon a time"
-FILES = ("engine.py", "sampler.py", "request.py", "support/outputs.py")
+pytestmark = pytest.mark.covers("engine.py", "sampler.py", "request.py", "support/outputs.py")
 SERVING = [stage for stage in STAGES if stage.number >= 4]
 
 
@@ -60,6 +60,7 @@ def test_a_request_that_fails_alone_ends_alone(stage, small_checkpoint, name):
                     assert says in completion.stop_reason
                     assert completion.token_ids == expected.token_ids[:num_tokens]
                 assert output.finished
+                assert output.metrics.ttft is None or output.metrics.ttft >= 0
             events = list(llm.stream([[1, 2, 3]] * len(where), where))
             ends = {event.index: event for event in events if event.finish_reason}
             assert [ends[i].finish_reason for i in range(len(where))] == [

@@ -33,9 +33,10 @@ WAYS += [(STAGES[5], options) for options in (
     {"disable": ["pages"]},
     {"disable": ["linear"], "attention_backend": "torch"},
 )]  # fmt: skip
+WAYS += [(STAGES[6], {}), (STAGES[7], {"weights": "int8"})]
 names = [f"{stage.command} {' '.join(map(str, options.values()))}".strip() for stage, options in WAYS]
 PROMPTS = random_prompts(200, [3, 9, 5, 2])
-every_way = pytest.mark.parametrize("stage, options", WAYS, ids=names)  # noqa: PT006 (so conftest.py finds it)
+every_way = pytest.mark.parametrize(("stage", "options"), WAYS, ids=names)
 
 
 @contextlib.contextmanager
@@ -78,6 +79,15 @@ STATES = {
     "no grad": torch.no_grad,
     "inference": torch.inference_mode,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Beside a busy program an engine takes fewer threads, and with another number of them torch's sums differ."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -385,13 +385,11 @@ def test_each_way_to_multiply_gives_the_same_bits(odd, kind, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("sizes", test_same_bits.SIZES)
-@pytest.mark.parametrize("schedules", [6, pytest.param(60, marks=pytest.mark.soak)])
-def test_random_schedules(tmp_path, sizes, dtype, schedules):
+@pytest.mark.parametrize("schedules", test_same_bits.SCHEDULES)
+def test_random_schedules(tmp_path_factory, dtype, schedules):
     """As `test_same_bits.py` has it: neighbors, pieces, hits, preemptions, several completions, guesses."""
-    sizes = test_same_bits.SIZES[sizes]
-    model = write_checkpoint(tmp_path, **sizes), sizes
-    test_same_bits.test_random_schedules(INT8, model, dtype, schedules)
+    models = test_same_bits.make_models(tmp_path_factory)
+    test_same_bits.check_random_schedules(INT8, models, dtype, schedules)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

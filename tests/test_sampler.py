@@ -1,7 +1,10 @@
 """The sampler against Hugging Face's logits processors, against exact distributions, and against itself."""
 
+import ctypes
 import math
+import platform
 import random
+import subprocess
 
 import numpy as np
 import pytest
@@ -15,10 +18,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tests.adapter import STAGES
+from tests.adapter import ROOT, STAGES, cpu_flags
 
 FAST = [stage for stage in STAGES if stage.number >= 6]
-FILES = ("sampler.py",)  # what this is about, see conftest.py
+pytestmark = pytest.mark.covers("sampler.py")
 
 VOCABULARY = 199
 SETTINGS = [
@@ -316,3 +319,27 @@ def test_the_kernel_and_the_number_of_threads(stage):
         torch.set_num_threads(before)
     assert results[0] == results[1] == results[2]
     assert results[0] == [kernel(row[None], [request])[0] for row, request in zip(logits, requests, strict=True)]
+
+
+@pytest.mark.parametrize("march", ["x86-64", "x86-64-v3"])
+@pytest.mark.parametrize("stage", FAST[:1], ids=str)
+def test_the_kernel_with_narrower_vectors(stage, march, tmp_path, monkeypatch):
+    """The same tokens with SSE's vectors and with AVX2's (or NEON's), in place of this CPU's widest."""
+    kernels, flags = ROOT / stage.directory / "kernels", [f"-march={march}"] if platform.machine() == "x86_64" else []
+    if march == "x86-64-v3" and flags and not {"avx2", "fma"} <= cpu_flags():
+        pytest.skip("this CPU has no AVX2")
+    alone = "void run(SampledRow *rows, int64_t n, int64_t size, char *m, int t)"
+    (tmp_path / "run.c").write_text(
+        f'#include "kernels.h"\n{alone} {{ PARALLEL(t, sample_rows(team, rows, n, size, m);); }}\n'
+    )
+    command = ["cc", "-O2", *flags, "-shared", "-fPIC", "-fopenmp", "-I", kernels, tmp_path / "run.c"]
+    command += [kernels / "sampler.c", kernels / "team.c", "-lm", "-o", tmp_path / "sampler.so"]
+    subprocess.run(list(map(str, command)), check=True)
+    library = ctypes.CDLL(str(tmp_path / "sampler.so"))
+    own = stage.part("kernels.c_kernel").load_kernel()
+    library.run.argtypes, library.run.restype = own.sample_rows.argtypes, None
+    library.sampler_bytes.argtypes, library.sampler_bytes.restype = [ctypes.c_int64], ctypes.c_int64
+    library.sample_rows = library.run
+    monkeypatch.setattr(stage.part("kernels.c_sampler"), "load_kernel", lambda: library)
+    for seed in range(12):
+        check_draws(stage, 32, seed)

@@ -19,6 +19,7 @@ from stagewise.replay.trace import Trace, check_step, lines_of
 from stagewise.serving.clients.server import server
 from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
 
+pytestmark = pytest.mark.covers("speculator.py", "draft_planner.py", "drafters.py")
 SPECULATIVE = [stage for stage in STAGES if stage.number >= 7]
 SIX = next(stage for stage in STAGES if stage.number == 6)
 DRAFT = "tinytales-draft"

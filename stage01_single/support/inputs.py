@@ -16,7 +16,7 @@ Params = SamplingParams | Sequence[SamplingParams]  # one for all prompts, or on
 
 
 def parse_prompt(prompt: Any) -> tuple[Any, Any]:
-    """What to encode, and what the result names as its prompt: of a dict with both, the token ids and the text."""
+    """What to encode, and what to report as the prompt. If a dict has both: its token ids, and its text."""
     if not isinstance(prompt, Mapping):
         return prompt, prompt
     given = {name: value for name, value in prompt.items() if value is not None}

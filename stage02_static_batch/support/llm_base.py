@@ -24,7 +24,7 @@ class LLMBase:
         self.inputs.request(prompt, sampling_params, *priority, number=0)
 
     def describe(self) -> str:
-        """A one-line summary of device, type and cache."""
+        """One line: the device, the dtype, any KV cache."""
         return self.engine.runner.describe()
 
     def get_default_sampling_params(self) -> SamplingParams:

@@ -88,7 +88,7 @@ class RequestOutput:
     @classmethod
     def of(cls, request: Any) -> "RequestOutput":
         """The result so far."""
-        times = request.token_times or [0.0]
+        times = request.token_times or [request.arrival_time]
         metrics = RequestMetrics(request.arrival_time, times[0], times[-1])
         outputs = [CompletionOutput.of(request)]
         return cls(request.request_id, request.prompt, request.prompt_token_ids, outputs, request.finished, metrics)

@@ -54,7 +54,7 @@ class Text:
 
     @property
     def num_certain(self) -> int:
-        """Length of the text that no later token can change; the rest could begin a stop text."""
+        """Length of the text that is final; the rest might be the start of a stop text."""
         if self._params.include_stop_str_in_output:
             return len(self.text)
         return min((self._begin_of(stop) for stop in self._stops), default=len(self.text))

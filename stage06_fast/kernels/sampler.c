@@ -16,7 +16,7 @@ typedef float halfvec __attribute__((vector_size(4 * HALF), aligned(4), may_alia
 typedef struct {
     double *all;       /* [n], the weights of all tokens */
     double *weights;   /* [n], of the candidates: tokens that may be kept, in the order of their ids */
-    double *sums;      /* [DIGITS] */
+    double *sums;      /* of the weights with each digit, or of each chunk */
     float *scores;     /* [n], where penalties change the logits */
     float *best;       /* [n], the k best so far: a heap, the worst of them first */
     int32_t *ids;      /* [n], the candidates' */
@@ -24,13 +24,15 @@ typedef struct {
     int32_t *members;  /* [n] */
 } Memory;
 
+static int64_t num_sums(int64_t n) { return n / CHUNK < DIGITS ? DIGITS : n / CHUNK + 1; }
+
 static Memory memory_of(char *bytes, int64_t n) {
     double *all = (double *)bytes, *weights = all + n, *sums = weights + n;
-    float *scores = (float *)(sums + DIGITS), *best = scores + n;
+    float *scores = (float *)(sums + num_sums(n)), *best = scores + n;
     int32_t *ids = (int32_t *)(best + n);
     return (Memory){all, weights, sums, scores, best, ids, ids + n, ids + 2 * n};
 }
-int64_t sampler_bytes(int64_t vocab_size) { return round_up(36 * vocab_size + 8 * DIGITS, 64); }
+int64_t sampler_bytes(int64_t vocab_size) { return round_up(36 * vocab_size + 8 * num_sums(vocab_size), 64); }
 
 /* --- Exponentials --------------------------------------------------------------------------------------------------- */
 
@@ -315,16 +317,38 @@ static int64_t draw_from_all(const Scores *s, double u) {
     return from + last;
 }
 
-static int64_t draw_from_candidates(const Memory *m, int64_t count, double u) {
+/* The same among the candidates that the cut and min_p keep. */
+static int64_t draw_from_candidates(const Memory *m, int64_t count, Cut cut, double min_p, double u) {
+    const double least = cut.weight > min_p ? cut.weight : min_p;
     double total = 0, passed = 0;
-    for (int64_t i = 0; i < count; i++) total += m->weights[i];
-    int64_t last = 0;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t from = 0; from < count; from += CHUNK) {
+        dvec sums = {0};
+        double sum = 0;
+        int64_t i = from;
+        for (; i + HALF <= from + CHUNK && i + HALF <= count; i += HALF) {
+            dvec *w = (dvec *)(m->weights + i);
+            lvec kept = *w >= least;
+            if (i + HALF > cut.last + 1) /* of those that weigh as much as the cut, only some */
+                for (int j = 0; j < HALF; j++)
+                    if (i + j > cut.last && (*w)[j] == cut.weight) kept[j] = 0;
+            *w = (dvec)((lvec)*w & kept), sums += *w;
+        }
+        for (; i < from + CHUNK && i < count; i++) {
+            if (m->weights[i] < least || (i > cut.last && m->weights[i] == cut.weight)) m->weights[i] = 0;
+            sum += m->weights[i];
+        }
+        for (int j = 0; j < HALF; j++) sum += sums[j];
+        m->sums[from / CHUNK] = sum, total += sum;
+    }
+    int64_t from = 0, last = 0;
+    for (; from + CHUNK < count && passed + m->sums[from / CHUNK] <= u * total; from += CHUNK)
+        passed += m->sums[from / CHUNK];
+    for (int64_t i = from; i < count; i++) {
         if (m->weights[i] < NOTHING) continue;
-        last = m->ids[i], passed += m->weights[i];
+        last = i, passed += m->weights[i];
         if (passed > u * total) break;
     }
-    return last;
+    return m->ids[last];
 }
 
 static int64_t choose(Memory *m, const SampledRow *row, int64_t vocab_size) {
@@ -350,13 +374,7 @@ static int64_t choose(Memory *m, const SampledRow *row, int64_t vocab_size) {
         count = candidates_by_score(m, &s, (float)log(row->min_p) - 1e-3f); /* a few more */
     }
     const Cut cut = row->top_p < 1 ? find_cut(m, count, row->top_p * total) : (Cut){0, count};
-    int64_t kept = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const double w = m->weights[i];
-        m->weights[kept] = w, m->ids[kept] = m->ids[i];
-        kept += (w >= row->min_p) & ((w > cut.weight) | ((w == cut.weight) & (i <= cut.last)));
-    }
-    return draw_from_candidates(m, kept, u);
+    return draw_from_candidates(m, count, cut, row->min_p, u);
 }
 
 /* Log-probabilities of the chosen token, first, and of the likeliest ones, by the raw logits, with their ranks. */

@@ -41,15 +41,17 @@ class CSampler:
         """
         logits, vocab_size = logits.contiguous(), logits.shape[-1]
         rows, kept, errors = (Row * len(requests))(), [], {}
-        raw = address(logits, torch.float32)
+        base = address(logits, torch.float32)
         for i, request in enumerate(requests):
-            params, row = request.params, logits[i]
+            params, raw = request.params, base + 4 * i * vocab_size
+            row, at = None, raw
             if is_processed(request):
-                row = row.clone()
+                row = logits[i].clone()
                 try:
                     apply_logits_processors(row[None], [request])
                 except Exception as error:
                     errors[i] = error
+                at = address(row, torch.float32)
             used, num_output = (0, 0), 0
             if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
                 used, num_output = self._tokens(request).buffer_info(), len(request.output_token_ids)
@@ -57,7 +59,7 @@ class CSampler:
             tops = [array(kind, bytes(8 * (1 + num_logprobs))) for kind in "qqd"]
             kept.append((row, tops))
             rows[i] = Row(
-                *(row.data_ptr(), raw + 4 * i * vocab_size, *used, num_output, params.top_k),
+                *(at, raw, *used, num_output, params.top_k),
                 *(params.temperature, params.top_p, params.min_p),
                 *(params.repetition_penalty, params.frequency_penalty, params.presence_penalty),
                 *(request.seed, len(request.output_token_ids), request.index, num_logprobs, -1),
@@ -66,7 +68,7 @@ class CSampler:
         library, threads = load_kernel(), torch.get_num_threads()
         if len(self._memory) < (num_bytes := threads * library.sampler_bytes(vocab_size)):
             self._memory = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
-        library.sample_rows(addressof(rows), len(rows), vocab_size, self._memory.data_ptr(), threads)
+        library.sample_rows(addressof(rows), len(rows), vocab_size, address(self._memory, torch.uint8), threads)
         results = []
         for i, (request, row, (_, tops)) in enumerate(zip(requests, rows, kept, strict=True)):
             if i in errors or row.token_id < 0:

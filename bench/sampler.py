@@ -1,0 +1,136 @@
+"""What does sampling cost? The sampler alone, and decodes of stage 6 that sample as people do, beside greedy ones.
+
+    python -m bench.sampler --json bench/results/avx512/sampler.json
+
+Alone: 32 rows of logits, row by row in torch as in stages 1 to 5, and in one call of stage 6's kernel. The logits are
+those of `tinytales` along a tale, and of GPT-2 small with random weights, which finds nearly every token as likely as
+any other. Decodes: 32 requests at once, with a prompt of 32 tokens and 64 tokens of output each, by GPT-2 small with
+random weights. Everything is measured in turn, round after round; a figure is the median, with the least and the most.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import stage06_fast
+from bench.machine import describe
+from stage06_fast.kernels.c_sampler import CSampler
+from tools.engines import STAGES
+
+ROWS, PROMPT, OUTPUT = 32, 32, 64
+ROUNDS = 5
+MODES = {
+    "greedy": dict(temperature=0),
+    "temperature 1": dict(temperature=1.0),
+    "temperature 0.8, top-k 50": dict(temperature=0.8, top_k=50),
+    "temperature 0.8, top-p 0.95": dict(temperature=0.8, top_p=0.95),
+    "both, repetition penalty 1.1": dict(temperature=0.8, top_k=50, top_p=0.95, repetition_penalty=1.1),
+    "greedy, logprobs 5": dict(temperature=0, logprobs=5),
+}
+MODELS = {"tinytales": "auto", "gpt2": "dummy"}  # and where its weights come from
+TALE = "Once upon a time there was a brave mouse who lived near a windy harbor."
+
+
+def logits_of(model: str, load_format: str) -> torch.Tensor:
+    """[ROWS, vocab_size], of a text's next tokens."""
+    stage = STAGES[5]
+    llm = stage.LLM(model, load_format=load_format, device="cpu")
+    with stage.recorded_logits() as logits:
+        llm.generate(TALE, stage.SamplingParams(temperature=0.8, seed=0, max_tokens=ROWS, ignore_eos=True))
+    return torch.stack(list(logits.values()))
+
+
+def in_turn(works: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """What each work returns, round after round, after one round that warms up."""
+    rounds = [{name: work() for name, work in works.items()} for _ in range(1 + ROUNDS)]
+    return {name: [one[name] for one in rounds[1:]] for name in works}
+
+
+def alone(logits: torch.Tensor) -> dict[str, dict[str, list[float]]]:
+    """Microseconds of a row, by mode and by what samples."""
+    kernel, stage, all_threads, result = CSampler(), STAGES[5], torch.get_num_threads(), {}
+
+    def timed(work: Callable[[], object], threads: int) -> float:
+        torch.set_num_threads(threads)
+        started = time.perf_counter()
+        work()
+        seconds = time.perf_counter() - started
+        torch.set_num_threads(all_threads)
+        return 1e6 * seconds / ROWS
+
+    for mode, settings in MODES.items():
+        params = stage.SamplingParams(**settings)
+        requests = [stage.make_request(params, range(100), range(50), seed=i) for i in range(ROWS)]
+        result[mode] = in_turn({
+            "row by row": lambda requests=requests: timed(lambda: stage.sample(logits, requests), all_threads),
+            "kernel, one thread": lambda requests=requests: timed(lambda: kernel(logits, requests), 1),
+            "kernel": lambda requests=requests: timed(lambda: kernel(logits, requests), all_threads),
+        })  # fmt: skip
+    return result
+
+
+def decodes(dtype: str) -> dict[str, list[float]]:
+    """Output tokens per second, by mode."""
+    llm = stage06_fast.LLM("gpt2", load_format="dummy", dtype=dtype, device="cpu", max_num_seqs=ROWS)
+    prompts = [[262 + i + j for j in range(PROMPT)] for i in range(ROWS)]
+
+    def run(settings: dict) -> float:
+        params = stage06_fast.SamplingParams(max_tokens=OUTPUT, ignore_eos=True, seed=0, **settings)
+        started = time.perf_counter()
+        llm.generate(prompts, params)
+        return ROWS * OUTPUT / (time.perf_counter() - started)
+
+    return in_turn({mode: lambda settings=settings: run(settings) for mode, settings in MODES.items()})
+
+
+def shown(values: list[float]) -> str:
+    return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+
+
+def table(result: dict) -> str:
+    """Two tables: the sampler alone, and decodes."""
+    lines = []
+    for model, modes in result["alone"].items():
+        columns = list(next(iter(modes.values())))
+        lines += [f"| {model}: µs a row | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
+        lines += [f"| {mode} | " + " | ".join(map(shown, by.values())) + " |" for mode, by in modes.items()] + [""]
+    dtypes = result["decodes"]
+    titles = " | ".join(f"{dtype}, tok/s | of greedy" for dtype in dtypes)
+    lines += [f"| decode of {ROWS} | {titles} |", "| --- |" + " ---: | ---: |" * len(dtypes)]
+    for mode in MODES:
+        cells = []
+        for by in dtypes.values():
+            share = statistics.median(by[mode]) / statistics.median(by["greedy"])
+            cells.append(f"{shown(by[mode])} | {share:.2f}")
+        lines.append(f"| {mode} | " + " | ".join(cells) + " |")
+    machine = result["machine"]
+    return "\n".join(lines) + (
+        f"\n\n{ROUNDS} rounds in turn: median (least to most); {machine['device']}, {machine['threads']} threads, "
+        f"torch {machine['torch']}. `python -m bench.sampler`"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
+    args = parser.parse_args()
+    result = {
+        "command": f"python -m bench.sampler {' '.join(sys.argv[1:])}".strip(),
+        "machine": describe(torch.device("cpu")),
+        "alone": {model: alone(logits_of(model, load_format)) for model, load_format in MODELS.items()},
+        "decodes": {dtype: decodes(dtype) for dtype in ("float32", "bfloat16")},
+    }
+    print(table(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
