@@ -23,6 +23,7 @@ test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --project .
+	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak and not browser and not cluster and not arm"
 
 soak: $(VENV)/installed-test

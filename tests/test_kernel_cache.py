@@ -69,14 +69,38 @@ def write_compiler(path, script):
 def test_it_is_compiled_once(compiler, tmp_path, monkeypatch):
     first = compiler.compile_kernel()
     assert first.parent == tmp_path / "cache" / "stagewise"
-    written = first.stat().st_mtime_ns
+    written = first.stat().st_ino
     assert compiler.compile_kernel() == first
-    assert first.stat().st_mtime_ns == written
+    assert first.stat().st_ino == written
     monkeypatch.setattr(compiler, "cpu", lambda: "another CPU, which shares the directory")
     assert compiler.compile_kernel() != first
     monkeypatch.setattr(compiler, "FLAGS", ("-O1", "-fPIC"))
     compiler.compile_kernel()
     assert len(list(first.parent.glob("*.so"))) == len(list(first.parent.iterdir())) == 3  # and nothing else
+
+
+def test_what_nobody_uses_goes(compiler, monkeypatch):
+    """30 days after its last use, when another library is kept."""
+    kept = [compiler.compile_kernel()]
+    directory, now = kept[0].parent, time.time()
+    (directory / "tmpkilled").mkdir()  # as of a compile that was killed
+    (directory / "tmpkilled" / "kernels.so").write_bytes(b"half of a libr")
+    for path, days in ((directory / "unused.so", 31), (directory / "used.so", 29)):
+        path.write_bytes(b"")
+        os.utime(path, (now, now - days * 24 * 3600))
+    os.utime(directory / "tmpkilled", (now, now - 31 * 24 * 3600))
+    os.utime(kept[0], (now, now - 31 * 24 * 3600))
+    assert compiler.compile_kernel() == kept[0]  # which uses it
+    assert len(list(directory.iterdir())) == 4
+    monkeypatch.setattr(compiler, "FLAGS", ("-O1", "-fPIC"))
+    kept += [compiler.compile_kernel(), directory / "used.so"]
+    assert sorted(directory.iterdir()) == sorted(kept)
+
+
+def test_a_copy_of_the_sources_shares_the_library(compiler, monkeypatch):
+    first = compiler.compile_kernel()
+    monkeypatch.setattr(compiler, "__name__", "my_copy.support.compiler")
+    assert compiler.compile_kernel() == first
 
 
 def test_a_library_that_can_not_be_loaded(stage, tmp_path, monkeypatch):

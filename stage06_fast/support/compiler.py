@@ -4,6 +4,7 @@ Their threads are torch's own: the library is linked to the OpenMP runtime that 
 would bring a second set of threads, and the two would take the cores from each other in every layer.
 """
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -37,9 +38,10 @@ def compile_kernel() -> Path:
     flags, link = [*FLAGS, *openmp_flags(version, runtime)], ["-shared", str(runtime), "-lm"]
     key = [*(source.read_text(encoding="utf-8") for source in SOURCES), *compiler, *flags, *link, version, cpu()]
     key += [*platform.libc_ver(), torch.__version__]
-    name = f"{__name__.split('.')[0]}-{hashlib.sha256(os.fsencode(chr(0).join(key))).hexdigest()[:20]}.so"
+    name = f"kernels-{hashlib.sha256(os.fsencode(chr(0).join(key))).hexdigest()[:20]}.so"
     directory = cache_directory()
     if (directory / name).is_file():
+        os.utime(directory / name)  # it is used: see `prune`
         return directory / name
     with tempfile.TemporaryDirectory(prefix="stagewise-") as scratch:
         sources = [source for source in SOURCES if source.suffix == ".c"]
@@ -49,6 +51,7 @@ def compile_kernel() -> Path:
         run([*compiler, *objects, *link, "-o", str(library)])
         if not library.exists():
             raise RuntimeError(f"the C compiler {compiler[0]} makes no library")
+        prune(directory)
         try:
             return keep(library, directory)
         except OSError:  # as on a full disk: then for this process alone
@@ -65,6 +68,14 @@ def keep(library: Path, directory: Path) -> Path:
             os.fsync(file.fileno())
         os.replace(file.name, directory / library.name)
     return directory / library.name
+
+
+def prune(directory: Path) -> None:
+    """Remove what no start has used for 30 days: each change of the sources, torch or the compiler leaves a library."""
+    for path in directory.iterdir():
+        with contextlib.suppress(OSError):  # another process was faster
+            if path.stat().st_mtime < time.time() - 30 * 24 * 3600:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def cache_directory() -> Path:

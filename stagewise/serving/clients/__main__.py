@@ -7,6 +7,7 @@ The environments are below .clients. Exit 1 if a client failed; the others run n
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def main() -> int:
         parser.error("name the clients, or --all")
     if unknown := [name for name in names if name not in TESTS]:
         parser.error(f"there is no client {unknown[0]!r}: there are {', '.join(TESTS)}")
+    os.environ.setdefault("STAGEWISE_PYTHON", sys.executable)  # runs the servers
     failed = []
     for name in names:
         print(f"--- {name}", flush=True)

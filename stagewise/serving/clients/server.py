@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-PYTHON = ROOT / ".venv" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 
 
 @contextlib.contextmanager
 def server(*arguments: str | int | Path) -> Iterator[tuple[str, subprocess.Popen]]:
     """A running server: its URL, and its process. It has to end with status 0 when it is asked to."""
-    python = os.environ.get("STAGEWISE_PYTHON", PYTHON)
+    python = os.environ.get("STAGEWISE_PYTHON", sys.executable)  # a client's tests run in another environment
     command = [python, "-m", "stagewise.serving", "--port", "0", *map(str, arguments)]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, encoding="utf-8")
     assert process.stderr is not None

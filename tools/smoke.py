@@ -1,0 +1,76 @@
+"""Does the project work on this machine? The demo, each stage from the command line, and the server.
+
+    python tools/smoke.py
+
+It needs the extra `serve`, and neither make nor a C compiler. Exit 1 if something failed; the last line says what.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PROMPT = "Once upon a time"
+LIMIT = 300  # seconds for each
+
+
+def complete(*arguments: str) -> None:
+    """Run a module of the project; its output has to continue the prompt."""
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments, "--prompts", PROMPT],
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=LIMIT,
+    )
+    if done.returncode or not re.search(f"{PROMPT}.*\\w", done.stdout):
+        raise RuntimeError(f"status {done.returncode}\n{done.stdout}{done.stderr}")
+
+
+def serve() -> None:
+    """Start the server, send a request, stop the server."""
+    command = [sys.executable, "-m", "stagewise", "serve", "--model", "tinytales", "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, encoding="utf-8") as server:
+        assert server.stderr is not None
+        try:
+            said = ""
+            while not (found := re.search(r"on (http://\S+)\n", said)):
+                if not (line := server.stderr.readline()):
+                    raise RuntimeError(f"it did not start\n{said}")
+                said += line
+            body = json.dumps({"model": "tinytales", "prompt": PROMPT, "max_tokens": 8}).encode()
+            request = urllib.request.Request(f"{found[1]}/v1/completions", body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=LIMIT) as response:
+                if not json.load(response)["choices"][0]["text"]:
+                    raise RuntimeError("its answer has no text")
+            server.terminate()
+            if server.wait(LIMIT) and os.name != "nt":  # Windows has no signal that asks a process to end
+                raise RuntimeError(f"it ended with status {server.returncode}")
+        finally:
+            server.kill()
+
+
+def main() -> int:
+    checks = {"demo": lambda: complete("stage05", "--temperature", "0.8", "--max-tokens", "1000")}
+    for path in sorted(ROOT.glob("stage[0-9][0-9].py")):
+        checks[path.stem] = lambda name=path.stem: complete(name, "--max-tokens", "8")
+    checks["server"] = serve
+    failed = []
+    for name, check in checks.items():
+        try:
+            check()
+        except Exception as error:
+            print(f"{name}: {error}", flush=True)
+            failed.append(name)
+        else:
+            print(f"{name}: works", flush=True)
+    print(f"failed: {', '.join(failed)}" if failed else "all of it works")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
