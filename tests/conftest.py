@@ -1,5 +1,5 @@
-"""Fixtures: `stage` runs a test on every stage, `batched_stage` from stage 2 on, or on those that
-`pytest_generate_tests` picks; checkpoints are made once."""
+"""Fixtures: `stage` runs a test on every stage, `batched_stage` from stage 2 on; what a test `covers` says in which of
+them `make test` runs it. Checkpoints are made once."""
 
 import importlib.util
 import os
@@ -18,7 +18,6 @@ import torch  # not earlier: it reads that number when it is imported
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before a kernel is defined
 
 from tests.adapter import BATCHED, STAGES, TINYTALES, Stage, kernels_with, stages_that_change, write_checkpoint
-from tools.slow_tests import LIST, read
 
 # The browser's tests need what `make test-browser` installs; `make test` does not run them.
 collect_ignore = [] if importlib.util.find_spec("selenium") else ["browser"]
@@ -34,9 +33,6 @@ SIZES = {
     "8 heads": dict(n_layer=2, n_head=8, n_embd=64, n_positions=128, vocab_size=503),
 }
 
-KERNELS = ("test_same_bits", "test_other_cpus")  # stage 8's kernels have all kinds of stage 6's
-BOTH = ("tests.test_parity", "tests.test_staging", "tests.test_milestones")  # in which stage 6 stays
-
 
 @pytest.fixture
 def stage(request):
@@ -49,61 +45,33 @@ def batched_stage(request):
 
 
 def pytest_generate_tests(metafunc):
-    """Which stages a test runs on: those that it names itself; in a module that is about some files, `FILES`, those
-    that bring or change one of them; in one about what surrounds the stages those of `NUMBERS`, which differ in what
-    they can do; else all."""
-    files, numbers = getattr(metafunc.module, "FILES", None), getattr(metafunc.module, "NUMBERS", range(100))
+    """Which stages a test runs on: those that it names itself; in a module about what surrounds the stages those of its
+    `NUMBERS`, which differ in what they can do; else all."""
+    numbers = getattr(metafunc.module, "NUMBERS", range(100))
     for name, stages in (("stage", STAGES), ("batched_stage", BATCHED)):
-        own = hasattr(metafunc.module, name) or any(
-            name in str(mark.args[0]).replace(" ", "").split(",")
-            for mark in metafunc.definition.iter_markers("parametrize")
-        )
+        named = (mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+        named = [one.strip() for names in named for one in (names.split(",") if isinstance(names, str) else names)]
+        own = name in named or hasattr(metafunc.module, name)
         if name in metafunc.fixturenames and not own:
-            picked = [stage for stage in stages if files is None or stage in stages_that_change(*files)]
-            picked = [stage for stage in picked if stage.number in numbers]
-            ids = [stage.directory for stage in picked]
-            # Where a test is about no file, stage 8 as-is answers for stage 6, too: it has its bits. Both
-            # run against Hugging Face, and all three in `make soak`.
-            general = files is None and len(picked) > 3 and metafunc.module.__name__ not in BOTH
-            marks = [[pytest.mark.soak] if general and stage.number == 6 else [] for stage in picked]
-            params = [pytest.param(stage, marks=soak) for stage, soak in zip(picked, marks, strict=True)]
-            metafunc.parametrize(name, params, ids=ids, indirect=True)
+            picked = [stage for stage in stages if stage.number in numbers]
+            metafunc.parametrize(name, picked, ids=[stage.directory for stage in picked], indirect=True)
 
 
 def pytest_collection_modifyitems(config, items):
-    mark_one_of_two(items)
-    mark_slow(config, items)
-
-
-def mark_slow(config, items):
-    """What takes long is for `make soak`, see tools/slow_tests.py."""
-    slow = set(read(LIST))
-    for item in items:
-        if item.nodeid in slow:
-            item.add_marker(pytest.mark.soak)
-    if "::" in "".join(config.args):
-        return
-    # By functions alone: which cases there are may depend on the CPU.
-    functions = {item.nodeid.partition("[")[0] for item in items}
-    files = {function.partition("::")[0] for function in functions}
-    listed = {test.partition("[")[0] for test in slow}
-    if gone := sorted(test for test in listed - functions if test.partition("::")[0] in files):
-        raise pytest.UsageError(f"{LIST} lists cases of tests that are none; take out their lines: {gone}")
-
-
-def mark_one_of_two(items):
-    """One of stages 7 and 8 is enough for `make test`; `make soak` runs both. The tests run stage 8 as-is, and then it
-    has stage 7's bits (`test_int8.py`), and stage 7's files but for those that int8 changes. So it answers for both
-    where a test runs on all stages; stage 7 does where guesses are tested, which are its idea."""
-    about_one = ("test_staging", "test_milestones")  # its files, its chapter, its milestone
+    """A test says which files of the stages it `covers`. Where all of them are as in the stage before, it would only be
+    run again: `make test` leaves that to `make soak`."""
+    run_again = set()
     for item in items:
         params = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        stages = [one.number for one in params if isinstance(one, Stage)]
-        left_out = [8] if item.path.stem == "test_speculative" else [6, 7] if item.path.stem in KERNELS else [7]
-        if (files := getattr(item.module, "FILES", None)) and all(one.number < 8 for one in stages_that_change(*files)):
-            left_out = []  # stage 8 changes none of them, and this test does not run on it
-        if len(stages) == 1 and stages[0] in left_out and item.path.stem not in about_one:
-            item.add_marker(pytest.mark.soak)
+        stages = {one for one in params if isinstance(one, Stage)}
+        covers = item.get_closest_marker("covers")
+        if stages and covers and stages.isdisjoint(stages_that_change(*covers.args)):
+            run_again.add(item)
+    on_no_stage = {item.function for item in run_again} - {item.function for item in set(items) - run_again}
+    if on_no_stage and "::" not in "".join(config.args):
+        raise pytest.UsageError(f"none of its stages changes what it covers: {on_no_stage}")
+    for item in run_again:
+        item.add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,6 +19,7 @@ from stage05_paged.scheduler import AHEAD, Scheduler
 from tests.adapter import ROOT, STAGES, random_prompts
 from tools.engines import traced
 
+pytestmark = pytest.mark.covers("scheduler.py", "policies.py", "block_manager.py")
 SIZE = 4  # tokens in a block
 
 

@@ -13,7 +13,8 @@ import pytest
 from tests.adapter import ROOT, STAGES, random_prompts
 
 # The stage that differs most from the first that has it; with that one too in `make soak`.
-INTERACTIVE = [pytest.param(STAGES[3], marks=pytest.mark.soak), STAGES[-1]]
+pytestmark = pytest.mark.covers("llm.py", "engine_loop.py")
+INTERACTIVE = [STAGES[3], pytest.param(STAGES[-1], marks=pytest.mark.soak)]
 
 
 @pytest.fixture(params=[s for s in STAGES if s.number >= 4], ids=lambda stage: stage.directory)

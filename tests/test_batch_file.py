@@ -194,7 +194,7 @@ def test_a_line_is_written_as_soon_as_it_is_done(batched_stage, tmp_path, monkey
 def test_resume_from_every_kind_of_cut(batched_stage, tmp_path):
     """The output cut at random bytes, at line ends, inside a character: the result is the uninterrupted one."""
     source, whole = tmp_path / "in.jsonl", tmp_path / "whole.jsonl"
-    write_input(source, count=14)
+    write_input(source, count=9)
     with source.open("a") as file:
         file.write("a bad line\n")
     batch = ["--max-num-seqs", "4", "--max-tokens", "4", "--quiet", "--input", source]
@@ -209,22 +209,28 @@ def test_resume_from_every_kind_of_cut(batched_stage, tmp_path):
         shutil.copy(tmp_path / "whole.jsonl.run.json", f"{output}.run.json")
         status, _, stderr = batched_stage.main(*batch, "--output", output, "--resume")
         assert status == 1, stderr
-        assert "1 of 15 lines are errors" in stderr
+        assert "1 of 10 lines are errors" in stderr
         assert by_id(read_results(output)) == expected, f"cut at byte {cut}"
         kept = content[: content.rfind(b"\n", 0, cut) + 1]
         assert output.read_bytes().startswith(kept), "a finished line was done again"
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("kill", [getattr(signal, "SIGKILL", signal.SIGTERM), signal.SIGINT])
-def test_killed_and_resumed(batched_stage, tmp_path, kill):
+around_the_loop = pytest.mark.covers("engine_loop.py")  # what runs beside it is the same in all stages
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+
+@around_the_loop
+@pytest.mark.parametrize(
+    ("kill", "times"), [(KILL, 1), *(pytest.param(kill, 2, marks=pytest.mark.soak) for kill in (KILL, signal.SIGINT))]
+)
+def test_killed_and_resumed(batched_stage, tmp_path, kill, times):
     """A real process, killed again and again while it writes; Ctrl-C ends with status 130 and loses nothing."""
     source = tmp_path / "in.jsonl"
     write_input(source, count=10)
-    flags = ["--max-num-seqs", "2", "--max-tokens", "40", "--ignore-eos", "--quiet", "--input", source]
+    flags = ["--max-num-seqs", "2", "--max-tokens", "30", "--ignore-eos", "--quiet", "--input", source]
     assert batched_stage.main(*flags, "--output", tmp_path / "whole.jsonl")[0] == 0
     output, grown, kills = tmp_path / "out.jsonl", 0, 0
-    for _ in range(2):
+    for _ in range(times):
         process = batched_stage.start(*flags, "--output", output, "--resume")
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
@@ -261,11 +267,11 @@ def numbers_of(value):
 def test_what_of_a_resumed_run_may_differ(batched_stage, tmp_path):
     """The last digits of log-probabilities, in stages 2 to 5, by no more than USING.md says; in stage 6 not a byte."""
     source, whole = tmp_path / "in.jsonl", tmp_path / "whole.jsonl"
-    write_input(source, count=16)
-    batch = ["--max-num-seqs", "4", "--max-tokens", "8", "--logprobs", "2", "--quiet", "--input", source]
+    write_input(source, count=7)
+    batch = ["--max-num-seqs", "3", "--max-tokens", "5", "--logprobs", "2", "--quiet", "--input", source]
     assert batched_stage.main(*batch, "--output", whole)[0] == 0
     content = whole.read_bytes()
-    for cut in random.Random(0).sample(range(len(content)), 3):
+    for cut in random.Random(0).sample(range(len(content)), 2):
         output = tmp_path / f"cut-{cut}.jsonl"
         output.write_bytes(content[:cut])
         shutil.copy(f"{whole}.run.json", f"{output}.run.json")
@@ -429,6 +435,7 @@ TAKEN = [  # input lines with fields that a result has: they are errors, which c
 ]
 
 
+@around_the_loop
 def test_resume_from_every_byte(batched_stage, tmp_path, small_checkpoint, monkeypatch):
     """Also from lines whose input has fields that the result has too."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -488,14 +495,14 @@ def test_two_runs_on_one_output(batched_stage, tmp_path, monkeypatch):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-@pytest.mark.parametrize("batched_stage", [STAGES[-1]], ids=str)
+@pytest.mark.parametrize("batched_stage", [STAGES[1]], ids=str)
 @pytest.mark.skipif(fcntl is None, reason="POSIX only")
 def test_two_processes_on_one_output(batched_stage, tmp_path):
     """Started at once: every line is there once, from the one that was not refused."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_input(source, count=12)
     flags = ["--input", source, "--output", output, "--resume", "--max-tokens", "60", "--ignore-eos", "--quiet"]
-    processes = [batched_stage.start(*flags) for _ in range(3)]
+    processes = [batched_stage.start(*flags) for _ in range(2)]
     for process in processes:
         _, stderr = process.communicate(timeout=600)
         assert process.returncode == 0 or "another run is writing" in stderr
@@ -821,6 +828,7 @@ def test_openai_lines_resume(tmp_path):
     assert "the input's request of this custom_id is another" in stderr
 
 
+@pytest.mark.covers("beam_search.py")
 @pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)
 def test_beams_for_every_line(stage, tmp_path):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -841,6 +849,7 @@ def test_beams_for_every_line(stage, tmp_path):
     assert "beam_search is None now" in stderr
 
 
+@pytest.mark.covers("beam_search.py")
 @pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)
 def test_beams_for_some_lines(stage, tmp_path):
     """A line says itself that it searches, in our own words or in OpenAI's; the others draw. A run goes on after a
@@ -899,6 +908,7 @@ def test_a_stage_without_beams_says_so(tmp_path):
     assert "searches for no beams: take a later stage" in result["error"]
 
 
+@pytest.mark.covers("llm.py", "support/outputs.py")
 @pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)
 def test_openai_lines_are_answered_as_by_the_server(stage, tmp_path):
     source, output, served = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "served.jsonl"))

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 
 from tests.adapter import STAGES
 
+pytestmark = pytest.mark.covers("block_manager.py")
 PAGED = [stage for stage in STAGES if stage.number >= 5]
 
 
@@ -141,7 +142,7 @@ class Memory(RuleBasedStateMachine):
             assert len(held) + self.manager.num_free == self.num_blocks
 
 
-@pytest.mark.parametrize("examples", [40, pytest.param(150, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [25, pytest.param(150, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("collide", [False, True])
 def test_against_the_model(stage, monkeypatch, collide, examples):
     part = stage.part("block_manager")

@@ -31,6 +31,7 @@ def expected_text(stage, prompt, max_tokens=12):
     return stage.engine().generate([prompt], params)[0].outputs[0].text
 
 
+@pytest.mark.covers("__main__.py")
 @of_two_stages
 def test_one_prompt(stage):
     status, stdout, stderr = stage.run("--prompts", "A fox", *GREEDY)
@@ -279,6 +280,7 @@ def test_control_c_keeps_what_is_finished(stage, tmp_path):
     assert len((tmp_path / "trace").read_text().splitlines()) >= 10
 
 
+@pytest.mark.covers("__main__.py", "__init__.py")
 @pytest.mark.parametrize("stage", STAGES, ids=str)
 def test_control_c_while_torch_is_loaded(stage):
     """Which takes a second or two; the stand-in interrupts when it is asked for torch."""
@@ -434,6 +436,7 @@ def test_the_models_own_defaults(stage, tmp_path, monkeypatch):
     assert "generation_config.json is not valid JSON" in stderr
 
 
+@pytest.mark.covers("beam_search.py")
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_beams(stage):
     """From the command line: what `beam_search` gives, and no flag that a search has no use for."""

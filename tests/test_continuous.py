@@ -12,6 +12,7 @@ from stagewise.wrap import wrap
 from tests.adapter import ROOT, STAGES, random_prompts, unfinished
 from tools.engines import traced
 
+pytestmark = pytest.mark.covers("scheduler.py", "policies.py", "engine_loop.py", "engine.py")
 CONTINUOUS = [stage for stage in STAGES if stage.number >= 4]
 
 
@@ -85,25 +86,21 @@ def test_arrivals_and_aborts_at_random_steps(stage, small_checkpoint, answers, p
     assert llm.stats.num_padding_tokens == 0
 
 
-@pytest.mark.soak
-def test_a_thousand_requests_through_eight_slots(stage, small_checkpoint):
-    prompts, params = workload(stage, 1000, seed=3, longest=8)
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.soak)])
+def test_many_requests_through_eight_slots(stage, small_checkpoint, count):
+    prompts, params = workload(stage, count, seed=3, longest=8)
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=8)
     outputs = llm.generate(prompts, params)
     assert [output.prompt_token_ids for output in outputs] == prompts
     assert all(output.finished for output in outputs)
-    assert llm.stats.num_requests == 1000
+    assert llm.stats.num_requests == count
     assert llm.stats.num_output_tokens == sum(len(output.outputs[0].token_ids) for output in outputs)
     check(llm)
     assert not unfinished(llm)
-    some = random.Random(0).sample(range(1000), 20)
-    alone = STAGES[0].engine(small_checkpoint).generate([prompts[i] for i in some], workload_params(some))
+    some = random.Random(0).sample(range(count), 20)
+    params = workload(STAGES[0], count, seed=3, longest=8)[1]
+    alone = STAGES[0].engine(small_checkpoint).generate([prompts[i] for i in some], [params[i] for i in some])
     assert [outputs[i].outputs[0].token_ids for i in some] == [output.outputs[0].token_ids for output in alone]
-
-
-def workload_params(indices):
-    _, params = workload(STAGES[0], 1000, seed=3, longest=8)
-    return [params[i] for i in indices]
 
 
 # --- What the scheduler promises -------------------------------------------------------------------------------------
@@ -358,9 +355,9 @@ def test_a_step_that_fails_late_loses_no_slot(stage, small_checkpoint, monkeypat
 
 
 def test_leaving_many_requests_is_quick(stage, small_checkpoint):
-    """Aborting 8,000 waiting requests is no work for each of all the others."""
+    """Aborting 4,000 waiting requests is no work for each of all the others."""
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
-    events = llm.stream([[1]] * 8_000, stage.SamplingParams(max_tokens=20, ignore_eos=True))
+    events = llm.stream([[1]] * 4_000, stage.SamplingParams(max_tokens=20, ignore_eos=True))
     next(events)
     events.close()
     assert not unfinished(llm)

@@ -10,8 +10,9 @@ from stagewise import allowed_token_ids, bad_words, logit_bias, sampling_params
 from stagewise.sampling import Sampling
 from tests.adapter import EOS, STAGES, TINYTALES
 
-FILES = ("support/logits_processors.py", "support/text.py", "sampler.py", "engine.py")  # see conftest.py
+pytestmark = pytest.mark.covers("support/logits_processors.py", "support/text.py", "sampler.py", "engine.py")
 PROMPT = "Once upon a time"
+LENGTH = 8  # of what each control is held to
 
 
 def last_digit(prompt_token_ids, token_ids, logits):
@@ -48,9 +49,10 @@ def obvious(model, tokenizer, prompt, max_tokens, **controls):
             logits = process(prompt_ids, token_ids, logits)
         for token_id, bias in controls.get("logit_bias", {}).items():
             logits[int(token_id)] += bias
-        for token_id in range(len(logits)) if "allowed_token_ids" in controls else ():
-            if token_id not in controls["allowed_token_ids"]:
-                logits[token_id] = -math.inf
+        if "allowed_token_ids" in controls:
+            forbidden = torch.ones(len(logits), dtype=torch.bool)
+            forbidden[list(controls["allowed_token_ids"])] = False
+            logits[forbidden] = -math.inf
         for phrase in phrases:
             if len(phrase) == 1 or token_ids[-len(phrase) + 1 :] == phrase[:-1]:
                 logits[phrase[-1]] = -math.inf
@@ -77,7 +79,7 @@ def hugging_face():
 def expected(hugging_face):
     """Each control's tokens, and the text that greedy decoding makes without any."""
     tokenizer = STAGES[0].tokenizer()
-    plain = obvious(hugging_face, tokenizer, PROMPT, 12)
+    plain = obvious(hugging_face, tokenizer, PROMPT, LENGTH)
     words = [tokenizer.decode(plain[2:3]), tokenizer.decode(plain[5:8]), "zebra"]
     controls = CONTROLS | {
         "bad words": dict(bad_words=words),
@@ -85,7 +87,7 @@ def expected(hugging_face):
     }
     listed = {"bad_words": controls["a bad text"]["bad_words"]}
     controls["a bad text"] = {"bad_words": [listed["bad_words"]]}
-    results = {name: obvious(hugging_face, tokenizer, PROMPT, 12, **given) for name, given in controls.items()}
+    results = {name: obvious(hugging_face, tokenizer, PROMPT, LENGTH, **given) for name, given in controls.items()}
     assert sum(tokens == plain for tokens in results.values()) == 0  # each changes something
     return controls, results, plain
 
@@ -94,13 +96,13 @@ def test_each_control(stage, expected):
     """Alone, and all of them in one batch with those that have none."""
     controls, results, plain = expected
     llm = stage.engine(max_num_seqs=16)
-    params = {name: sampling_params(llm, temperature=0, max_tokens=12, **given) for name, given in controls.items()}
+    params = {name: sampling_params(llm, temperature=0, max_tokens=LENGTH, **given) for name, given in controls.items()}
     for name, given in params.items():
         assert llm.generate([PROMPT], given)[0].outputs[0].token_ids == results[name], name
-    nothing = stage.SamplingParams(temperature=0, max_tokens=12)
-    mixed = [one for given in params.values() for one in (given, nothing)]
+    nothing = stage.SamplingParams(temperature=0, max_tokens=LENGTH)
+    mixed = [nothing, *params.values(), nothing]
     outputs = [output.outputs[0].token_ids for output in llm.generate([PROMPT] * len(mixed), mixed)]
-    assert outputs == [one for name in params for one in (results[name], plain)]
+    assert outputs == [plain, *(results[name] for name in params), plain]
 
 
 def test_a_bias_is_added_as_it_is(stage):
@@ -212,16 +214,14 @@ def texts(stage, **fields):
 
 
 def test_the_stop_text_in_the_output(stage):
-    plain = texts(stage, max_tokens=30)
+    plain = texts(stage, max_tokens=9)
     for start, length in ((5, 1), (9, 3), (14, 7)):
         stop = plain.text[start : start + length]
-        without, included = (
-            texts(stage, max_tokens=30, stop=stop, include_stop_str_in_output=x) for x in (False, True)
-        )
+        without, included = (texts(stage, max_tokens=9, stop=stop, include_stop_str_in_output=x) for x in (False, True))
         assert included.text == without.text + stop == plain.text[: plain.text.index(stop) + length]
         assert (included.token_ids, included.stop_reason) == (without.token_ids, stop)
     token = plain.token_ids[7]
-    included = texts(stage, max_tokens=30, stop_token_ids=[token], include_stop_str_in_output=True)
+    included = texts(stage, max_tokens=9, stop_token_ids=[token], include_stop_str_in_output=True)
     assert included.text == stage.tokenizer().decode(included.token_ids)
     assert included.token_ids[-1] == token
 
@@ -271,13 +271,13 @@ def test_prompts_that_are_too_long(stage):
         Sampling(stage, truncate_prompt_tokens=100).prompt(llm, [1])
 
 
-def test_which_limit_ended_it(stage):
-    llm = stage.engine(max_model_len=20)
+def test_which_limit_ended_it(stage, small_checkpoint):
+    llm = stage.engine(small_checkpoint, max_model_len=20)
     for max_tokens, limit in ((5, "max_tokens"), (17, "max_tokens"), (18, "max_model_len"), (400, "max_model_len")):
         params = stage.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         (output,) = llm.generate([[5, 6, 7]], params)
         assert (output.outputs[0].finish_reason, output.outputs[0].length_limit) == ("length", limit)
-    assert llm.generate([[5]], stage.SamplingParams(stop_token_ids=range(50257)))[0].outputs[0].length_limit is None
+    assert llm.generate([[5]], stage.SamplingParams(stop_token_ids=range(211)))[0].outputs[0].length_limit is None
 
 
 def test_values_that_mean_something_else(stage):

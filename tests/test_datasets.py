@@ -286,6 +286,7 @@ def test_columns_that_are_not_there(batched_stage, tmp_path):
 # --- What goes first ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("scheduler.py", "engine_loop.py", "llm.py")
 @pytest.mark.parametrize("stage", STAGES[3:], ids=str)
 def test_the_longest_outputs_go_first(stage, tmp_path):
     """So that no long one runs alone at the end: the fewest forward passes there can be, here."""

@@ -213,7 +213,9 @@ def test_a_class_hands_in_c(tmp_path, capsys):
 # --- The command `time` -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", ["6.2", "6.3", "6.4", "6.5"])
+@pytest.mark.parametrize(
+    "number", ["6.2", *(pytest.param(number, marks=pytest.mark.soak) for number in ("6.3", "6.4", "6.5"))]
+)
 def test_what_is_timed_computes_the_same(number, tmp_path, monkeypatch):
     """The plain loop, the answer and torch; one that computes something else is an error."""
     monkeypatch.setattr(timing, "ROUNDS", 1)

@@ -33,9 +33,10 @@ WAYS += [(STAGES[5], options) for options in (
     {"disable": ["pages"]},
     {"disable": ["linear"], "attention_backend": "torch"},
 )]  # fmt: skip
+WAYS += [(STAGES[6], {}), (STAGES[7], {"weights": "int8"})]
 names = [f"{stage.command} {' '.join(map(str, options.values()))}".strip() for stage, options in WAYS]
 PROMPTS = random_prompts(200, [3, 9, 5, 2])
-every_way = pytest.mark.parametrize("stage, options", WAYS, ids=names)  # noqa: PT006 (so conftest.py finds it)
+every_way = pytest.mark.parametrize(("stage", "options"), WAYS, ids=names)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import pytest
 
 from tests.adapter import ROOT, STAGES
 
+about_streams = pytest.mark.covers("llm.py", "engine_loop.py")
 QUICK = ["--interactive", "--temperature", "0", "--max-tokens", "3", "--quiet"]
 
 
@@ -21,6 +22,7 @@ def stage(request):
     return request.param
 
 
+@about_streams
 def test_closed_stdin(stage, monkeypatch):
     """`<&-`: told before the model is loaded."""
     monkeypatch.setattr(sys, "stdin", None)
@@ -41,6 +43,7 @@ def test_unreadable_stdin(stage, tmp_path):
     assert "Traceback" not in result.stderr
 
 
+@about_streams
 @pytest.mark.parametrize("failure", [OSError(5, "Input/output error"), ValueError("closed"), MemoryError(), None])
 def test_stdin_that_fails_later(stage, monkeypatch, failure):
     """What was typed before is answered; then the error ends the conversation, and the end of the input ends it too."""

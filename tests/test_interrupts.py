@@ -23,6 +23,8 @@ import pytest
 from tests.adapter import BATCHED, ROOT, STAGES, random_prompts, without_notes
 from tools.engines import traced
 
+pytestmark = pytest.mark.covers("engine.py", "engine_loop.py", "llm.py")
+about_streams = pytest.mark.covers("llm.py", "engine_loop.py")
 SERVING = [stage for stage in STAGES if stage.number >= 4]
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 
@@ -203,6 +205,7 @@ def test_ctrl_c_while_a_model_loads(serving, small_checkpoint, monkeypatch):
 # --- Abandoned generators, finalizers, handlers ---------------------------------------------------------------------
 
 
+@about_streams
 def test_abandoned_generators(serving, small_checkpoint):
     """Dropped at once, after some events, or in a cycle, which the collector finds in any thread and in any step."""
     llm = small_engine(serving, small_checkpoint)
@@ -230,6 +233,7 @@ def test_abandoned_generators(serving, small_checkpoint):
     at_rest(llm)
 
 
+@about_streams
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.directory)
 def test_a_stream_and_its_engine_live_and_go_together(stage, small_checkpoint, monkeypatch):
     """A stream keeps its engine; in a cycle with it both are collected, silently."""
@@ -472,7 +476,8 @@ def run_script(script: str, stage, checkpoint) -> tuple[int, str]:
 
 
 @POSIX
-@pytest.mark.parametrize("stage", [STAGES[0], STAGES[3], pytest.param(STAGES[5], marks=pytest.mark.soak)], ids=str)
+@about_streams
+@pytest.mark.parametrize("stage", [STAGES[0], STAGES[3], STAGES[5]], ids=str)
 def test_a_fork_is_refused_at_its_first_call(stage, small_checkpoint):
     """Its threads are missing in the child, where it would wait for them for ever; the parent goes on."""
     assert run_script(FORK, stage, small_checkpoint) == (0, "")
@@ -499,7 +504,8 @@ sys.exit(3)
 """
 
 
-@pytest.mark.parametrize("stage", [STAGES[3], pytest.param(STAGES[5], marks=pytest.mark.soak)], ids=str)
+@about_streams
+@pytest.mark.parametrize("stage", [STAGES[3], STAGES[5]], ids=str)
 def test_a_program_that_ends_with_a_running_engine_ends_as_it_wants(stage, small_checkpoint):
     assert run_script(EXIT, stage, small_checkpoint) == (3, "")
 
@@ -528,17 +534,23 @@ def test_an_engine_that_is_dropped_ends_its_thread(serving, small_checkpoint):
         assert not thread.is_alive()
 
 
-@pytest.mark.soak
-def test_results_are_the_receivers_alone(small_checkpoint):
+def test_results_are_the_receivers_alone(batched_stage, small_checkpoint, monkeypatch):
     """What has been handed out is not kept: a file of results may be larger than memory."""
-    for stage in BATCHED:
-        llm, request_class = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2), stage.part("request").Request
-        left = 8
-        for _ in llm.as_completed(random_prompts(211, [3] * left), stage.SamplingParams(max_tokens=3, logprobs=1)):
+    request_class, made = batched_stage.part("request").Request, weakref.WeakSet()
+    own = request_class.__init__
+    monkeypatch.setattr(request_class, "__init__", lambda self, *a, **k: own(self, *a, **k) or made.add(self))
+    llm, left = batched_stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2), 8
+    params = batched_stage.SamplingParams(max_tokens=3, logprobs=1)
+    gc.collect()
+    gc.freeze()  # the collector looks only at what comes now
+    try:
+        for _ in llm.as_completed(random_prompts(211, [3] * left), params):
             left -= 1
             gc.collect()
-            alive = sum(isinstance(thing, request_class) for thing in gc.get_objects())
-            assert alive <= left + 2, stage  # at most a batch more
+            assert len(made) <= left + 2  # at most a batch more
+    finally:
+        gc.unfreeze()
+    assert left == 0
 
 
 # --- Values ---------------------------------------------------------------------------------------------------------
@@ -551,6 +563,7 @@ NUMPY = dict(
 )  # fmt: skip
 
 
+@pytest.mark.covers("support/sampling_params.py", "support/inputs.py")
 def test_numpy_values_become_pythons(stage, small_checkpoint):
     """An int8 that is to count to 100 would overflow, and a float64 not fit into the sampler's tensors."""
     given = stage.SamplingParams(**NUMPY)

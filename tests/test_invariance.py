@@ -3,9 +3,12 @@
 import math
 import random
 
+import pytest
+
 from stagewise import allowed_token_ids, logit_bias
 from tests.adapter import STAGES, random_prompts
 
+pytestmark = pytest.mark.covers("engine.py", "batch.py", "runner.py", "model.py", "sampler.py")
 LENGTHS = [1, 9, 3, 30, 2, 14, 6, 21, 4, 4, 11]
 
 
@@ -28,7 +31,7 @@ def mixed_params(stage):
         dict(logits_processors=[allowed_token_ids(range(20, 120, 3))], temperature=1.5, seed=7, min_tokens=2),
         dict(temperature=0, logits_processors=[every_other_token, logit_bias({8: 3})]),
     ]
-    return [stage.SamplingParams(**kinds[i % len(kinds)], max_tokens=3 + 2 * i) for i in range(len(LENGTHS))]
+    return [stage.SamplingParams(**kinds[i % len(kinds)], max_tokens=3 + i) for i in range(len(LENGTHS))]
 
 
 def tokens(outputs):
@@ -40,7 +43,7 @@ def test_alone_shuffled_and_mixed(stage, small_checkpoint):
     llm = stage.engine(small_checkpoint, max_num_seqs=4)
     alone = [tokens(llm.generate([prompt], p))[0] for prompt, p in zip(prompts, params, strict=True)]
     assert tokens(llm.generate(prompts, params)) == alone
-    for seed in range(3):
+    for seed in range(2):
         order = random.Random(seed).sample(range(len(prompts)), len(prompts))
         shuffled = tokens(llm.generate([prompts[i] for i in order], [params[i] for i in order]))
         assert shuffled == [alone[i] for i in order]

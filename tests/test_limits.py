@@ -7,12 +7,12 @@ import pytest
 from stagewise.sampling import Sampling
 from tests.adapter import STAGES
 
-FILES = (
+pytestmark = pytest.mark.covers(
     "support/inputs.py",
     "support/sampling_params.py",
     "config.py",
     "support/options.py",
-)  # what this is about, see conftest.py
+)
 
 BAD_PARAMS = {
     "temperature": [-0.1, math.nan, math.inf, "1", True, 1e9, 10**400],

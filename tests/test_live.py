@@ -161,11 +161,11 @@ def test_all_viewers_see_the_same_steps(stage, small_checkpoint):
 
     async def go(app):
         async with Onlooker(app) as first:
-            tasks = [asyncio.create_task(ask_async(app, "/v1/completions", body(p, max_tokens=30))) for p in prompts]
+            tasks = [asyncio.create_task(ask_async(app, "/v1/completions", body(p, max_tokens=15))) for p in prompts]
             await until(lambda: len(first.told) > 6)
             async with Onlooker(app) as second:
                 await asyncio.gather(*tasks)
-                await until(lambda: sum(map(len, first.tokens())) == sum(map(len, second.tokens())) == 150)
+                await until(lambda: sum(map(len, first.tokens())) == sum(map(len, second.tokens())) == 75)
         async with Onlooker(app) as third:
             await until(lambda: len(third.told) >= len(first.told))
         return first, second, third
@@ -173,7 +173,7 @@ def test_all_viewers_see_the_same_steps(stage, small_checkpoint):
     with shown(stage, small_checkpoint) as app:
         first, second, third = asyncio.run(go(app))
         assert gone(app)
-        answers = expected(app, prompts, 30)
+        answers = expected(app, prompts, 15)
     check_trace(first)
     assert sorted(first.tokens()) == sorted(answers)
     shortest = min(len(viewer.told) for viewer in (first, second, third))  # the engine at rest may be told behind it
@@ -374,7 +374,7 @@ def test_levers(stage, small_checkpoint):
 
     async def go(app):
         scheduler, answers = app.service.engine.llm.engine.scheduler, []
-        tasks = [asyncio.create_task(ask_async(app, "/v1/completions", body(p, max_tokens=30))) for p in prompts]
+        tasks = [asyncio.create_task(ask_async(app, "/v1/completions", body(p, max_tokens=15))) for p in prompts]
         await until(lambda: len(scheduler.running) == 4)
         response = await ask_async(app, "/live/levers", {"max_num_seqs": 2, "num_blocks": 12})
         assert {name: lever["now"] for name, lever in response.json().items()} == {"max_num_seqs": 2, "num_blocks": 12}
@@ -396,8 +396,14 @@ def test_levers(stage, small_checkpoint):
         assert ask(app, "/live/levers").json()["max_num_seqs"] == {"now": 4, "low": 1, "high": 4}
 
 
-@pytest.mark.parametrize("num_blocks", [9, 64, 1000])
-@pytest.mark.parametrize("stage", SERVING[1:])
+@pytest.mark.parametrize(
+    ("stage", "num_blocks"),
+    [
+        *((5, num_blocks) for num_blocks in (9, 64, 1000)),
+        (7, 64),
+        *(pytest.param(stage, number, marks=pytest.mark.soak) for stage in (6, 7, 8) for number in (9, 64, 1000)),
+    ],
+)
 def test_the_lever_for_blocks_works_with_any_pool(stage, num_blocks, small_checkpoint):
     """It goes down to one block, or to what a request that is there may need; and up for one that needs more."""
 

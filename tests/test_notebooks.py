@@ -1,5 +1,6 @@
 """The notebooks run from top to bottom, in a quick setting; those committed were run, in order, with their pictures."""
 
+import importlib
 import importlib.metadata
 import json
 import re
@@ -32,6 +33,24 @@ def pictures(notebook) -> int:
 
 def test_all_are_there():
     assert [path.name for path in NOTEBOOKS] == ["01_throughput.ipynb", "02_batching.ipynb", "03_paging.ipynb"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)
+def test_its_cells_run(path, monkeypatch):
+    """From top to bottom, in this process, a few tokens of the bundled model in place of each run."""
+    monkeypatch.setenv("STAGEWISE_QUICK", "1")
+    monkeypatch.syspath_prepend(path.parent)
+    monkeypatch.chdir(ROOT)
+    start = importlib.import_module("start")  # of the notebooks
+    run = start.run
+
+    def few(number, workload, model=None, **arguments):
+        return run(number, [(prompt[:90], min(n, 6)) for prompt, n in workload], **arguments)
+
+    monkeypatch.setattr(start, "run", few)
+    names: dict = {}
+    for cell in code_cells(nbformat.read(path, as_version=4)):
+        exec(compile(cell.source, path.name, "exec"), names)
 
 
 @pytest.mark.soak

@@ -1,7 +1,7 @@
 """The kernels of stages 6 and 8 without Python and torch, as a C program that checks itself (kernels/check.c): on this
 CPU, for ARM under an emulator, and by Clang, which is macOS's compiler. Nothing here says how fast they are there.
 
-Stage 8's kernels are stage 6's, and those of int8: `make test` checks them, and stage 6's own only in `make soak`."""
+Stage 7's kernels are stage 6's; what is compiled for less than this CPU has is for `make soak`."""
 
 import os
 import platform
@@ -14,9 +14,8 @@ import pytest
 from stage06_fast.support.compiler import OPTIMIZE
 from tests.adapter import EMULATED, ROOT, STAGES, cpu_flags
 
-FILES = ("support/compiler.py",)
 SIX, INT8 = (next(stage for stage in STAGES if stage.number == number) for number in (6, 8))
-KERNELS = pytest.mark.parametrize("kernels", [INT8, pytest.param(SIX, marks=pytest.mark.soak)], ids=str)
+KERNELS = pytest.mark.parametrize("kernels", [SIX, INT8], ids=str)
 OF_INT8 = {"pairs_int8", "dot_int8", "tiles_int8"}
 ARM = "aarch64-linux-gnu"
 
@@ -62,7 +61,9 @@ LEVELS = {"native": "all that it has", "x86-64-v4": "AVX-512, no bfloat16", "x86
 NEEDS = {"x86-64-v4": {"avx512f", "avx512bw", "avx512vl"}, "x86-64-v3": {"avx2", "fma"}}
 
 
-@pytest.mark.parametrize("march", LEVELS, ids=list(LEVELS.values()))
+@pytest.mark.parametrize(
+    "march", [pytest.param(name, id=LEVELS[name], marks=[pytest.mark.soak] * (name != "native")) for name in LEVELS]
+)
 @KERNELS
 def test_on_this_cpu(tmp_path, kernels, march):
     """With all that it has, and as a CPU with less."""
@@ -88,7 +89,9 @@ def test_instructions_that_this_cpu_lacks(tmp_path, kernels, march):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
-@pytest.mark.parametrize("cpu", ["sapphirerapids", "alderlake", "znver3"])
+@pytest.mark.parametrize(
+    "cpu", ["sapphirerapids", *(pytest.param(cpu, marks=pytest.mark.soak) for cpu in ("alderlake", "znver3"))]
+)
 def test_what_is_compiled_for_other_cpus(tmp_path, cpu):
     """Their own instructions, spelled as the compiler wants them: AMX, AVX-VNNI, AVX2."""
     for file in ("product.c", "quantize.c"):
@@ -202,13 +205,11 @@ def objects(tmp_path_factory):
     return directory
 
 
-# Each takes two seconds: what attention and layer norms do is stage 6's, and stays as it is.
-LATER = ("layer_norm.c", "attention.c", "prefill_attention.c")
+# Each takes two seconds: `make test` shows that some are told.
+SOME = ("a single row adds in another way", "scores of decodes begin with the last dimension")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.soak] * (WRONG[name][0] in LATER)) for name in WRONG]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.soak] * (name not in SOME)) for name in WRONG])
 def test_what_is_wrong_is_told(objects, tmp_path, name):
     file, right, wrong, line = WRONG[name]
     if line.endswith("dot_int8") and not INT8.part("kernels.c_kernel").has_kind("dot_int8"):
@@ -234,6 +235,7 @@ def test_what_is_wrong_is_told(objects, tmp_path, name):
     assert f"WRONG {line}" in ran.stdout
 
 
+@pytest.mark.covers("support/compiler.py")
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage.number >= 5], ids=lambda stage: stage.directory)
 def test_which_threads_a_compiler_can_use(stage):
     compiler = stage.part("compiler")
@@ -250,12 +252,9 @@ def test_which_threads_a_compiler_can_use(stage):
 # --- With compilers and an emulator that are installed for it: make test-arm ------------------------------------------
 
 
-BOTH = pytest.mark.parametrize("kernels", [SIX, INT8], ids=str)
-
-
 @pytest.mark.arm
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
-@BOTH
+@KERNELS
 def test_on_arm(tmp_path, kernels, compiler):
     """By NEON's vectors, which every 64-bit ARM CPU has."""
     if compiler == "gcc":
@@ -268,7 +267,7 @@ def test_on_arm(tmp_path, kernels, compiler):
 
 
 @pytest.mark.arm
-@BOTH
+@KERNELS
 def test_by_clang_with_its_own_threads(tmp_path, kernels):
     """As on macOS: OpenMP's library is there, its header is not, and the flag is hidden."""
     library = max(Path("/usr/lib").glob("llvm-*/lib/libomp.so"))
@@ -281,12 +280,13 @@ def test_by_clang_with_its_own_threads(tmp_path, kernels):
 
 @pytest.mark.arm
 @pytest.mark.parametrize("march", ["x86-64", "x86-64-v3", "native"])
-@BOTH
+@KERNELS
 def test_by_clang_without_openmp(tmp_path, kernels, march):
     check(kernels, build(tmp_path, kernels, "clang", f"-march={march}"))
 
 
 @pytest.mark.arm
+@pytest.mark.covers("support/compiler.py")
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage.number >= 5], ids=lambda stage: stage.directory)
 def test_a_stage_by_clang(stage, tmp_path):
     """It answers as with GCC, on one core if torch's threads are GNU's, and says so."""

@@ -13,6 +13,9 @@ from tests.adapter import STAGES, TINYTALES, random_prompts, stages_that_change,
 from tests.test_continuous import answers, workload  # noqa: F401 (a fixture)
 from tools.engines import traced
 
+pytestmark = pytest.mark.covers("block_manager.py", "scheduler.py", "engine.py")
+about_beams = pytest.mark.covers("beam_search.py")
+about_outputs = pytest.mark.covers("support/outputs.py", "llm.py")
 PAGED = [stage for stage in STAGES if stage.number >= 5]
 
 
@@ -101,9 +104,9 @@ def enumerated(token_ids):
     return ((str(i), ids) for i, ids in enumerate(token_ids))
 
 
-@pytest.mark.soak
+@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("stage", stages_that_change("kernels/triton_kernel.py"), ids=str)
-def test_arrivals_and_aborts_with_triton(stage, small_checkpoint, answers):  # noqa: F811
+def test_arrivals_and_aborts_with_triton(stage, small_checkpoint, answers, count):  # noqa: F811
     """On a CPU in its interpreter, so with fewer requests."""
     prompts, params = workload(stage, 24)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -117,9 +120,9 @@ def test_arrivals_and_aborts_with_triton(stage, small_checkpoint, answers):  # n
         num_blocks=6,
         attention_backend="triton",
     )
-    finished = run(llm, [(str(i), prompts[i], params[i]) for i in range(8)], random.Random(0))
-    assert {int(i): o.outputs[0].token_ids for i, o in finished.items()} == dict(enumerate(answers[:8]))
-    assert llm.stats.num_preemptions > 0
+    finished = run(llm, [(str(i), prompts[i], params[i]) for i in range(count)], random.Random(0))
+    assert {int(i): o.outputs[0].token_ids for i, o in finished.items()} == dict(enumerate(answers[:count]))
+    assert count < 8 or llm.stats.num_preemptions > 0
 
 
 class OutOfOrderError(Exception):
@@ -260,15 +263,17 @@ def steps_to_first_token(llm, small, params, every: int, number: int, finished: 
     return list(waited.values())
 
 
+@pytest.mark.covers("scheduler.py", "policies.py")
 @pytest.mark.parametrize("greed", ["n", "prompts", "memory"])
 def test_fair_to_whoever_asks_for_little(stage, small_checkpoint, greed):
     """Beside one that asks for dozens of completions, or for all of the memory, a small request waits a few steps; and
     all get the tokens that they get alone."""
-    prompts = random_prompts(211, [9] * 40)
+    prompts = random_prompts(211, [9] * (40 if greed == "memory" else 20))
     most = greedy(stage, 30) if greed != "n" else stage.SamplingParams(n=60, max_tokens=30, seed=1, ignore_eos=True)
     asked = prompts[:1] if greed == "n" else prompts
     options = dict(num_blocks=24, max_num_seqs=16) if greed == "memory" else dict(num_blocks=200, max_num_seqs=4)
     options |= stage.one_by_one
+    number = 30 if greed == "n" else 10  # of the small ones
     expected = [
         [c.token_ids for c in output.outputs] for output in engine(stage, small_checkpoint).generate(asked, most)
     ]
@@ -280,7 +285,7 @@ def test_fair_to_whoever_asks_for_little(stage, small_checkpoint, greed):
             llm.engine.add(request)
         while llm.stats.num_output_tokens < 20:
             llm.step()
-        waited = steps_to_first_token(llm, [1, 2, 3], greedy(stage, 4), 5, 30, greedy_ones)
+        waited = steps_to_first_token(llm, [1, 2, 3], greedy(stage, 4), 5, number, greedy_ones)
         return llm, waited, greedy_ones | run(llm, [])
 
     llm, waited, finished = beside("fair")
@@ -289,7 +294,7 @@ def test_fair_to_whoever_asks_for_little(stage, small_checkpoint, greed):
     if greed == "n":  # the number in the README of stage 5
         first_come, late, _ = beside("fcfs")
         again = llm.stats.num_tokens_computed - first_come.stats.num_tokens_computed
-        assert (max(waited), llm.stats.num_preemptions, again, min(late), max(late)) == (1, 26, 49, 329, 446)
+        assert (max(waited), llm.stats.num_preemptions, again, min(late), max(late)) == (1, 26, 43, 329, 446)
 
 
 def test_fair_starves_nobody(stage, small_checkpoint):
@@ -348,18 +353,18 @@ def test_a_request_that_can_never_fit(stage, small_checkpoint):
     assert llm.stats.num_forwards == forwards
 
 
-@pytest.mark.soak
-def test_ten_thousand_requests_lose_no_block(stage, small_checkpoint):
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_many_requests_lose_no_block(stage, small_checkpoint, count):
     llm = engine(stage, small_checkpoint, max_num_seqs=64, block_size=4, num_blocks=150, max_num_batched_tokens=256)
     rng, heads = random.Random(0), random_prompts(211, [8] * 5)
-    prompts = [rng.choice(heads) + [rng.randrange(211)] * rng.randrange(1, 6) for _ in range(10_000)]
-    params = [stage.SamplingParams(max_tokens=rng.randrange(1, 5), n=1 + (i % 50 == 0)) for i in range(10_000)]
+    prompts = [rng.choice(heads) + [rng.randrange(211)] * rng.randrange(1, 6) for _ in range(count)]
+    params = [stage.SamplingParams(max_tokens=rng.randrange(1, 5), n=1 + (i % 50 == 0)) for i in range(count)]
     outputs = llm.generate(prompts, params)
     assert all(output.finished and len(output.outputs) == p.n for output, p in zip(outputs, params, strict=True))
     llm.engine.scheduler.check_integrity()
     assert llm.engine.block_manager.num_free == 150
-    assert llm.stats.num_requests == 10_000
-    assert llm.stats.num_cached_tokens > 50_000
+    assert llm.stats.num_requests == count
+    assert llm.stats.num_cached_tokens > 5 * count
 
 
 # --- Prefix caching --------------------------------------------------------------------------------------------------
@@ -503,8 +508,9 @@ def test_an_abort_ends_all_completions(stage, small_checkpoint):
         assert llm.engine.block_manager.num_free == llm.engine.runner.num_blocks
 
 
+@about_outputs
 def test_streams_of_completions(stage):
-    params = stage.SamplingParams(n=3, max_tokens=25, seed=4)
+    params = stage.SamplingParams(n=3, max_tokens=15, seed=4)
     prompts = ["Once upon a time", "There was once a shy bear"]
     expected = stage.engine().generate(prompts, params)
     texts = {}
@@ -514,6 +520,7 @@ def test_streams_of_completions(stage):
     assert texts == {(i, c.index): c.text for i, output in enumerate(expected) for c in output.outputs}
 
 
+@about_outputs
 def test_texts_of_completions_with_broken_characters(stage, babble):
     """Each has a decoder of its own: half a character of one is not completed by another."""
     llm = stage.engine(babble)
@@ -564,6 +571,7 @@ def test_the_random_numbers_of_completions_are_their_own(stage):
         assert int(float(numbers[index]) * 2**52) >> 20 != stage.part("philox").derive_seed(5, 3) >> 32
 
 
+@about_outputs
 def test_completions_of_the_async_engine(stage):
     params = stage.SamplingParams(n=3, max_tokens=12, seed=4)
     (expected,) = stage.engine().generate(["Once upon a time"], params)
@@ -588,6 +596,7 @@ def test_bad_n(stage, n):
         stage.SamplingParams(n=n)
 
 
+@about_outputs
 def test_the_command_line_shows_all_completions(stage, tmp_path):
     arguments = ("--prompts", "Once upon a time", "--n", 2, "--max-tokens", 5, "--seed", 3)
     status, stdout, _ = stage.main(*arguments, "--quiet")
@@ -641,6 +650,7 @@ def reference_beams(model, prompt, beam_width, max_tokens, length_penalty, early
 BEAMS = [(1, 1.0), (2, 0.0), (2, 2.0), (4, 1.0), (4, -1.0), (7, 1.0), (7, 0.0), (7, 2.0)]
 
 
+@about_beams
 @pytest.mark.parametrize(("beam_width", "length_penalty"), BEAMS)
 def test_beams_equal_hugging_face(stage, ending_checkpoint, beam_width, length_penalty):
     model = GPT2LMHeadModel.from_pretrained(ending_checkpoint).eval()
@@ -662,11 +672,12 @@ def test_beams_equal_hugging_face(stage, ending_checkpoint, beam_width, length_p
     assert llm.engine.block_manager.num_free == 150
 
 
+@about_beams
 @pytest.mark.parametrize("early_stopping", [True, "never"])
 def test_when_beams_stop(stage, ending_checkpoint, early_stopping):
     """As Hugging Face's, and each way to stop differs from the default for some prompt."""
     model = GPT2LMHeadModel.from_pretrained(ending_checkpoint).eval()
-    prompts, differ = random_prompts(40, [3, 17, 9, 16, 5, 8]), False
+    prompts, differ = random_prompts(40, [3, 17, 9, 16]), False
     llm = engine(stage, ending_checkpoint, max_num_seqs=15, block_size=4, num_blocks=150)
     for length_penalty in (2.0, 1.0, -1.0):
         outputs = llm.beam_search(prompts, 3, 14, length_penalty, early_stopping)
@@ -679,12 +690,13 @@ def test_when_beams_stop(stage, ending_checkpoint, early_stopping):
         llm.beam_search([[1]], 2, 3, early_stopping="soon")
 
 
+@about_beams
 def test_beams_of_the_bundled_model(stage):
     model = GPT2LMHeadModel.from_pretrained(TINYTALES, dtype=torch.float32).eval()
     prompt = stage.tokenizer().encode("There was once a shy bear")
-    (output,) = stage.engine().beam_search(["There was once a shy bear"], beam_width=3, max_tokens=40)
+    (output,) = stage.engine().beam_search(["There was once a shy bear"], beam_width=3, max_tokens=20)
     expected = model.generate(
-        torch.tensor([prompt]), do_sample=False, num_beams=3, num_return_sequences=3, max_new_tokens=40,
+        torch.tensor([prompt]), do_sample=False, num_beams=3, num_return_sequences=3, max_new_tokens=20,
         pad_token_id=50256,
     )  # fmt: skip
     assert [c.token_ids for c in output.outputs] == [row[len(prompt) :].tolist() for row in expected]
@@ -809,6 +821,7 @@ def test_the_step_that_is_run_to_see_what_it_takes(stage, small_checkpoint):
         llm.engine.runner.full_step(llm.engine.config, llm.engine.runner.cache)
 
 
+@about_outputs
 def test_the_closing_line(stage):
     prompt = "Once upon a time, " * 10
     _, _, stderr = stage.main("--prompts", prompt, prompt, "--max-tokens", 3, "--num-blocks", 8, "--stats")

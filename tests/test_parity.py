@@ -68,7 +68,7 @@ def stories():
     texts = ["Once upon a time", "A fox", "In the days when the winters were long, a boy named Tom"]
     prompts = [STAGES[0].tokenizer().encode(text) for text in texts]
     generated = [
-        model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=60, pad_token_id=50256)
+        model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=30, pad_token_id=50256)
         for prompt in prompts
     ]
     return prompts, [ids[0, len(prompt) :].tolist() for ids, prompt in zip(generated, prompts, strict=True)]
@@ -76,7 +76,7 @@ def stories():
 
 def test_greedy_stories_equal_generate(stage, stories):
     prompts, expected = stories
-    outputs = stage.engine().generate(prompts, stage.SamplingParams(temperature=0, max_tokens=60))
+    outputs = stage.engine().generate(prompts, stage.SamplingParams(temperature=0, max_tokens=30))
     assert [output.outputs[0].token_ids for output in outputs] == expected
 
 

@@ -130,12 +130,16 @@ def test_the_others_draw(traces, tmp_path):
         assert picture._repr_png_().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("kind", plots.KINDS)
-def test_command_line_draws_files_of_trace(tmp_path, kind):
-    stage = STAGES[4]
-    trace = tmp_path / "five.jsonl"
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    trace = tmp_path_factory.mktemp("traces") / "five.jsonl"
     arguments = ("--prompts", "A fox", "A small bear", "--max-tokens", "6", "--ignore-eos", "--quiet")
-    assert stage.main(*arguments, "--trace", trace)[0] == 0
+    assert STAGES[4].main(*arguments, "--trace", trace)[0] == 0
+    return trace
+
+
+@pytest.mark.parametrize("kind", plots.KINDS)
+def test_command_line_draws_files_of_trace(tmp_path, trace, kind):
     assert plots.main([kind, str(trace), "--output", str(tmp_path / "x.png")]) == 0
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 

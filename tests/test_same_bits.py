@@ -6,6 +6,7 @@ computed in one step. Random schedules then must never give others.
 """
 
 import json
+import platform
 import random
 from collections import Counter
 
@@ -13,14 +14,17 @@ import pytest
 import torch
 
 from bench import bits
-from tests.adapter import STAGES, random_prompts, stages_that_change, write_checkpoint
+from tests.adapter import STAGES, random_prompts, write_checkpoint
 
+pytestmark = pytest.mark.covers("runner.py", "fast_model.py")
 SIZES = {
     "3 heads of 16": dict(n_layer=1, n_head=3, n_embd=48, n_positions=48, vocab_size=97, n_inner=100),
     "17 positions": dict(n_layer=2, n_head=1, n_embd=24, n_positions=17, vocab_size=31),
     "heads of 64": dict(n_layer=1, n_head=2, n_embd=128, n_positions=130, vocab_size=97),
 }
 DTYPES = ["float32", "bfloat16", "float16"]
+OTHERS = ["AMX", *(["x86-64-v3"] if platform.machine() == "x86_64" else [])]  # instructions than this CPU's
+SCHEDULES = [1, pytest.param(80, marks=pytest.mark.soak)]
 
 
 @pytest.fixture(params=[stage for stage in STAGES if stage.number >= 6], ids=lambda stage: stage.directory)
@@ -28,10 +32,9 @@ def stage(request):
     return request.param
 
 
-@pytest.fixture(scope="module", params=SIZES)
-def model(request, tmp_path_factory):
-    sizes = SIZES[request.param]
-    return write_checkpoint(tmp_path_factory.mktemp("bits"), **sizes), sizes
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return [(write_checkpoint(tmp_path_factory.mktemp("bits"), **sizes), sizes) for sizes in SIZES.values()]
 
 
 class Memory:
@@ -39,6 +42,10 @@ class Memory:
 
     def __init__(self):
         self.logits, self.cache, self.happened = {}, {}, Counter()
+
+    def forget(self):
+        """Another model comes."""
+        self.logits, self.cache = {}, {}
 
     def watch(self, llm):
         """From now on, each step of this engine is compared with what was seen before."""
@@ -146,41 +153,54 @@ def run_at_random(llm, requests, generator):
         llm.step()
 
 
-@pytest.mark.usefixtures("instructions")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("schedules", [8, pytest.param(80, marks=pytest.mark.soak)])
-def test_random_schedules(stage, model, dtype, schedules):
-    checkpoint, sizes = model
-    memory, generator, threads = Memory(), random.Random(schedules), torch.get_num_threads()
-    options = dict(enable_prefix_caching=False, max_num_batched_tokens=sizes["n_positions"], num_blocks=200)
-    options |= stage.one_by_one
-    alone = memory.watch(stage.LLM(str(checkpoint), device="cpu", dtype=dtype, **options))
+def check_random_schedules(stage, models, dtype, schedules):
+    memory, generator, threads = Memory(), random.Random(5), torch.get_num_threads()
     try:
-        for _ in range(schedules):
-            requests = make_requests(stage, sizes, generator)
-            torch.set_num_threads(1)
-            for prompt, params in requests:
-                alone.generate([prompt], params)
-            torch.set_num_threads(generator.choice([1, 2, 3]))
-            run_at_random(memory.watch(random_engine(stage, checkpoint, sizes, dtype, generator)), requests, generator)
-            alone.beam_search([requests[0][0][:9]], beam_width=3, max_tokens=3)
+        for checkpoint, sizes in models:
+            memory.forget()
+            options = dict(enable_prefix_caching=False, max_num_batched_tokens=sizes["n_positions"], num_blocks=200)
+            options |= stage.one_by_one
+            alone = memory.watch(stage.LLM(str(checkpoint), device="cpu", dtype=dtype, **options))
+            for _ in range(schedules):
+                requests = make_requests(stage, sizes, generator)
+                torch.set_num_threads(1)
+                for prompt, params in requests:
+                    alone.generate([prompt], params)
+                torch.set_num_threads(generator.choice([1, 2, 3]))
+                other = memory.watch(random_engine(stage, checkpoint, sizes, dtype, generator))
+                run_at_random(other, requests, generator)
+                alone.beam_search([requests[0][0][:9]], beam_width=3, max_tokens=3)
     finally:
         torch.set_num_threads(threads)
     for what in ("preemptions", "hits", "pieces", "steps in company", *(["guesses"] if stage.number >= 7 else [])):
-        assert memory.happened[what] >= schedules / 8, (what, memory.happened)
+        assert memory.happened[what] >= schedules / 3, (what, memory.happened)
     for what in ("logits compared", "keys and values compared"):
-        assert memory.happened[what] >= 10 * schedules, (what, memory.happened)
+        assert memory.happened[what] >= 30 * schedules, (what, memory.happened)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("stage", stages_that_change("fast_model.py", "kernels/forward.c"), ids=str)
+@pytest.mark.parametrize("schedules", SCHEDULES)
+def test_random_schedules(stage, models, dtype, schedules):
+    check_random_schedules(stage, models, dtype, schedules)
+
+
+@pytest.mark.covers("kernels/product.c", "kernels/linear.c")
+@pytest.mark.parametrize("instructions", OTHERS, indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("schedules", SCHEDULES)
+def test_random_schedules_by_other_instructions(stage, models, dtype, schedules, instructions):
+    check_random_schedules(stage, models, dtype, schedules)
+
+
+@pytest.mark.covers("fast_model.py", "kernels/forward.c")
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_gpt2s_width(stage, dtype, tmp_path_factory):
     """GPT-2's 12 heads of 64 and its inner 3,072, with prompts of several blocks of 32 rows, cut anywhere: rests of
     fewer than 8 tokens, too, and a second layer, whose keys depend on attention."""
-    sizes = dict(n_layer=2, n_head=12, n_embd=768, n_positions=400, vocab_size=211)
+    sizes = dict(n_layer=2, n_head=12, n_embd=768, n_positions=150, vocab_size=211)
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("wide"), **sizes)
     prompts, params = (
-        random_prompts(211, [15, 116, 51, 325]),
+        random_prompts(211, [15, 126, 62, 143]),
         stage.SamplingParams(seed=1, max_tokens=6, ignore_eos=True),
     )
     memory = Memory()
@@ -192,19 +212,20 @@ def test_gpt2s_width(stage, dtype, tmp_path_factory):
             llm.generate(prompts, params)
 
     run(max_num_seqs=1)
-    for budget in (512, 64, 48, 33):
+    for budget in (64, 33):
         run(max_num_batched_tokens=budget)
     run(times=2, enable_prefix_caching=True)
-    run(num_blocks=34, max_num_batched_tokens=100)
-    assert memory.happened["logits compared"] >= 100
+    run(num_blocks=23, max_num_batched_tokens=100)
+    assert memory.happened["logits compared"] >= 60
     assert memory.happened["preemptions"] > 0
     assert memory.happened["hits"] > 0
 
 
-@pytest.mark.usefixtures("instructions")
-def test_what_the_sampler_makes_of_them(stage, model):
+@pytest.mark.covers("kernels/product.c", "kernels/linear.c")
+@pytest.mark.parametrize("instructions", OTHERS[:1], indirect=True)
+def test_what_the_sampler_makes_of_them(stage, models, instructions):
     """Log-probabilities have all the same digits, too, alone and in company."""
-    checkpoint, sizes = model
+    checkpoint, sizes = models[0]
     prompts = random_prompts(sizes["vocab_size"], [1, 9, 3, 8])
     params = stage.SamplingParams(seed=3, max_tokens=5, logprobs=4, prompt_logprobs=2, ignore_eos=True)
     alone, together = (

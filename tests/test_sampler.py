@@ -18,7 +18,7 @@ from transformers import (
 from tests.adapter import STAGES
 
 FAST = [stage for stage in STAGES if stage.number >= 6]
-FILES = ("sampler.py",)  # what this is about, see conftest.py
+pytestmark = pytest.mark.covers("sampler.py")
 
 VOCABULARY = 199
 SETTINGS = [

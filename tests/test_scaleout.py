@@ -33,6 +33,7 @@ def batches(path, size=8):
     return [{column: [row[column] for row in part] for column in rows[0]} for part in some]
 
 
+@pytest.mark.covers("llm.py", "engine_loop.py")
 @pytest.mark.parametrize("stage", SERVING, ids=str)
 def test_an_actor_answers_as_a_batch_run_does(stage, tmp_path):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -43,6 +44,7 @@ def test_an_actor_answers_as_a_batch_run_does(stage, tmp_path):
     assert by_id([json.loads(line) for line in made]) == by_id(read_results(output))
 
 
+@pytest.mark.covers("beam_search.py")
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_an_actor_with_columns_of_other_names_and_beams(stage, tmp_path):
     """The same flags, the same answers; a line that is scored, and one without the column, among them."""

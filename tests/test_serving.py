@@ -452,7 +452,7 @@ def test_tokens_by_their_ids(tales):
     assert [one["bytes"] for one in content] == [one["bytes"] for one in texts]
 
 
-@pytest.mark.parametrize("stage", [5, 6])
+@pytest.mark.parametrize("stage", [5, pytest.param(6, marks=pytest.mark.soak)])  # it is the same there
 def test_beams(stage, tmp_path):
     """What `LLM.beam_search` finds, while others are served; the same when streamed, and in a chat."""
     with serving(stage, "tinytales") as app:

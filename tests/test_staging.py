@@ -255,7 +255,7 @@ def test_a_stage_starts_from_the_root_and_by_its_own_name(stage, capsys, monkeyp
     """`python -m stage03` and `python -m stage03_kvcache` tell the same tale."""
     tales = []
     for module in (stage.command, stage.directory):
-        monkeypatch.setattr(sys, "argv", [module, "--prompts", "A fox"])
+        monkeypatch.setattr(sys, "argv", [module, "--prompts", "A fox", "--max-tokens", "9"])
         with pytest.raises(SystemExit) as ended:
             runpy.run_module(module, run_name="__main__")
         assert ended.value.code == 0

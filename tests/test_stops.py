@@ -6,7 +6,7 @@ import pytest
 
 from tests.adapter import EOS, random_prompts
 
-FILES = ("request.py", "support/text.py")  # what this is about, see conftest.py
+pytestmark = pytest.mark.covers("request.py", "support/text.py")
 
 # The model goes on with the last 29 tokens of a tale: a whole one has 250, which stage 1 computes from its beginning.
 PROMPT = (
@@ -71,7 +71,7 @@ def test_stop_text_across_tokens(stage, story):
     """Every stop text that the story holds, wherever it begins and ends within tokens, ends it before it."""
     pieces = [stage.tokenizer().decode([t]) for t in story.token_ids[:40]]
     text = "".join(pieces)
-    stops = [text[start : start + length] for start in range(3, 60, 7) for length in (1, 2, 5, 9, 20)]
+    stops = [text[start : start + length] for start in range(3, 60, 14) for length in (1, 2, 5, 9, 20)]
     params = [greedy(stage, max_tokens=60, stop=stop) for stop in stops]
     outputs = stage.engine().generate([PROMPT] * len(stops), params)
     for stop, completion in zip(stops, (output.outputs[0] for output in outputs), strict=True):
@@ -128,10 +128,10 @@ def test_stop_tokens_wait_for_min_tokens(stage, story):
 def test_every_row_stops_for_itself(stage, story):
     stop = story.text[10:16]
     params = [
-        greedy(stage, max_tokens=50, stop=stop),
+        greedy(stage, max_tokens=30, stop=stop),
         greedy(stage, max_tokens=7),
-        greedy(stage, max_tokens=50, stop_token_ids=[story.token_ids[20]]),
-        greedy(stage, max_tokens=50, ignore_eos=True),
+        greedy(stage, max_tokens=30, stop_token_ids=[story.token_ids[12]]),
+        greedy(stage, max_tokens=20, ignore_eos=True),
     ]
     together = [output.outputs[0] for output in stage.engine(max_num_seqs=4).generate([PROMPT] * 4, params)]
     assert together == [complete(stage, p) for p in params]

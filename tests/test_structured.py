@@ -17,7 +17,7 @@ from stagewise import structured_outputs as forms
 from stagewise.structured_outputs import Form
 from tests.adapter import EOS, STAGES, TINYTALES
 
-FILES = ("support/logits_processors.py", "sampler.py")  # see conftest.py
+pytestmark = pytest.mark.covers("support/logits_processors.py", "sampler.py")
 PROMPT = "Once upon a time"
 PERSON = {
     "type": "object",
@@ -70,8 +70,9 @@ def test_every_form_holds(stage, engines, name):
     form, expected = FORMS[name]
     settings = [dict(temperature=0), dict(seed=2), dict(seed=3, temperature=2.5), dict(seed=4, top_p=0.5, top_k=40)]
     settings += [dict(seed=5, repetition_penalty=3, frequency_penalty=9), dict(seed=6, logit_bias={EOS: 100})]
-    llm = engines(stage)
-    outputs = llm.generate([PROMPT] * 6, [params_of(llm, form, **more) for more in settings])
+    llm, settings = engines(stage), settings[:: 2 if expected is PERSON else 1]
+    params = [params_of(llm, form, **more) for more in settings]
+    outputs = llm.generate([PROMPT] * len(params), params)
     for output in outputs:
         (completion,) = output.outputs
         assert completion.finish_reason == "stop"
@@ -82,14 +83,14 @@ def test_every_form_holds(stage, engines, name):
 
 def test_any_object(stage, engines):
     """A model of tales may never close its brackets. What has ended is an object, all others begin one."""
-    params = [params_of(engines(stage), dict(json_object=True), seed=seed, max_tokens=60) for seed in range(8)]
-    completions = [output.outputs[0] for output in engines(stage).generate([PROMPT] * 8, params)]
+    params = [params_of(engines(stage), dict(json_object=True), seed=seed, max_tokens=24) for seed in range(3)]
+    completions = [output.outputs[0] for output in engines(stage).generate([PROMPT] * 3, params)]
     for completion in completions:
         assert completion.text.startswith("{")
         if completion.finish_reason == "stop":
             assert isinstance(json.loads(completion.text), dict)
         else:
-            assert (completion.finish_reason, len(completion.token_ids)) == ("length", 60)
+            assert (completion.finish_reason, len(completion.token_ids)) == ("length", 24)
 
 
 def test_max_tokens_ends_it_as_length(stage, engines):
@@ -139,7 +140,7 @@ def mixed(llm, count, **more):
     forms = [form for form, _ in FORMS.values()] + [None, dict(json_object=True)]
     made = []
     for i in range(count):
-        how = dict(seed=i, temperature=[0, 1, 1.5][i % 3], max_tokens=40, **more)
+        how = dict(seed=i, temperature=[0, 1, 1.5][i % 3], max_tokens=14, **more)
         form = forms[i % len(forms)]
         made.append(sampling_params(llm, **how) if form is None else params_of(llm, form, **how))
     return made
@@ -159,7 +160,7 @@ def test_every_stage_gives_the_same(engines):
     assert all(result == results[0] for result in results)
 
 
-@pytest.mark.parametrize("number", [5, 6])
+@pytest.mark.parametrize("number", [5, pytest.param(6, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     "options",
     [
@@ -182,7 +183,7 @@ def test_preempted_chunked_and_cached(number, options, engines):
         assert llm.stats.num_preemptions > 0
 
 
-@pytest.mark.parametrize("number", [5, 6])
+@pytest.mark.parametrize("number", [5, pytest.param(6, marks=pytest.mark.soak)])
 def test_each_completion_has_its_own(number, engines):
     stage = STAGES[number - 1]
     form = dict(json=PERSON)

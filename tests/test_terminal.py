@@ -281,6 +281,7 @@ def test_a_log_has_a_line_now_and_then(monkeypatch, capsys):
 # --- The last line ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("support/stats.py")
 @pytest.mark.parametrize("stage", STAGES, ids=str)
 def test_a_sentence_and_what_a_stage_counts(stage):
     stats = stage.engine().stats

@@ -97,14 +97,13 @@ print(openmp.WAITS_BRIEFLY, os.environ.get("GOMP_SPINCOUNT"))
 """
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(
     ("before", "environment", "expected"),
     [
         ("", {}, "True None"),  # set while torch is loaded, and for nobody else
-        ("import torch", {"OMP_WAIT_POLICY": "PASSIVE"}, "False None"),
-        ("", {"OMP_WAIT_POLICY": "ACTIVE"}, "False None"),
-        ("", {"GOMP_SPINCOUNT": "300000"}, "False 300000"),
+        pytest.param("import torch", {"OMP_WAIT_POLICY": "PASSIVE"}, "False None", marks=pytest.mark.soak),
+        pytest.param("", {"OMP_WAIT_POLICY": "ACTIVE"}, "False None", marks=pytest.mark.soak),
+        pytest.param("", {"GOMP_SPINCOUNT": "300000"}, "False 300000", marks=pytest.mark.soak),
     ],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP runtime")
@@ -134,10 +133,10 @@ def test_more_threads_than_cores_and_than_work(small_checkpoint):
     assert all(answer == answers[0] for answer in answers)
 
 
+@pytest.mark.covers("kernels/c_kernel.py")
+@pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_kernels_without_memory(stage):
     """What they ask for themselves may not be there: an error, not a crash."""
-    if stage.number < 5:
-        return
     kernel, many = stage.part("kernels.c_kernel"), 2**55
     query, cache = torch.zeros(1, 2, 64), torch.zeros(1, 2, 64, 16)
     arguments = [query, cache, cache.clone().transpose(2, 3).contiguous(), torch.zeros(1, 1, dtype=torch.int64)]
@@ -163,6 +162,7 @@ def ends_where(stop: str, text: str, old_length: int) -> int | None:
     return None if position < 0 else position + len(stop)
 
 
+@pytest.mark.covers("support/text.py")
 @pytest.mark.parametrize("seed", range(20))
 def test_stop_texts_are_found_as_the_obvious_way_finds_them(stage, seed):
     rng, Text = random.Random(seed), stage.part("text").Text
@@ -180,6 +180,7 @@ def test_stop_texts_are_found_as_the_obvious_way_finds_them(stage, seed):
                 break
 
 
+@pytest.mark.covers("support/text.py", "request.py")
 def test_hundreds_of_long_stop_texts(stage, small_checkpoint):
     """Though they all have begun all the time."""
     llm = stage.engine(small_checkpoint)

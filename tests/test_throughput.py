@@ -613,7 +613,9 @@ def gone(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize(("company", "count"), [(None, 0), ("0", 0), ("2", 2), ("torch", 1)])
+@pytest.mark.parametrize(
+    ("company", "count"), [(None, 0), ("0", 0), ("2", 2), pytest.param("torch", 1, marks=pytest.mark.soak)]
+)
 def test_company_is_busy_while_an_engine_is_measured(company, count, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")  # what an engine sets for itself is none of its company's business
     before = {child.pid for child in psutil.Process().children()}

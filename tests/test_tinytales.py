@@ -46,18 +46,24 @@ def test_transformers_loads_it_too():
     assert text.startswith("Once upon a time")
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(("kind", "good"), [("once upon a time", 52), ("other openings", 38)])
-def test_stories_end_and_contradict_neither_themselves_nor_their_prompt(kind, good):
-    """60 unedited samples at temperature 0.8: nearly all end, and most are good (the model card counts 200 of each)."""
-    prompts = ["Once upon a time"] * 60 if kind == "once upon a time" else HELD_OUT_OPENINGS[::3][:60]
+@pytest.mark.parametrize(
+    ("kind", "count", "good"),
+    [
+        ("other openings", 8, 4),
+        pytest.param("once upon a time", 60, 52, marks=pytest.mark.soak),
+        pytest.param("other openings", 60, 38, marks=pytest.mark.soak),
+    ],
+)
+def test_stories_end_and_contradict_neither_themselves_nor_their_prompt(kind, count, good):
+    """Unedited samples at temperature 0.8: nearly all end, and most are good (the model card counts 200 of each)."""
+    prompts = ["Once upon a time"] * count if kind == "once upon a time" else HELD_OUT_OPENINGS[::3][:count]
     stage = STAGES[-1]
     outputs = stage.LLM(device="cpu", seed=1).generate(prompts, stage.SamplingParams(temperature=0.8, max_tokens=1000))
     stories = [(output.prompt, output.outputs[0]) for output in outputs]
-    assert sum(story.finish_reason == "stop" for _, story in stories) >= 54
+    assert sum(story.finish_reason == "stop" for _, story in stories) >= 0.9 * count
     assert sum(not slips(prompt + story.text, prompt) for prompt, story in stories) >= good
     lengths = sorted(len(story.token_ids) for _, story in stories)
-    assert lengths[-1] > 3 * lengths[0]  # the uneven lengths that the course is about
+    assert lengths[-1] > (3 if count > 8 else 2) * lengths[0]  # the uneven lengths that the course is about
 
 
 def test_a_tale_that_tells_an_episode_twice_is_counted():

@@ -14,7 +14,7 @@ from transformers import GPT2TokenizerFast
 
 from tests.adapter import TINYTALES
 
-FILES = ("support/tokenizer.py", "support/vocabulary.py")  # what this is about, see conftest.py
+pytestmark = pytest.mark.covers("support/tokenizer.py", "support/vocabulary.py")
 
 TEXTS = {
     "plain": "Once upon a time, there was a fox. It's he'll we've I'm they'd you're!",

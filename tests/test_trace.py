@@ -12,6 +12,7 @@ from stagewise.replay.trace import Trace, check_step, lines_of, whole_step
 from tests.adapter import STAGES, random_prompts, unfinished
 from tools.engines import traced
 
+pytestmark = pytest.mark.covers("engine.py", "scheduler.py", "block_manager.py", "support/stats.py")
 LENGTHS, OUTPUTS = [5, 12, 3, 9, 7], [4, 2, 6, 6, 1]
 
 

@@ -19,7 +19,7 @@ from transformers import GPT2LMHeadModel
 
 from tests.adapter import ROOT, STAGES, TINYTALES, random_prompts, stages_that_change, write_checkpoint
 
-FILES = ("support/weights.py", "fast_model.py")  # what this is about, see conftest.py
+pytestmark = pytest.mark.covers("support/weights.py", "fast_model.py")
 
 
 def greedy_tokens(stage, model, **arguments):
