@@ -130,7 +130,7 @@ class Copy:
         own = (self.directory / path).read_text(encoding="utf-8")
         try:
             self._write(path, mutant.text)
-            status = self._run(path, 20 + 3 * sum(self.seconds[path].values()))
+            status = self._run(path, 15 + 2 * sum(self.seconds[path].values()))
         finally:
             self._write(path, own)
         return "survived" if status == 0 else "timeout" if status is None else "killed"
