@@ -8,6 +8,7 @@ import torch
 from tests.adapter import STAGES, random_prompts
 from tests.test_trace import LENGTHS, OUTPUTS, run
 
+pytestmark = pytest.mark.covers("kv_cache.py", "engine.py", "batch.py", "runner.py", "support/stats.py")
 stage = STAGES[2]
 BYTES_PER_TOKEN = 2 * 2 * 48 * 4  # keys and values, 2 layers, n_embd 48, float32: the small checkpoint
 

@@ -172,6 +172,9 @@ def test_what_ends_a_request(stage):
         ({}, [*a, EOS], ("stop", None)),
         ({"ignore_eos": True, "max_tokens": 3}, [*a, EOS, *b], ("length", None)),
         ({"ignore_eos": True, "stop_token_ids": [EOS]}, [*a, EOS], ("stop", EOS)),
+        # A stop text in what is left at the end: half a character, the text of the token that ended it.
+        ({"stop": "\ufffd", "max_tokens": 2}, a + stage.tokenizer().encode("ж")[:1], ("stop", "\ufffd")),
+        ({"stop": " b", "stop_token_ids": b, "include_stop_str_in_output": True}, a + b, ("stop", " b")),
     ]:
         request = stage.make_request(greedy(stage, **settings), eos_token_ids=(EOS,))
         for token_id in tokens:
@@ -179,3 +182,14 @@ def test_what_ends_a_request(stage):
             request.add(token_id)
         assert (request.finish_reason, request.stop_reason) == ends
         assert request.output_token_ids == tokens
+
+
+def test_what_a_request_keeps_of_a_token(stage):
+    """Its id, when it came, and its log-probabilities if there are any."""
+    entry = stage.part("outputs").Logprob(-0.5, 1, " a")
+    for logprobs in (None, {64: entry}):
+        request = stage.make_request(greedy(stage))
+        request.add(64, logprobs)
+        assert (request.output_token_ids, request.logprobs) == ([64], [] if logprobs is None else [logprobs])
+        assert request.arrival_time <= request.token_times[0]
+        assert (request.text.text, request.finished) == ("a", False)

@@ -22,7 +22,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,13 +163,14 @@ CHANGES = [
 
 
 class Mutant(NamedTuple):
-    """One change: of what kind, in which function, what stands there and what instead; and the whole text."""
+    """One change: of what kind, in which function, what stands there and what instead; the whole text, and the line."""
 
     kind: str
     where: str
     before: str
     after: str
     text: str
+    line: int = 0
 
     @property
     def name(self) -> str:
@@ -258,9 +259,16 @@ def changes_of_call(node: ast.Call, of) -> Iterator[tuple[str, str]]:
 
 
 def mutants(exercise: Exercise) -> list[Mutant]:
-    """All of an exercise. Two of one name get numbers."""
-    made = list((in_c if exercise.work.suffix == ".c" else in_python)(exercise.solution_text))
-    counts: Counter[str] = Counter()
+    """All of an exercise."""
+    source = exercise.solution_text
+    if exercise.work.suffix == ".c":
+        return numbered(in_c(source))
+    return numbered([*in_python(source), *at_the_border(source, ast.parse(source))])
+
+
+def numbered(found: Iterable[Mutant]) -> list[Mutant]:
+    """Two of one name get numbers."""
+    made, counts = list(found), Counter[str]()
     for i, mutant in enumerate(made):
         counts[mutant.name] += 1
         if counts[mutant.name] > 1:
@@ -330,6 +338,7 @@ def in_c(source: str) -> Iterator[Mutant]:
 
 
 def in_python(source: str) -> list[Mutant]:
+    """Operators, constants, conditions, statements left out."""
     tree, made = ast.parse(source), []
     starts = [0]
     for line in source.encode().splitlines(keepends=True):
@@ -349,14 +358,14 @@ def in_python(source: str) -> list[Mutant]:
         if isinstance(node, ast.If | ast.While):
             test = ast.get_source_segment(source, node.test)
             before, after = f"if {test}", "if True" if after.lstrip("ifelwh ").startswith("True") else "if False"
-        made.append(Mutant(kind, where or "the module", before, after, text))
+        made.append(Mutant(kind, where or "the module", before, after, text, node.lineno))
 
     annotations = {id(child) for node in ast.walk(tree) for a in without_effect(node) for child in ast.walk(a)}
     for node, where in sites(tree):
         if id(node) not in annotations:
             for kind, after in changes(node, source):
                 put(kind, node, where, after)
-    return [*made, *at_the_border(source, tree)]
+    return made
 
 
 def without_effect(node: ast.AST) -> list[ast.expr]:

@@ -1,0 +1,222 @@
+"""Wrong engines by machine: one change in a file of a stage, against the tests that cover it.
+
+    python tools/engine_mutants.py                                  # files that differ from the branch main
+    python tools/engine_mutants.py stage05_paged/block_manager.py   # some files
+    python tools/engine_mutants.py --all --sample 20 --seed 1       # twenty out of all
+    python tools/engine_mutants.py --list stage01_single/request.py # only say what they are
+
+The files are those of a stage's top level and of its `support/`. Only what a stage brings is changed: all lines of a
+file that is new in it, and of one that it changes those that differ from the stage before. The operators are those for
+the solutions of exercises, without changes at the border of functions.
+
+Each mutant is written into a copy of this directory. There the tests that say that they cover the file
+(`pytest.mark.covers`) run for this stage, quickest test files first, until one fails or they take several times as long
+as they should: either kills it. A mutant that no test can tell from the original is equivalent: it is listed, with its
+reason, in `tests/equivalent_mutants.txt`. Any other that survives is a hole in the tests.
+"""
+
+import argparse
+import difflib
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools.exercise_mutants import Mutant, in_python, numbered  # noqa: E402
+from tools.sync_stages import read_stages  # noqa: E402
+
+EQUIVALENT = ROOT / "tests" / "equivalent_mutants.txt"
+KINDS = ("made", "killed", "timeout", "equivalent", "survived")
+OWN = ("tools", "tests", "stagewise", "exercises", "bench")  # packages that a copy has, too
+
+
+def files() -> list[str]:
+    """All files that are changed: ring 1 and `support/` of each stage, where it brings or changes them."""
+    return [
+        f"{stage}/{name}"
+        for stage, listed in read_stages().items()
+        for name, status in listed.items()
+        if status != "same" and name.endswith(".py") and not name.startswith("kernels/") and "__" not in name
+    ]
+
+
+def brought(path: str) -> set[int]:
+    """The numbers of the lines that the stage brings."""
+    stage, name = path.split("/", 1)
+    stages = list(read_stages())
+    earlier = [ROOT / other / name for other in stages[: stages.index(stage)] if (ROOT / other / name).exists()]
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    before = earlier[-1].read_text(encoding="utf-8").splitlines() if earlier else []
+    blocks = difflib.SequenceMatcher(None, before, lines, autojunk=False).get_matching_blocks()
+    return set(range(1, len(lines) + 1)).difference(*(range(b.b + 1, b.b + b.size + 1) for b in blocks))
+
+
+def mutants(path: str) -> list[Mutant]:
+    """All of a file of a stage. What is only logged is left as it is."""
+    source, lines = (ROOT / path).read_text(encoding="utf-8"), brought(path)
+    logged = {i for i, line in enumerate(source.splitlines(), 1) if "logg" in line}
+    return [mutant for mutant in numbered(in_python(source)) if mutant.line in lines - logged]
+
+
+def listed() -> dict[tuple[str, str], str]:
+    """(file, mutant) -> why it is equivalent."""
+    lines = EQUIVALENT.read_text(encoding="utf-8").splitlines()
+    rows = [line.split(" | ") for line in lines if line and not line.startswith("#")]
+    return {(path, name): reason for path, name, reason in rows}
+
+
+class Covering:
+    """A plugin of pytest: the tests that cover a file run, in one stage, quickest test files first. If none says so,
+    those that name no file, which run in every stage.
+
+    seconds: how long each test file took; it is added to.
+    """
+
+    def __init__(self, path: str, seconds: dict[str, float]):
+        self.stage, self.name = path.split("/", 1)
+        self.seconds = defaultdict(float, seconds)
+        texts = {str(test): test.read_text(encoding="utf-8") for test in sorted(Path("tests").glob("test_*.py"))}
+        self.naming = [test for test, text in texts.items() if re.search(rf'covers\([^)]*"{self.name}"', text)]
+        self.test_files = self.naming or [test for test, text in texts.items() if "covers(" not in text]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = sorted(filter(self.covers, items), key=lambda item: self.seconds[item.path.name])
+
+    def covers(self, item: pytest.Item) -> bool:
+        mark, params = item.get_closest_marker("covers"), getattr(item, "callspec", None)
+        values = [*(params.params.values() if params else ()), getattr(getattr(item, "module", None), "stage", None)]
+        stages = [value.directory for value in values if isinstance(getattr(value, "directory", None), str)]
+        named = self.name in mark.args if self.naming and mark else not (self.naming or mark)
+        return named and (not stages or self.stage in stages)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[Path(report.location[0]).name] += report.duration
+
+
+class Copy:
+    """A copy of this directory, in which tests run in processes that have loaded torch and transformers before."""
+
+    def __init__(self, directory: Path):
+        self.directory, self.seconds = directory, dict[str, dict[str, float]]()
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        for name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"):
+            if name and (ROOT / name).is_file() and not (ROOT / name).is_symlink():
+                (directory / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, directory / name)
+
+    def killed(self, path: str, mutant: Mutant) -> str:
+        """ "killed", "timeout" or "survived"."""
+        if path not in self.seconds:  # as it is, the tests pass, in this time
+            if self._run(path, 1800) != 0:
+                raise SystemExit(f"no test covers {path}, or they fail:\n{(self.directory / 'log').read_text()}")
+            self.seconds[path] = json.loads((self.directory / "seconds").read_text())
+        own = (self.directory / path).read_text(encoding="utf-8")
+        try:
+            self._write(path, mutant.text)
+            status = self._run(path, 15 + 2 * sum(self.seconds[path].values()))
+        finally:
+            self._write(path, own)
+        return "survived" if status == 0 else "timeout" if status is None else "killed"
+
+    def _write(self, path: str, text: str) -> None:
+        file = self.directory / path
+        file.write_text(text, encoding="utf-8")
+        for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):  # its time may be the same, to the second
+            compiled.unlink()
+
+    def _run(self, path: str, seconds: float) -> int | None:
+        """The status of pytest; None if it took longer than this."""
+        process: Any = multiprocessing.get_context("fork").Process(target=self._test, args=(path,))
+        process.start()
+        process.join(seconds)
+        if late := process.is_alive():
+            os.killpg(process.pid, signal.SIGKILL)
+            process.join()
+        return None if late else process.exitcode
+
+    def _test(self, path: str) -> None:
+        """In a process of its own, which imports all from the copy."""
+        os.setpgrp()
+        os.chdir(self.directory)
+        os.environ["PYTHONPATH"] = sys.path[0] = str(self.directory)
+        for module in [name for name in sys.modules if name.split(".")[0] in OWN]:
+            del sys.modules[module]
+        with open("log", "w", encoding="utf-8") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        covering = Covering(path, self.seconds.get(path, {}))
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not soak and not browser and not cluster and not arm"]
+        status = pytest.main([*options, *covering.test_files], plugins=[covering])
+        Path("seconds").write_text(json.dumps(covering.seconds))
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def chosen(args: argparse.Namespace) -> Iterator[tuple[str, Mutant]]:
+    """The mutants of the files that are asked for, or a sample of them."""
+    known, paths = files(), args.files
+    if not args.all and not paths:
+        command = ["git", "diff", "--name-only", args.since]
+        changed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+        paths = [path for path in known if path in changed]
+    if unknown := set(paths) - set(known):
+        raise SystemExit(f"no stage brings or changes {', '.join(sorted(unknown))}")
+    made = [(path, mutant) for path in (known if args.all else paths) for mutant in mutants(path)]
+    picked = sorted(random.Random(args.seed).sample(range(len(made)), min(args.sample or len(made), len(made))))
+    yield from (made[i] for i in picked)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
+    parser.add_argument("files", nargs="*", metavar="FILE", help="such as stage05_paged/batch.py")
+    parser.add_argument("--since", default="main", metavar="REF", help="without files: those that differ from it")
+    parser.add_argument("--all", action="store_true", help="all files of all stages")
+    parser.add_argument("--sample", type=int, metavar="N", help="only so many mutants, drawn by --seed")
+    parser.add_argument("--seed", type=int, default=0, help="which sample")
+    parser.add_argument("--list", action="store_true", help="only say what they are")
+    parser.add_argument("--verbose", action="store_true", help="say what became of each, and how long it took")
+    args = parser.parse_args()
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory() as directory:
+        copy = None
+        for path, mutant in chosen(args):
+            if args.list:
+                print(path, "|", mutant.name)
+                continue
+            if copy is None:
+                import transformers.models.gpt2.modeling_gpt2  # noqa: F401  # once, for all tests
+
+                copy = Copy(Path(directory).resolve())
+            began, known = time.perf_counter(), (path, mutant.name) in listed()
+            result = copy.killed(path, mutant)
+            counts[path].update(["made", "equivalent" if known and result == "survived" else result])
+            if (result == "survived") != known:
+                heading = "LISTED BUT KILLED" if known else "SURVIVES"
+                print(f"{heading} {path} | {mutant.name} (line {mutant.line})", flush=True)
+            if args.verbose:
+                print(f"{time.perf_counter() - began:5.1f} s {result}: {path} | {mutant.name}", flush=True)
+    for path, count in [*counts.items(), ("all", sum(counts.values(), Counter[str]()))]:
+        print(f"{path:45}" + "".join(f"{count[kind]:6} {kind}" for kind in KINDS))
+    return 1 if any(count["survived"] for count in counts.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
