@@ -67,11 +67,12 @@ def told(output):
     """All that may be compared of an output, but for times. Without a C compiler torch computes, whose sums depend on
     how many rows there are: then log-probabilities are left out."""
     completions = [
-        (c.index, c.text, c.token_ids, c.finish_reason, c.stop_reason)
-        + ((c.cumulative_logprob, repr(c.logprobs)) if HAS_KERNELS else ())
+        (c.index, c.text, c.token_ids, c.cumulative_logprob, repr(c.logprobs), c.finish_reason, c.stop_reason)
         for c in output.outputs
     ]
-    return completions, repr(output.prompt_logprobs) if HAS_KERNELS else None
+    if HAS_KERNELS:
+        return completions, repr(output.prompt_logprobs)
+    return [(*c[:3], None, None, *c[5:]) for c in completions], None
 
 
 def drawn(rng, stage, **more):
