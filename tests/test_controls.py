@@ -118,6 +118,21 @@ def test_a_bias_is_added_as_it_is(stage):
         assert llm.generate([PROMPT], params)[0].outputs[0].token_ids == [expected]
 
 
+@pytest.mark.parametrize(
+    ("settings", "output", "expected"),
+    [
+        (dict(), [7], False),
+        (dict(logits_processors=[last_digit]), [7], True),
+        (dict(min_tokens=2), [7], True),
+        (dict(min_tokens=2), [7, 7], False),
+        (dict(min_tokens=2, logits_processors=[last_digit]), [7, 7], True),
+    ],
+)
+def test_whose_logits_are_processed(stage, settings, output, expected):
+    request = stage.make_request(stage.SamplingParams(**settings), output_token_ids=output)
+    assert stage.part("logits_processors").is_processed(request) is expected
+
+
 @pytest.mark.parametrize("word", ["rabbit", " rabbit", "fox", "bear", "Once upon", "."])
 def test_a_bad_word_is_blocked_at_the_beginning_and_after_a_space(stage, word):
     """Whatever number of tokens it has in either place."""

@@ -126,6 +126,15 @@ def test_bad_kv_cache_bytes(value):
         stage.LLM(kv_cache_bytes=value)
 
 
+def test_half_of_a_gpus_free_memory(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 4000))  # free, all
+    kv_cache, device = stage.part("kv_cache"), torch.device("cuda")
+    assert kv_cache.default_cache_bytes(device) == 500
+    kv_cache.check_cache_bytes(1000, device)
+    with pytest.raises(ValueError, match="1,001 bytes of memory, there are 1,000 free"):
+        kv_cache.check_cache_bytes(1001, device)
+
+
 def test_bytes_per_token():
     """GPT-2 small in float32: 12 layers x (key + value) x 768 numbers x 4 bytes."""
     assert stage.part("kv_cache").bytes_per_token(12, 768, torch.float32) == 73_728

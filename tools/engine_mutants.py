@@ -169,6 +169,15 @@ class Copy:
         os._exit(status)
 
 
+def load_libraries() -> None:
+    """Once, for all tests; with what tests/conftest.py sets before."""
+    os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
+    import torch
+
+    os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"
+    import transformers.models.gpt2.modeling_gpt2  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+
 def chosen(args: argparse.Namespace) -> Iterator[tuple[str, Mutant]]:
     """The mutants of the files that are asked for, or a sample of them."""
     known, paths = files(), args.files
@@ -194,7 +203,6 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="say what became of each, and how long it took")
     args = parser.parse_args()
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as directory:
         copy = None
         for path, mutant in chosen(args):
@@ -202,8 +210,7 @@ def main() -> int:
                 print(path, "|", mutant.name)
                 continue
             if copy is None:
-                import transformers.models.gpt2.modeling_gpt2  # noqa: F401  # once, for all tests
-
+                load_libraries()
                 copy = Copy(Path(directory).resolve())
             began, known = time.perf_counter(), (path, mutant.name) in listed()
             result = copy.killed(path, mutant)
