@@ -1,11 +1,10 @@
-"""What does sampling cost? The sampler alone, and decodes of stage 6 that sample as people do, beside greedy ones.
+"""What does sampling cost? The sampler alone, by what people ask of it.
 
     python -m bench.sampler --json bench/results/avx512/sampler.json
 
-Alone: 32 rows of logits, row by row in torch as in stages 1 to 5, and in one call of stage 6's kernel. The logits are
-those of `tinytales` along a tale, and of GPT-2 small with random weights, which finds nearly every token as likely as
-any other. Decodes: 32 requests at once, with a prompt of 32 tokens and 64 tokens of output each, by GPT-2 small with
-random weights. Everything is measured in turn, round after round; a figure is the median, with the least and the most.
+32 rows of logits, row by row in torch as in stages 1 to 5, and in one call of stage 6's kernel. The logits are those of
+`tinytales` along a tale, and of GPT-2 small with random weights, which finds nearly every token as likely as any other.
+Everything is measured in turn, round after round; a figure is the median, with the least and the most.
 """
 
 import argparse
@@ -18,12 +17,11 @@ from pathlib import Path
 
 import torch
 
-import stage06_fast
 from bench.machine import describe
 from stage06_fast.kernels.c_sampler import CSampler
 from tools.engines import STAGES
 
-ROWS, PROMPT, OUTPUT = 32, 32, 64
+ROWS = 32
 ROUNDS = 5
 MODES = {
     "greedy": dict(temperature=0),
@@ -75,43 +73,20 @@ def alone(logits: torch.Tensor) -> dict[str, dict[str, list[float]]]:
     return result
 
 
-def decodes(dtype: str) -> dict[str, list[float]]:
-    """Output tokens per second, by mode."""
-    llm = stage06_fast.LLM("gpt2", load_format="dummy", dtype=dtype, device="cpu", max_num_seqs=ROWS)
-    prompts = [[262 + i + j for j in range(PROMPT)] for i in range(ROWS)]
-
-    def run(settings: dict) -> float:
-        params = stage06_fast.SamplingParams(max_tokens=OUTPUT, ignore_eos=True, seed=0, **settings)
-        started = time.perf_counter()
-        llm.generate(prompts, params)
-        return ROWS * OUTPUT / (time.perf_counter() - started)
-
-    return in_turn({mode: lambda settings=settings: run(settings) for mode, settings in MODES.items()})
-
-
 def shown(values: list[float]) -> str:
     return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
 def table(result: dict) -> str:
-    """Two tables: the sampler alone, and decodes."""
+    """A table for each model's logits."""
     lines = []
     for model, modes in result["alone"].items():
         columns = list(next(iter(modes.values())))
         lines += [f"| {model}: µs a row | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
         lines += [f"| {mode} | " + " | ".join(map(shown, by.values())) + " |" for mode, by in modes.items()] + [""]
-    dtypes = result["decodes"]
-    titles = " | ".join(f"{dtype}, tok/s | of greedy" for dtype in dtypes)
-    lines += [f"| decode of {ROWS} | {titles} |", "| --- |" + " ---: | ---: |" * len(dtypes)]
-    for mode in MODES:
-        cells = []
-        for by in dtypes.values():
-            share = statistics.median(by[mode]) / statistics.median(by["greedy"])
-            cells.append(f"{shown(by[mode])} | {share:.2f}")
-        lines.append(f"| {mode} | " + " | ".join(cells) + " |")
     machine = result["machine"]
     return "\n".join(lines) + (
-        f"\n\n{ROUNDS} rounds in turn: median (least to most); {machine['device']}, {machine['threads']} threads, "
+        f"\n{ROUNDS} rounds in turn: median (least to most); {machine['device']}, {machine['threads']} threads, "
         f"torch {machine['torch']}. `python -m bench.sampler`"
     )
 
@@ -124,7 +99,6 @@ def main() -> int:
         "command": f"python -m bench.sampler {' '.join(sys.argv[1:])}".strip(),
         "machine": describe(torch.device("cpu")),
         "alone": {model: alone(logits_of(model, load_format)) for model, load_format in MODELS.items()},
-        "decodes": {dtype: decodes(dtype) for dtype in ("float32", "bfloat16")},
     }
     print(table(result))
     if args.json:
