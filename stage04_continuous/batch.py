@@ -21,7 +21,7 @@ class Batch:
         ready: the requests that get a token in this step.
         token_ids, positions, slots: [num_tokens], each token with its position in its sequence and its request's slot.
         logits_indices: [n_logits], the tokens whose logits are needed.
-        sampled, scored: rows of the logits: one for each of `ready`, and those that score a request's prompt.
+        sampled, scored: rows of the logits: one for each of `ready`, and the rows that score a prompt.
         num_single: how many rows have a single token.
         num_slots, n_seq: the part of the cache that these read: slots below `num_slots`, `n_seq` tokens each.
         runs: for each other row, (first token in the step, end of its tokens in the step, slot, n_seq).

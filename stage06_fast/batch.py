@@ -23,7 +23,7 @@ class Batch:
         rows: the requests, with the number of tokens that the step computes of each.
         ready: the requests that get a token in this step. After a prompt, as many of its
             completions as may run start with the same logits.
-        sampled, scored: rows of the logits: one for each of `ready`, and those that score a request's prompt.
+        sampled, scored: rows of the logits: one for each of `ready`, and the rows that score a prompt.
         tables: the blocks of each row.
         block_copies: (from, to) of the blocks to copy before the step.
     """

@@ -24,7 +24,7 @@ SETTINGS = {
     **dict.fromkeys(("auto_map", "fast_tokenizer_files", "vocab", "merges"), (None,)),
     "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": (False,),
 }
-# those that change nothing here: of lengths, padding, chats, and notes (any other is refused, unless it names tokens),
+# Its keys that change nothing here: lengths, padding, chats, notes. Any other is refused, unless it names tokens.
 UNUSED_SETTINGS = {
     *("model_max_length", "max_len", "max_length", "stride", "padding", "padding_side", "pad_to_multiple_of"),
     *("pad_token_type_id", "truncation", "truncation_side", "truncation_strategy", "return_tensors", "trim_offsets"),

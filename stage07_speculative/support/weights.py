@@ -35,7 +35,7 @@ HUB_SIZES = {
 GPT2_VOCABULARY = 50257
 # Keys of config.json: sizes, with their limits (a larger one would fill the memory before any weight is read);
 LARGEST = dict(n_layer=1000, n_head=1000, n_embd=10**5, n_inner=10**6, n_positions=10**7, vocab_size=10**7)
-# those that change numbers, with their supported values, the default first;
+# Its keys that change numbers, with their supported values, the default first.
 SUPPORTED = {
     "model_type": ("gpt2",),
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of the tanh form
@@ -43,7 +43,7 @@ SUPPORTED = {
     **dict.fromkeys(("tie_word_embeddings", "scale_attn_weights"), (True,)),
     **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "add_cross_attention", "is_encoder_decoder"), (False,)),
 }
-# and those that change nothing here: of training, other heads, sampling, and notes. Any other key is refused.
+# Its keys that change nothing here: training, other heads, sampling, notes. Any other key is refused.
 UNUSED = {
     *("attn_pdrop", "embd_pdrop", "resid_pdrop", "initializer_range", "gradient_checkpointing", "problem_type"),
     *("reorder_and_upcast_attn", "use_cache", "n_ctx", "output_past", "n_special", "predict_special_tokens"),
