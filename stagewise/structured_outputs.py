@@ -212,10 +212,8 @@ def make_matcher(asked: Form, tokenizer: Any, eos_token_ids: tuple[int, ...], se
         grammar = grammar_of(asked, llguidance)
     except Exception as error:  # of a converter of grammars
         raise ValueError(f"structured_outputs.{name}: {reason(str(error))}") from None
-    try:
-        check(grammar, setup, seconds)
-    except ValueError as error:
-        raise ValueError(f"structured_outputs.{name}: {reason(str(error))}") from None
+    if error := check(grammar, setup, seconds):
+        raise ValueError(f"structured_outputs.{name}: {reason(error)}")
     limits = llguidance.LLParserLimits(verbose_errors=False, **LIMITS)
     matcher = llguidance.LLMatcher(words, grammar, log_level=0, limits=limits)
     if matcher.is_error():
@@ -224,14 +222,13 @@ def make_matcher(asked: Form, tokenizer: Any, eos_token_ids: tuple[int, ...], se
 
 
 @functools.lru_cache(maxsize=64)
-def check(grammar: str, setup: bytes, seconds: float) -> None:
-    """Raise ValueError if a grammar can't be compiled."""
+def check(grammar: str, setup: bytes, seconds: float) -> str:
+    """Why a grammar can't be compiled; empty if it can. What takes too long is tried once, not at each request."""
     global _check
     with _checking:
         if _check is None or not _check.is_usable(setup):
             _check = FormCheck(setup)
-        if error := _check.compile(grammar, seconds):
-            raise ValueError(error)
+        return _check.compile(grammar, seconds)
 
 
 _check: FormCheck | None = None

@@ -3,10 +3,7 @@
 import asyncio
 import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import urllib.request
 
@@ -16,8 +13,8 @@ from stagewise.replay.page import make_page
 from stagewise.replay.trace import Trace, check_blocks, check_header, check_names, check_step
 from stagewise.serving.app import App
 from stagewise.tracing import recorder_of
-from tests.adapter import ROOT, random_prompts
-from tests.test_serving import SERVING, ask, ask_async, error_of, serving
+from tests.adapter import random_prompts
+from tests.test_serving import SERVING, ask, ask_async, error_of, listening, serving
 
 
 @pytest.fixture(autouse=True)
@@ -412,7 +409,7 @@ def test_the_lever_for_blocks_works_with_any_pool(stage, num_blocks, small_check
 
     async def go(app):
         async with Onlooker(app) as onlooker:
-            long = [ask_async(app, "/v1/completions", body([1] * 10, max_tokens=20)) for _ in range(120)]
+            long = [ask_async(app, "/v1/completions", body([1] * 10, max_tokens=20)) for _ in range(12)]
             long = asyncio.gather(*long)
             await until(lambda: onlooker.tokens())
             response = await ask_async(app, "/live/levers", {"num_blocks": 1})
@@ -446,20 +443,12 @@ def test_nobody_is_shown_anything_unless_it_is_asked_for(small_checkpoint):
         assert ask(App(app.service, page=True), "/live/levers").json() == {}
 
 
-@pytest.mark.skipif(os.name != "posix", reason="a signal as POSIX has it")
-def test_a_viewer_does_not_hold_up_the_end():
-    start = [sys.executable, "-m", "stagewise.serving", "--port", "0"]
-    command = [*start, "--model", "tinytales", "--quiet", "--grace", "300"]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            url = process.stderr.readline().split()[-1]
-            with urllib.request.urlopen(f"{url}/live", timeout=600) as response:
-                assert response.readline() == b"event: run\n"
-                about = json.loads(response.readline().removeprefix(b"data: "))
-                assert about["header"]["stage"] == "stage07_speculative"
-                process.send_signal(signal.SIGTERM)
-                assert process.wait(timeout=200) == 0
-                assert response.read().endswith(b"event: bye\ndata: {}\n\n")
-                assert process.stderr.read() == ""
-        finally:
-            process.kill()
+def test_a_viewer_does_not_hold_up_the_end(small_checkpoint):
+    with shown(7, small_checkpoint) as app, listening(app, grace=300) as (server, port):
+        response = urllib.request.urlopen(f"http://127.0.0.1:{port}/live", timeout=60)
+        assert response.readline() == b"event: run\n"
+        about = json.loads(response.readline().removeprefix(b"data: "))
+        assert about["header"]["stage"] == "stage07_speculative"
+        server.handle_exit(signal.SIGTERM, None)
+        assert response.read().endswith(b"event: bye\ndata: {}\n\n")
+        response.close()

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -31,6 +32,7 @@ from stagewise.serving.chat import ChatTemplate, load_template, special_tokens
 from stagewise.serving.completions import Service
 from stagewise.serving.limits import Limits
 from stagewise.serving.protocol import SAMPLING
+from stagewise.serving.server import Server, listen
 from stagewise.stages import SERVING as STAGES
 from stagewise.stages import Stage
 from tests.adapter import ROOT, TINYTALES
@@ -74,10 +76,22 @@ def small(request, small_checkpoint):
         yield app
 
 
-@pytest.fixture(scope="module", params=SERVING)
-def babbling(request, babble):
-    with serving(request.param, babble) as app:
-        yield app
+@contextlib.contextmanager
+def listening(app, grace=0, close=True):
+    """A real server, in a thread; yields it and its port. At its end the engine is closed if `close` says so."""
+    if not close:
+        app.service.engine = SimpleNamespace(llm=app.service.engine.llm, close=lambda **_: None)
+    with listen("127.0.0.1", 0) as listener:
+        server = Server(app, grace)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        try:
+            yield server, listener.getsockname()[1]
+        finally:
+            if not app.draining:
+                server.handle_exit(signal.SIGTERM, None)
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def limited(app, **limits):
@@ -172,15 +186,15 @@ def error_of(response, status):
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"seed": 7, "stop": ["e", "th"], "top_p": 0.9}, {"seed": 3}])
-def test_a_stream_is_the_whole_and_what_the_engine_gives(babbling, fields):
-    """On a model that babbles in every script, with broken characters."""
-    more = {"prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True, "logprobs": 2, **fields}
-    whole = complete(babbling, **more)
+def test_a_stream_is_the_whole_and_what_the_engine_gives(small, fields):
+    """On a model that babbles, with broken characters: most of its tokens are single bytes."""
+    more = {"prompt": [1, 2, 3, 4], "max_tokens": 40, "ignore_eos": True, "logprobs": 2, **fields}
+    whole = complete(small, **more)
     (choice,) = whole["choices"]
-    events = stream(babbling, stream_options={"include_usage": True}, **more)
+    events = stream(small, stream_options={"include_usage": True}, **more)
     assert join(events) == [choice]
     fields = {name: value for name, value in more.items() if name != "prompt"}
-    (expected,) = generate(babbling, ["Once upon a time"], **fields)[0].outputs
+    (expected,) = generate(small, [[1, 2, 3, 4]], **fields)[0].outputs
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (
         expected.text,
         expected.finish_reason,
@@ -194,13 +208,13 @@ def test_a_stream_is_the_whole_and_what_the_engine_gives(babbling, fields):
     assert whole["usage"]["completion_tokens"] == events[-1]["usage"]["completion_tokens"] == len(expected.token_ids)
 
 
-def test_which_limit_ended_it(tales):
+def test_which_limit_ended_it(tales, small):
     """In whole answers and in a stream's last chunk, as the engine says it; of another end there is nothing."""
-    for prompt, most, limit in (([5] * 1020, 4, "max_tokens"), ([5] * 1020, 5, "max_model_len")):
+    for prompt, most, limit in (([5] * 44, 4, "max_tokens"), ([5] * 44, 5, "max_model_len")):
         fields = {"prompt": prompt, "max_tokens": most, "ignore_eos": True}
-        (output,) = generate(tales, [prompt], max_tokens=most, ignore_eos=True)[0].outputs
-        assert complete(tales, **fields)["choices"][0]["length_limit"] == output.length_limit == limit
-        *earlier, last = (event["choices"][0] for event in stream(tales, **fields))
+        (output,) = generate(small, [prompt], max_tokens=most, ignore_eos=True)[0].outputs
+        assert complete(small, **fields)["choices"][0]["length_limit"] == output.length_limit == limit
+        *earlier, last = (event["choices"][0] for event in stream(small, **fields))
         assert last["length_limit"] == limit
         assert not any("length_limit" in chunk for chunk in earlier)
     ended = complete(tales, prompt="Once upon a time", max_tokens=200, temperature=0, stop=".")["choices"][0]
@@ -267,7 +281,7 @@ def test_every_idle_field_is_accepted_at_some_value_and_refused_at_another(tales
         assert error["message"].startswith(f"{name} 7.5 is not supported: ")
 
 
-def test_every_sampling_field_reaches_the_engine(babble):
+def test_every_sampling_field_reaches_the_engine():
     fields = {"n": 2, "temperature": 0.5, "top_p": 0.9, "presence_penalty": 0.1, "frequency_penalty": 0.2, "seed": 3}
     fields |= {"stop": ("a", "b"), "max_tokens": 7, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
     fields |= {
@@ -280,7 +294,7 @@ def test_every_sampling_field_reaches_the_engine(babble):
     fields |= {"allowed_token_ids": (3, 4, 5), "include_stop_str_in_output": True, "skip_special_tokens": False}
     fields |= {"truncate_prompt_tokens": 9}
     assert fields.keys() == set(SAMPLING) - {"structured_outputs"}  # which goes with no end token that is ignored
-    with serving(6, babble, policy="priority") as app:
+    with serving(6, "tinytales", policy="priority") as app:
         body = json.loads(json.dumps({"model": "tales", "prompt": [1], "priority": -3, "logprobs": 4, **fields}))
         job = app.service.job(body)
         bias, allowed, words = job.params.logits_processors
@@ -369,9 +383,9 @@ def test_echo_is_the_prompt_and_offsets_point_into_the_text(tales):
     assert complete(tales, prompt="Once", max_tokens=0)["choices"][0]["text"] == ""
 
 
-def test_tokens_that_are_parts_of_characters_have_names_of_their_own(babbling):
-    fields = {"prompt": "x", "seed": 2, "max_tokens": 60, "ignore_eos": True, "logprobs": 20}
-    logprobs = complete(babbling, **fields)["choices"][0]["logprobs"]
+def test_tokens_that_are_parts_of_characters_have_names_of_their_own(small):
+    fields = {"prompt": [1], "seed": 2, "max_tokens": 20, "ignore_eos": True, "logprobs": 20}
+    logprobs = complete(small, **fields)["choices"][0]["logprobs"]
     assert any(token.startswith("bytes:\\x") for top in logprobs["top_logprobs"] for token in top)
     pairs = zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
     for token, value, top in pairs:
@@ -457,8 +471,8 @@ def test_beams(stage, tmp_path):
     """What `LLM.beam_search` finds, while others are served; the same when streamed, and in a chat."""
     with serving(stage, "tinytales") as app:
         prompts = ["There was once a shy bear", "One day"]
-        expected = app.service.engine.llm.beam_search(prompts, 3, 12, 0.5, True)
-        fields = {"use_beam_search": True, "n": 3, "max_tokens": 12, "length_penalty": 0.5, "early_stopping": True}
+        expected = app.service.engine.llm.beam_search(prompts, 3, 6, 0.5, True)
+        fields = {"use_beam_search": True, "n": 3, "max_tokens": 6, "length_penalty": 0.5, "early_stopping": True}
         bodies = [{"prompt": prompts, "return_token_ids": True, **fields}, {"prompt": "A fox", "seed": 1}]
 
         async def both():
@@ -548,9 +562,9 @@ REFUSED = [
     ({"temperature": "hot"}, "temperature", "temperature must be a number"),
     ({"top_p": 0}, "top_p", "top_p must be over 0"),
     ({"top_k": -2}, "top_k", "top_k must be a whole number"),
-    ({"n": 0}, "n", "n must be a whole number from 1 to 1024"),
-    ({"n": 1025}, "n", "n must be a whole number from 1 to 1024"),
-    ({"n": 600, "prompt": ["a", "b"]}, "n", "2 prompts and n 600 are more than 1024 choices"),
+    ({"n": 0}, "n", "n must be a whole number from 1 to 128"),
+    ({"n": 129}, "n", "n must be a whole number from 1 to 128"),
+    ({"n": 65, "prompt": ["a", "b"]}, "n", "2 prompts and n 65 are more than 128 choices"),
     ({"logprobs": 21}, "logprobs", "logprobs must be a whole number from 0 to 20 (--max-logprobs), got 21"),
     ({"logprobs": -1}, "logprobs", "got -1, all 50,257"),
     ({"logprobs": True}, "logprobs", "logprobs must be a whole number"),
@@ -594,15 +608,15 @@ def test_what_is_refused_is_named(tales, fields, param, message):
     assert message in error["message"]
 
 
-def test_what_is_too_long_for_the_context(tales):
-    error = error_of(ask(tales, "/v1/completions", {"model": "tales", "prompt": [1] * 1024}), 400)
+def test_what_is_too_long_for_the_context(small):
+    error = error_of(ask(small, "/v1/completions", {"model": "tales", "prompt": [1] * 48}), 400)
     assert error["code"] == "context_length_exceeded"
-    message = "This model's maximum context length is 1,024 tokens. However, 1024 tokens leave no room for an output"
+    message = "This model's maximum context length is 48 tokens. However, 48 tokens leave no room for an output"
     assert error["message"].startswith(message)  # litellm looks for these words
-    whole = complete(tales, prompt=[1] * 1020, max_tokens=1000, ignore_eos=True)
+    whole = complete(small, prompt=[1] * 44, max_tokens=1000, ignore_eos=True)
     assert (whole["usage"]["completion_tokens"], whole["choices"][0]["finish_reason"]) == (4, "length")
     assert whole["choices"][0]["length_limit"] == "max_model_len"
-    assert complete(tales, prompt=[1] * 1024, max_tokens=0)["usage"]["prompt_tokens"] == 1024
+    assert complete(small, prompt=[1] * 48, max_tokens=0)["usage"]["prompt_tokens"] == 48
 
 
 BODIES = {
@@ -612,7 +626,7 @@ BODIES = {
     "NaN": b'{"model": "tales", "temperature": NaN}',
     "Infinity": b'{"model": "tales", "temperature": -Infinity}',
     "a key twice": b'{"model": "tales", "n": 1, "n": 2}',
-    "many keys, one of them twice": b"{" + b"".join(b'"%d": 1,' % i for i in range(200_000)) + b'"199999": 1}',
+    "many keys, one of them twice": b"{" + b"".join(b'"%d": 1,' % i for i in range(20_000)) + b'"19999": 1}',
     "a key twice, inside": b'{"model": "tales", "stream_options": {"a": 1, "a": 1}}',
     "not UTF-8": b'{"model": "tales", "prompt": "\xff\xfe"}',
     "too deep": b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
@@ -680,10 +694,10 @@ def test_every_answer_has_a_request_id(tales):
     assert re.fullmatch("[0-9a-f]{32}", odd)
 
 
-def test_more_logprobs_where_the_server_allows_them(tales):
-    app = limited(tales, max_logprobs=-1)
-    (choice,) = complete(app, prompt="Once", max_tokens=1, logprobs=-1)["choices"]
-    assert len(choice["logprobs"]["top_logprobs"][0]) == 50257
+def test_more_logprobs_where_the_server_allows_them(small, tales):
+    app = limited(small, max_logprobs=-1)
+    (choice,) = complete(app, prompt=[1], max_tokens=1, logprobs=-1)["choices"]
+    assert len(choice["logprobs"]["top_logprobs"][0]) == 211
     error_of(ask(limited(tales, max_logprobs=5), "/v1/completions", {"model": "tales", "logprobs": 6}), 400)
 
 
@@ -1136,7 +1150,7 @@ def test_a_slow_reader_holds_up_nobody(tales):
     """It gets all of its tokens in the end; meanwhile the engine is free for others."""
 
     async def go():
-        slow = Client(tales, prompt="Once", max_tokens=200, ignore_eos=True, seed=1, stream=True)
+        slow = Client(tales, prompt="Once", max_tokens=50, ignore_eos=True, seed=1, stream=True)
         slow.reading.clear()
         task = asyncio.create_task(slow.run())
         await until(lambda: tales.service.engine.llm.engine.scheduler.running)
@@ -1149,7 +1163,7 @@ def test_a_slow_reader_holds_up_nobody(tales):
         await task
         return join(read_events(slow.text))
 
-    assert asyncio.run(go()) == complete(tales, prompt="Once", max_tokens=200, ignore_eos=True, seed=1)["choices"]
+    assert asyncio.run(go()) == complete(tales, prompt="Once", max_tokens=50, ignore_eos=True, seed=1)["choices"]
 
 
 @pytest.mark.parametrize("stage", SERVING)
@@ -1257,11 +1271,6 @@ class Process:
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
         return connection.getresponse()
 
-    def metrics(self):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("GET", "/metrics")
-        return connection.getresponse().read()
-
     def signal(self, number=signal.SIGTERM):
         self.process.send_signal(number)
 
@@ -1269,53 +1278,66 @@ class Process:
         return self.process.wait(timeout=60)
 
 
-LONG = {"max_tokens": 500, "seed": 1}
+LONG = {"max_tokens": 200, "seed": 1, "ignore_eos": True}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGTERM is POSIX's")
-def test_a_signal_lets_requests_finish_and_a_second_one_does_not():
-    both = Process("--stage", "6", "--max-num-seqs", "4"), Process("--stage", "5")  # which start at the same time
-    with both[0] as server, both[1] as other:
+def test_a_signal_lets_requests_finish():
+    with Process("--stage", "6", "--max-num-seqs", "4") as server:
         response = server.post(**LONG, stream=True)
         assert response.headers["content-type"].startswith("text/event-stream")
         begin = response.readline()
         server.signal()
         wait_until(lambda: server.post(max_tokens=1).status == 503)
         events = read_events(begin + response.read())
-        assert len(events) == 500
+        assert len(events) == 200
         assert events[-1]["choices"][0]["finish_reason"] == "length"
         assert server.wait() == 0
-        assert any("200" in line and "1 + 500 tokens, length" in line for line in server.lines)
+        assert any("200" in line and "1 + 200 tokens, length" in line for line in server.lines)
         assert not any("Traceback" in line for line in server.lines)
 
-        response = other.post(**LONG, n=8, stream=True)
+
+def test_a_second_signal_ends_the_process_at_once(monkeypatch, small_checkpoint):
+    statuses = []
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    with serving(6, small_checkpoint) as app, slow_steps(app), listening(app, grace=60) as (server, port):
+        response = send(port, prompt=[1], max_tokens=40, ignore_eos=True, stream=True)
         response.readline()
-        other.signal(signal.SIGINT)
-        wait_until(lambda: other.post(max_tokens=1).status == 503)
-        other.signal(signal.SIGINT)
-        assert other.wait() == 128 + signal.SIGINT
+        server.handle_exit(signal.SIGINT, None)
+        wait_until(lambda: send(port, prompt=[1]).status == 503)
+        assert statuses == []
+        server.handle_exit(signal.SIGINT, None)
+        assert statuses == [128 + signal.SIGINT]
+        response.close()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="SIGTERM is POSIX's")
+def send(port, **fields):
+    """Send a completion; the response is to be read."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", "/v1/completions", json.dumps({"model": "tales", "prompt": "Once", **fields}), JSON)
+    return connection.getresponse()
+
+
 def test_after_the_grace_requests_are_aborted_and_told_so():
-    with Process("--grace", "0.2", "--max-num-seqs", "2") as server:
-        gone = server.post(**LONG, n=2, stream=True)
-        gone.readline()
-        gone.close()  # a client on a real socket that leaves
-        wait_until(lambda: any("abort" in line for line in server.lines))
-        streaming = server.post(**LONG, n=4, stream=True)
-        begin = streaming.readline()
-        whole = {}
-        thread = threading.Thread(target=lambda: whole.update(json.loads(server.post(**LONG, n=4).read())))
-        thread.start()
-        wait_until(lambda: b'waiting{model_name="tinytales"} 6.0' in server.metrics())
-        server.signal()
-        events = read_events(begin + streaming.read())
-        thread.join(timeout=60)
-        reasons = {event["choices"][0]["index"]: event["choices"][0]["finish_reason"] for event in events}
-        assert set(reasons.values()) == {choice["finish_reason"] for choice in whole["choices"]} == {"abort"}
-        assert len(reasons) == 4
-        assert server.wait() == 0
+    lines = []
+    with serving(6, "tinytales", max_num_seqs=2, log=lines.append) as app, slow_steps(app, 0.005):  # noqa: SIM117
+        with listening(app, grace=0.1) as (server, port):
+            gone = send(port, **LONG, n=2, stream=True)
+            gone.readline()
+            gone.close()  # a client on a real socket that leaves
+            wait_until(lambda: any("abort" in line for line in lines))
+            streaming = send(port, **LONG, n=4, stream=True)
+            begin = streaming.readline()
+            whole = {}
+            thread = threading.Thread(target=lambda: whole.update(json.loads(send(port, **LONG, n=4).read())))
+            thread.start()
+            wait_until(lambda: app.service.metrics.num_unfinished == 8)
+            server.handle_exit(signal.SIGTERM, None)
+            events = read_events(begin + streaming.read())
+            thread.join(timeout=60)
+    reasons = {event["choices"][0]["index"]: event["choices"][0]["finish_reason"] for event in events}
+    assert set(reasons.values()) == {choice["finish_reason"] for choice in whole["choices"]} == {"abort"}
+    assert len(reasons) == 4
 
 
 def test_the_key_may_come_from_the_environment(monkeypatch):
@@ -1332,14 +1354,18 @@ def test_the_key_may_come_from_the_environment(monkeypatch):
 
 def test_what_is_not_installed_is_told():
     """The extra is an extra: who starts the server without it is told how to get it."""
-    hide = "import sys, runpy; sys.modules['starlette'] = None; runpy.run_module(sys.argv[1], run_name='__main__')"
-    for module in ("stagewise.serving", "stagewise.serving.batch"):
-        result = subprocess.run(
-            [sys.executable, "-c", hide, module], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert result.returncode == 1
-        assert len(result.stderr.splitlines()) == 1
-        assert 'pip install -e ".[serve]"' in result.stderr
+    hide = """import sys, runpy
+sys.modules["starlette"] = None
+for module in ("stagewise.serving", "stagewise.serving.batch"):
+    try:
+        runpy.run_module(module, run_name="__main__")
+    except SystemExit as error:
+        print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", hide], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = result.stdout.splitlines()
+    assert len(lines) == 2
+    assert all('pip install -e ".[serve]"' in line for line in lines)
 
 
 def test_flags_that_are_wrong_are_told_in_one_line(capsys, tmp_path):
@@ -1383,7 +1409,7 @@ def test_a_batch_file_is_answered_line_by_line(tmp_path, capsys, tales):
     path, output, template = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "template"
     template.write_text(TEMPLATE)
     fields = {"temperature": 0, "max_tokens": 5}
-    good = [batch_line(f"good {i}", prompt=["Once", "A fox"], **fields) for i in range(70)]
+    good = [batch_line(f"good {i}", prompt=["Once", "A fox"], **fields) for i in range(70)]  # more than run at once
     good.append(batch_line("chat", "/v1/chat/completions", messages=HELLO, **fields))
     refused = {"model": batch_line("model", model="gpt-4"), "stream": batch_line("stream", stream=True)}
     refused |= {"field": batch_line("field", prompt="x", foo=1)}

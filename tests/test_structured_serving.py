@@ -1,21 +1,31 @@
 """The server's forms and tools: `response_format`, vLLM's fields, calls of functions, whole and as they come."""
 
+import asyncio
 import json
-import os
 import re
-import signal
-import threading
 import time
 
 import jsonschema
 import pytest
 
 from stagewise.serving.chat import load_template
+from stagewise.serving.errors import APIError
 from stagewise.serving.protocol import Fields
 from stagewise.serving.tools import CallReader, tools_of
 from tests.adapter import STAGES
-from tests.test_rude_clients import connect, post, request, server
-from tests.test_serving import HELLO, TEMPLATE, Process, ask, error_of, limited, read_events, serving
+from tests.test_rude_clients import connect, request
+from tests.test_serving import (
+    HELLO,
+    TEMPLATE,
+    ask,
+    ask_async,
+    error_of,
+    limited,
+    listening,
+    read_events,
+    serving,
+    wait_until,
+)
 from tests.test_structured import PERSON
 
 ADD = {
@@ -86,11 +96,12 @@ def put_together(events):
 # --- Forms ----------------------------------------------------------------------------------------------------------
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+SHORT = {"type": "object", "properties": {"n": {"enum": [1, 23]}}, "required": ["n"], "additionalProperties": False}
 ASKED = [
     ({"response_format": SCHEMA}, PERSON),
-    ({"guided_json": PERSON}, PERSON),
-    ({"guided_json": json.dumps(PERSON)}, PERSON),
-    ({"structured_outputs": {"json": PERSON, "disable_any_whitespace": True}}, PERSON),
+    ({"guided_json": SHORT}, SHORT),
+    ({"guided_json": json.dumps(SHORT)}, SHORT),
+    ({"structured_outputs": {"json": SHORT, "disable_any_whitespace": True}}, SHORT),
     ({"guided_regex": r"\d{4}-\d\d"}, r"\d{4}-\d\d"),
     ({"structured_outputs": {"regex": r"\d{4}-\d\d"}}, r"\d{4}-\d\d"),
     ({"guided_choice": ["fox", "bear"]}, "fox|bear"),
@@ -101,17 +112,16 @@ ASKED = [
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize(("fields", "form"), ASKED, ids=lambda x: str(x)[:40])
 def test_an_answer_has_its_form(tales, path, fields, form):
-    for seed in range(2):
-        (choice,) = answer(tales, path, **fields, seed=seed)["choices"]
-        text = choice["message"]["content"] if "chat" in path else choice["text"]
-        if isinstance(form, dict):
-            jsonschema.validate(json.loads(text), form)
-        else:
-            assert re.fullmatch(form, text)
-        assert choice["finish_reason"] == "stop"
-        events = answer(tales, path, **fields, seed=seed, stream=True)
-        parts = [c["delta"].get("content", "") if "chat" in path else c["text"] for e in events for c in e["choices"]]
-        assert "".join(parts) == text
+    (choice,) = answer(tales, path, **fields)["choices"]
+    text = choice["message"]["content"] if "chat" in path else choice["text"]
+    if isinstance(form, dict):
+        jsonschema.validate(json.loads(text), form)
+    else:
+        assert re.fullmatch(form, text)
+    assert choice["finish_reason"] == "stop"
+    events = answer(tales, path, **fields, stream=True)
+    parts = [c["delta"].get("content", "") if "chat" in path else c["text"] for e in events for c in e["choices"]]
+    assert "".join(parts) == text
 
 
 def test_any_object_and_no_form(tales):
@@ -139,34 +149,39 @@ def test_how_long_a_form_may_be_compiled_is_a_flag(tales):
     assert "compiling it takes over 0.01 s or 512 MB" in refusal(limited(tales, form_seconds=0.01), **fields)["message"]
 
 
-def test_nobody_waits_for_a_form_that_is_compiled():
-    with server("tinytales") as (_, port):
-        results = []
-        threads = [threading.Thread(target=lambda: results.append(post(port, **COSTLY))) for _ in range(3)]
-        for thread in threads:
-            thread.start()
+def test_nobody_waits_for_a_form_that_is_compiled(tales):
+    """What takes too long is tried once: who asks for it again is told at once."""
+    app, body = limited(tales, form_seconds=0.3), {"model": "tales", "prompt": "Once", "max_tokens": 2}
+
+    async def go():
+        tasks = [asyncio.create_task(ask_async(app, "/v1/completions", {**body, **COSTLY})) for _ in range(3)]
         for _ in range(3):
-            assert post(port, prompt="Once", max_tokens=2)[0] == 200
-        assert len(results) < 3
-        for thread in threads:
-            thread.join()
-        assert [status for status, _ in results] == [400] * 3
-        assert {answer["error"]["param"] for _, answer in results} == {"guided_json"}
-        assert "compiling it takes over 1 s or 512 MB" in results[0][1]["error"]["message"]
-
-
-@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_end_comes_while_forms_are_compiled(number):
-    with Process("--model", "tinytales", "--grace", "0.2") as one:
-        clients = [connect(one.port) for _ in range(5)]
-        for client in clients:
-            client.sendall(request(model="tinytales", **COSTLY, ignore_eos=False))
-        time.sleep(0.5)
+            assert (await ask_async(app, "/v1/completions", body)).status_code == 200
+        assert not any(task.done() for task in tasks)
+        errors = [error_of(await task, 400) for task in tasks]
         start = time.monotonic()
-        one.signal(number)
-        assert one.wait() == 0
-        assert time.monotonic() - start < 8  # the form of now, and something for a busy machine
+        errors.append(error_of(await ask_async(app, "/v1/completions", {**body, **COSTLY}), 400))
+        assert time.monotonic() - start < 0.25
+        return errors
+
+    for error in asyncio.run(go()):
+        assert error["param"] == "guided_json"
+        assert "compiling it takes over 0.3 s or 512 MB" in error["message"]
+
+
+def test_the_end_comes_while_forms_are_compiled():
+    """The one of now goes on, those that wait are left."""
+    with serving(6, "tinytales") as app:
+        waiting = app.service.lanes._forms._work_queue
+        with listening(limited(app, form_seconds=0.2)) as (_, port):
+            clients = [connect(port) for _ in range(5)]
+            for i, client in enumerate(clients):
+                form = {"guided_json": {"type": "integer", "multipleOf": 16777213 + i}}
+                client.sendall(request(**form, ignore_eos=False))
+            wait_until(lambda: waiting.qsize() == 4)
+            start = time.monotonic()
+        assert time.monotonic() - start < 6  # two seconds after the grace, and something for a busy machine
+        wait_until(lambda: waiting.empty(), seconds=2)
         for client in clients:
             client.close()
 
@@ -176,9 +191,9 @@ def test_the_end_comes_while_forms_are_compiled(number):
 
 @pytest.mark.parametrize("parallel", [True, False])
 def test_a_call_is_required(tales, parallel):
-    fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": parallel}
+    fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": parallel, "max_tokens": 60}
     schemas, ended = {"add": ADD, "say/~it": PERSON, "now": {"maxProperties": 0}}, 0
-    for seed in range(3):
+    for seed in range(1 if parallel else 2):
         (choice,) = answer(tales, **fields, seed=seed)["choices"]
         calls = choice["message"].get("tool_calls", [])
         for call in calls:
@@ -292,7 +307,16 @@ def test_calls_are_found_however_the_text_comes(text, calls, said, size):
     assert content.strip() == (text if said is None else said).strip()
 
 
-IMPOSSIBLE = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
+def test_a_call_that_is_nested_too_deeply_is_an_error_of_its_request():
+    """As text where the model chose to call, for it may be anything."""
+    text = '{"name": "now", "arguments": {"a": ' + "[" * 20_000 + "]" * 20_000 + "}}"
+    required = CallReader(tools_of(Fields({"tools": TOOLS, "tool_choice": "required"}, {"tools", "tool_choice"})))
+    with pytest.raises(APIError, match="the arguments of a call are nested too deeply"):
+        required.read(f"[{text}]", ended=True)
+    reader, marked = CallReader(tools_of(Fields({"tools": TOOLS}, {"tools"}))), f"<tool_call>{text}</tool_call>"
+    assert reader.read(marked, ended=True) == (marked, [])
+
+
 WRONG = [
     ({"tools": [1]}, "tools", "tools[0] must be"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools", "tools[0].function.name is missing"),

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -21,18 +21,20 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from ..forms import may_have_form
 from ..openai_fields import IDLE
 from .chat import chat_prompt
 from .completions import Run, Service, full_text
 from .errors import APIError, bad_request
 from .events import JSON, Answer, error_response
 from .levers import Levers
-from .live import Recorder, Viewer, asked_as
+from .live import Recorder, Viewer, asked_as, first_step
 from .page import make_page, policy, replay_page
 from .protocol import TOOL_FIELDS, TURNS, Fields, Job, check_length, check_model
-from .reading import CLIENT_GONE, Bodies
+from .reading import CLIENT_GONE, read_json
 from .tools import tools_of
 
+T = TypeVar("T")
 MAX_VISITORS = 64  # of the page, at once
 REQUEST_ID = re.compile(rb"[!-~]{1,200}")  # of a client's, which comes back in a header
 HERE = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d*)?")  # what a browser on this machine calls it
@@ -77,7 +79,6 @@ class App:
         self.recorder = Recorder(service, lambda: self.draining, self._now)
         self.levers = Levers(service, self.recorder.made)
         self.only_here, self.allow_origins, self._visits = only_here, frozenset(allow_origins), set()
-        self._bodies = Bodies(self.limits, service.lanes)
         errors = {HTTPException: no_route, APIError: api_error, Exception: unexpected}
         self.routes = Starlette(routes=self._routes(), exception_handlers=errors)
         self.routes.router.redirect_slashes = False
@@ -205,7 +206,7 @@ class App:
         return {"id": service.model_name, "object": "model", **origin, **more}
 
     async def tokenize(self, request: Request) -> Response:
-        return await self._bodies.read(request, self._encode)
+        return await self._read(request, self._encode)
 
     def _encode(self, body: dict) -> Response:
         of_chats = TURNS | TOOL_FIELDS if body.get("messages") is not None else TURNS
@@ -231,7 +232,7 @@ class App:
         return JSON(self.service.tokenizer_info())
 
     async def detokenize(self, request: Request) -> Response:
-        return await self._bodies.read(request, self._decode)
+        return await self._read(request, self._decode)
 
     def _decode(self, body: dict) -> Response:
         tokens = self._field(body, "tokens", list, "a list of token ids")
@@ -263,9 +264,9 @@ class App:
 
     async def replay(self, request: Request) -> Response:
         """A replay of one step, into which the page puts those that it has."""
-        if (sample := self.recorder.sample()) is None:
+        if (opening := self.recorder.opening) is None:
             raise APIError(404, "nothing has run yet")
-        return HTMLResponse(replay_page(sample))
+        return await self.service.lanes.do(len(opening[1]), lambda: HTMLResponse(replay_page(first_step(*opening))))
 
     def _now(self) -> dict:
         return {"levers": self.levers.read(), "visitors": len(self._visits), "failed": self.service.failed}
@@ -273,7 +274,7 @@ class App:
     async def move_levers(self, request: Request) -> Response:
         if request.method == "GET":
             return JSON(self.levers.read())
-        return JSON(await self._bodies.read(request, self.levers.move))
+        return JSON(await self._read(request, self.levers.move))
 
     async def visit(self, request: Request) -> Response:
         """A made-up visitor, who asks and goes; how many are there now. The browser has six connections, too few."""
@@ -291,7 +292,12 @@ class App:
                 await self.service.whole(run)
 
     async def _job(self, request: Request, *, chat: bool = False) -> Job:
-        return await self._bodies.read(request, lambda body: self.service.job(body, chat=chat))
+        return await self._read(request, lambda body: self.service.job(body, chat=chat))
+
+    async def _read(self, request: Request, make: Callable[[dict], T]) -> T:
+        """What `make` makes of a body's fields, in a thread."""
+        size, fields = await read_json(request, self.limits.max_body_bytes, self.service.lanes)
+        return await self.service.lanes.do(size, lambda: make(fields), has_form=may_have_form(fields))
 
     def _field(self, body: dict, name: str, kind: type, what: str) -> Any:
         """The only field of a body, beside a model."""

@@ -14,7 +14,6 @@ from .errors import APIError
 from .protocol import Job
 
 DONE = b"data: [DONE]\n\n"
-COMMENT = b":\n\n"  # between two events it says nothing
 
 
 def to_json(content: Any) -> bytes:
@@ -85,7 +84,6 @@ class Answer:
         async with Run(self.service, self.job) as run:
             scope["run"] = run  # for the log
             if self.job.stream:
-                scope["comment"] = COMMENT  # for connection.py
                 await self._stream(run, send)
             else:
                 answer = await self.service.whole(run, to_json)

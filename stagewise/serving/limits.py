@@ -1,4 +1,4 @@
-"""What one client may ask for, so that no client makes another one wait: each limit is a flag of the server."""
+"""What one request may ask for, so that no request makes others wait: each limit is a flag of the server."""
 
 import argparse
 from dataclasses import dataclass, field, fields
@@ -13,7 +13,7 @@ def limit(default: float, help: str, low: float = 1) -> Any:
 
 @dataclass(frozen=True)
 class Limits:
-    """A request beyond one of these is refused with an error that names it; a connection is closed.
+    """A request beyond one of these is refused with an error that names it.
 
     Of the places in the queue a single request gets at most half of what is free, so there is always one left for the
     next.
@@ -21,19 +21,16 @@ class Limits:
 
     max_queue_size: int = limit(4096, "completions that may wait, prompts times n")
     max_queue_tokens: int = limit(2**22, "tokens that all that wait or run may have in the end, prompts included")
-    max_body_bytes: int = limit(8 * 2**20, "bytes in a request's body")
-    max_json_values: int = limit(2**18, "values in a request's JSON: numbers, texts, lists, objects")
-    max_choices: int = limit(1024, "completions in a request: prompts times n")
-    max_stop_texts: int = limit(64, "texts in a request's stop")
+    max_body_bytes: int = limit(2**20, "bytes in a request's body")
+    max_choices: int = limit(128, "completions in a request: prompts times n")
+    max_beams: int = limit(16, "completions in a request with use_beam_search: prompts times n")
+    max_stop_texts: int = limit(64, "texts in a request's stop or bad_words")
     max_stop_characters: int = limit(1024, "characters in one of them")
-    max_stop_token_ids: int = limit(1024, "token ids in a request's stop_token_ids")
+    max_token_ids: int = limit(1024, "token ids in a request's stop_token_ids, allowed_token_ids or logit_bias")
     max_logprobs: int = limit(20, "log-probabilities of likely tokens beside each token; -1: of the vocabulary", -1)
     form_seconds: float = limit(1, "seconds of CPU time that compiling the form of an output may take", 0.01)
-    max_connections: int = limit(512, "connections at once; half as many as files may be open, if that is less")
-    header_seconds: float = limit(10, "seconds until a request's header has come", 0.01)
-    body_seconds: float = limit(30, "seconds until the body behind it has come", 0.01)
-    unread_seconds: float = limit(60, "seconds that a client may read nothing while there is more for it", 0.01)
-    idle_seconds: float = limit(5, "seconds that a connection may stay open without a request", 0.01)
+    max_connections: int = limit(512, "connections; while there are more, requests are answered 503", 2)
+    idle_seconds: float = limit(5, "seconds that a connection may stay open after an answer", 0.01)
 
 
 def add_flags(add: Any) -> None:

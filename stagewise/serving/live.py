@@ -29,7 +29,7 @@ from starlette.types import Receive, Scope, Send
 from ..replay.trace import Trace, whole_step
 from ..tracing import detach, look_on, new_texts
 from .completions import Service
-from .events import COMMENT, event, unless_gone
+from .events import event, unless_gone
 
 PAUSE = 0.1  # seconds between two looks at what has come: a viewer that is woken at every step takes the engine's cores
 MAX_BEHIND = 1000  # records that may wait to be put into words; if there are more, the record begins again
@@ -108,6 +108,11 @@ class Chunk:
         return (event(who, "asked") if who else b"") + event(step, "step")
 
 
+def first_step(header: dict, opening: bytes) -> Trace:
+    """The first step of a chunk, as a trace."""
+    return Trace("run", header, [json.loads(opening.rpartition(b"data: ")[2])])
+
+
 class Recorder:
     """What viewers are shown.
 
@@ -143,12 +148,10 @@ class Recorder:
     def has_begun(self) -> bool:
         return bool(self.chunks)
 
-    def sample(self) -> Trace | None:
-        """The first step that there is, as a trace; None if nothing ran."""
-        if not self.chunks or not self.chunks[0].lines:
-            return None
-        line = self.chunks[0].opening.rpartition(b"data: ")[2]
-        return Trace("run", self.chunks[0].header, [json.loads(line)])
+    @property
+    def opening(self) -> tuple[dict, bytes] | None:
+        """The header and the first step that there is; None if nothing ran."""
+        return (self.chunks[0].header, self.chunks[0].opening) if self.chunks and self.chunks[0].lines else None
 
     def line(self, number: int) -> bytes | None:
         """The step of this number; None if it is still to come. Must not be one that was dropped."""
@@ -209,7 +212,6 @@ class Viewer:
         self._now: dict = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["comment"] = COMMENT  # for connection.py
         self.recorder.viewers.add(self)
         try:
             await unless_gone(receive, self._stream(send))

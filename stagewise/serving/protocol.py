@@ -39,6 +39,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions; a chat may fill the contex
 MAX_TOKEN_CHARACTERS = 128  # GPT-2's longest token is a line of spaces
 TOO_LONG = "context_length_exceeded"
 MAX_DEPTH = 64  # of lists and objects in one another
+MAX_ID_CHARACTERS = 200  # of a request_id, which comes back in each chunk
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,8 @@ class Job:
         return each * self.n * sum(min(len(ids) + most, max(len(ids), self.max_model_len)) for ids in self.token_ids)
 
 
-def parse_json(raw: bytes, what: str = "the body", max_values: int | None = None) -> dict:
+def parse_json(raw: bytes, what: str = "the body") -> dict:
     """The fields of a body. Raises APIError unless it is one object of strict JSON, with each key once."""
-    if max_values is not None and (num_values := sum(map(raw.count, (b",", b"[", b"{")))) > max_values:
-        # A comma in a text counts too: this is for finding out without a parser, which can't be interrupted.
-        raise APIError(413, f"{what} has about {num_values:,} values of JSON; the limit is {max_values:,}")
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=no_constant, object_pairs_hook=no_duplicates)
         if not isinstance(body, dict):
@@ -218,11 +216,13 @@ def stream_fields(fields: Fields) -> dict:
     return {"stream": stream, "usage": usage, "usage_in_chunks": usage and in_chunks}  # without usage, as vLLM, in none
 
 
-def check_stops(fields: Fields, limits: Limits) -> None:
-    """Raise APIError for more stop texts or tokens than the limits allow."""
-    token_ids = fields.values.get("stop_token_ids", [])
-    num_ids = len(token_ids) if isinstance(token_ids, list) else 0
-    columns = [("stop_token_ids", num_ids, limits.max_stop_token_ids, "token ids")]
+def check_lengths(fields: Fields, limits: Limits) -> None:
+    """Raise APIError for more texts or tokens in one of these lists than the limits allow."""
+    columns = []
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        given = fields.values.get(name)
+        num_ids = len(given) if isinstance(given, list | dict) else 0
+        columns.append((name, num_ids, limits.max_token_ids, "token ids"))
     for name in ("stop", "bad_words"):
         given = fields.values.get(name, [])
         texts = [given] if isinstance(given, str) else given if isinstance(given, list) else []
@@ -236,7 +236,7 @@ def check_stops(fields: Fields, limits: Limits) -> None:
 
 def sampling_of(served: Served, fields: Fields, beams: Beams | None, **more: Any) -> Sampling:
     """The sampling fields of a request; `more` goes over them."""
-    check_stops(fields, served.limits)
+    check_lengths(fields, served.limits)
     if beams is not None and not served.stage.has_beams:
         raise bad_request(f"use_beam_search: stage {served.stage.number} has no beams", param="use_beam_search")
     stage, given = served.stage, {name: fields.values[name] for name in SAMPLING if name in fields.values}
@@ -296,6 +296,9 @@ def job_fields(fields: Fields, num_prompts: int, limits: Limits) -> dict:
         raise bad_request(f"{num_prompts} prompts and n {n} are more than {limits.max_choices} choices", param="n")
     priority = fields.number("priority", -(2**63), 2**63 - 1, 0)
     request_id = fields.get("request_id", str, "a text")
+    if len(request_id or "") > MAX_ID_CHARACTERS:
+        message = f"request_id has {len(request_id):,} characters; the limit is {MAX_ID_CHARACTERS}"
+        raise bad_request(message, param="request_id")
     common = {"n": n, "priority": priority, "request_id": request_id, **stream_fields(fields)}
     told = "prompt_logprobs" in fields.values
     if told and common["stream"]:
@@ -308,7 +311,11 @@ def job_fields(fields: Fields, num_prompts: int, limits: Limits) -> dict:
     if side not in ("left", "right"):
         raise bad_request(f'truncation_side must be "left" or "right", got {side!r:.80}', param="truncation_side")
     form = asked_form(fields)
-    common |= {"prompt_logprobs": told, "beams": beam_fields(fields, n), "truncated_left": side == "left"}
+    beams = beam_fields(fields, n)
+    if beams is not None and num_prompts * n > limits.max_beams:
+        message = f"use_beam_search with {num_prompts} prompts and n {n} is over the limit of {limits.max_beams} beams"
+        raise bad_request(f"{message} (--max-beams)", param="n")
+    common |= {"prompt_logprobs": told, "beams": beams, "truncated_left": side == "left"}
     return {**common, **ids, "form_field": form and form[0]}
 
 

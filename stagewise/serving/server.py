@@ -1,21 +1,18 @@
 """The server's life: a port, uvicorn on it, and an end that lets requests finish."""
 
 import asyncio
-import functools
 import os
 import socket
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import uvicorn
 
 from .app import App
-from .connection import Connection, Doorkeeper
 
 TOLD_SECONDS = 1  # for the last words to those whose requests are aborted
 BACKLOG = 128  # connections that the system may hold until they are accepted
-ACCEPTED = 8  # so many at once; then others have their turn
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -49,14 +46,13 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: App, grace: float):
-        unused = {"log_config": None, "access_log": False, "proxy_headers": False, "lifespan": "off", "ws": "none"}
-        doorkeeper = Doorkeeper(app.limits)
-        connections = {
-            "http": functools.partial(Connection, doorkeeper),
+        limits: dict[str, Any] = {
+            "limit_concurrency": app.limits.max_connections,
             "timeout_keep_alive": app.limits.idle_seconds,
-            "backlog": max(1, min(ACCEPTED, doorkeeper.most // 4)),
         }
-        super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=1, **connections, **unused))
+        unused: dict[str, Any] = {"log_config": None, "access_log": False, "proxy_headers": False, "lifespan": "off"}
+        more: dict[str, Any] = {"http": "httptools", "ws": "none", "backlog": BACKLOG, "timeout_graceful_shutdown": 1}
+        super().__init__(uvicorn.Config(app, **limits, **unused, **more))
         self.app, self.grace = app, grace
 
     def handle_exit(self, sig: int, frame: object) -> None:
@@ -68,11 +64,6 @@ class Server(uvicorn.Server):
     def _end_now(sig: int) -> NoReturn:
         os._exit(128 + sig)  # as a shell calls the end by this signal
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(BACKLOG)  # asyncio has one number for both, and has set it to ACCEPTED
-
     async def main_loop(self) -> None:
         """Serve until a signal comes, and then until nothing runs; the caller closes the connections."""
         await super().main_loop()
@@ -80,9 +71,10 @@ class Server(uvicorn.Server):
         await asyncio.to_thread(self.app.service.engine.close, abort=True)
         await self._until_idle(TOLD_SECONDS)
         await self._until(lambda: not self.app.recorder.viewers, TOLD_SECONDS)
-        for connection in list(self.server_state.connections):  # who does not read, or never sends the rest
-            if connection.has_header:  # pyright: ignore[reportAttributeAccessIssue]
-                connection.transport.abort()
+        connections: list[Any] = [*self.server_state.connections]
+        for one in connections:
+            if one.cycle is not None and not one.cycle.response_complete:  # who does not read, or never sends the rest
+                one.transport.abort()
         await self._until_idle(TOLD_SECONDS)
 
     async def _until_idle(self, seconds: float) -> None:

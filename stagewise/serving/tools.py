@@ -148,9 +148,13 @@ class CallReader:
         while (start := self._text.find("{")) >= 0:
             try:
                 call, end = json.JSONDecoder().raw_decode(self._text, start)
+                arguments = to_text(call["arguments"])
+            except RecursionError:
+                message = "the arguments of a call are nested too deeply to be read"
+                raise bad_request(message, code="generation_failed") from None
             except ValueError:
                 break
-            calls.append(self._call(call["name"], to_text(call["arguments"])))
+            calls.append(self._call(call["name"], arguments))
             self._text = self._text[end:]
         return "", calls
 
@@ -163,7 +167,7 @@ class CallReader:
             call = read_call(inside)
             known = call is not None and call["name"] in self.tools.parameters and (self.tools.parallel or not calls)
             said += before if known else before + BEGIN + inside + END
-            calls += [self._call(call["name"], to_text(call["arguments"]))] if call is not None and known else []
+            calls += [self._call(call["name"], call["arguments"])] if call is not None and known else []
         at = self._text.find(BEGIN)
         if at < 0:
             at = next((i for i in range(len(self._text)) if BEGIN.startswith(self._text[i:])), len(self._text))
@@ -182,13 +186,13 @@ class CallReader:
 
 
 def read_call(text: str) -> dict | None:
-    """A call that is written as JSON; None if it is none."""
+    """A call that is written as JSON, its arguments as text; None if it is none."""
     try:
         call = json.loads(text)
+        fits = isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("arguments"), dict)
+        return {**call, "arguments": to_text(call["arguments"])} if fits else None
     except (ValueError, RecursionError):
         return None
-    fits = isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("arguments"), dict)
-    return call if fits else None
 
 
 def to_text(arguments: Any) -> str:
