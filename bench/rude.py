@@ -1,13 +1,13 @@
 """One rude client, and how long another one waits for its tokens because of it.
 
     python -m bench.rude --json bench/results/rude.json       # some seven minutes
-    python -m bench.rude --seconds 4 --rounds 1 --kinds completions,idle
+    python -m bench.rude --seconds 4 --rounds 1 --kinds completions,bodies
 
 A good client asks for 8 tokens again and again, beside a rude one, and beside a polite one that has as many tokens
 made: it keeps as many single streams open as the rude one gets places in the batch, or does nothing where the rude one
-gets no tokens; beside the one who gives up it asks for as many prompts, and one token each. Both take turns, on one
-server of stage 6 with GPT-2's sizes and random weights, which may open 1,024 files. The table says the median and the
-p99 of the good client's waits for a first token (TTFT) and between two (ITL), beside either, and the ratios of the p99.
+gets no tokens; beside the one who gives up, or searches with beams, it asks for as many prompts, and one token each.
+Both take turns, on one server of stage 6 with GPT-2's sizes and random weights. The table says the median and the p99
+of the good client's waits for a first token (TTFT) and between two (ITL), beside either, and the ratios of the p99.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import http.client
 import json
 import multiprocessing
 import random
-import select
 import socket
 import sys
 import threading
@@ -29,7 +28,7 @@ from stagewise.serving.clients.server import server
 
 NAME, PLACES = "served", 8
 TOKENS, LONGEST = 8, 1000  # of the good client's requests, and of the others'
-FILES = 1024  # that the server may open, as is usual
+MOST = 128  # completions of a request
 HEADERS = {"Content-Type": "application/json"}
 HEAD = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -62,7 +61,11 @@ def again_and_again(port: int, number: int, request: bytes) -> None:
                 read_until_closed(one)
             time.sleep(0.01)
 
-    threads = [threading.Thread(target=run, daemon=True) for _ in range(number)]
+    together(*[run] * number)
+
+
+def together(*functions: Callable) -> None:
+    threads = [threading.Thread(target=function, daemon=True) for function in functions]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -83,11 +86,11 @@ def nothing(port: int) -> None:
 
 
 def completions(port: int) -> None:
-    again_and_again(port, 2, packed(prompt=[1, 2, 3], n=1024, max_tokens=LONGEST, stream=True))
+    again_and_again(port, 2, packed(prompt=[1, 2, 3], n=MOST, max_tokens=LONGEST, stream=True))
 
 
 def prompts(port: int) -> None:
-    again_and_again(port, 2, packed(prompt=[[i, i + 1, i + 2] for i in range(1024)], max_tokens=LONGEST, stream=True))
+    again_and_again(port, 2, packed(prompt=[[i, i + 1, i + 2] for i in range(MOST)], max_tokens=LONGEST, stream=True))
 
 
 def stop_texts(port: int) -> None:
@@ -95,26 +98,39 @@ def stop_texts(port: int) -> None:
     again_and_again(port, PLACES - 1, packed(prompt=[1, 2, 3], max_tokens=LONGEST, stream=True, stop=stop))
 
 
-def stop_token_ids(port: int) -> None:
+def token_ids(port: int) -> None:
     more = {"stop_token_ids": list(range(1024)), "min_tokens": LONGEST - 1}
+    more |= {"logit_bias": dict.fromkeys(range(1024), 1)}
     again_and_again(port, PLACES - 1, packed(prompt=[1, 2, 3], max_tokens=LONGEST, stream=True, **more))
 
 
 def large_bodies(port: int) -> None:
-    """Eight times two million lists, 8 MB of text, and the most that is parsed, all of them refused in the end."""
-    kinds = [
-        b'{"prompt": [' + b"[1]," * 2_000_000 + b"[1]]}",
-        b'{"model": "served", "prompt": "' + b"a " * 4_000_000 + b'"}',
-    ]
-    kinds.append(b'{"model": "served", "prompt": [' + b"[1]," * 120_000 + b"[1]]}")
-    threads = [
-        threading.Thread(target=again_and_again, args=(port, 1, HEAD % len(body) + body), daemon=True)
-        for body in (kinds * 3)[:8]
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    """Each 8 MB, and 1 MB of lists and of text, all of them refused in the end."""
+    large = [b" " * 2**23, b'{"prompt": [' + b"[1]," * 250_000 + b"[1]]}", b'{"prompt": "' + b"a " * 500_000 + b'"}']
+    together(*(lambda body=body: again_and_again(port, 1, HEAD % len(body) + body) for body in (large * 3)[:8]))
+
+
+def chunks(port: int) -> None:
+    body = json.dumps({"model": NAME, "prompt": [1], "max_tokens": 1}).encode().ljust(2**20)
+    parts = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    again_and_again(port, 2, HEAD.replace(b"Content-Length: %d", b"Transfer-Encoding: chunked") + parts)
+
+
+def forms(port: int) -> None:
+    """Each another one, which takes too long to compile."""
+
+    def run(first: int) -> None:
+        for i in range(first, first + 10**6):
+            form = {"type": "integer", "multipleOf": 16_000_001 + i}
+            with contextlib.suppress(OSError), connect(port) as one:
+                one.sendall(packed(prompt=[1], ignore_eos=False, guided_json=form))
+                one.recv(1000)
+
+    together(*(lambda i=i: run(i * 10**6) for i in range(PLACES - 1)))
+
+
+def beams(port: int) -> None:
+    again_and_again(port, 2, packed(prompt=[1, 2, 3], use_beam_search=True, n=16, max_tokens=50, ignore_eos=False))
 
 
 def words(port: int) -> None:
@@ -122,52 +138,6 @@ def words(port: int) -> None:
     text = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz     ", k=60_000))
     body = json.dumps({"prompt": text}).encode()
     again_and_again(port, 30, HEAD.replace(b"/v1/completions", b"/tokenize") % len(body) + body)
-
-
-def half_bodies(port: int) -> None:
-    """Each says that it is 8 MB, and stops after the first four; a refused one comes again."""
-    held: list[socket.socket | None] = [None] * 40
-    while True:
-        for i, one in enumerate(held):
-            if one is None or select.select([one], [], [], 0)[0]:  # it is refused, or closed
-                with contextlib.suppress(OSError):
-                    held[i] = new = connect(port)
-                    new.sendall(HEAD % (8 * 2**20) + b" " * (4 * 2**20))
-        time.sleep(0.1)
-
-
-def may_open(num_files: int) -> int:
-    """Let this process, and those that it starts, open so many files; how many it was before."""
-    import resource  # which only POSIX has; others read the results too
-
-    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, most))
-    return before
-
-
-def idle(port: int) -> None:
-    """1,100 connections that say nothing, half a header or half a body; those that are closed come again."""
-    may_open(2 * FILES)
-    begun = [b"", b"GET /health HTTP/1.1\r\nHo", HEAD % 99 + b"{"]
-    held: list[socket.socket] = []
-    while True:
-        for i in range(1100):
-            with contextlib.suppress(OSError):
-                one = connect(port)
-                one.sendall(begun[i % 3])
-                held.append(one)
-                if len(held) > 1100:
-                    held.pop(0).close()
-        time.sleep(1)
-
-
-def slow_readers(port: int) -> None:
-    request = packed(prompt=[1, 2, 3], max_tokens=LONGEST, stream=True, logprobs=20)
-    held = []
-    for _ in range(PLACES - 1):
-        held.append(connect(port))
-        held[-1].sendall(request)
-    time.sleep(10**6)
 
 
 def aborts(port: int) -> None:
@@ -181,15 +151,15 @@ def aborts(port: int) -> None:
 
 # What it is called, who it is, and the polite client beside which it is measured.
 KINDS: dict[str, tuple[str, Callable, Callable]] = {
-    "completions": ("2 requests for 1,024 completions of 1,000 tokens", completions, streams),
-    "prompts": ("2 requests of 1,024 prompts, 1,000 tokens each", prompts, streams),
+    "completions": ("2 requests for 128 completions of 1,000 tokens", completions, streams),
+    "prompts": ("2 requests of 128 prompts, 1,000 tokens each", prompts, streams),
+    "beams": ("2 beam searches of width 16", beams, prompts_alone),
     "stops": ("7 streams with 64 stop texts of 1,024 characters", stop_texts, streams),
-    "ids": ("7 streams with 1,024 stop_token_ids and min_tokens", stop_token_ids, streams),
-    "bodies": ("8 bodies of 8 MB at a time", large_bodies, nothing),
+    "ids": ("7 streams with 1,024 stop_token_ids and logit biases", token_ids, streams),
+    "forms": ("7 forms that take too long to compile", forms, nothing),
+    "bodies": ("8 bodies of 1 and of 8 MB at a time", large_bodies, nothing),
+    "chunks": ("2 bodies of 1 MB in chunks of a byte", chunks, nothing),
     "words": ("30 connections that ask for the tokens of 60 kB", words, nothing),
-    "halves": ("40 bodies of 8 MB that stop in the middle", half_bodies, nothing),
-    "idle": ("1,100 idle and half-sent connections", idle, nothing),
-    "readers": ("7 streams that nobody reads", slow_readers, streams),
     "aborts": ("7 completions given up as soon as the answer begins, again and again", aborts, prompts_alone),
 }
 
@@ -251,10 +221,9 @@ def beside(client: Callable, port: int, seconds: float, seed: int) -> dict[str, 
 
 
 def measure(kinds: list[str], seconds: float, rounds: int) -> list[dict]:
-    runs, before = [], may_open(FILES)
+    runs: list[dict] = []
     options = ["--model", "gpt2", "--load-format", "dummy", "--served-model-name", NAME, "--max-num-seqs", PLACES]
     with server("--stage", "6", *options, "--quiet") as (url, _):
-        may_open(before)
         port = int(url.rpartition(":")[2])
         waits(port, 2, 0)  # to warm up
         for name in kinds:
@@ -295,8 +264,8 @@ def table(result: dict) -> str:
     requests = [number for run in runs for number in run["requests"].values()]
     return (
         f"{HEADER}\n{rows}\n\nFrom {min(requests)} to {max(requests)} requests of {TOKENS} tokens beside each; GPT-2's "
-        f"sizes with random weights, stage 6, at most {PLACES} at once, at most {FILES:,} open files; {at['device']}, "
-        f"{at['cores']} cores, which the clients and other programs share. `{result['command']}`"
+        f"sizes with random weights, stage 6, at most {PLACES} at once; {at['device']}, {at['cores']} cores, which the "
+        f"clients and other programs share. `{result['command']}`"
     )
 
 

@@ -74,16 +74,20 @@ async def search(
     Args:
         engine: an AsyncLLM.
         params: SamplingParams; `max_tokens` is the longest output.
-        where: `priority` and the like, for `engine.generate`.
+        where: `priority` and `num_ahead`, for `engine.generate`. Each beam has the earlier ones ahead of it, so that
+            others need not wait for all of them.
     """
     ends = end_tokens(engine.llm)
     most = min(params.max_tokens, engine.llm.max_model_len - len(prompt))
     count = min(max(2, 1 + len(ends)) * beams.beam_width, engine.llm.vocab_size)
     one_token = stage.SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=count)
-    growing, finished = [Hypothesis(0.0, ())], []
+    growing, finished, num_ahead = [Hypothesis(0.0, ())], [], where.get("num_ahead", 0)
     for length in range(1, most + 1):
-        ids = [[*prompt, *beam.token_ids] for beam in growing]
-        steps = await asyncio.gather(*(candidates(engine, one, one_token, where) for one in ids))
+        asked = (
+            candidates(engine, [*prompt, *beam.token_ids], one_token, {**where, "num_ahead": num_ahead + k})
+            for k, beam in enumerate(growing)
+        )
+        steps = await asyncio.gather(*asked)
         pairs = [
             Hypothesis(beam.logprob + entry.logprob, (*beam.token_ids, token_id))
             for beam, step in zip(growing, steps, strict=True)

@@ -14,6 +14,7 @@ import functools
 import json
 import math
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from .stages import end_tokens
 
 MAX_CHARACTERS = 2**16  # of a form
 MAX_MATCHERS = 1024  # that are kept, of one form: as many as the outputs that run at once
+STEP_SECONDS = 0.05  # compiling a form may take so long within a step
 MAX_RULES = 250  # that may refer to one another; 3,000 in a chain are too deep for the stack of llguidance's thread
 # llguidance's own limits are 2 to 50 times as high; with them `(a{1000}){1000}` takes minutes for its first token.
 LIMITS: dict[str, Any] = dict(
@@ -147,7 +149,8 @@ def checked_text(name: str, value: Any) -> str:
 
 class Structured:
     """The logits processor of a form. It is compiled once; the outputs that have it, of whatever requests, each have a
-    copy of the matcher. Copies share llguidance's lexer, and with it its limits: if one output exceeds them, so do all.
+    copy of the matcher. Copies share llguidance's lexer, and with it its limits: if one output exceeds them, so do all
+    that run then; and if compiling the form takes long, those that come later, too.
 
     Args:
         llm: the model's LLM, or AsyncLLM.
@@ -164,7 +167,7 @@ class Structured:
         if not ends:
             raise ValueError("structured_outputs needs a model with an end token, which ends the form")
         self._compile = functools.partial(make_matcher, form, llm.get_tokenizer(), ends, seconds)
-        self._start = self._compile()
+        self._start, self._seconds = self._compile()
         self._matchers: OrderedDict[tuple[int, ...], Any] = OrderedDict()  # output -> the matcher after it
 
     def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: Tensor) -> Tensor:
@@ -187,8 +190,9 @@ class Structured:
             matcher = self._start.deep_copy()
             matcher.consume_tokens(output_token_ids)
         allowed = next_tokens(matcher)
-        if matcher.is_error() and not output:  # an earlier output has exceeded the limits that copies share
-            self._start = self._compile()
+        # If an earlier output has exceeded the limits that copies share, it is compiled again: here, within a step.
+        if matcher.is_error() and not output and self._seconds < STEP_SECONDS:
+            self._start, self._seconds = self._compile()
             matcher = self._start.deep_copy()
             allowed = next_tokens(matcher)
         if matcher.is_error():
@@ -200,8 +204,11 @@ class Structured:
         return allowed
 
 
-def make_matcher(asked: Form, tokenizer: Any, eos_token_ids: tuple[int, ...], seconds: float = SECONDS) -> Any:
-    """What llguidance makes of a form, at the beginning of an output. Raises ValueError."""
+def make_matcher(
+    asked: Form, tokenizer: Any, eos_token_ids: tuple[int, ...], seconds: float = SECONDS
+) -> tuple[Any, float]:
+    """What llguidance makes of a form, at the beginning of an output, and how many seconds that took in this process.
+    Raises ValueError."""
     try:
         import llguidance
     except ModuleNotFoundError:
@@ -215,10 +222,11 @@ def make_matcher(asked: Form, tokenizer: Any, eos_token_ids: tuple[int, ...], se
     if error := check(grammar, setup, seconds):
         raise ValueError(f"structured_outputs.{name}: {reason(error)}")
     limits = llguidance.LLParserLimits(verbose_errors=False, **LIMITS)
+    started = time.perf_counter()
     matcher = llguidance.LLMatcher(words, grammar, log_level=0, limits=limits)
     if matcher.is_error():
         raise ValueError(f"structured_outputs.{name}: {reason(matcher.get_error())}")
-    return matcher
+    return matcher, time.perf_counter() - started
 
 
 @functools.lru_cache(maxsize=64)

@@ -4,10 +4,13 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
 import re
+import shutil
 import signal
 import socket
 import struct
+import subprocess
 import threading
 import time
 
@@ -17,6 +20,7 @@ from stagewise.serving import completions, events, reading
 from stagewise.serving.app import App
 from stagewise.serving.limits import Limits
 from stagewise.serving.protocol import MAX_DEPTH
+from tests.adapter import ROOT
 from tests.test_serving import (
     JSON,
     Client,
@@ -67,7 +71,8 @@ def post(port, **fields):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("POST", "/v1/completions", json.dumps({"model": "tales", **fields}), JSON)
     response = connection.getresponse()
-    return response.status, json.loads(response.read())
+    answer = response.read()
+    return response.status, json.loads(answer) if answer.startswith(b"{") else answer
 
 
 # --- Limits of a request --------------------------------------------------------------------------------------------
@@ -85,7 +90,6 @@ BEYOND = [
     ({"use_beam_search": True, "n": 17}, "n", "with 1 prompts and n 17 is over the limit of 16 beams (--max-beams)"),
     ({"use_beam_search": True, "prompt": ["x"] * 9, "n": 2}, "n", "with 9 prompts and n 2 is over the limit of 16"),
     ({"prompt": "a " * 100_000}, "prompt", "prompt 0 has 200,000 characters, far more than that holds"),
-    ({"prompt": [1] * 200_000}, "prompt", "prompt 0 has 200,000 tokens, far more than that holds"),
 ]  # fmt: skip
 
 
@@ -107,8 +111,12 @@ def test_requests_at_the_limits(tales):
     assert len(response.json()["choices"]) == 16
 
 
-def test_how_deep_json_may_be(tales):
-    for deep in (MAX_DEPTH + 1, 5000, 100_000):
+def test_limits_of_json(tales):
+    app = limited(tales, max_json_values=1000)
+    error = error_of(ask(app, "/detokenize", {"tokens": [1] * 1001}), 413)
+    assert re.search(r"about 1,00\d values of JSON; the limit is 1,000", error["message"])
+    assert ask(app, "/detokenize", {"tokens": [1] * 990}).status_code == 200
+    for deep in (MAX_DEPTH + 1, 5000, 30_000):
         body = b'{"prompt": ' + b"[" * deep + b"]" * deep + b"}"
         error = error_of(ask(tales, "/tokenize", body), 400)
         assert f"nested too deeply, over {MAX_DEPTH} levels" in error["message"]
@@ -171,8 +179,9 @@ def test_log_probabilities_count_as_tokens(tales):
 
 
 def test_long_texts_are_refused_before_they_are_cut_into_tokens(tales):
+    app = limited(tales, max_json_values=10**6)
     for path, body in (("/tokenize", {"prompt": "a " * 100_000}), ("/detokenize", {"tokens": [1] * 200_000})):
-        error = error_of(ask(tales, path, body), 400)
+        error = error_of(ask(app, path, body), 400)
         assert re.search(
             "maximum context length is 1,024 .* has 200,000 (characters|tokens), far more than that holds",
             error["message"],
@@ -421,6 +430,74 @@ def test_a_client_that_has_gone_frees_its_place(one_place, leave, fields, waits)
     assert app.service.engine.llm.engine.scheduler.num_steps < num_steps + 30  # of the 40 that it asked for
     first.close()
     wait_until(lambda: app.service.metrics.num_unfinished == 0)
+
+
+# --- A proxy in front -----------------------------------------------------------------------------------------------
+
+NGINX = (ROOT / "examples" / "nginx.conf").read_text(encoding="utf-8")
+
+
+def test_the_proxy_of_the_example_has_the_servers_limits():
+    """What it lets pass the server takes, and nothing is without a limit."""
+    lines = re.findall(r"^ *(\w+) ([^;{]+);", NGINX, re.MULTILINE)
+    asked, limits = dict(lines), Limits()
+    assert asked["client_max_body_size"] == f"{limits.max_body_bytes // 2**20}m"
+    assert int(dict(value.split() for name, value in lines if name == "limit_conn")["all"]) < limits.max_connections
+    assert asked["proxy_pass"] == "http://127.0.0.1:8000"
+    assert asked["proxy_buffering"] == "off"
+    assert "proxy_request_buffering" not in asked  # which is on
+    bounds = {"limit_req", "large_client_header_buffers", "client_header_timeout", "client_body_timeout"}
+    assert bounds | {"send_timeout", "keepalive_timeout"} <= asked.keys()
+
+
+@contextlib.contextmanager
+def proxy(directory, port):
+    """nginx as in the example, with timeouts of a second; yields its port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        own = free.getsockname()[1]
+    paths = "".join(f"{name}_temp_path {name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    text = NGINX.replace("listen 8080", f"listen 127.0.0.1:{own}").replace(":8000", f":{port}")
+    text = text.replace("timeout 10s", "timeout 1s").replace("http {", f"http {{ access_log off; {paths}", 1)
+    (directory / "nginx.conf").write_text(text)
+    more = "daemon off; pid pid; error_log stderr;" + (" user root;" if os.geteuid() == 0 else "")
+    command = ["nginx", "-p", str(directory), "-c", str(directory / "nginx.conf"), "-e", "stderr", "-g", more]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        try:
+            wait_until(lambda: process.poll() is not None or socket.socket().connect_ex(("127.0.0.1", own)) == 0)
+            assert process.poll() is None, process.stderr.read()
+            yield own
+        finally:
+            process.terminate()
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx: apt-get install nginx-light")
+def test_the_proxy_of_the_example(one_place, tmp_path):
+    app, port = one_place
+    with proxy(tmp_path, port) as proxied:
+        status, answer = post(proxied, prompt=[1], max_tokens=2)
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 2)
+        one = connect(proxied)
+        one.sendall(request(prompt=[1], max_tokens=20, stream=True))
+        assert one.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert app.num_active == 1  # an event comes while the others are made
+        one.close()
+        wait_until(lambda: app.service.metrics.num_unfinished == 0)  # the end of a client is handed on
+        assert post(proxied, prompt="x" * 2**20, max_tokens=2)[0] == 413
+        assert health(proxied)[0] == 404
+        late = [connect(proxied) for _ in range(2)]
+        late[0].sendall(b"POST /v1/completions HTTP/1.1\r\nHo")
+        late[1].sendall(POST + b"Content-Length: 99\r\n\r\n{")
+        endless = connect(proxied)
+        with contextlib.suppress(OSError):
+            for _ in range(100):
+                endless.sendall(POST + b"a: b\r\n" * 1000)
+        read_all(endless)  # up to its end: it was cut off
+        time.sleep(0.5)
+        assert app.num_active == 0  # none of them has come to the server
+        assert [read_all(one) for one in late] == [b"", b""]
+        statuses = [post(proxied, prompt=[1], max_tokens=1)[0] for _ in range(40)]
+        assert {*statuses} == {200, 429}
 
 
 # --- The end --------------------------------------------------------------------------------------------------------

@@ -401,6 +401,16 @@ def test_it_is_a_function_also_after_it_failed(llm, tokenizer):
     assert np.array_equal(processor.allowed([]), first)
 
 
+def test_a_form_that_takes_long_is_not_compiled_again_in_a_step(llm, tokenizer, monkeypatch):
+    monkeypatch.setattr(forms, "STEP_SECONDS", 0)
+    processor = structured(llm, regex="(.*a.{200}b){50}")
+    with pytest.raises(ValueError, match=r"structured_outputs fails after \d+ tokens"):
+        follow(processor, [tokenizer.encode(letter)[0] for letter in "ab"] * 150)
+    monkeypatch.setattr(forms, "make_matcher", None)
+    with pytest.raises(ValueError, match="structured_outputs fails after 0 tokens"):
+        processor.allowed([])
+
+
 # --- What is refused ------------------------------------------------------------------------------------------------
 
 DEEP = {"$ref": "#/$defs/0", "$defs": {**{str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(900)}, "900": {}}}

@@ -296,7 +296,7 @@ class App:
 
     async def _read(self, request: Request, make: Callable[[dict], T]) -> T:
         """What `make` makes of a body's fields, in a thread."""
-        size, fields = await read_json(request, self.limits.max_body_bytes, self.service.lanes)
+        size, fields = await read_json(request, self.limits, self.service.lanes)
         return await self.service.lanes.do(size, lambda: make(fields), has_form=may_have_form(fields))
 
     def _field(self, body: dict, name: str, kind: type, what: str) -> Any:

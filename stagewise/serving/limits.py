@@ -22,6 +22,7 @@ class Limits:
     max_queue_size: int = limit(4096, "completions that may wait, prompts times n")
     max_queue_tokens: int = limit(2**22, "tokens that all that wait or run may have in the end, prompts included")
     max_body_bytes: int = limit(2**20, "bytes in a request's body")
+    max_json_values: int = limit(2**16, "values in a request's JSON: numbers, texts, lists, objects")
     max_choices: int = limit(128, "completions in a request: prompts times n")
     max_beams: int = limit(16, "completions in a request with use_beam_search: prompts times n")
     max_stop_texts: int = limit(64, "texts in a request's stop or bad_words")

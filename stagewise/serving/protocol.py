@@ -114,8 +114,11 @@ class Job:
         return each * self.n * sum(min(len(ids) + most, max(len(ids), self.max_model_len)) for ids in self.token_ids)
 
 
-def parse_json(raw: bytes, what: str = "the body") -> dict:
+def parse_json(raw: bytes, what: str = "the body", max_values: int | None = None) -> dict:
     """The fields of a body. Raises APIError unless it is one object of strict JSON, with each key once."""
+    if max_values is not None and (num_values := sum(map(raw.count, (b",", b"[", b"{")))) > max_values:
+        # A comma in a text counts too: this is for finding out without a parser, which can't be interrupted.
+        raise APIError(413, f"{what} has about {num_values:,} values of JSON; the limit is {max_values:,}")
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=no_constant, object_pairs_hook=no_duplicates)
         if not isinstance(body, dict):

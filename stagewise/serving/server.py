@@ -12,6 +12,7 @@ import uvicorn
 from .app import App
 
 TOLD_SECONDS = 1  # for the last words to those whose requests are aborted
+RECEIVED = 2**15  # bytes of a client that are parsed in one go; then others have their turn
 BACKLOG = 128  # connections that the system may hold until they are accepted
 
 
@@ -23,6 +24,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise OSError(f"--host {host}: {error.strerror}") from None
     try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED)  # its connections have it, too
         if os.name == "posix":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a port rests a minute after its use
         listener.bind(address)
