@@ -504,6 +504,21 @@ def test_beams(stage, tmp_path):
         assert error_of(ask(app, "/v1/completions", body), 400)["param"] == "length_penalty"
 
 
+def test_beams_take_turns_with_others(small_checkpoint, monkeypatch):
+    """Each has the earlier ones ahead of it, so the policy lets others in between them."""
+    places = []
+    with serving(5, small_checkpoint) as app:
+        generate = app.service.engine.generate
+
+        def watched(token_ids, params, **where):
+            places.append(where["num_ahead"])
+            return generate(token_ids, params, **where)
+
+        monkeypatch.setattr(app.service.engine, "generate", watched)
+        complete(app, prompt=[[1], [2]], use_beam_search=True, n=3, max_tokens=2)
+    assert {*places} == {0, 1, 2, 3, 4, 5}
+
+
 def test_stage_4_has_no_beams(small_checkpoint):
     with serving(4, small_checkpoint) as app:
         body = {"model": "tales", "prompt": [1], "use_beam_search": True}
