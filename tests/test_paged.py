@@ -601,8 +601,8 @@ def test_the_command_line_shows_all_completions(stage, tmp_path):
     arguments = ("--prompts", "Once upon a time", "--n", 2, "--max-tokens", 5, "--seed", 3)
     status, stdout, _ = stage.main(*arguments, "--quiet")
     assert status == 0
-    assert "--- 1 of 1, completion 1: length, 5 tokens\nOnce upon a time" in stdout
-    assert "--- 1 of 1, completion 2: length, 5 tokens\nOnce upon a time" in stdout
+    assert "--- 1 of 1, completion 1: stopped at --max-tokens, 5 tokens\nOnce upon a time" in stdout
+    assert "--- 1 of 1, completion 2: stopped at --max-tokens, 5 tokens\nOnce upon a time" in stdout
     status, stdout, _ = stage.main(*arguments, "--json", "--quiet")
     assert [completion["index"] for completion in json.loads(stdout)["outputs"]] == [0, 1]
     (tmp_path / "in").write_text('{"prompt": "A", "sampling": {"n": 2}}\n{"prompt": "A"}\n')
@@ -773,7 +773,7 @@ def test_a_beam_search_that_fails_leaves_nothing_to_be_found(stage, ending_check
 )
 def test_bad_beam_search(stage, small_checkpoint, arguments, says):
     with pytest.raises(ValueError, match=says):
-        stage.engine(small_checkpoint).beam_search([[1, 2]], **arguments)
+        stage.engine(small_checkpoint, max_num_seqs=8).beam_search([[1, 2]], **arguments)
 
 
 # --- The size of the pool --------------------------------------------------------------------------------------------
@@ -789,8 +789,7 @@ def test_the_size_of_the_pool(stage, small_checkpoint, monkeypatch):
     assert llm(kv_cache_bytes=7 * BLOCK_BYTES, dtype="bfloat16").num_blocks == 14
     with pytest.raises(ValueError, match=f"a block of 16 tokens needs {BLOCK_BYTES:,} bytes, .* {BLOCK_BYTES - 1:,}"):
         llm(kv_cache_bytes=BLOCK_BYTES - 1)
-    memory = stage.part("kv_cache").psutil.virtual_memory()._replace(available=8 * BLOCK_BYTES)
-    monkeypatch.setattr(stage.part("kv_cache").psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(stage.part("kv_cache"), "free_memory", lambda device: 8 * BLOCK_BYTES)
     monkeypatch.setattr(stage.part("weights"), "check_memory", lambda *_: None)  # which are larger
     assert llm(max_num_seqs=5).num_blocks == 4  # half of what is free
 
