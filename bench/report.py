@@ -208,9 +208,9 @@ def caption(result: dict) -> str:
     sentences = [
         f"Workload {result['workload']}: {what}, at most {result['max_num_seqs']} at once",
         f", {result['rate']:g} arriving a second" if result["rate"] else "",
-        f", {sampled(result)}" if "sampling" in result else "",
         f", {result['kv_cache_bytes'] / 1e6:.0f} MB of KV cache" if result.get("kv_cache_bytes") else "",
         f", {beside(result['company'])}" if isinstance(result.get("company"), str) else "",
+        f", {sampled(result)}" if "sampling" in result else "",
         f"; {result['model']}{' with random weights' if result['load_format'] == 'dummy' else ''}, {result['dtype']}; ",
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; ",
         "one run each" if result["repeat"] == 1 else f"medians of {result['repeat']} runs in turn",

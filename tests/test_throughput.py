@@ -783,7 +783,7 @@ def test_one_company_leaves_the_tables_as_they_are(babble, tmp_path, capsys, no_
     assert beside.keys() - plain.keys() == {"company"}
     assert [row.keys() for row in beside["summary"]] == [row.keys() for row in plain["summary"]]
     assert [row["seconds"] for row in beside["summary"]] == [30, 1]
-    assert "8 requests, at most 8 at once, beside 2 busy processes; " in text
+    assert "8 requests, at most 8 at once, beside 2 busy processes, greedy; " in text
     assert limited["over"] == [{"engine": "stage01_single"}]
     assert "| `stage01_single` | over 20 s |" in limited_text
     assert [row["engine"] for row in limited["summary"]] == ["stage06_fast"]
