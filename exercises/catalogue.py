@@ -191,7 +191,7 @@ def run_tests(tell: child.Tell, exercise: Exercise, work: Path, answer: Any, who
             still = "has NOT_WRITTEN" if work.suffix == ".c" else "raises NotImplementedError"
             unwritten = f"{exercise.work.name} still {still}, in {function}"
             if not passed and not failure:
-                return tell(grade_now("not started", unwritten, name))
+                return tell(Grade("not started", unwritten, name))
             failure = failure or (unwritten, name)
         except Wrong as error:
             failure = failure or (str(error), name)

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from exercises import __main__ as cli
-from exercises import catalogue, examples
+from exercises import catalogue, child, examples
 from exercises.catalogue import exercises, grade, load
 from exercises.examples import Choices, Example, at_random, fails, smallest
 from exercises.grading import OneOf, Wrong, expect, same, short
@@ -483,6 +484,15 @@ def test_an_answer_that_ends_the_process(tmp_path, line, status):
     assert result.state == "failing"
     assert "the process that ran it ended with status" in result.message
     assert status is None or result.message.endswith(str(status))
+
+
+@pytest.mark.parametrize("number", ["2.4", "6.2"])
+def test_where_nothing_forks(number, monkeypatch):
+    """As on Windows and macOS: what a check needs goes to a new process."""
+    monkeypatch.setattr(child, "FORKS", False)
+    monkeypatch.setattr(child, "CONTEXT", multiprocessing.get_context("spawn"))
+    monkeypatch.setattr(examples, "SHARE", 0.05)
+    assert grade(exercises()[number], exercises()[number].solution).state == "passed"
 
 
 def test_a_terminal_without_ticks(own_command):
