@@ -255,14 +255,31 @@ def test_fair_counts_prompt_and_output(step, next_one):
     assert len(run.admitted) == 2
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_where_the_completions_of_a_prompt_wait(policy):
+    """Right after the first, before what came later; under "fair" when those before them could have ended."""
+    run = Run(60, policy, at_once=1)
+    first = make_request(0, [5] * SIZE, 8)
+    first.group = [first, first.fork(1), first.fork(2)]
+    run.scheduler.add(first)
+    run.go()
+    later = run.add(1)
+    for child in first.group[1:]:
+        run.scheduler.fork(first, child)
+    assert run.scheduler.waiting == ([later, *first.group[1:]] if policy == "fair" else [*first.group[1:], later])
+    number, arrival = first.rank
+    lag = SIZE + 8 if policy == "fair" else 0
+    assert [child.rank for child in first.group] == [(number + i * lag, arrival + i) for i in range(3)]
+    assert later.rank[1] == arrival + 3
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_what_could_be_allocated(seed):
     """The answer is what comes out if the others do give their blocks back."""
-    rng = random.Random(seed)
-    manager = BlockManager(24, SIZE, watermark=0.0)
-    running = []
-    for number in range(12):
-        prompt = [rng.randrange(2) for _ in range(SIZE)] * rng.randrange(1, 6) + [9] * rng.randrange(3)
+    rng, answers = random.Random(seed), set()
+    manager, running = BlockManager(10, SIZE, watermark=0.0), []
+    for number in range(60):
+        prompt = [rng.randrange(2)] * SIZE * rng.randrange(1, 6) + [9] * rng.randrange(3)
         one = make_request(number, prompt, 8)
         if running and rng.random() < 0.3:
             parent = rng.choice(running)
@@ -271,16 +288,19 @@ def test_what_could_be_allocated(seed):
         elif manager.can_allocate(manager.num_blocks_to_allocate(one)):
             manager.allocate(one)
         else:
+            manager.free(running.pop(rng.randrange(len(running))))
             continue
         manager.cache_full_blocks(one, one.num_tokens)
         running.append(one)
-        wanted = make_request(99, [rng.randrange(2) for _ in range(SIZE)] * rng.randrange(1, 8), 8)
+        wanted = make_request(99, [rng.randrange(2)] * SIZE * rng.randrange(1, 11), 8)
         others, reserve = rng.sample(running, rng.randrange(len(running) + 1)), rng.randrange(3)
         tried = copy.deepcopy((manager, others, wanted))
         for other in tried[1]:
             tried[0].free(other)
         expected = tried[0].can_allocate(tried[0].num_blocks_to_allocate(tried[2]), reserve)
         assert manager.could_allocate(wanted, others, reserve) == expected
+        answers.add(expected)
+    assert answers == {True, False}
 
 
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
@@ -314,3 +334,24 @@ def test_the_committed_counts():
         policy = policies(Scheduler)[name]
         counts = [count(policy, make_workload("mixed", seed=seed), 0) for seed in SEEDS]
         assert {what: statistics.mean(one[what] for one in counts) for what in counts[0]} == committed[name]
+
+
+@pytest.mark.parametrize("damage", ["a block", "a request without", "a block without", "too many", "more than tokens"])
+def test_the_integrity_check_can_fail(damage):
+    run = Run(20, at_once=3, budget=20)
+    run.add(2)
+    run.add(2)
+    run.go()
+    scheduler = run.scheduler
+    if damage == "a block":
+        scheduler.block_manager.ref_counts[0] += 1
+    elif damage == "a request without":
+        scheduler.running.append(make_request(9, [1], 1))
+    elif damage == "a block without":
+        scheduler.running.pop()
+    elif damage == "too many":
+        scheduler.max_num_seqs = 1
+    else:
+        scheduler.max_num_batched_tokens = 1
+    with pytest.raises(RuntimeError):
+        scheduler.check_integrity()

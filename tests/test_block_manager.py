@@ -1,6 +1,7 @@
 """From stage 5 on: the allocator, against a simple model of it, and by example."""
 
 import random
+import zlib
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -230,6 +231,22 @@ def test_one_token_is_left_to_compute(stage):
     assert allocate(manager, [1, 2, 3, 4])[1] == 2
     assert allocate(manager, [1, 2])[1] == 0
     assert allocate(manager, [1])[1] == 0
+
+
+@pytest.mark.parametrize("other", [[2**61 - 1, *range(1, 12)], [2**16, *range(1, 12)], [*range(11), 12]])
+def test_a_block_of_almost_the_same_tokens_is_another_block(stage, other):
+    """Also if the difference is lost in a hash (that of 2**61 - 1 is 0), in 16 bits, or in the first few tokens."""
+    manager = make(stage, block_size=12)
+    allocate(manager, [*range(12), 0])
+    assert allocate(manager, [*other, 0])[1] == 0
+
+
+@pytest.mark.parametrize("stage", PAGED[:1], ids=str)
+def test_two_blocks_with_the_same_checksum(stage):
+    manager = make(stage)
+    assert zlib.crc32(b"(26553, 48707)") == zlib.crc32(b"(20772, 29272)")
+    allocate(manager, [26553, 48707, 0])
+    assert allocate(manager, [20772, 29272, 0])[1] == 0
 
 
 def test_the_same_tokens_after_another_prefix_are_another_block(stage):

@@ -202,6 +202,8 @@ def test_policies(stage):
     assert order_of_admission(stage, requests, "fcfs") == [0, 1, 2, 3, 4]
     assert order_of_admission(stage, requests, "priority") == [3, 1, 4, 0, 2]
     assert order_of_admission(stage, requests, "shortest") == [4, 1, 3, 2, 0]
+    rank = stage.part("policies").policy_rank
+    assert [rank("shortest", FakeRequest(17), 0), rank("shortest", FakeRequest(1), 3)] == [17, 1 + 3 * 16]
 
 
 @pytest.mark.parametrize("prompt_len", [1, 17, 64, 500])

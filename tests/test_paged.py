@@ -13,7 +13,7 @@ from tests.adapter import STAGES, TINYTALES, random_prompts, stages_that_change,
 from tests.test_continuous import answers, workload  # noqa: F401 (a fixture)
 from tools.engines import traced
 
-pytestmark = pytest.mark.covers("block_manager.py", "scheduler.py", "engine.py")
+pytestmark = pytest.mark.covers("block_manager.py", "scheduler.py", "engine.py", "batch.py", "request.py")
 about_beams = pytest.mark.covers("beam_search.py")
 about_outputs = pytest.mark.covers("support/outputs.py", "llm.py")
 PAGED = [stage for stage in STAGES if stage.number >= 5]

@@ -8,6 +8,8 @@ from transformers import GPT2LMHeadModel
 
 from tests.adapter import STAGES, TINYTALES, random_prompts
 
+pytestmark = pytest.mark.covers("model.py", "batch.py", "runner.py", "fast_model.py")
+
 
 def reference_logits(model, token_ids):
     """Hugging Face's logits after every token: [n_seq, vocab_size]."""
