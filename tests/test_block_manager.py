@@ -285,11 +285,14 @@ def test_copy_on_write(stage):
     for child in children:
         manager.fork(parent, child)
     assert manager.num_free == 6
-    shared = manager.block_table(parent)[1]
+    shared, told = manager.block_table(parent)[1], []
+    manager.emit = lambda kind, *_, **details: told.append((kind, details))
     for i, sequence in enumerate([*children, parent]):
         sequence.token_ids.append(10 + i)
         manager.append(sequence)
-    assert manager.pop_copies() == [(shared, manager.block_table(child)[1]) for child in children]
+    copies = [(shared, manager.block_table(child)[1]) for child in children]
+    assert manager.pop_copies() == copies
+    assert [details for kind, details in told if kind == "copied"] == [dict(source=s, target=t) for s, t in copies]
     assert manager.block_table(parent)[1] == shared
     assert len({manager.block_table(s)[1] for s in [*children, parent]}) == 3
     assert {manager.block_table(s)[0] for s in children} == {manager.block_table(parent)[0]}
