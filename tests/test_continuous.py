@@ -206,6 +206,27 @@ def test_policies(stage):
     assert [rank("shortest", FakeRequest(17), 0), rank("shortest", FakeRequest(1), 3)] == [17, 1 + 3 * 16]
 
 
+@pytest.mark.parametrize("stage", CONTINUOUS[:1], ids=str)
+@pytest.mark.parametrize("damage", ["none", "held twice", "also free", "lost", "more than tokens"])
+def test_the_integrity_check_can_fail(stage, damage):
+    scheduler = stage.part("scheduler").Scheduler(3, 6)
+    for _ in range(2):
+        scheduler.add(FakeRequest(3))
+    scheduler.schedule()
+    if damage == "held twice":
+        scheduler.running[0].slot = 1
+    elif damage == "also free":
+        scheduler.free_slots.append(0)
+    elif damage == "lost":
+        scheduler.free_slots.clear()
+    scheduler.max_num_batched_tokens = 1 if damage == "more than tokens" else 2
+    if damage == "none":
+        scheduler.check_integrity()
+    else:
+        with pytest.raises(RuntimeError):
+            scheduler.check_integrity()
+
+
 @pytest.mark.parametrize("prompt_len", [1, 17, 64, 500])
 def test_the_shortest_policy_starves_nobody(stage, prompt_len):
     """A long prompt among two of the shortest in every step, twice what the slot can do: it is overtaken by those that

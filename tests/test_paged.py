@@ -231,6 +231,18 @@ def test_the_preempted_are_back_before_those_that_came_later(stage, small_checkp
     assert cached(outputs) == [0, 0, 0]  # of its own blocks it found some when it was back; that is not a hit
 
 
+def test_completions_of_two_prompts_share_the_free_places(stage, small_checkpoint):
+    """Of four, three are the first prompt's completions; the second's others wait."""
+    llm = stepper(stage, small_checkpoint, max_num_seqs=4)
+    for name in "ab":
+        llm.add_request(name, [1, 2, 3], stage.SamplingParams(n=3, max_tokens=4, ignore_eos=True))
+    llm.step()
+    running = [(one.request_id, one.index, len(one.output_token_ids)) for one in llm.engine.scheduler.running]
+    assert running == [("a", 0, 1), ("b", 0, 1), ("a", 1, 1), ("a", 2, 1)]
+    assert [(one.request_id, one.index) for one in llm.engine.scheduler.waiting] == [("b", 1), ("b", 2)]
+    run(llm, [])
+
+
 def test_whoever_is_forked_has_its_parents_place(stage, small_checkpoint):
     """Completions that find no room run before a request that was there after their parent."""
     llm = traced(stepper(stage, small_checkpoint, max_num_seqs=1))
@@ -614,6 +626,37 @@ def test_the_command_line_shows_all_completions(stage, tmp_path):
     assert "outputs" not in single
     assert stage.main(*batch, "--resume")[0] == 0  # and it is a result that can be resumed from
     assert len((tmp_path / "out").read_text().splitlines()) == 2
+
+
+def test_a_batch_goes_to_another_device(stage):
+    batch = stage.part("batch").Batch(*(torch.tensor([i]) for i in range(7)), tables=[[3]])
+    assert batch.to(torch.device("cpu")) is batch
+    moved = vars(batch.to(torch.device("meta")))
+    assert {value.device.type for value in moved.values() if isinstance(value, torch.Tensor)} == {"meta"}
+    assert {name for name, value in moved.items() if value is not getattr(batch, name)} == {
+        name for name, value in vars(batch).items() if isinstance(value, torch.Tensor)
+    }
+
+
+def test_who_starts_over_after_a_step_that_failed(stage, small_checkpoint):
+    """All completions that have not ended, but those whose prompt has no token yet: they wait for that. It is as if a
+    request without a token had not been admitted yet."""
+    llm, params = stepper(stage, small_checkpoint), stage.SamplingParams(n=3, max_tokens=4, ignore_eos=True)
+    llm.add_request("begun", [1, 2], params)
+    llm.step()
+    llm.add_request("new", [3], params)
+    llm.add_request("failed", [4], params)
+    llm.engine.scheduler.schedule()
+    begun, new, failed = (llm.unfinished[name].group for name in ("begun", "new", "failed"))
+    admitted, new[0].num_cached_tokens = begun[0].first_scheduled_time, 1
+    begun[1].finish("abort")
+    failed[0].fail(ValueError())
+    llm.engine.restart([begun[0], new[0], failed[0]])
+    assert llm.engine.scheduler.waiting == [begun[0], begun[2], new[0], *failed[1:]]
+    assert [one.num_computed_tokens for one in llm.engine.scheduler.waiting] == [0] * 5
+    assert [one.first_scheduled_time for one in (begun[0], new[0])] == [admitted, None]
+    assert new[0].num_cached_tokens == 0
+    run(llm, [])
 
 
 # --- Beam search -----------------------------------------------------------------------------------------------------
