@@ -628,6 +628,34 @@ def test_the_command_line_shows_all_completions(stage, tmp_path):
     assert len((tmp_path / "out").read_text().splitlines()) == 2
 
 
+def test_what_completions_share(stage):
+    """Their prompt and its logits, and nothing of their outputs."""
+    request = stage.make_request(stage.SamplingParams(max_tokens=5, ignore_eos=True), [1, 2])
+    child = request.fork(1)
+    request.group += [child]
+    assert (request.index, child.index, request.num_ahead, request.num_cached_tokens) == (0, 1, 0, 0)
+    assert request.samplers == [request, child]
+    assert child.samplers == [child]
+    child.add(40, {})
+    request.add(41, {})
+    child.add(42, {})
+    assert request.samplers == [request]
+    for one, token_ids in ((request, [41]), (child, [40, 42])):
+        assert one.output_token_ids == token_ids
+        assert one.text.text == stage.tokenizer().decode(token_ids)
+        assert len(one.logprobs) == len(one.token_times) == len(token_ids)
+
+
+@pytest.mark.parametrize(("num_scored", "expected"), [(None, 4), (1, 0), (2, 1), (3, 4)])
+def test_how_many_tokens_may_be_found(stage, num_scored, expected):
+    """All but the last; of a prompt whose log-probabilities are wanted, those before the next one to get any."""
+    params = stage.SamplingParams(prompt_logprobs=None if num_scored is None else 0)
+    request = stage.make_request(params, [1, 2, 3], [4, 5])
+    if num_scored is not None:
+        request.prompt_logprobs += [{}] * (num_scored - 1)
+    assert request.num_cacheable == expected
+
+
 def test_a_batch_goes_to_another_device(stage):
     batch = stage.part("batch").Batch(*(torch.tensor([i]) for i in range(7)), tables=[[3]])
     assert batch.to(torch.device("cpu")) is batch
@@ -649,13 +677,15 @@ def test_who_starts_over_after_a_step_that_failed(stage, small_checkpoint):
     llm.engine.scheduler.schedule()
     begun, new, failed = (llm.unfinished[name].group for name in ("begun", "new", "failed"))
     admitted, new[0].num_cached_tokens = begun[0].first_scheduled_time, 1
-    begun[1].finish("abort")
+    begun[1].finish("length")
     failed[0].fail(ValueError())
     llm.engine.restart([begun[0], new[0], failed[0]])
     assert llm.engine.scheduler.waiting == [begun[0], begun[2], new[0], *failed[1:]]
     assert [one.num_computed_tokens for one in llm.engine.scheduler.waiting] == [0] * 5
     assert [one.first_scheduled_time for one in (begun[0], new[0])] == [admitted, None]
     assert new[0].num_cached_tokens == 0
+    llm.abort_request("begun")
+    assert [one.finish_reason for one in begun] == ["abort", "length", "abort"]
     run(llm, [])
 
 
