@@ -7,6 +7,7 @@ import random
 import time
 
 import pytest
+import torch
 
 from stagewise.wrap import wrap
 from tests.adapter import ROOT, STAGES, random_prompts, unfinished
@@ -209,7 +210,7 @@ def test_policies(stage):
 @pytest.mark.parametrize("stage", CONTINUOUS[:1], ids=str)
 @pytest.mark.parametrize("damage", ["none", "held twice", "also free", "lost", "more than tokens"])
 def test_the_integrity_check_can_fail(stage, damage):
-    scheduler = stage.part("scheduler").Scheduler(3, 6)
+    scheduler = stage.part("scheduler").Scheduler(3, 5)
     for _ in range(2):
         scheduler.add(FakeRequest(3))
     scheduler.schedule()
@@ -225,6 +226,41 @@ def test_the_integrity_check_can_fail(stage, damage):
     else:
         with pytest.raises(RuntimeError):
             scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("stage", CONTINUOUS[:1], ids=str)
+def test_who_comes_back_has_the_same_place(stage):
+    scheduler, requests = stage.part("scheduler").Scheduler(1, 8), [FakeRequest(n) for n in (3, 4, 5)]
+    for request in requests:
+        scheduler.add(request)
+    scheduler.clear()
+    for request in reversed(requests):
+        scheduler.add(request)
+    assert scheduler.waiting == requests
+
+
+@pytest.mark.covers("batch.py")
+@pytest.mark.parametrize("stage", CONTINUOUS[:1], ids=str)
+def test_single_tokens_come_first_in_a_batch(stage):
+    rows = []
+    for slot, num_tokens, num_computed in ((2, 9, 0), (0, 5, 4), (3, 4, 1), (1, 8, 7)):
+        request = stage.make_request(stage.SamplingParams(), range(num_tokens))
+        request.slot, request.num_computed_tokens = slot, num_computed
+        rows.append(stage.part("scheduler").Row(request, num_tokens - num_computed, True))
+    batch = stage.part("batch").Batch.of(rows, torch.device("cpu"))
+    assert batch.rows == [rows[1], rows[3], rows[0], rows[2]]
+    assert (batch.num_single, batch.num_slots, batch.n_seq) == (2, 2, 8)
+    assert batch.runs == [(2, 11, 2, 9), (11, 14, 3, 4)]
+    assert batch.token_ids.tolist() == batch.positions.tolist() == [4, 7, *range(9), 1, 2, 3]
+    assert batch.slots.tolist() == [0, 1, *[2] * 9, *[3] * 3]
+    assert batch.logits_indices.tolist() == [0, 1, 10, 13]
+    empty = stage.part("batch").Batch.of(rows[:1], torch.device("cpu"))
+    assert (empty.num_single, empty.num_slots, empty.n_seq) == (0, 0, 0)
+
+
+def test_a_prompt_that_leaves_room_for_one_token(stage, small_checkpoint):
+    (output,) = stage.engine(small_checkpoint).generate([[1] * 47], stage.SamplingParams(max_tokens=5))
+    assert (len(output.outputs[0].token_ids), output.outputs[0].length_limit) == (1, "max_model_len")
 
 
 @pytest.mark.parametrize("prompt_len", [1, 17, 64, 500])
@@ -344,7 +380,9 @@ def test_aborting_a_request_that_a_stream_waits_for(stage, small_checkpoint):
     wrap(llm.engine, "step", lambda step: time.sleep(0.05) or step())  # the engine waits for no reader
     events = llm.stream([[1, 2], [3, 4], [5]], stage.SamplingParams(max_tokens=6, ignore_eos=True))
     first = next(events)
-    llm.loop.abort([request for request in unfinished(llm) if request.request_id != "1"])  # the last still waits
+    leaving = [request for request in unfinished(llm) if request.request_id != "1"]  # the last still waits
+    llm.loop.abort(leaving)
+    leaving.clear()  # it is the caller's
     reasons = {event.index: event.finish_reason for event in [first, *events] if event.finish_reason}
     assert reasons == {0: "abort", 1: "length", 2: "abort"}
     check(llm)
