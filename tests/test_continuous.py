@@ -415,6 +415,52 @@ def test_a_step_that_fails_late_loses_no_slot(stage, small_checkpoint, monkeypat
     check(llm)
 
 
+@pytest.mark.parametrize(
+    ("fails", "options", "num_steps"),
+    [
+        (lambda step: step % 2 == 0, {}, None),  # each other one gives a token
+        (lambda step: step in (3, 5, 6), {}, 6),  # two in a row
+        (lambda step: step % 2 == 0, {"max_num_batched_tokens": 1}, 20),  # and nobody gets a token in between
+    ],
+    ids=["each other one", "two in a row", "no token in between"],
+)
+def test_how_long_steps_that_fail_are_tried_again(stage, small_checkpoint, fails, options, num_steps):
+    llm = stage.LLM(small_checkpoint, device="cpu", **stage.one_by_one, **options)
+    params, steps = stage.SamplingParams(temperature=0, max_tokens=25, ignore_eos=True), []
+    expected = llm.generate([[1, 2, 3]], params)[0].outputs
+
+    def sometimes(step):
+        steps.append(1)
+        return 1 / 0 if fails(len(steps)) else step()
+
+    wrap(llm.engine, "step", sometimes)
+    if num_steps is None:
+        assert llm.generate([[1, 2, 3]], params)[0].outputs == expected
+        return
+    for _ in range(2):  # the next caller is not told what the one before was
+        steps.clear()
+        with pytest.raises(ZeroDivisionError):
+            llm.generate([[1, 2, 3]], params)
+        assert len(steps) == num_steps
+
+
+def test_a_caller_that_can_not_be_told_is_aborted(stage, small_checkpoint):
+    llm, told = stage.LLM(small_checkpoint, device="cpu"), []
+    params = stage.SamplingParams(max_tokens=30, ignore_eos=True)
+    requests = [llm.inputs.request(prompt, params) for prompt in ([1], [2])]
+
+    def deliver(updated, error):
+        told.append(([request.finish_reason for request in updated], str(error)))
+        if len(told) == 1:
+            raise KeyError("mine")
+
+    llm.loop.submit(requests, deliver)
+    llm.generate([[3]], params)
+    assert told == [([None] * 2, "None"), (["abort"] * 2, "None"), ([], "'mine'")]
+    assert not unfinished(llm)
+    check(llm)
+
+
 def test_leaving_many_requests_is_quick(stage, small_checkpoint):
     """Aborting 4,000 waiting requests is no work for each of all the others."""
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
