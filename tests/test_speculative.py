@@ -519,6 +519,22 @@ def test_auto_knows_who_has_guesses(stage, small_checkpoint, monkeypatch):
     assert 1 <= len(drafts[requests[2]]) < min(shared.values())
 
 
+@pytest.mark.parametrize(("num_places", "numbers"), [(9, (3, 1)), (2, (2, 2))])
+def test_drafts_take_what_is_left_of_a_step(stage, small_checkpoint, monkeypatch, num_places, numbers):
+    """Of its tokens, and of the blocks; only who decodes gets any, and only tokens that there are."""
+    speculator = engine_with(stage, small_checkpoint, lambda _, count: [7] * count, num_drafts=3).engine.speculator
+    monkeypatch.setattr(speculator, "max_num_batched_tokens", 8)
+    monkeypatch.setattr(speculator.block_manager, "extend", lambda _, number: min(number, num_places))
+    first, begins, goes_on, last = requests_of(stage, 4)
+    begins.output_token_ids.clear()
+    rows = [SimpleNamespace(request=one, num_tokens=1, ready=one is not goes_on) for one in (first, begins, goes_on)]
+    rows.append(SimpleNamespace(request=last, num_tokens=1, ready=True))
+    assert speculator.draft(rows) == {first: [7] * numbers[0], last: [7] * numbers[1]}
+    assert speculator.draft(rows[1:3]) == {}
+    for draft, kept in (([0, 210], 2), ([5, 211, 5], 1), ([-1, 5], 0)):
+        assert speculator.truncate_at_eos(first, draft) == draft[:kept]
+
+
 def test_auto_stops_where_many_run(stage, small_checkpoint):
     """With 32 requests a row more costs what its share of the step does: too much for what guesses bring."""
     limited = speculator_with(stage, small_checkpoint, [0.0] + [max(1.0, n / 8) for n in range(1, 65)]).planner
