@@ -152,10 +152,9 @@ def grade(
             limits = dict(seconds=seconds, patience=patience, quiet=quiet)
             for told_now in child.run(run_tests, *checked, needs=needs, **limits):
                 result = told_now
-        except (child.Ended, child.Endless) as error:
-            lines = [line for name, line in getattr(error, "spots", ()) if name == str(work)][:1]
-            message = "\n".join([str(error), *(at_line(work, line) for line in lines)])
-            return replace(result, message=result.message or message)
+        except child.Stopped as error:
+            places = [at_line(path, error.spots) for path in (work, exercise.test)]
+            return replace(result, message=result.message or "\n".join([str(error), *filter(None, places)]))
     return result
 
 
@@ -178,7 +177,7 @@ def run_tests(tell: child.Tell, exercise: Exercise, work: Path, answer: Any, who
     tell(Grade("failing"))
     try:
         answer.load()
-    except Exception as error:
+    except BaseException as error:  # sys.exit, too
         return tell(Grade("failing", f"the file can't be read: {raised_at(error, work)}"))
     for name, test in tests.items():
         Example.now = ""
@@ -195,7 +194,7 @@ def run_tests(tell: child.Tell, exercise: Exercise, work: Path, answer: Any, who
             failure = failure or (unwritten, name)
         except Wrong as error:
             failure = failure or (str(error), name)
-        except Exception as error:
+        except BaseException as error:
             failure = failure or (told(error, work, exercise.test), name)
         if failure and not whole:
             break

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,15 +36,19 @@ DUMPED = re.compile(r'^  File "(.*)", line (\d+) in ', re.MULTILINE)
 Spot = tuple[FrameType, int, int]  # a frame, the line that it has reached, and which of its instructions
 
 
-class Endless(Exception):
-    """The process takes too long; the message says where it was."""
+class Stopped(Exception):
+    """There will be no more messages. `spots` are the (file, line) that the process had reached, the innermost first,
+    if it could not say so itself."""
+
+    spots: Sequence[tuple[str, int]] = ()
 
 
-class Ended(Exception):
-    """The process ended before its time. `spots` are the (file, line) that it had reached, the innermost first, if a
-    signal ended it."""
+class Endless(Stopped):
+    """The process takes too long."""
 
-    spots: list[tuple[str, int]]
+
+class Ended(Stopped):
+    """The process ended before its time."""
 
 
 class Tell:
@@ -93,11 +97,10 @@ def run(
         sender.close()
         try:
             yield from _messages(receiver, process, seconds, patience)
-        except EOFError:
-            process.join()
-            ended = Ended(f"the process that ran it ended with status {process.exitcode}")
-            ended.spots = [(name, int(line)) for name, line in DUMPED.findall(_read(crash))]
-            raise ended from None
+        except Stopped as stopped:
+            dump = crash.read_text(encoding="utf-8", errors="replace") if crash.exists() else ""
+            stopped.spots = [(name, int(line)) for name, line in DUMPED.findall(dump)]
+            raise
         finally:
             process.kill()
             process.join()
@@ -110,8 +113,15 @@ def _messages(receiver: Connection, process: Any, seconds: float, patience: floa
         while not receiver.poll(0.2):  # the process says by itself that it is late, unless it can't
             computes = cpu_seconds(process.pid) - computed > seconds + GRACE
             if computes or time.monotonic() - began > patience + GRACE:
+                if os.name == "posix":  # on which it writes down where it is
+                    os.kill(process.pid, signal.SIGABRT)
+                    process.join(GRACE)
                 raise Endless(too_long(computes, seconds, patience))
-        kind, message = receiver.recv()
+        try:
+            kind, message = receiver.recv()
+        except EOFError:
+            process.join()
+            raise Ended(f"the process that ran it ended with status {process.exitcode}") from None
         if kind == DONE:
             return
         if kind == LATE:
@@ -127,10 +137,6 @@ def _deaf() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
 def too_long(computes: bool, seconds: float, patience: float) -> str:

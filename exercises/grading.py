@@ -2,7 +2,7 @@
 
 import ast
 import linecache
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from types import FrameType
@@ -170,12 +170,17 @@ def raised_at(error: BaseException, work: Path) -> str:
 def where(spots: list[Spot], work: Path, test: Path) -> list[str]:
     """Of an answer that did not come back: the line that it has reached, and the case that was run."""
     lines, case = lines_in(work, spots), called(spots, test, work)
-    return [*(at_line(work, line) for line in lines[-1:]), *([f"case:      {case}"] if case else [])]
+    at = at_line(work, [(str(work), line) for line in reversed(lines)])
+    return [*filter(None, [at]), *([f"case:      {case}"] if case else [])]
 
 
-def at_line(work: Path, line: int) -> str:
-    linecache.checkcache(str(work))
-    return f"it was at: line {line} of {work.name}: {linecache.getline(str(work), line).strip()}"
+def at_line(path: Path, spots: Sequence[tuple[str, int]]) -> str:
+    """The innermost line of this file that was reached, if one was."""
+    linecache.checkcache(str(path))
+    lines = [line for name, line in spots if name == str(path)][:1]
+    return "".join(
+        f"it was at: line {line} of {path.name}: {linecache.getline(str(path), line).strip()}" for line in lines
+    )
 
 
 def spots_of(error: BaseException) -> list[Spot]:

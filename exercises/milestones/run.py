@@ -82,7 +82,7 @@ def outcomes_in_time(
             case = message if state == CASE else ""
             if state != CASE:
                 yield got
-    except (child.Ended, child.Endless) as error:
+    except child.Stopped as error:
         lines = [*([f"case:      {case}"] if case else []), f"got:       {error}"]
         yield number, "it comes to an end", WRONG, "\n".join(lines)
 
