@@ -54,9 +54,12 @@ def run_engine(job: dict, stage, llm, records: list) -> dict:
     from bench.machine import describe
 
     prompts = [prompt for prompt, _ in job["requests"]]
-    params = [stage.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in job["requests"]]
+    params = [
+        stage.SamplingParams(**job["sampling"], seed=i, max_tokens=n, ignore_eos=True)
+        for i, (_, n) in enumerate(job["requests"])
+    ]
     send: Any = at_once if job["arrivals"] is None else as_they_arrive
-    two = stage.SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    two = stage.SamplingParams(**job["sampling"], max_tokens=2, ignore_eos=True)
     send(llm, job["warm_up"], [two] * len(job["warm_up"]), job["arrivals"] and [0.0] * len(job["warm_up"]))
     stats = getattr(llm, "stats", None)
     if stats is not None:

@@ -37,19 +37,27 @@ TORCH = "torch>=2.8,<2.14"
 QUIET: dict[str, Any] = {}  # what llama.cpp calls with its messages, for as long as it lives
 
 
+def hugging_face_sampling(job: dict) -> dict[str, Any]:
+    """How tokens are chosen, in transformers' words; its own default would keep the likeliest 50."""
+    if job["sampling"]["temperature"] == 0:
+        return {"do_sample": False}
+    return {"do_sample": True, "top_k": 0, **job["sampling"]}
+
+
 def run_hf(job: dict) -> dict:
     """Hugging Face `generate`: static batches, sorted by length, each until its longest output is done."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=getattr(torch, job["dtype"])).to(job["device"])
+    how = hugging_face_sampling(job)
 
     def batch(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=job["device"])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=job["device"])
         out = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
-            ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+            ids, attention_mask=mask, max_new_tokens=max_tokens, eos_token_id=None, pad_token_id=0, **how
         )
         return out[:, width:].tolist()
 
@@ -79,7 +87,7 @@ def run_hf_continuous(job: dict) -> dict:
     requests = job["requests"]
     room = sum(-(-(len(prompt) + n) // 256) + 1 for prompt, n in requests)  # blocks of 256 tokens, for all at once
     manager = model.init_continuous_batching(
-        GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
+        GenerationConfig(eos_token_id=-1, pad_token_id=0, **hugging_face_sampling(job)),
         ContinuousBatchingConfig(
             num_blocks=room, max_batch_tokens=512, max_requests_per_batch=job["options"]["max_num_seqs"]
         ),
@@ -146,7 +154,7 @@ def run_vllm(job: dict) -> dict:
         tokens, times = [[] for _ in requests], [[] for _ in requests]
         started = time.perf_counter()
         for i, (prompt, n) in enumerate(requests):
-            params = SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False)
+            params = SamplingParams(**job["sampling"], seed=i, max_tokens=n, ignore_eos=True, detokenize=False)
             engine.add_request(str(i), {"prompt_token_ids": prompt}, params)
         while engine.has_unfinished_requests():
             outputs = engine.step()
@@ -213,11 +221,15 @@ def run_openvino(job: dict, weights: str = "fp32") -> dict:
     properties = openvino_properties(job["dtype"], weights)
     pipeline = openvino_genai.ContinuousBatchingPipeline(str(exported), scheduler, "CPU", properties)
 
+    how: dict[str, Any] = {"do_sample": False}
+    if job["sampling"]["temperature"] > 0:
+        how = {"do_sample": True, **job["sampling"]}
+
     def complete(requests: list) -> tuple[list, list]:
         tokens, times, handles = [[] for _ in requests], [[] for _ in requests], []
         started = time.perf_counter()
         for i, (prompt, n) in enumerate(requests):
-            config = openvino_genai.GenerationConfig(max_new_tokens=n, ignore_eos=True, do_sample=False)
+            config = openvino_genai.GenerationConfig(max_new_tokens=n, ignore_eos=True, rng_seed=i, **how)
             ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
             handles.append(pipeline.add_request(i, ids, config))
         while pipeline.has_non_finished_requests():
@@ -257,6 +269,25 @@ def open_llama_cpp(job: dict, weights: str | None, num_seqs: int, room: int, row
     return context, llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
 
 
+def llama_cpp_sampler(sampling: dict, seed: int, prompt: list[int]) -> Any:
+    """llama.cpp's own sampler of a request: its filters one after another, and a draw. It is told of each token that it
+    chooses; of the prompt here."""
+    from llama_cpp import llama_cpp as llama
+
+    chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
+    if penalty := sampling.get("repetition_penalty"):
+        llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_penalties(-1, penalty, 0.0, 0.0))
+    if top_k := sampling.get("top_k"):
+        llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_top_k(top_k))
+    llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_temp(sampling["temperature"]))
+    if top_p := sampling.get("top_p"):
+        llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_top_p(top_p, 1))
+    llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_dist(seed))
+    for token in prompt:
+        llama.llama_sampler_accept(chain, token)
+    return chain
+
+
 def run_llama_cpp(job: dict, weights: str | None = None) -> dict:
     """llama.cpp, compiled for this machine, by its Python binding. It brings batches of many sequences, but nobody who
     fills them: that is here, decodes first, then prompts, up to 512 tokens a step. What all prompts begin with is
@@ -283,7 +314,7 @@ def run_llama_cpp(job: dict, weights: str | None = None) -> dict:
 
     def complete(requests: list) -> tuple[list, list]:
         tokens, times = [[] for _ in requests], [[] for _ in requests]
-        waiting, free, running = list(range(len(requests)))[::-1], list(range(most))[::-1], {}
+        waiting, free, running, samplers = list(range(len(requests)))[::-1], list(range(most))[::-1], {}, {}
         started = time.perf_counter()
         columns = zip(*(prompt[:-1] for prompt, _ in requests), strict=False) if len(requests) > 1 else ()
         shared = [column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, columns)]
@@ -292,6 +323,7 @@ def run_llama_cpp(job: dict, weights: str | None = None) -> dict:
         while waiting or running:
             while waiting and free:
                 i, sequence = waiting.pop(), free.pop()
+                samplers[i] = llama_cpp_sampler(job["sampling"], i, requests[i][0])
                 running[i] = (sequence, len(shared))
                 llama.llama_memory_seq_cp(memory, most, sequence, -1, -1)
             parts, budget = [], 512
@@ -309,11 +341,15 @@ def run_llama_cpp(job: dict, weights: str | None = None) -> dict:
                 at += len(part)
                 if not ends:
                     continue
-                logits = np.ctypeslib.as_array(llama.llama_get_logits_ith(context, at), (vocab_size,))
-                tokens[i].append(int(logits.argmax()))
+                if job["sampling"]["temperature"] == 0:  # faster than its own greedy sampler
+                    logits = np.ctypeslib.as_array(llama.llama_get_logits_ith(context, at), (vocab_size,))
+                    tokens[i].append(int(logits.argmax()))
+                else:
+                    tokens[i].append(llama.llama_sampler_sample(samplers[i], context, at))
                 times[i].append(time.perf_counter() - started)
                 if len(tokens[i]) == requests[i][1]:
                     sequence, _ = running.pop(i)
+                    llama.llama_sampler_free(samplers.pop(i))
                     llama.llama_memory_seq_rm(memory, sequence, -1, -1)
                     free.append(sequence)
         llama.llama_memory_clear(memory, False)
@@ -389,6 +425,11 @@ def run_ctranslate2(job: dict, weights: str | None = None) -> dict:
     behind an end token, so end tokens are forbidden. Its int8 is that of stage 8: a scale for each output channel, and
     for each token."""
     generator, texts = open_ctranslate2(job, weights)
+    sampling = job["sampling"]
+    how: dict[str, Any] = {}
+    if sampling["temperature"] > 0:  # it does not take a seed for each request
+        how = {"sampling_temperature": sampling["temperature"], "sampling_topk": sampling.get("top_k", 0)}
+        how |= {"sampling_topp": sampling.get("top_p", 1), "repetition_penalty": sampling.get("repetition_penalty", 1)}
 
     def batch(rows: list[int], requests: list) -> None:
         longest = max(requests[i][1] for i in rows)
@@ -402,6 +443,7 @@ def run_ctranslate2(job: dict, weights: str | None = None) -> dict:
             min_length=longest,
             max_length=longest,
             include_prompt_in_result=False,
+            **how,
             callback=came,
         )
         for i, result in zip(rows, results, strict=True):

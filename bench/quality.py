@@ -394,9 +394,11 @@ def kept_casts(options: dict, count: int) -> int:
 def greedy(engine: str, job: dict, folder: Path, **options: Any) -> list[list[int]]:
     """What an engine of bench/engines.py makes of the job's openings."""
     from bench.throughput import run_in_fresh_process
+    from bench.workloads import SAMPLING
 
     nothing = dict.fromkeys(("arrivals", "company", "limit"))
     told = {"engine": engine, "device": "cpu", "load_format": "auto", "warm_up": [[1, 2]], "own": {}, **nothing}
+    told |= {"sampling": SAMPLING["greedy"]}
     own = {**job, **told, "requests": [(ids, GREEDY) for ids in job["openings"]]}
     own["options"] = {"max_num_seqs": 16, **options}
     return run_in_fresh_process(own, folder)["token_ids"]

@@ -27,6 +27,7 @@ import numpy as np
 
 from bench import bars, plots
 from bench.machine import is_busy
+from bench.workloads import SAMPLING
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- (\w+):((?: \S+\.json)+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -209,6 +210,7 @@ def caption(result: dict) -> str:
         f", {result['rate']:g} arriving a second" if result["rate"] else "",
         f", {result['kv_cache_bytes'] / 1e6:.0f} MB of KV cache" if result.get("kv_cache_bytes") else "",
         f", {beside(result['company'])}" if isinstance(result.get("company"), str) else "",
+        f", {sampled(result)}" if "sampling" in result else "",
         f"; {result['model']}{' with random weights' if result['load_format'] == 'dummy' else ''}, {result['dtype']}; ",
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; ",
         "one run each" if result["repeat"] == 1 else f"medians of {result['repeat']} runs in turn",
@@ -230,6 +232,16 @@ def caption(result: dict) -> str:
         sentences.append(f"Peers: {', '.join(' '.join(pair) for pair in versions.items())}. ")
     sentences += [f"Missing: {engine} ({why}). " for engine, why in result["missing"].items()]
     return "".join(sentences) + f"`{result['command']}`"
+
+
+def sampled(result: dict) -> str:
+    """How tokens were chosen, in words: "greedy", or "temperature 0.8, top-p 0.95"."""
+    name = result.get("sampling", "greedy")
+    if name == "greedy":
+        return name
+    return ", ".join(
+        f"{key.replace('top_', 'top-').replace('_', ' ')} {value:g}" for key, value in SAMPLING[name].items()
+    )
 
 
 def tables(result: dict, names: tuple[str, ...] = ("speed", "work")) -> str:
@@ -283,15 +295,19 @@ def comparison(results: list[dict]) -> str:
     its share of the limit."""
     engines = list(dict.fromkeys(row["engine"] for result in results for row in result["summary"]))
     last = [engine for engine in engines if engine.startswith("stage")][-1]
-    titles = ["workload", "type", *(f"`{engine}`" for engine in engines), "over the best other", "of the limit"]
-    lines = [" | ".join(titles), " | ".join(["---"] * 2 + ["---:"] * (len(titles) - 2))]
+    kinds = ["workload", "type"] + ["sampling"] * any(
+        result.get("sampling", "greedy") != "greedy" for result in results
+    )
+    titles = [*kinds, *(f"`{engine}`" for engine in engines), "over the best other", "of the limit"]
+    lines = [" | ".join(titles), " | ".join(["---"] * len(kinds) + ["---:"] * (len(titles) - len(kinds)))]
     for result in results:
         rows = {row["engine"]: row for row in result["summary"]}
         speeds = {engine: row["tokens_per_second"] for engine, row in rows.items()}
         best = max(speed for engine, speed in speeds.items() if engine != last)
         cells = [f"{speeds[engine]:,.1f}" if engine in speeds else "" for engine in engines]
         cells += [f"{speeds[last] / best:.2f} ×", f"{rows[last]['limit_share']:.0%}"]
-        lines.append(" | ".join([result["workload"], result["dtype"], *cells]))
+        told = [result["workload"], result["dtype"], sampled(result)][: len(kinds)]
+        lines.append(" | ".join([*told, *cells]))
     machine = results[0]["machine"]
     packages = {name: version for own in results[0]["versions"].values() for name, version in own.items()}
     packages.pop("torch", None)

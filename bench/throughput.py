@@ -4,15 +4,17 @@
     python -m bench.throughput --stages 4 5 --workload mixed --kv-cache-bytes 603979776 --json FILE --plot FILE.png
     python -m bench.throughput --stages 4 5 --workload mixed --rate 0.5         # requests arrive one by one
     python -m bench.throughput --stages 5 --workload decode --peers hf,hf-continuous,vllm,openvino
+    python -m bench.throughput --stages 6 --workload decode --sampling top-p --peers vllm,openvino
     python -m bench.throughput --stages 7 8 --peers llama-cpp-q8,openvino-int8,ctranslate2-int8 --workload single
     python -m bench.throughput --stages mine 1 2 3        # an engine of your own (exercises/engine.md)
     python -m bench.throughput --stages 5 6 --company 0,1,2,4,torch --limit 60      # a machine that others use too
 
 Every engine runs in a fresh process, in alternating order, `--repeat` times, after a warm-up; the tables show medians.
 Before a speed is printed, two things are checked: every engine made exactly the number of tokens that was asked for,
-and the stages' greedy tokens are the same (one request in twenty may differ, where two logits are as good as equal; in
-16 bits, where they are that more often, and of engines with weights in int8, stage 8 among them, the shares of equal
-ones are told instead).
+and the stages' tokens are the same (one request in twenty may differ, where two logits are as good as equal; in 16
+bits, where they are that more often, and of engines with weights in int8, stage 8 among them, the shares of equal ones
+are told instead). With `--sampling` every engine uses its own sampler, with a seed for each request if it takes one; a
+peer then draws other tokens, which are not compared.
 
 The limit is what the machine could do at best, see `needed_work` in bench/workloads.py, with the memory bandwidth and
 the rate of matrix products that torch or stage 6's kernels reach, measured before and after; the best counts. With
@@ -22,7 +24,7 @@ With `--company`, others use the machine while an engine is measured (not while 
 that only loop, or a torch program with two threads; 0 is nobody. With several, each engine is measured beside each, and
 the table tells how many times slower than alone it is.
 
-Workloads (bench/workloads.py; greedy, of random tokens, the same ones every time), or FILE, with a line of JSON per
+Workloads (bench/workloads.py; random tokens, the same ones every time), or FILE, with a line of JSON per
 request: `prompt_token_ids` (or `prompt`, a text) and `max_tokens`:
 """
 
@@ -110,8 +112,8 @@ def run_in_fresh_process(job: dict, folder: Path) -> dict:
 
 
 def same_tokens(runs: list[dict]) -> None:
-    """Compare every run's greedy tokens with those of the first whose weights are not in int8: the share of requests
-    that are equal becomes a field, and the share of tokens that come before a request's first difference."""
+    """Compare every run's tokens with those of the first whose weights are not in int8: the share of requests that are
+    equal becomes a field, and the share of tokens that come before a request's first difference."""
     first = next((run for run in runs if not run.get("int8")), runs[0] if runs else {})
     for run in runs:
         pairs = list(zip(first["token_ids"], run["token_ids"], strict=True))
@@ -144,6 +146,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--max-num-seqs", type=int, metavar="N", help="how many at once; default: the workload's")
     parser.add_argument("--kv-cache-bytes", type=int, metavar="N", help="the same memory for every stage's KV cache")
+    parser.add_argument(
+        "--sampling", choices=workloads.SAMPLING, default="greedy", help="how tokens are chosen; default: greedy"
+    )
     parser.add_argument("--rate", type=float, help="requests that arrive per second, Poisson; stages 4 and later")
     parser.add_argument("--seed", type=int, default=0, help="of the workload and of the arrivals")
     parser.add_argument("--model", default="gpt2", help="as for the stages; default: gpt2's sizes")
@@ -292,6 +297,7 @@ def prepare(args: argparse.Namespace) -> tuple[object, Path, dict]:
         "device": str(device),
         "options": options,
         "requests": requests,
+        "sampling": workloads.SAMPLING[args.sampling],
         # other tokens than in the requests, so that a prefix cache finds nothing of them later
         "warm_up": [prompt[::-1] for prompt, _ in requests[:2]],
         "arrivals": workloads.poisson_arrivals(len(requests), args.rate, args.seed) if args.rate else None,
@@ -345,6 +351,7 @@ def circumstances(
         "workload": Path(args.workload).name,
         "workload_sha256": workloads.fingerprint(job["requests"]),
         "requests": len(job["requests"]),
+        "sampling": args.sampling,
         "rate": args.rate,
         "seed": args.seed,
         **({"company": args.companies or job["company"]} if args.company else {}),
@@ -405,7 +412,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{engine} is missing: {reason}", file=sys.stderr)
     if not runs and not over:
         return 1
-    same_tokens(runs)
+    same_tokens([run for run in runs if args.sampling == "greedy" or run["engine"] not in PEERS])
     wrong = other_tokens(runs)
     if wrong and job["dtype"] == "float32":
         print(f"{wrong}: no speed is printed", file=sys.stderr)

@@ -38,6 +38,16 @@ SIZES = {
 }
 
 
+# How the tokens are chosen, by name: sampling parameters, in the stages' words.
+SAMPLING: dict[str, dict[str, float | int]] = {
+    "greedy": dict(temperature=0.0),
+    "temperature": dict(temperature=1.0),
+    "top-k": dict(temperature=0.8, top_k=50),
+    "top-p": dict(temperature=0.8, top_p=0.95),
+    "chat": dict(temperature=0.8, top_k=50, top_p=0.95, repetition_penalty=1.1),
+}
+
+
 def log_normal(rng: random.Random, median: float, sigma: float, low: int, high: int) -> int:
     """A whole number from a log-normal distribution, cut off at both ends."""
     return round(min(high, max(low, math.exp(rng.gauss(math.log(median), sigma)))))

@@ -4,22 +4,24 @@ import functools
 import importlib.util
 import itertools
 import json
-import linecache
 import os
 import re
 import shutil
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from . import child, examples
 from .examples import Example
-from .grading import Wrong, case_of, raised_at, told
-from .judge import Answer, Ended, Endless
+from .grading import Wrong, at_line, raised_at, told, where
+from .judge import Answer
 
 try:
     import fcntl
@@ -87,13 +89,13 @@ def exercises() -> dict[str, Exercise]:
     return {exercise.number: exercise for exercise in found}
 
 
-def answer_of(path: Path, **options: Any) -> Any:
-    """The answer in this file, in a process of its own: an `Answer`, or an `AnswerInC`, which are used alike."""
+def answer_of(path: Path, folder: Path | None = None) -> Any:
+    """The answer in this file: an `Answer`, or an `AnswerInC`, compiled into the folder. They are used alike."""
     if path.suffix != ".c":
-        return Answer(path, **options)
+        return Answer(path)
     from .in_c import AnswerInC  # not before it is needed: it imports torch
 
-    return AnswerInC(path, **options)
+    return AnswerInC(path, folder)
 
 
 def load(path: Path) -> ModuleType:
@@ -123,56 +125,86 @@ def work_of(number: str) -> ModuleType:
     return load(exercises()[number].work)
 
 
-def grade(exercise: Exercise, work: Path | None = None, *, whole: bool = True, **options: Any) -> Grade:
-    """Run the tests of an exercise on a file (the learner's unless another is given), in a process of its own; unless
-    the `whole` is asked for, up to the first test that fails."""
-    work = work or exercise.work
-    tests = {name: test for name, test in vars(load(exercise.test)).items() if name.startswith("test_")}
-    # The first failure is told; the others show how far one is.
-    started, failure, unseen, passed = time.process_time(), None, None, 0
-    linecache.checkcache(str(work))
-    with answer_of(work, **options) as answer:
+def grade(
+    exercise: Exercise,
+    work: Path | None = None,
+    *,
+    whole: bool = True,
+    quiet: bool = False,
+    seconds: float = child.SECONDS,
+    patience: float = child.PATIENCE,
+) -> Grade:
+    """Run the tests of an exercise on a file (the learner's unless another is given), in a process of its own.
+
+    whole: go on behind the first test that fails, to count the others.
+    quiet: what the answer prints is not shown.
+    seconds, patience: of computing, and by the clock, that a test may take.
+    """
+    work, result = work or exercise.work, Grade("failing")
+    settings = PROGRESS, examples.SHARE, examples.SIMPLER
+    with tempfile.TemporaryDirectory(prefix="answer-") as folder:
         try:
-            answer.load()
-        except Exception as error:
+            answer = answer_of(work, Path(folder))
+        except Exception as error:  # of the compiler
             return Grade("failing", f"the file can't be read: {raised_at(error, work)}")
-        for name, test in tests.items():
-            Example.now = ""
-            try:
-                test(answer)
-                passed += 1
-            except NotImplementedError as error:
-                where = getattr(error, "told", {}).get("function", "")
-                still = "has NOT_WRITTEN" if work.suffix == ".c" else "raises NotImplementedError"
-                unwritten = f"{exercise.work.name} still {still}, in {where}"
-                if not passed and not failure:
-                    return Grade("not started", unwritten, name)
-                failure = failure or (unwritten, name)
-            except Wrong as error:
-                failure = failure or (str(error), name)
-            except (Ended, Endless) as error:
-                failure = failure or (broken_off(error, exercise.test), name)
-                break
-            except Exception as error:
-                failure = failure or (told(error, work, exercise.test), name)
-            if failure and not whole:
-                break
-            try:
-                answer.settle()
-            except Wrong as error:  # told if no test says it in better words
-                unseen = unseen or (str(error), name)
-            except Ended:  # the next test tells it
-                continue
-        failure = failure or unseen
-        seconds = time.process_time() - started + answer.cpu_seconds
-    return Grade("failing" if failure else "passed", *(failure or ("", "")), passed, len(tests), seconds)
+        try:
+            checked, needs = (exercise, work, answer, whole, settings), exercise.test.read_text(encoding="utf-8")
+            limits = dict(seconds=seconds, patience=patience, quiet=quiet)
+            for told_now in child.run(run_tests, *checked, needs=needs, **limits):
+                result = told_now
+        except child.Stopped as error:
+            places = [at_line(path, error.spots) for path in (work, exercise.test)]
+            return replace(result, message=result.message or "\n".join([str(error), *filter(None, places)]))
+    return result
 
 
-def broken_off(error: Exception, test: Path) -> str:
-    """Of an answer that did not come back: the case, where it was, and the program that shows it."""
-    case = case_of(error, test)
-    program = f"\nIt was running:\n\n{Example.now}\n" if Example.now else ""
-    return str(error) + (f"\ncase:      {case}" if case else "") + program
+def run_tests(tell: child.Tell, exercise: Exercise, work: Path, answer: Any, whole: bool, settings: tuple) -> None:
+    """Tell a `Grade` before each test, and at the end. The first failure is told; the others show how far one is."""
+    global PROGRESS
+    PROGRESS, examples.SHARE, examples.SIMPLER = settings
+    sys.setrecursionlimit(sys.getrecursionlimit() + sum(1 for _ in traceback.walk_stack(None)))
+    started, failure, unseen, passed = time.process_time(), None, None, 0
+    tests = {name: test for name, test in vars(load(exercise.test)).items() if name.startswith("test_")}
+
+    def grade_now(state: str, message: str = "", name: str = "") -> Grade:
+        return Grade(state, message, name, passed, len(tests), time.process_time() - started)
+
+    def where_now(spots: list[child.Spot]) -> str:
+        program = [f"It was running:\n\n{Example.now}\n"] if Example.now else []
+        return "\n".join(where(spots, work, exercise.test) + program)
+
+    tell.where = where_now
+    tell(Grade("failing"))
+    try:
+        answer.load()
+    except BaseException as error:  # sys.exit, too
+        return tell(Grade("failing", f"the file can't be read: {raised_at(error, work)}"))
+    for name, test in tests.items():
+        Example.now = ""
+        tell(grade_now("failing", *(failure or ("", name))))
+        try:
+            test(answer)
+            passed += 1
+        except NotImplementedError as error:
+            function = getattr(error, "function", "") or traceback.extract_tb(error.__traceback__)[-1].name
+            still = "has NOT_WRITTEN" if work.suffix == ".c" else "raises NotImplementedError"
+            unwritten = f"{exercise.work.name} still {still}, in {function}"
+            if not passed and not failure:
+                return tell(Grade("not started", unwritten, name))
+            failure = failure or (unwritten, name)
+        except Wrong as error:
+            failure = failure or (str(error), name)
+        except BaseException as error:
+            failure = failure or (told(error, work, exercise.test), name)
+        if failure and not whole:
+            break
+        try:
+            answer.settle()
+        except Wrong as error:  # told if no test says it in better words
+            unseen = unseen or (str(error), name)
+    failure = failure or unseen
+    tell(grade_now("failing" if failure else "passed", *(failure or ("", ""))))
+    return None
 
 
 def prepare_streams() -> None:

@@ -6,8 +6,8 @@ from exercises.catalogue import answer_of, exercises
 
 
 @pytest.fixture
-def work(request):
+def work(request, tmp_path):
     exercise = next(exercise for exercise in exercises().values() if exercise.test == request.path)
-    with answer_of(exercise.work) as answer:
-        yield answer
-        answer.settle()
+    answer = answer_of(exercise.work, tmp_path)
+    yield answer
+    answer.settle()

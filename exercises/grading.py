@@ -2,7 +2,7 @@
 
 import ast
 import linecache
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from types import FrameType
@@ -147,8 +147,8 @@ Spot = tuple[FrameType, int, int]  # a frame, the line that it has reached, and 
 
 def told(error: BaseException, work: Path, test: Path) -> str:
     """An error as a message: the case that was run, what was raised, and the line of the learner's file."""
-    case = case_of(error, test)
-    none = "'NoneType'" in str(error) and not hasattr(error, "told")  # the test stumbles over what came back
+    case = called(spots_of(error), test, work)
+    none = "'NoneType'" in str(error) and not lines_in(work, spots_of(error))  # the test stumbles over what came back
     lines = [
         *([f"case:      {case}"] if case else []),
         f"got:       {raised_at(error, work)}",
@@ -159,23 +159,48 @@ def told(error: BaseException, work: Path, test: Path) -> str:
 
 def raised_at(error: BaseException, work: Path) -> str:
     """What an error says, at which line of the learner's file, and that line."""
-    about = getattr(error, "told", {"name": type(error).__name__, "line": None, "own": False})
-    line, said = about["line"], f": {error}" if str(error) else ""
-    if about["name"] == "KeyError" and error.args:
-        said = f": {error.args[0]}"
-    place = f" at line {line} of {work.name}" if line else ""
-    text = linecache.getline(str(work), line).strip() if line and about["own"] else ""
-    return f"{about['name']}{place}{said}" + (f"\n           {text}" if text else "")
+    line = (lines_in(work, spots_of(error)) or [getattr(error, "lineno", None)])[-1]
+    said = f": {error}" if str(error) else ""
+    if not line:
+        return f"{type(error).__name__}{said}"
+    text = linecache.getline(str(work), line).strip()
+    return f"{type(error).__name__} at line {line} of {work.name}{said}" + (f"\n           {text}" if text else "")
 
 
-def case_of(error: BaseException, test: Path) -> str:
-    """The expression of a test that was being computed when this was raised."""
-    return called([(tb.tb_frame, tb.tb_lineno, tb.tb_lasti) for tb in _tracebacks(error)], test)
+def where(spots: list[Spot], work: Path, test: Path) -> list[str]:
+    """Of an answer that did not come back: the line that it has reached, and the case that was run."""
+    lines, case = lines_in(work, spots), called(spots, test, work)
+    at = at_line(work, [(str(work), line) for line in reversed(lines)])
+    return [*filter(None, [at]), *([f"case:      {case}"] if case else [])]
 
 
-def called(spots: list[Spot], test: Path) -> str:
+def at_line(path: Path, spots: Sequence[tuple[str, int]]) -> str:
+    """The innermost line of this file that was reached, if one was."""
+    linecache.checkcache(str(path))
+    lines = [line for name, line in spots if name == str(path)][:1]
+    return "".join(
+        f"it was at: line {line} of {path.name}: {linecache.getline(str(path), line).strip()}" for line in lines
+    )
+
+
+def spots_of(error: BaseException) -> list[Spot]:
+    spots, traceback_ = [], error.__traceback__
+    while traceback_:
+        spots.append((traceback_.tb_frame, traceback_.tb_lineno, traceback_.tb_lasti))
+        traceback_ = traceback_.tb_next
+    return spots
+
+
+def lines_in(path: Path, spots: list[Spot]) -> list[int]:
+    """The lines of a file that were reached, the innermost last."""
+    return [line for frame, line, _ in spots if frame.f_code.co_filename == str(path)]
+
+
+def called(spots: list[Spot], test: Path, work: Path) -> str:
     """The expression of a test that was being computed, with the values of its variables."""
-    tests = [spot for spot in spots if Path(spot[0].f_code.co_filename) == test]
+    files = [frame.f_code.co_filename for frame, _, _ in spots]
+    before = spots[: files.index(str(work))] if str(work) in files else spots  # the answer may call back a test's model
+    tests = [spot for spot in before if spot[0].f_code.co_filename == str(test)]
     if not tests:
         return ""
     frame, line, instruction = tests[-1]
@@ -206,10 +231,3 @@ def _source(frame: FrameType, line: int, instruction: int) -> str:
     lines[-1] = lines[-1][:end]
     lines[0] = lines[0][begin:]
     return " ".join(line.decode().strip() for line in lines)
-
-
-def _tracebacks(error: BaseException) -> Iterator:
-    traceback_ = error.__traceback__
-    while traceback_:
-        yield traceback_
-        traceback_ = traceback_.tb_next

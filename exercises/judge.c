@@ -1,13 +1,13 @@
-/* What runs an answer that is written in C: in a process of its own, with traps around all that it is given.
+/* What stands around an answer that is written in C: traps on all sides of what it is given.
  *
- * Each array lies in pages of its own, between others that nobody may touch, and either ends where those behind it begin
- * or begins where those before it end. What is const can't be written. So a read or write outside stops at once, and the reply
- * says at which number of which array. Pages can also be counted: only the last `keep` of an array are open, and each
- * other one that is touched is noted in order, as a cache of so many pages would fetch it.
+ * Each array lies in pages that belong to it alone, between others that nobody may touch. It either ends where the pages
+ * after it begin, or begins where those before it end. What is const can't be written. So a read or write outside stops
+ * at once, and the reply says at which number of which array. Pages can also be counted: only the last `keep` of an
+ * array are open, and each other one that is touched is noted in order, as a cache of that size would fetch it.
  *
- * in_c.py compiles this together with the answer and with a `call` made of the functions' declarations, and speaks to
- * it through stdin and stdout. What the answer prints goes to stderr. POSIX alone is needed. */
-#include <poll.h>
+ * in_c.py compiles this into a library, together with the answer and with a `call` made of the functions' declarations.
+ * POSIX alone is needed. */
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
@@ -15,11 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #define ARRAYS 12
-#define NUMBERS 12
 #define STACK (64 << 10) /* bytes that a function may use */
 #define MOST_KEPT 64     /* pages of an array that can be open while they are counted */
 #define NOTES (1 << 16)  /* of pages that were touched */
@@ -27,100 +25,84 @@
 
 enum { DONE, OUTSIDE, NOT_WRITTEN_YET, SIGNAL }; /* kinds of a reply */
 
-typedef struct {
-    char *pages, *data; /* its own pages, and the array in them */
-    int64_t size, num_pages, writable, keep;
-    int64_t open[MOST_KEPT], num_fetched; /* the pages that are open, the oldest is open[num_fetched % keep] */
+typedef struct { /* of in_c.py */
+    void *data;
+    int64_t size, writable, keep; /* keep: 0 if its pages are not counted */
     int32_t *fetched;
+    int64_t num_fetched;
+} Given;
+
+typedef struct {
+    int64_t kind, first, second, allocated;
+} Reply;
+
+typedef struct {
+    Given *given;
+    char *pages, *data; /* its own pages, and the array in them */
+    int64_t num_pages;
+    int64_t open[MOST_KEPT]; /* the pages that are open, the oldest is open[num_fetched % keep] */
 } Array;
 
 int64_t call(const char *name, void **arrays, const int64_t *numbers); /* made by in_c.py */
 
-static Array arrays[ARRAYS + 1];
+static Array arrays[ARRAYS + 1]; /* the last one is the stack */
 static int64_t num_arrays, page, allocated;
-static int replies;
+static int replies[2];
 static char stack_of_signals[1 << 16];
 
-static void send_all(const void *data, int64_t size) {
-    for (const char *at = data; size > 0;) {
-        const ssize_t n = write(replies, at, (size_t)size);
-        if (n <= 0) _exit(9);
-        at += n, size -= n;
-    }
+/* The thread that calls this goes no further: nothing could take it back to where it may go on. */
+_Noreturn static void stop(int64_t kind, int64_t first, int64_t second) {
+    const Reply reply = {kind, first, second, allocated};
+    if (write(replies[1], &reply, sizeof reply) < 0) _exit(9);
+    while (1) pause();
 }
 
-static void receive_all(void *data, int64_t size) {
-    for (char *at = data; size > 0;) {
-        const ssize_t n = read(0, at, (size_t)size);
-        if (n <= 0) _exit(0);
-        at += n, size -= n;
-    }
-}
+_Noreturn void not_written(const char *function) { stop(NOT_WRITTEN_YET, (int64_t)(intptr_t)function, 0); }
 
-static int64_t receive(void) {
-    int64_t number;
-    receive_all(&number, sizeof number);
-    return number;
-}
+static int access_of(const Array *a) { return a->given->writable ? PROT_READ | PROT_WRITE : PROT_READ; }
 
-/* A reply after which nothing goes on. */
-_Noreturn static void end_with(int64_t kind, int64_t first, int64_t second) {
-    const int64_t reply[3] = {kind, first, second};
-    send_all(reply, sizeof reply);
-    _exit(3);
+static void protect(const Array *a, int access) {
+    if (a->num_pages) mprotect(a->pages, (size_t)(a->num_pages * page), access);
 }
-
-_Noreturn void not_written(const char *function) {
-    const int64_t length = (int64_t)strlen(function);
-    const int64_t reply[3] = {NOT_WRITTEN_YET, length, 0};
-    send_all(reply, sizeof reply), send_all(function, length);
-    _exit(3);
-}
-
-static int access_of(const Array *a) { return a->writable ? PROT_READ | PROT_WRITE : PROT_READ; }
 
 /* Open a page of an array whose pages are counted, and close the one that was opened first. */
 static int fetched(Array *a, int64_t number) {
-    if (!a->keep) return 0;
-    const int64_t known = a->num_fetched < a->keep ? a->num_fetched : a->keep;
+    Given *g = a->given;
+    if (!g->keep) return 0;
+    const int64_t known = g->num_fetched < g->keep ? g->num_fetched : g->keep;
     for (int64_t i = 0; i < known; i++)
         if (a->open[i] == number) return 0; /* it is open: this is a write to what is const */
-    int64_t *slot = &a->open[a->num_fetched % a->keep];
-    if (a->num_fetched >= a->keep) mprotect(a->pages + *slot * page, (size_t)page, PROT_NONE);
+    int64_t *slot = &a->open[g->num_fetched % g->keep];
+    if (g->num_fetched >= g->keep) mprotect(a->pages + *slot * page, (size_t)page, PROT_NONE);
     *slot = number;
-    if (a->num_fetched < NOTES) a->fetched[a->num_fetched] = (int32_t)number;
-    a->num_fetched++;
+    if (g->num_fetched < NOTES) g->fetched[g->num_fetched] = (int32_t)number;
+    g->num_fetched++;
     return mprotect(a->pages + number * page, (size_t)page, access_of(a)) == 0;
 }
 
-static void trap(int signal, siginfo_t *info, void *context) {
+static void trap(int number, siginfo_t *info, void *context) {
     (void)context;
     const char *at = info->si_addr;
-    if (signal == SIGSEGV || signal == SIGBUS)
-        for (int64_t i = 0; i <= num_arrays; i++) { /* the last one is the stack */
+    if (number == SIGSEGV || number == SIGBUS)
+        for (int64_t i = 0; i <= num_arrays; i++) {
             Array *a = &arrays[i];
             const char *end = a->pages + a->num_pages * page;
             if (at < a->pages - CLOSED || at >= end + CLOSED) continue;
             if (at >= a->pages && at < end && fetched(a, (at - a->pages) / page)) return;
-            end_with(OUTSIDE, i, at - a->data);
+            stop(OUTSIDE, i, at - a->data);
         }
-    end_with(SIGNAL, signal, (int64_t)(intptr_t)at);
+    stop(SIGNAL, number, (int64_t)(intptr_t)at);
 }
 
 /* Room for an array between pages that are closed. */
-static void make(Array *a, int64_t size, int64_t writable, int64_t keep, int64_t at_end) {
-    const int64_t num_pages = (size + page - 1) / page;
+static void make(Array *a, Given *given, int64_t at_end) {
+    const int64_t num_pages = (given->size + page - 1) / page;
     char *room = mmap(NULL, (size_t)(num_pages * page + 2 * CLOSED), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (room == MAP_FAILED) _exit(8);
-    *a = (Array){.pages = room + CLOSED, .size = size, .num_pages = num_pages, .writable = writable, .keep = keep};
-    a->data = a->pages + (at_end ? num_pages * page - size : 0);
-    if (num_pages) mprotect(a->pages, (size_t)(num_pages * page), PROT_READ | PROT_WRITE);
-    if (keep) a->fetched = malloc(NOTES * sizeof *a->fetched);
-}
-
-static void unmake(Array *a) {
-    munmap(a->pages - CLOSED, (size_t)(a->num_pages * page + 2 * CLOSED));
-    free(a->fetched);
+    *a = (Array){.given = given, .pages = room + CLOSED, .num_pages = num_pages};
+    a->data = a->pages + (at_end ? num_pages * page - given->size : 0);
+    protect(a, PROT_READ | PROT_WRITE);
+    if (given->data) memcpy(a->data, given->data, (size_t)given->size);
 }
 
 /* The answer's own malloc, calloc and so on. */
@@ -133,83 +115,57 @@ int counted_posix_memalign(void **made, size_t to, size_t size) {
 }
 
 typedef struct {
-    char name[32];
-    int64_t numbers[NUMBERS], value;
+    const char *name;
+    const int64_t *numbers;
 } Call;
 
-static void *do_call(void *given) {
-    Call *own = given;
+static void *do_call(void *own) {
     void *data[ARRAYS];
+    Array *stack = &arrays[num_arrays];
+    const int64_t here = (char *)__builtin_frame_address(0) - stack->pages; /* above it is what the system keeps there */
+    stack->num_pages = (here - STACK) / page;
+    protect(stack, PROT_NONE);
     sigaltstack(&(stack_t){.ss_sp = stack_of_signals, .ss_size = sizeof stack_of_signals}, NULL);
     for (int64_t i = 0; i < num_arrays; i++) data[i] = arrays[i].data;
-    own->value = call(own->name, data, own->numbers);
+    const Reply reply = {DONE, call(((Call *)own)->name, data, ((Call *)own)->numbers), 0, allocated};
+    if (write(replies[1], &reply, sizeof reply) < 0) _exit(9);
     return NULL;
 }
 
-/* One call: its name; the arrays, each with size, whether it can be written, pages that are kept (0: all, and none is
- * counted), and contents; whether they lie at the ends of their pages; the numbers. */
-static void serve(void) {
-    Call own = {.value = 0};
-    receive_all(own.name, sizeof own.name);
-    num_arrays = receive();
-    const int64_t at_end = receive();
-    for (int64_t i = 0; i < num_arrays; i++) {
-        const int64_t size = receive(), writable = receive(), keep = receive();
-        make(&arrays[i], size, writable, keep, at_end);
-        receive_all(arrays[i].data, size);
-    }
-    const int64_t num_numbers = receive();
-    for (int64_t i = 0; i < num_numbers; i++) own.numbers[i] = receive();
-    for (int64_t i = 0; i < num_arrays; i++) {
-        const Array *a = &arrays[i];
-        if (a->num_pages) mprotect(a->pages, (size_t)(a->num_pages * page), a->keep ? PROT_NONE : access_of(a));
-    }
-    allocated = 0;
-    make(&arrays[num_arrays], STACK + page, 1, 0, 0);
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstack(&attributes, arrays[num_arrays].pages, (size_t)(STACK + page));
-    pthread_t thread;
-    if (pthread_create(&thread, &attributes, do_call, &own)) _exit(7);
-    pthread_join(thread, NULL);
-    const int64_t reply[3] = {DONE, own.value, allocated};
-    send_all(reply, sizeof reply);
-    for (int64_t i = 0; i <= num_arrays; i++) {
-        Array *a = &arrays[i];
-        if (i < num_arrays && a->writable) {
-            if (a->num_pages) mprotect(a->pages, (size_t)(a->num_pages * page), PROT_READ);
-            send_all(a->data, a->size);
-        }
-        if (a->keep) {
-            const int64_t noted = a->num_fetched < NOTES ? a->num_fetched : NOTES;
-            send_all(&a->num_fetched, sizeof a->num_fetched);
-            send_all(a->fetched, noted * (int64_t)sizeof *a->fetched);
-        }
-        unmake(a);
-    }
-}
-
-/* End with the judge, whatever the answer does. */
-static void *watch(void *nothing) {
-    struct pollfd judge = {.fd = 0, .events = 0};
-    poll(&judge, 1, -1);
-    _exit(1);
-    return nothing;
-}
-
-int main(void) {
-    page = sysconf(_SC_PAGESIZE);
-    replies = dup(1);
-    dup2(2, 1);
-    setrlimit(RLIMIT_NOFILE, &(struct rlimit){1, 1}); /* from here on nothing can be opened; poll takes one that is */
+/* One call: the arrays are copied between traps, and what was written there is copied back. After a trap they stay as
+ * they are: a thread waits in it for ever. */
+void run(const char *name, Given *given, int64_t count, int64_t at_end, const int64_t *numbers, Reply *reply) {
     struct sigaction action = {.sa_sigaction = trap, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
     const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-    for (int i = 0; i < 5; i++) sigaction(signals[i], &action, NULL);
-    signal(SIGINT, SIG_IGN); /* a Ctrl-C is told once, by the judge */
-    sigset_t alarms;
+    struct sigaction others[5];
+    for (int i = 0; i < 5; i++) sigaction(signals[i], &action, &others[i]);
+    Given of_stack = {.size = 8 * STACK, .writable = 1};
+    Call own = {name, numbers};
+    page = sysconf(_SC_PAGESIZE), num_arrays = count, allocated = 0;
+    for (int64_t i = 0; i < count; i++) make(&arrays[i], &given[i], at_end);
+    for (int64_t i = 0; i < count; i++) protect(&arrays[i], given[i].keep ? PROT_NONE : access_of(&arrays[i]));
+    make(&arrays[count], &of_stack, 0);
+    sigset_t alarms, before;
     sigemptyset(&alarms), sigaddset(&alarms, SIGALRM);
-    pthread_sigmask(SIG_BLOCK, &alarms, NULL); /* they are for threads that a test makes */
-    pthread_t watcher;
-    pthread_create(&watcher, NULL, watch, NULL);
-    while (1) serve();
+    pthread_sigmask(SIG_BLOCK, &alarms, &before); /* they are for threads that a test makes */
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstack(&attributes, arrays[count].pages, (size_t)(arrays[count].num_pages * page));
+    pthread_t thread;
+    if (pipe(replies)) _exit(7);
+    if (pthread_create(&thread, &attributes, do_call, &own)) _exit(7);
+    while (read(replies[0], reply, sizeof *reply) < 0 && errno == EINTR) continue;
+    for (int i = 0; i < 5; i++) sigaction(signals[i], &others[i], NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    fflush(stdout);
+    if (reply->kind != DONE) return;
+    pthread_join(thread, NULL);
+    close(replies[0]), close(replies[1]);
+    for (int64_t i = 0; i <= count; i++) {
+        Array *a = &arrays[i];
+        protect(a, PROT_READ);
+        if (i < count && given[i].writable) memcpy(given[i].data, a->data, (size_t)given[i].size);
+        const int64_t num_pages = i < count ? a->num_pages : of_stack.size / page;
+        munmap(a->pages - CLOSED, (size_t)(num_pages * page + 2 * CLOSED));
+    }
 }

@@ -5,21 +5,24 @@ python -m exercises grade class/* --table marks.csv # or as CSV, for a spreadshe
 python -m exercises grade anna --only 2.1 2.3
 
 A folder is a learner's checkout, or just has the files of the answers in it, at any depth. Only the answers are taken
-from there, each into a fresh directory. Tests and judge are those of the checkout that runs this. Records
-(`.exercises.json`) are neither read nor written. Grade as a user who can't read solutions of others: an answer is a
-program.
+from there, and they run in a copy of this checkout's exercises in which there are no solutions. Records
+(`.exercises.json`) are neither read nor written.
 """
 
 import argparse
 import csv
 import io
+import json
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from . import catalogue
-from .catalogue import Exercise, Grade, exercises, grade
+from .catalogue import FOLDER, PROGRESS, Exercise, Grade, exercises, grade
 
 
 def answer_in(folder: Path, exercise: Exercise) -> Path | None:
@@ -28,22 +31,36 @@ def answer_in(folder: Path, exercise: Exercise) -> Path | None:
     return min(found, key=lambda path: (len(path.parts), path), default=None)
 
 
-def grade_folder(folder: Path, some: Iterable[Exercise]) -> dict[str, Grade]:
-    """The grade of each exercise by number; the state is "missing" if there is no file."""
-    grades, kept = {}, catalogue.PROGRESS
+def grade_folders(folders: Sequence[Path], numbers: Sequence[str]) -> dict[str, dict[str, Grade]]:
+    """The grade of each exercise by number, for each folder; the state is "missing" if there is no file."""
     with tempfile.TemporaryDirectory(prefix="grade-") as clean:
-        catalogue.PROGRESS = Path(clean) / "records.json"  # exercise 1.4 keeps a prediction
-        try:
-            for exercise in some:
-                answer = answer_in(folder, exercise)
-                if answer is None:
-                    grades[exercise.number] = Grade("missing")
-                    continue
-                copy = shutil.copy(answer, Path(clean) / exercise.work.name)
-                grades[exercise.number] = grade(exercise, Path(copy), quiet=True)
-        finally:
-            catalogue.PROGRESS = kept
-    return grades
+        shutil.copytree(
+            FOLDER, Path(clean) / "exercises", ignore=shutil.ignore_patterns("solutions", "solution.py", "__pycache__")
+        )
+        paths = os.pathsep.join([clean, str(FOLDER.parent), os.environ.get("PYTHONPATH", "")])
+        command = [sys.executable, "-c", "from exercises.marks import grade_here; grade_here()"]
+        asked = json.dumps([[str(folder.resolve()) for folder in folders], list(numbers)])
+        subprocess.run([*command, asked], cwd=clean, env={**os.environ, "PYTHONPATH": paths}, check=True)
+        results = json.loads((Path(clean) / "results.json").read_text(encoding="utf-8"))
+    rows = [{number: Grade(**of) for number, of in result.items()} for result in results]
+    return dict(zip(map(str, folders), rows, strict=True))
+
+
+def grade_here() -> None:
+    """What `grade_folders` runs in the copy: the answers of a folder take the learner's place there."""
+    folders, numbers = json.loads(sys.argv[1])
+    results = []
+    for folder in map(Path, folders):
+        PROGRESS.unlink(missing_ok=True)  # exercise 1.4 keeps a prediction
+        grades = {}
+        for exercise in (exercises()[number] for number in numbers):
+            answer, result = answer_in(folder, exercise), Grade("missing")
+            if answer:
+                shutil.copy(answer, exercise.work)
+                result = grade(exercise, quiet=True)
+            grades[exercise.number] = asdict(result)
+        results.append(grades)
+    Path("results.json").write_text(json.dumps(results), encoding="utf-8")
 
 
 def cell(result: Grade) -> str:
@@ -82,10 +99,7 @@ def main(argv: list[str]) -> int:
         parser.error(f"--table takes a file that ends in .csv or .md, got {args.table}")
     if missing := [folder for folder in args.folders if not folder.is_dir()]:
         raise ValueError(f"{missing[0]} is no folder")
-    some = [exercises()[number] for number in args.only]
-    text = table(
-        {str(folder): grade_folder(folder, some) for folder in args.folders}, getattr(args.table, "suffix", "")
-    )
+    text = table(grade_folders(args.folders, args.only), getattr(args.table, "suffix", ""))
     if args.table:
         args.table.write_text(text, encoding="utf-8")
     else:

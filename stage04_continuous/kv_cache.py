@@ -4,9 +4,10 @@ The cache is a row of slots, each with room for the longest possible sequence. A
 which it joins to the step in which it leaves; the scheduler says which. Position i of it lies at place i of its slot.
 """
 
-import psutil
 import torch
 from torch import Tensor
+
+from .support.memory import free_memory
 
 SHARE_OF_FREE_MEMORY = 0.5  # what the cache may take by default; the rest is for the activations of a prefill
 
@@ -46,12 +47,11 @@ def bytes_per_token(n_layer: int, n_embd: int, dtype: torch.dtype) -> int:
 
 def default_cache_bytes(device: torch.device) -> int:
     """Half of the memory that is free now."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    return int(free * SHARE_OF_FREE_MEMORY)
+    return int(free_memory(device) * SHARE_OF_FREE_MEMORY)
 
 
 def check_cache_bytes(num_bytes: int, device: torch.device) -> None:
     """Raise ValueError unless a device has so much memory: a system that promises it anyway may kill us later."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free = free_memory(device)
     if num_bytes > free:
         raise ValueError(f"the KV cache would take {num_bytes:,} bytes of memory, there are {free:,} free")

@@ -1,6 +1,5 @@
 """One request: the prompt, its state, and its output so far."""
 
-import enum
 import logging
 import time
 from typing import Any
@@ -12,13 +11,6 @@ from .support.text import Text
 from .support.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-
-class RequestState(enum.Enum):
-    """Where a request is that is not finished: in the queue, or in a slot."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
 
 
 class Request:
@@ -37,7 +29,6 @@ class Request:
         score_from: with params.prompt_logprobs, the first token of the prompt that gets one.
 
     Attributes:
-        state: changed by the scheduler.
         num_computed_tokens: how many tokens of the sequence have their keys and values in the cache.
         rank: its rank in the queue (number, arrival), given by the scheduler; lower is earlier.
         slot: where in the cache, while it runs; given and taken by the scheduler.
@@ -84,7 +75,7 @@ class Request:
 
     def reset_to_waiting(self) -> None:
         """Mark it as waiting, with nothing cached."""
-        self.state, self.slot, self.num_computed_tokens = RequestState.WAITING, None, 0
+        self.slot, self.num_computed_tokens = None, 0
 
     @property
     def finished(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .policies import policy_rank
-from .request import Request, RequestState
+from .request import Request
 
 
 class Row(NamedTuple):
@@ -98,7 +98,6 @@ class Scheduler:
     def _admit(self, request: Request) -> None:
         self.waiting.remove(request)
         request.slot = heapq.heappop(self.free_slots)
-        request.state = RequestState.RUNNING
         if request.first_scheduled_time is None:
             request.first_scheduled_time = time.perf_counter()
         self.running.append(request)

@@ -6,11 +6,11 @@ request has which blocks; the cache gets places. Place s is number s % block_siz
 
 from collections.abc import Callable
 
-import psutil
 import torch
 from torch import Tensor
 
 from .attention import PagedAttention
+from .support.memory import free_memory
 
 SHARE_OF_FREE_MEMORY = 0.5  # the cache's share by default; the rest is for a prefill's activations
 SHARE_OF_FREE_CUDA_MEMORY = 0.9  # after those have been measured
@@ -62,17 +62,17 @@ def default_cache_bytes(device: torch.device, full_step: Callable[[], None]) -> 
     """What the cache may take. On a CPU half of the memory that is free now; on CUDA, which we have to
     ourselves, 90% of it, less what one full step takes (run to measure it)."""
     if device.type != "cuda":
-        return int(psutil.virtual_memory().available * SHARE_OF_FREE_MEMORY)
+        return int(free_memory(device) * SHARE_OF_FREE_MEMORY)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     full_step()
     taken = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
-    return int(torch.cuda.mem_get_info(device)[0] * SHARE_OF_FREE_CUDA_MEMORY) - taken
+    return int(free_memory(device) * SHARE_OF_FREE_CUDA_MEMORY) - taken
 
 
 def check_cache_bytes(num_bytes: int, device: torch.device) -> None:
     """Raise ValueError unless a device has so much memory: a system that promises it anyway may kill us later."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free = free_memory(device)
     if num_bytes > free:
         raise ValueError(f"the KV cache would take {num_bytes:,} bytes of memory, there are {free:,} free")

@@ -137,7 +137,7 @@ class BlockManager:
         """Whether `num_blocks` are free without touching the reserve."""
         return num_blocks + reserve <= self.num_free
 
-    def could_allocate(self, sequence: Sequence, without: Iterable[Sequence], reserve: int = 0) -> bool:
+    def could_allocate(self, sequence: Sequence, without: Iterable[Sequence], reserve: int) -> bool:
         """Whether a sequence would get its blocks without touching the reserve, if others lost theirs."""
         lost = Counter(block for other in without for block in self._tables[other].blocks)
         freed = {block for block, count in lost.items() if count == self.ref_counts[block]}

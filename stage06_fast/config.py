@@ -41,7 +41,7 @@ class EngineConfig(Options):
     max_model_len: int | None = option(
         None, integer(2), "longest prompt and output together, in tokens (default: the model's context)"
     )
-    max_num_seqs: int = option(8, integer(1), "requests that run at once")
+    max_num_seqs: int = option(64, integer(1), "requests that run at once")
     max_num_batched_tokens: int = option(512, integer(1), "tokens in a step; a longer prompt is prefilled in several")
     policy: str = option(
         "fcfs",

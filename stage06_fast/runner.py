@@ -45,6 +45,7 @@ class Runner:
         checkpoint.load(self.model, self.dtype, self.device)
         self.bytes_per_token = bytes_per_token(model_config.n_layer, model_config.n_embd, self.dtype)
         sizes = (config.block_size, n_head, head_dim, self.dtype, self.device, paged_attention)
+        self.max_num_seqs = config.max_num_seqs
         self.num_blocks = self._pick_num_blocks(config, max_model_len, KVCache(model_config.n_layer, 1, *sizes))
         self.kv_cache_bytes = self.num_blocks * config.block_size * self.bytes_per_token
         check_cache_bytes(self.kv_cache_bytes, self.device)
@@ -59,8 +60,9 @@ class Runner:
         self.waits_briefly = WAITS_BRIEFLY and isinstance(self.model, FastGPT2)
 
     def describe(self) -> str:
-        """The chosen device, dtype and cache, in words."""
+        """The chosen device, dtype, number of requests and cache, in words."""
         cache = f"{self.num_blocks:,} blocks in {self.kv_cache_bytes / 1e6:,.0f} MB of KV cache"
+        cache = f"up to {self.max_num_seqs} requests at once, {cache}"
         return f"{describe_device(self.device, self.dtype)}, attention: {self.attention_backend}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:

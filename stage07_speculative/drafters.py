@@ -83,8 +83,8 @@ class DraftModel:
     parameters and its random numbers: where both models give nearly the same probabilities, the same number picks the
     same token.
 
-    It has its own KV cache, with a slot for each request that may run. Keys and values of refused drafts stay there
-    until they are overwritten; they are never read.
+    It has its own KV cache, with a slot for each request that may run, or as many as memory allows; a request without a
+    slot gets no drafts. Keys and values of refused drafts stay there until they are overwritten; they are never read.
 
     Args:
         config: the engine's options; `speculate` names the model.
@@ -110,11 +110,10 @@ class DraftModel:
         self.max_model_len = min(max_model_len, sizes.n_positions)
         self.max_num_batched_tokens, self.block_size = config.max_num_batched_tokens, config.block_size
         self.blocks_per_slot = -(-self.max_model_len // config.block_size)
-        num_blocks = config.max_num_seqs * self.blocks_per_slot
-        own_config = replace(config, num_blocks=num_blocks, kv_cache_bytes=None)
+        own_config = replace(config, num_blocks=None, kv_cache_bytes=None)
         self.runner = Runner(own_config, sizes, checkpoint, self.max_model_len)
         self.draft_cost = self.runner.time_steps((1,))[1]
-        self._numbers = range(config.max_num_seqs)
+        self._numbers = range(self.runner.num_blocks // self.blocks_per_slot)
         self._slots: weakref.WeakKeyDictionary[Request, DraftSlot] = weakref.WeakKeyDictionary()
 
     def draft(self, counts: dict[Request, int]) -> dict[Request, list[int]]:
@@ -142,8 +141,10 @@ class DraftModel:
             if not count or request.num_tokens > self.max_model_len:
                 continue
             if request not in self._slots:
-                taken = {slot.number for slot in self._slots.values()}
-                self._slots[request] = DraftSlot(next(number for number in self._numbers if number not in taken))
+                free = set(self._numbers) - {slot.number for slot in self._slots.values()}
+                if not free:
+                    continue
+                self._slots[request] = DraftSlot(min(free))
             if tokens := self._slots[request].missing(request.token_ids)[:budget]:
                 new[request], budget = tokens, budget - len(tokens)
         return new

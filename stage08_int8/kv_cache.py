@@ -7,12 +7,11 @@ block manager's business; the cache gets places. Place s is number s % block_siz
 import functools
 from collections.abc import Callable
 
-import psutil
 import torch
 from torch import Tensor
 
 from .attention import PagedAttention
-from .support import memory
+from .support.memory import empty, free_memory
 
 SHARE_OF_FREE_MEMORY = 0.5  # what the cache may take by default; the rest is for the activations of a prefill
 SHARE_OF_FREE_CUDA_MEMORY = 0.9  # after those have been measured
@@ -37,7 +36,7 @@ class KVCache:
     ):
         self.block_size, self.paged_attention = block_size, paged_attention
         # Nothing is read before it is written, so it need not be zero. A block's keys are transposed: see attention.py.
-        make = memory.empty if large_pages else functools.partial(torch.empty, device=device)
+        make = empty if large_pages else functools.partial(torch.empty, device=device)
         self.keys = make((n_layer, num_blocks, n_head, head_dim, block_size), dtype=dtype)
         self.values = make((n_layer, num_blocks, n_head, block_size, head_dim), dtype=dtype)
         # The system provides memory at first touch, so touch what most runs need now, not within a step. The first
@@ -72,17 +71,17 @@ def default_cache_bytes(device: torch.device, full_step: Callable[[], None]) -> 
     """What the cache may take. On a CPU half of the memory that is free now; on CUDA, where no other program needs it,
     90% of it without what a full step takes, which is run to see."""
     if device.type != "cuda":
-        return int(psutil.virtual_memory().available * SHARE_OF_FREE_MEMORY)
+        return int(free_memory(device) * SHARE_OF_FREE_MEMORY)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     full_step()
     taken = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
-    return int(torch.cuda.mem_get_info(device)[0] * SHARE_OF_FREE_CUDA_MEMORY) - taken
+    return int(free_memory(device) * SHARE_OF_FREE_CUDA_MEMORY) - taken
 
 
 def check_cache_bytes(num_bytes: int, device: torch.device) -> None:
     """Raise ValueError unless a device has so much memory: a system that promises it anyway may kill us later."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free = free_memory(device)
     if num_bytes > free:
         raise ValueError(f"the KV cache would take {num_bytes:,} bytes of memory, there are {free:,} free")

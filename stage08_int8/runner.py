@@ -56,6 +56,7 @@ class Runner:
         checkpoint.load(self.model, self.dtype, self.device, quantizing(self.model) if self.int8 else None)
         self.bytes_per_token = bytes_per_token(model_config.n_layer, model_config.n_embd, self.dtype)
         sizes = (config.block_size, n_head, head_dim, self.dtype, self.device, paged_attention)
+        self.max_num_seqs = config.max_num_seqs
         self.num_blocks = self._pick_num_blocks(config, max_model_len, KVCache(model_config.n_layer, 1, *sizes))
         self.kv_cache_bytes = self.num_blocks * config.block_size * self.bytes_per_token
         check_cache_bytes(self.kv_cache_bytes, self.device)
@@ -71,8 +72,9 @@ class Runner:
         self.last_step = 0, 0.0  # tokens and seconds of the latest forward pass, on a CPU
 
     def describe(self) -> str:
-        """The chosen device, dtype and cache, in words."""
+        """The chosen device, dtype, number of requests and cache, in words."""
         cache = f"{self.num_blocks:,} blocks in {self.kv_cache_bytes / 1e6:,.0f} MB of KV cache"
+        cache = f"up to {self.max_num_seqs} requests at once, {cache}"
         weights = ", weights in int8" if self.int8 else ""
         return f"{describe_device(self.device, self.dtype)}{weights}, attention: {self.attention_backend}, {cache}"
 

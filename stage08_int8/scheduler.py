@@ -106,8 +106,7 @@ class Scheduler:
                 rows.append(self._row(request, budget))
                 budget -= rows[-1].num_tokens
         if was_preempted:
-            if self.waiting:
-                self.emit("refused", self.waiting[0], reason="preempted")
+            self.emit("refused", self.waiting[0], reason="preempted")
             return rows
         skipped: list[Request] = []  # they wait for memory, and others may overtake them
         for request in list(self.waiting):

@@ -51,8 +51,8 @@ def format_result(index: int, output: Any, total: int, as_json: bool) -> str:
     results = []
     for completion in output.outputs:
         which = f"{index + 1} of {total}" + (f", completion {completion.index + 1}" if len(output.outputs) > 1 else "")
-        limit = f" ({completion.length_limit})" if completion.length_limit == "max_model_len" else ""
-        results.append(f"--- {which}: {completion.finish_reason}{limit}, {len(completion.token_ids)} tokens\n")
+        limit = completion.length_limit and f"stopped at --{completion.length_limit.replace('_', '-')}"
+        results.append(f"--- {which}: {limit or completion.finish_reason}, {len(completion.token_ids)} tokens\n")
         results.append(f"{output.prompt}{completion.text}\n")
     return "".join(results)
 

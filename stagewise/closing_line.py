@@ -35,6 +35,8 @@ def closing_line(stage: Stage, stats: Any, seconds: float, as_json: bool, detail
         return json.dumps({**counts, "tokens_per_second": tokens_per_second, **latencies})
     requests = "1 request" if stats.num_requests == 1 else f"{stats.num_requests:,} requests"
     line = f"{requests}, {stats.num_output_tokens:,} tokens in {seconds:.2f} s: {tokens_per_second:.1f} tok/s"
+    if stats.num_truncated:
+        line += f"; {stats.num_truncated:,} stopped at the length limit"
     if not details:
         return line
     rows = {"ended by length": f"{stats.num_truncated:,}", "forward passes": f"{stats.num_forwards:,}"}

@@ -50,6 +50,9 @@ OTHER_NAMES = {
 }
 
 
+DEFAULTS = {"--stop-on-eos": "an output ends at the end token, unless --ignore-eos is given"}
+
+
 class Parser(argparse.ArgumentParser):
     """Errors are one line, with a hint where there is one.
 
@@ -83,6 +86,8 @@ class Parser(argparse.ArgumentParser):
             return f"{word} is written {flag}"
         if (name := OTHER_NAMES.get(flag)) and name.split()[0] in known:
             return f"for {flag} give {name}"
+        if flag in DEFAULTS:
+            return f"{flag} is not needed: {DEFAULTS[flag]}"
         if has_it := self.others_that_have(flag):
             return f"{flag} is there in stage{'s' if len(has_it) > 1 else ''} {', '.join(map(str, has_it))}"
         close = difflib.get_close_matches(flag, known, n=1, cutoff=0.8)

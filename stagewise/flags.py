@@ -176,7 +176,8 @@ def beams_of(stage: Stage, args: argparse.Namespace, sampling: Sampling) -> Beam
         return None
     if args.interactive:
         raise ValueError("--beam-width is for prompts and files: a search has no tokens to stream")
-    if idle := [*drawing(sampling), *(["n"] if args.n > 1 else [])]:
+    draws = args.temperature not in (0, SAMPLING["temperature"]["default"])
+    if idle := [*drawing(sampling), *(["n"] if args.n > 1 else []), *(["temperature"] if draws else [])]:
         raise ValueError(f"--{idle[0].replace('_', '-')} can't go with --beam-width, which draws nothing")
     stage.check_whole_number("--beam-width", args.beam_width, 1)
     stopping = {"false": False, "true": True, "never": "never"}[args.early_stopping]

@@ -37,6 +37,7 @@ ELSEWHERE = {
     "ThreadLimit": "threads",
     "derive_seed": "philox",
     "find_model": "weights",
+    "free_memory": "memory",
     "Detokenizer": "tokenizer",
     "byte_alphabet": "vocabulary",
     **dict.fromkeys(("GPT2", "ModelConfig"), "model"),

@@ -44,8 +44,8 @@ LIMITS: dict[str, Any] = dict(
 # Between two parts of JSON one, or none. A small model that may write more, or new lines, goes on with them.
 SPACES = r" "
 MISSING = (
-    "structured_outputs needs the package llguidance, which is not installed: pip install 'stagewise[structured]', or, "
-    "in a checkout, pip install -e '.[structured]'"
+    "structured_outputs needs the package llguidance, which is not installed: in the checkout, "
+    "pip install -e '.[structured]'"
 )
 
 

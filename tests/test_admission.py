@@ -26,9 +26,11 @@ SIZE = 4  # tokens in a block
 class Run:
     """A scheduler, and what it did: who was admitted in which step, who was preempted."""
 
-    def __init__(self, num_blocks, policy="fcfs", at_once=64, caching=False, budget=10_000):
-        manager = BlockManager(num_blocks, SIZE, enable_prefix_caching=caching, watermark=0.0)
-        self.scheduler = Scheduler(manager, at_once, budget, policy)
+    def __init__(
+        self, num_blocks, policy="fcfs", at_once=64, caching=False, budget=10_000, watermark=0.0, chunked=True
+    ):
+        manager = BlockManager(num_blocks, SIZE, caching, watermark)
+        self.scheduler = Scheduler(manager, at_once, budget, policy, chunked)
         self.scheduler.emit = self.emit
         self.admitted, self.preempted, self.refused, self.step, self.number = {}, [], [], 0, 0
         self.live = []
@@ -41,11 +43,11 @@ class Run:
         elif kind == "refused":
             self.refused.append((self.step, request, details["reason"]))
 
-    def add(self, blocks, max_tokens=8, priority=0, prompt=None):
+    def add(self, blocks, max_tokens=8, priority=0, prompt=None, num_ahead=0):
         """A request whose prompt fills so many blocks."""
         self.number += 1
         one = make_request(self.number, prompt or [self.number] * (blocks * SIZE), max_tokens)
-        one.priority = priority
+        one.priority, one.num_ahead = priority, num_ahead
         self.scheduler.add(one)
         self.live.append(one)
         return one
@@ -72,9 +74,9 @@ def test_the_next_go_ahead_of_the_head_of_the_line():
     """30 of 60 blocks are free, the first needs 40 and the next need 2: they run at once, and it when there is room."""
     run = Run(60)
     run.add(30, max_tokens=4)
-    head, *later = run.add(40), run.add(2), run.add(2)
+    head, *others = run.add(40), run.add(2), run.add(35), run.add(2)
     run.go()
-    assert [run.admitted.get(one) for one in (head, *later)] == [None, 0, 0]
+    assert [run.admitted.get(one) for one in (head, *others)] == [None, 0, None, 0]
     assert run.refused == [(0, head, "blocks")]  # the trace names who waits, once
     run.finish()
     assert run.admitted[head] == 4  # the step after the one that ran has ended, as if nobody had gone ahead
@@ -108,6 +110,22 @@ def test_every_completion_counts(n, overtakes):
     assert (many in run.admitted) == overtakes
     assert after not in run.admitted  # it came after more than AHEAD completions
     assert head not in run.admitted
+
+
+@pytest.mark.parametrize(("number", "seen"), [(AHEAD - 1, True), (AHEAD, False)])
+def test_only_so_many_are_passed(number, seen):
+    """Also of those that came before the first, as under "fair": each of them takes time in each step."""
+    run = Run(60, "fair")
+    run.add(30, max_tokens=40)
+    run.go()
+    siblings = [*(make_request(100 + i, [i] * 31 * SIZE, 4) for i in range(number)), make_request(200, [7], 4)]
+    for i, one in enumerate(siblings, start=1):
+        one.num_ahead = 1000**i  # in this order
+        run.scheduler.add(one)
+    head = run.add(31)
+    run.go()
+    assert run.scheduler.waiting[0] is head
+    assert (siblings[-1] in run.admitted) == seen
 
 
 def test_whoever_goes_ahead_leaves_a_block_to_each_that_runs():
@@ -224,6 +242,60 @@ def test_under_fair_nobody_is_preempted_in_vain():
     assert run.preempted[0] == (8, small)
 
 
+@pytest.mark.parametrize(("num_tokens", "left"), [(40, 0), (15, 0), (14, 1)])
+def test_under_fair_nobody_is_preempted_for_want_of_tokens(num_tokens, left):
+    """A prompt that ranks before both takes all tokens of a step, or leaves one: room is made for that alone."""
+    run = Run(60, "fair", budget=8)
+    last = run.add(1, max_tokens=40, num_ahead=1)
+    run.go()
+    run.add(10, max_tokens=1, prompt=[5] * num_tokens)
+    newcomer = run.add(1)
+    run.go(2)
+    assert (newcomer in run.admitted, run.preempted) == (bool(left), [(2, last)] * left)
+    run.finish()
+
+
+def test_under_fair_nobody_is_preempted_for_a_prompt_that_does_not_fit_whole():
+    run = Run(60, "fair", budget=8, chunked=False)
+    run.add(1, max_tokens=5)
+    run.add(1, max_tokens=5, num_ahead=1)
+    run.go()
+    run.add(2, max_tokens=1)  # eight tokens, and the first takes one
+    run.go(2)
+    assert run.preempted == []
+    run.finish()
+
+
+def test_under_fair_one_may_have_all_blocks():
+    """The part that is left free is for others that run; who ranks last leaves first, and only if it helps."""
+    run = Run(10, "fair", watermark=0.2)
+    run.add(1, max_tokens=20, num_ahead=1)
+    run.go()
+    newcomer = run.add(10, max_tokens=1)
+    run.go()
+    assert newcomer.finished
+    assert [step for step, _ in run.preempted] == [1]
+    run.finish()
+
+    run = Run(10, "fair", watermark=0.2)
+    for n in range(3):
+        run.add(1, max_tokens=3, num_ahead=n)
+    run.go()
+    run.add(8, max_tokens=1)
+    run.go()
+    assert run.preempted == []  # with the two that rank after it there are eight, and two stay free
+    run.finish()
+
+    run = Run(10, "fair")
+    _, last = (run.add(2, max_tokens=3, num_ahead=n) for n in (1, 2))
+    run.go()
+    newcomer = run.add(5, max_tokens=1)
+    run.go()
+    assert newcomer.finished
+    assert run.preempted == [(1, last)]
+    run.finish()
+
+
 def test_fair_where_the_budget_is_short():
     """Eight tokens a step, and eight run that ask for a lot: a newcomer does not wait until one of them ends."""
     run = Run(60, "fair", budget=8)
@@ -255,14 +327,31 @@ def test_fair_counts_prompt_and_output(step, next_one):
     assert len(run.admitted) == 2
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_where_the_completions_of_a_prompt_wait(policy):
+    """Right after the first, before what came later; under "fair" when those before them could have ended."""
+    run = Run(60, policy, at_once=1)
+    first = make_request(0, [5] * SIZE, 8)
+    first.group = [first, first.fork(1), first.fork(2)]
+    run.scheduler.add(first)
+    run.go()
+    later = run.add(1)
+    for child in first.group[1:]:
+        run.scheduler.fork(first, child)
+    assert run.scheduler.waiting == ([later, *first.group[1:]] if policy == "fair" else [*first.group[1:], later])
+    number, arrival = first.rank
+    lag = SIZE + 8 if policy == "fair" else 0
+    assert [child.rank for child in first.group] == [(number + i * lag, arrival + i) for i in range(3)]
+    assert later.rank[1] == arrival + 3
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_what_could_be_allocated(seed):
     """The answer is what comes out if the others do give their blocks back."""
-    rng = random.Random(seed)
-    manager = BlockManager(24, SIZE, watermark=0.0)
-    running = []
-    for number in range(12):
-        prompt = [rng.randrange(2) for _ in range(SIZE)] * rng.randrange(1, 6) + [9] * rng.randrange(3)
+    rng, answers = random.Random(seed), set()
+    manager, running = BlockManager(10, SIZE, watermark=0.0), []
+    for number in range(60):
+        prompt = [rng.randrange(2)] * SIZE * rng.randrange(1, 6) + [9] * rng.randrange(3)
         one = make_request(number, prompt, 8)
         if running and rng.random() < 0.3:
             parent = rng.choice(running)
@@ -271,16 +360,19 @@ def test_what_could_be_allocated(seed):
         elif manager.can_allocate(manager.num_blocks_to_allocate(one)):
             manager.allocate(one)
         else:
+            manager.free(running.pop(rng.randrange(len(running))))
             continue
         manager.cache_full_blocks(one, one.num_tokens)
         running.append(one)
-        wanted = make_request(99, [rng.randrange(2) for _ in range(SIZE)] * rng.randrange(1, 8), 8)
+        wanted = make_request(99, [rng.randrange(2)] * SIZE * rng.randrange(1, 11), 8)
         others, reserve = rng.sample(running, rng.randrange(len(running) + 1)), rng.randrange(3)
         tried = copy.deepcopy((manager, others, wanted))
         for other in tried[1]:
             tried[0].free(other)
         expected = tried[0].can_allocate(tried[0].num_blocks_to_allocate(tried[2]), reserve)
         assert manager.could_allocate(wanted, others, reserve) == expected
+        answers.add(expected)
+    assert answers == {True, False}
 
 
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
@@ -314,3 +406,24 @@ def test_the_committed_counts():
         policy = policies(Scheduler)[name]
         counts = [count(policy, make_workload("mixed", seed=seed), 0) for seed in SEEDS]
         assert {what: statistics.mean(one[what] for one in counts) for what in counts[0]} == committed[name]
+
+
+@pytest.mark.parametrize("damage", ["a block", "a request without", "a block without", "too many", "more than tokens"])
+def test_the_integrity_check_can_fail(damage):
+    run = Run(20, at_once=3, budget=20)
+    run.add(2)
+    run.add(2)
+    run.go()
+    scheduler = run.scheduler
+    if damage == "a block":
+        scheduler.block_manager.ref_counts[0] += 1
+    elif damage == "a request without":
+        scheduler.running.append(make_request(9, [1], 1))
+    elif damage == "a block without":
+        scheduler.running.pop()
+    elif damage == "too many":
+        scheduler.max_num_seqs = 1
+    else:
+        scheduler.max_num_batched_tokens = 1
+    with pytest.raises(RuntimeError):
+        scheduler.check_integrity()

@@ -11,6 +11,7 @@ import torch
 
 from tests.adapter import ROOT, stages_that_change
 
+pytestmark = pytest.mark.covers("attention.py", "kernels/attention.c", "kernels/triton_kernel.py")
 PAGED = stages_that_change("attention.py", "kernels/attention.c")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CPU = torch.device("cpu")

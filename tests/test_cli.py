@@ -46,7 +46,7 @@ def test_several_prompts_come_in_order(stage):
     status, stdout, stderr = stage.main("--prompts", *prompts, *GREEDY)
     assert status == 0, stderr
     blocks = [
-        f"--- {i} of 3: length, 12 tokens\n{prompt}{expected_text(stage, prompt)}\n\n"
+        f"--- {i} of 3: stopped at --max-tokens, 12 tokens\n{prompt}{expected_text(stage, prompt)}\n\n"
         for i, prompt in enumerate(prompts, start=1)
     ]
     assert stdout == "".join(blocks)
@@ -209,6 +209,7 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
         ),
         (["--prompts", "a", "--max_tokens", "3"], "--max_tokens is written --max-tokens"),
         (["--prompts", "a", "--temprature", "3"], "is --temperature meant?"),
+        (["--prompts", "a", "--stop-on-eos"], "--stop-on-eos is not needed: an output ends at the end token"),
         (["--prompt", "a"], "for --prompt give --prompts"),
         (["--prompts-file", str(ROOT)], str(ROOT)),
         (["--prompts-file", ""], "directory" if os.name == "posix" else "error"),
@@ -451,6 +452,7 @@ def test_beams(stage):
         (["--top-k", "3"], "--top-k can't go with --beam-width"),
         (["--logit-bias", "3=1"], "--logit-bias can't go with --beam-width"),
         (["--n", "2"], "--n can't go with --beam-width"),
+        (["--temperature", "0.5"], "--temperature can't go with --beam-width"),
         (["--beam-width", "0"], "--beam-width must be a whole number"),
         (["--beam-width", "4000"], "beam_width must be a whole number"),
     ):

@@ -7,6 +7,7 @@ import random
 import time
 
 import pytest
+import torch
 
 from stagewise.wrap import wrap
 from tests.adapter import ROOT, STAGES, random_prompts, unfinished
@@ -202,6 +203,64 @@ def test_policies(stage):
     assert order_of_admission(stage, requests, "fcfs") == [0, 1, 2, 3, 4]
     assert order_of_admission(stage, requests, "priority") == [3, 1, 4, 0, 2]
     assert order_of_admission(stage, requests, "shortest") == [4, 1, 3, 2, 0]
+    rank = stage.part("policies").policy_rank
+    assert [rank("shortest", FakeRequest(17), 0), rank("shortest", FakeRequest(1), 3)] == [17, 1 + 3 * 16]
+
+
+@pytest.mark.parametrize("stage", CONTINUOUS[:1], ids=str)
+@pytest.mark.parametrize("damage", ["none", "held twice", "also free", "lost", "more than tokens"])
+def test_the_integrity_check_can_fail(stage, damage):
+    scheduler = stage.part("scheduler").Scheduler(3, 5)
+    for _ in range(2):
+        scheduler.add(FakeRequest(3))
+    scheduler.schedule()
+    if damage == "held twice":
+        scheduler.running[0].slot = 1
+    elif damage == "also free":
+        scheduler.free_slots.append(0)
+    elif damage == "lost":
+        scheduler.free_slots.clear()
+    scheduler.max_num_batched_tokens = 1 if damage == "more than tokens" else 2
+    if damage == "none":
+        scheduler.check_integrity()
+    else:
+        with pytest.raises(RuntimeError):
+            scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("stage", CONTINUOUS[:1], ids=str)
+def test_who_comes_back_has_the_same_place(stage):
+    scheduler, requests = stage.part("scheduler").Scheduler(1, 8), [FakeRequest(n) for n in (3, 4, 5)]
+    for request in requests:
+        scheduler.add(request)
+    scheduler.clear()
+    for request in reversed(requests):
+        scheduler.add(request)
+    assert scheduler.waiting == requests
+
+
+@pytest.mark.covers("batch.py")
+@pytest.mark.parametrize("stage", CONTINUOUS[:1], ids=str)
+def test_single_tokens_come_first_in_a_batch(stage):
+    rows = []
+    for slot, num_tokens, num_computed in ((2, 9, 0), (0, 5, 4), (3, 4, 1), (1, 8, 7)):
+        request = stage.make_request(stage.SamplingParams(), range(num_tokens))
+        request.slot, request.num_computed_tokens = slot, num_computed
+        rows.append(stage.part("scheduler").Row(request, num_tokens - num_computed, True))
+    batch = stage.part("batch").Batch.of(rows, torch.device("cpu"))
+    assert batch.rows == [rows[1], rows[3], rows[0], rows[2]]
+    assert (batch.num_single, batch.num_slots, batch.n_seq) == (2, 2, 8)
+    assert batch.runs == [(2, 11, 2, 9), (11, 14, 3, 4)]
+    assert batch.token_ids.tolist() == batch.positions.tolist() == [4, 7, *range(9), 1, 2, 3]
+    assert batch.slots.tolist() == [0, 1, *[2] * 9, *[3] * 3]
+    assert batch.logits_indices.tolist() == [0, 1, 10, 13]
+    empty = stage.part("batch").Batch.of(rows[:1], torch.device("cpu"))
+    assert (empty.num_single, empty.num_slots, empty.n_seq) == (0, 0, 0)
+
+
+def test_a_prompt_that_leaves_room_for_one_token(stage, small_checkpoint):
+    (output,) = stage.engine(small_checkpoint).generate([[1] * 47], stage.SamplingParams(max_tokens=5))
+    assert (len(output.outputs[0].token_ids), output.outputs[0].length_limit) == (1, "max_model_len")
 
 
 @pytest.mark.parametrize("prompt_len", [1, 17, 64, 500])
@@ -321,7 +380,9 @@ def test_aborting_a_request_that_a_stream_waits_for(stage, small_checkpoint):
     wrap(llm.engine, "step", lambda step: time.sleep(0.05) or step())  # the engine waits for no reader
     events = llm.stream([[1, 2], [3, 4], [5]], stage.SamplingParams(max_tokens=6, ignore_eos=True))
     first = next(events)
-    llm.loop.abort([request for request in unfinished(llm) if request.request_id != "1"])  # the last still waits
+    leaving = [request for request in unfinished(llm) if request.request_id != "1"]  # the last still waits
+    llm.loop.abort(leaving)
+    leaving.clear()  # it is the caller's
     reasons = {event.index: event.finish_reason for event in [first, *events] if event.finish_reason}
     assert reasons == {0: "abort", 1: "length", 2: "abort"}
     check(llm)
@@ -351,6 +412,52 @@ def test_a_step_that_fails_late_loses_no_slot(stage, small_checkpoint, monkeypat
     (output,) = llm.generate([[1, 2]], stage.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
     assert output.outputs == expected.outputs
     assert len(calls) == 4
+    check(llm)
+
+
+@pytest.mark.parametrize(
+    ("fails", "options", "num_steps"),
+    [
+        (lambda step: step % 2 == 0, {}, None),  # each other one gives a token
+        (lambda step: step in (3, 5, 6), {}, 6),  # two in a row
+        (lambda step: step % 2 == 0, {"max_num_batched_tokens": 1}, 20),  # and nobody gets a token in between
+    ],
+    ids=["each other one", "two in a row", "no token in between"],
+)
+def test_how_long_steps_that_fail_are_tried_again(stage, small_checkpoint, fails, options, num_steps):
+    llm = stage.LLM(small_checkpoint, device="cpu", **stage.one_by_one, **options)
+    params, steps = stage.SamplingParams(temperature=0, max_tokens=25, ignore_eos=True), []
+    expected = llm.generate([[1, 2, 3]], params)[0].outputs
+
+    def sometimes(step):
+        steps.append(1)
+        return 1 / 0 if fails(len(steps)) else step()
+
+    wrap(llm.engine, "step", sometimes)
+    if num_steps is None:
+        assert llm.generate([[1, 2, 3]], params)[0].outputs == expected
+        return
+    for _ in range(2):  # the next caller is not told what the one before was
+        steps.clear()
+        with pytest.raises(ZeroDivisionError):
+            llm.generate([[1, 2, 3]], params)
+        assert len(steps) == num_steps
+
+
+def test_a_caller_that_can_not_be_told_is_aborted(stage, small_checkpoint):
+    llm, told = stage.LLM(small_checkpoint, device="cpu"), []
+    params = stage.SamplingParams(max_tokens=30, ignore_eos=True)
+    requests = [llm.inputs.request(prompt, params) for prompt in ([1], [2])]
+
+    def deliver(updated, error):
+        told.append(([request.finish_reason for request in updated], str(error)))
+        if len(told) == 1:
+            raise KeyError("mine")
+
+    llm.loop.submit(requests, deliver)
+    llm.generate([[3]], params)
+    assert told == [([None] * 2, "None"), (["abort"] * 2, "None"), ([], "'mine'")]
+    assert not unfinished(llm)
     check(llm)
 
 

@@ -54,6 +54,51 @@ def test_bad_sampling_fields(field, value):
         Sampling(STAGES[0], **{field: value})
 
 
+RANGES = {  # the least and the largest value
+    "temperature": (0, 1e5),
+    "top_k": (0, 2**31 - 1),
+    "top_p": (0, 1),  # but for 0 itself
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 100),
+    "presence_penalty": (-100, 100),
+    "frequency_penalty": (-100, 100),
+    "seed": (-1, 2**64 - 1),
+    "max_tokens": (1, None),
+    "min_tokens": (0, 64),
+    "logprobs": (-1, None),
+}
+
+
+@pytest.mark.parametrize("field", RANGES)
+def test_the_ends_of_the_ranges(stage, field):
+    low, high = RANGES[field]
+    whole = type(getattr(stage.SamplingParams(), field)) is not float
+    limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+    for end, outwards in ((low, -1), (10**12 if high is None else high, 1)):
+        if (field, end) != ("top_p", 0):
+            value = getattr(stage.SamplingParams(**{field: end}), field)
+            assert value == (None if field == "seed" and end == -1 else end)
+        beyond = end + outwards if whole else math.nextafter(end, outwards * math.inf)
+        if outwards < 0 or high is not None:
+            with pytest.raises(ValueError, match=f"{field} must be a {'whole ' * whole}number {limits}, got {beyond}"):
+                stage.SamplingParams(**{field: beyond})
+
+
+def test_what_sampling_params_become(stage):
+    """Their defaults, and values that are kept otherwise than they were given."""
+    zero = dict.fromkeys(("top_k", "min_p", "presence_penalty", "frequency_penalty", "min_tokens"), 0)
+    one = dict.fromkeys(("temperature", "top_p", "repetition_penalty"), 1)
+    no = dict.fromkeys(("ignore_eos", "include_stop_str_in_output"), False)
+    others = dict(seed=None, logprobs=None, max_tokens=64, stop=(), stop_token_ids=(), logits_processors=())
+    plain = {**zero, **one, **no, **others, "skip_special_tokens": True}
+    assert {name: getattr(stage.SamplingParams(), name) for name in plain} == plain
+    assert [stage.SamplingParams(temperature=t).temperature for t in (0, 1e-9, 0.5)] == [0, 1e-5, 0.5]
+    many = range(65_530, 65_540)
+    assert stage.SamplingParams(stop_token_ids=many).stop_token_ids == tuple(many)
+    assert stage.SamplingParams(stop=[*map(str, many)]).stop == tuple(map(str, many))
+    assert stage.SamplingParams(logits_processors=[max] * 10).logits_processors == (max,) * 10
+
+
 def test_sampling_params_are_frozen_and_closed(stage):
     with pytest.raises(AttributeError):
         stage.SamplingParams().temperature = 2.0

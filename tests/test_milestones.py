@@ -220,11 +220,11 @@ def test_a_request_that_waits_for_ever_is_ended(tmp_path):
         "        if not rows:\n            return []\n        batch = Batch.of(rows,",
     )
     directory = Mistake("a request larger than the cache", 5, 3, "", [fits, idle]).make(tmp_path)
-    *passed, (number, _, state, message) = outcomes_in_time(directory, [3], cpu_seconds=6)
+    *passed, (number, _, state, message) = outcomes_in_time(directory, [3], seconds=6)
     assert {outcome[2] for outcome in passed} == {PASSED}
     assert (number, state) == (3, WRONG)
     assert "a cache of 40 tokens" in message
-    assert "is there a loop without an end?" in message
+    assert "is there a loop that does not end?" in message
 
 
 # --- What an engine does not have -------------------------------------------------------------------------------------

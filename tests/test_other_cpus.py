@@ -135,8 +135,8 @@ WRONG = {
     ),
     "scores of decodes begin with the last dimension": (
         "attention.c",
-        "for (int64_t first = 0; first < DIM; first += STEP) {",
-        "for (int64_t first = DIM - STEP; first >= 0; first -= STEP) {",
+        "for (int64_t first = 0; first < dim; first += STEP) {",
+        "for (int64_t first = dim - STEP; first >= 0; first -= STEP) {",
         "bits of attention float32, fma_float32",
     ),
     "values of decodes are added from behind": (
@@ -144,6 +144,12 @@ WRONG = {
         "for (int j = 0; j < count && kind != DOT_BFLOAT16; j++)",
         "for (int j = count - 1; j >= 0 && kind != DOT_BFLOAT16; j--)",
         "bits of attention bfloat16, fma_float32",
+    ),
+    "a tile's last value is the one before": (
+        "attention.c",
+        "memcpy(last, piece[i].at + (TILE - 1) *",
+        "memcpy(last, piece[i].at + (TILE - 2) *",
+        "bits of attention float32, fma_float32",
     ),
     "a sum of weights depends on the other queries": (
         "prefill_attention.c",

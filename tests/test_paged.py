@@ -13,7 +13,7 @@ from tests.adapter import STAGES, TINYTALES, random_prompts, stages_that_change,
 from tests.test_continuous import answers, workload  # noqa: F401 (a fixture)
 from tools.engines import traced
 
-pytestmark = pytest.mark.covers("block_manager.py", "scheduler.py", "engine.py")
+pytestmark = pytest.mark.covers("block_manager.py", "scheduler.py", "engine.py", "batch.py", "request.py")
 about_beams = pytest.mark.covers("beam_search.py")
 about_outputs = pytest.mark.covers("support/outputs.py", "llm.py")
 PAGED = [stage for stage in STAGES if stage.number >= 5]
@@ -229,6 +229,18 @@ def test_the_preempted_are_back_before_those_that_came_later(stage, small_checkp
     assert later[0][0] == "1"
     assert order.index(next(ids for ids in order if "2" in ids)) > order.index(later[0])
     assert cached(outputs) == [0, 0, 0]  # of its own blocks it found some when it was back; that is not a hit
+
+
+def test_completions_of_two_prompts_share_the_free_places(stage, small_checkpoint):
+    """Of four, three are the first prompt's completions; the second's others wait."""
+    llm = stepper(stage, small_checkpoint, max_num_seqs=4)
+    for name in "ab":
+        llm.add_request(name, [1, 2, 3], stage.SamplingParams(n=3, max_tokens=4, ignore_eos=True))
+    llm.step()
+    running = [(one.request_id, one.index, len(one.output_token_ids)) for one in llm.engine.scheduler.running]
+    assert running == [("a", 0, 1), ("b", 0, 1), ("a", 1, 1), ("a", 2, 1)]
+    assert [(one.request_id, one.index) for one in llm.engine.scheduler.waiting] == [("b", 1), ("b", 2)]
+    run(llm, [])
 
 
 def test_whoever_is_forked_has_its_parents_place(stage, small_checkpoint):
@@ -601,8 +613,8 @@ def test_the_command_line_shows_all_completions(stage, tmp_path):
     arguments = ("--prompts", "Once upon a time", "--n", 2, "--max-tokens", 5, "--seed", 3)
     status, stdout, _ = stage.main(*arguments, "--quiet")
     assert status == 0
-    assert "--- 1 of 1, completion 1: length, 5 tokens\nOnce upon a time" in stdout
-    assert "--- 1 of 1, completion 2: length, 5 tokens\nOnce upon a time" in stdout
+    assert "--- 1 of 1, completion 1: stopped at --max-tokens, 5 tokens\nOnce upon a time" in stdout
+    assert "--- 1 of 1, completion 2: stopped at --max-tokens, 5 tokens\nOnce upon a time" in stdout
     status, stdout, _ = stage.main(*arguments, "--json", "--quiet")
     assert [completion["index"] for completion in json.loads(stdout)["outputs"]] == [0, 1]
     (tmp_path / "in").write_text('{"prompt": "A", "sampling": {"n": 2}}\n{"prompt": "A"}\n')
@@ -614,6 +626,67 @@ def test_the_command_line_shows_all_completions(stage, tmp_path):
     assert "outputs" not in single
     assert stage.main(*batch, "--resume")[0] == 0  # and it is a result that can be resumed from
     assert len((tmp_path / "out").read_text().splitlines()) == 2
+
+
+def test_what_completions_share(stage):
+    """Their prompt and its logits, and nothing of their outputs."""
+    request = stage.make_request(stage.SamplingParams(max_tokens=5, ignore_eos=True), [1, 2])
+    child = request.fork(1)
+    request.group += [child]
+    assert (request.index, child.index, request.num_ahead, request.num_cached_tokens) == (0, 1, 0, 0)
+    assert request.samplers == [request, child]
+    assert child.samplers == [child]
+    child.add(40, {})
+    request.add(41, {})
+    child.add(42, {})
+    assert request.samplers == [request]
+    for one, token_ids in ((request, [41]), (child, [40, 42])):
+        assert one.output_token_ids == token_ids
+        assert one.text.text == stage.tokenizer().decode(token_ids)
+        assert len(one.logprobs) == len(one.token_times) == len(token_ids)
+
+
+@pytest.mark.parametrize(("num_scored", "expected"), [(None, 4), (1, 0), (2, 1), (3, 4)])
+def test_how_many_tokens_may_be_found(stage, num_scored, expected):
+    """All but the last; of a prompt whose log-probabilities are wanted, those before the next one to get any."""
+    params = stage.SamplingParams(prompt_logprobs=None if num_scored is None else 0)
+    request = stage.make_request(params, [1, 2, 3], [4, 5])
+    if num_scored is not None:
+        request.prompt_logprobs += [{}] * (num_scored - 1)
+    assert request.num_cacheable == expected
+
+
+def test_a_batch_goes_to_another_device(stage):
+    batch = stage.part("batch").Batch(*(torch.tensor([i]) for i in range(7)), tables=[[3]])
+    assert batch.to(torch.device("cpu")) is batch
+    moved = vars(batch.to(torch.device("meta")))
+    assert {value.device.type for value in moved.values() if isinstance(value, torch.Tensor)} == {"meta"}
+    assert {name for name, value in moved.items() if value is not getattr(batch, name)} == {
+        name for name, value in vars(batch).items() if isinstance(value, torch.Tensor)
+    }
+
+
+def test_who_starts_over_after_a_step_that_failed(stage, small_checkpoint):
+    """All completions that have not ended, but those whose prompt has no token yet: they wait for that. It is as if a
+    request without a token had not been admitted yet."""
+    llm, params = stepper(stage, small_checkpoint), stage.SamplingParams(n=3, max_tokens=4, ignore_eos=True)
+    llm.add_request("begun", [1, 2], params)
+    llm.step()
+    llm.add_request("new", [3], params)
+    llm.add_request("failed", [4], params)
+    llm.engine.scheduler.schedule()
+    begun, new, failed = (llm.unfinished[name].group for name in ("begun", "new", "failed"))
+    admitted, new[0].num_cached_tokens = begun[0].first_scheduled_time, 1
+    begun[1].finish("length")
+    failed[0].fail(ValueError())
+    llm.engine.restart([begun[0], new[0], failed[0]])
+    assert llm.engine.scheduler.waiting == [begun[0], begun[2], new[0], *failed[1:]]
+    assert [one.num_computed_tokens for one in llm.engine.scheduler.waiting] == [0] * 5
+    assert [one.first_scheduled_time for one in (begun[0], new[0])] == [admitted, None]
+    assert new[0].num_cached_tokens == 0
+    llm.abort_request("begun")
+    assert [one.finish_reason for one in begun] == ["abort", "length", "abort"]
+    run(llm, [])
 
 
 # --- Beam search -----------------------------------------------------------------------------------------------------
@@ -773,7 +846,7 @@ def test_a_beam_search_that_fails_leaves_nothing_to_be_found(stage, ending_check
 )
 def test_bad_beam_search(stage, small_checkpoint, arguments, says):
     with pytest.raises(ValueError, match=says):
-        stage.engine(small_checkpoint).beam_search([[1, 2]], **arguments)
+        stage.engine(small_checkpoint, max_num_seqs=8).beam_search([[1, 2]], **arguments)
 
 
 # --- The size of the pool --------------------------------------------------------------------------------------------
@@ -789,8 +862,7 @@ def test_the_size_of_the_pool(stage, small_checkpoint, monkeypatch):
     assert llm(kv_cache_bytes=7 * BLOCK_BYTES, dtype="bfloat16").num_blocks == 14
     with pytest.raises(ValueError, match=f"a block of 16 tokens needs {BLOCK_BYTES:,} bytes, .* {BLOCK_BYTES - 1:,}"):
         llm(kv_cache_bytes=BLOCK_BYTES - 1)
-    memory = stage.part("kv_cache").psutil.virtual_memory()._replace(available=8 * BLOCK_BYTES)
-    monkeypatch.setattr(stage.part("kv_cache").psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(stage.part("kv_cache"), "free_memory", lambda device: 8 * BLOCK_BYTES)
     monkeypatch.setattr(stage.part("weights"), "check_memory", lambda *_: None)  # which are larger
     assert llm(max_num_seqs=5).num_blocks == 4  # half of what is free
 

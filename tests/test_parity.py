@@ -4,9 +4,11 @@ import shutil
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.adapter import STAGES, TINYTALES, random_prompts
+
+pytestmark = pytest.mark.covers("model.py", "batch.py", "runner.py", "fast_model.py")
 
 
 def reference_logits(model, token_ids):
@@ -42,6 +44,13 @@ def test_logits_and_greedy_tokens(stage, checkpoint):
         assert completion.finish_reason == "length"
         logits = [recorded[output.request_id, i] for i in range(len(completion.token_ids))]
         check_against_reference(model, prompt, completion.token_ids, logits)
+
+
+def test_the_default_sizes_are_gpt2s(stage):
+    ours, theirs = stage.part("model").ModelConfig(), GPT2Config()
+    for name in ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size", "layer_norm_epsilon"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    assert (ours.n_inner, ours.eos_token_ids) == (4 * theirs.n_embd, (theirs.eos_token_id,))
 
 
 def test_same_logits_in_every_stage(checkpoint):

@@ -4,7 +4,6 @@ import json
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 
@@ -100,7 +99,7 @@ def test_actors_share_the_memory_of_their_machine(monkeypatch):
     most = worker.cache_bytes("stage05_paged", options, 1)  # what eight requests can fill
     per_token = most / 8 / 1024
     assert per_token == 2 * 6 * 120 * 4
-    monkeypatch.setattr(worker.psutil, "virtual_memory", lambda: SimpleNamespace(available=most))
+    monkeypatch.setattr(STAGES[4].part("memory"), "free_memory", lambda device: most)
     assert worker.cache_bytes("stage05_paged", options, 1) == most // 2
     assert worker.cache_bytes("stage05_paged", options, 4) == most // 8
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.adapter import STAGES, TINYTALES, random_prompts, unfinished
 
-pytestmark = pytest.mark.covers("support/scoring.py", "engine.py", "scheduler.py")
+pytestmark = pytest.mark.covers("support/scoring.py", "engine.py", "scheduler.py", "batch.py", "request.py")
 SERVING = [stage for stage in STAGES if stage.number >= 4]
 LENGTHS = [1, 2, 17, 40, 5]
 PROMPTS = random_prompts(211, LENGTHS)

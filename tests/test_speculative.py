@@ -519,6 +519,22 @@ def test_auto_knows_who_has_guesses(stage, small_checkpoint, monkeypatch):
     assert 1 <= len(drafts[requests[2]]) < min(shared.values())
 
 
+@pytest.mark.parametrize(("num_places", "numbers"), [(9, (3, 1)), (2, (2, 2))])
+def test_drafts_take_what_is_left_of_a_step(stage, small_checkpoint, monkeypatch, num_places, numbers):
+    """Of its tokens, and of the blocks; only who decodes gets any, and only tokens that there are."""
+    speculator = engine_with(stage, small_checkpoint, lambda _, count: [7] * count, num_drafts=3).engine.speculator
+    monkeypatch.setattr(speculator, "max_num_batched_tokens", 8)
+    monkeypatch.setattr(speculator.block_manager, "extend", lambda _, number: min(number, num_places))
+    first, begins, goes_on, last = requests_of(stage, 4)
+    begins.output_token_ids.clear()
+    rows = [SimpleNamespace(request=one, num_tokens=1, ready=one is not goes_on) for one in (first, begins, goes_on)]
+    rows.append(SimpleNamespace(request=last, num_tokens=1, ready=True))
+    assert speculator.draft(rows) == {first: [7] * numbers[0], last: [7] * numbers[1]}
+    assert speculator.draft(rows[1:3]) == {}
+    for draft, kept in (([0, 210], 2), ([5, 211, 5], 1), ([-1, 5], 0)):
+        assert speculator.truncate_at_eos(first, draft) == draft[:kept]
+
+
 def test_auto_stops_where_many_run(stage, small_checkpoint):
     """With 32 requests a row more costs what its share of the step does: too much for what guesses bring."""
     limited = speculator_with(stage, small_checkpoint, [0.0] + [max(1.0, n / 8) for n in range(1, 65)]).planner
@@ -581,6 +597,11 @@ def test_prompt_lookup(stage):
     assert looked_up(stage, [4, 7, 1, 2, 8, 9, 1, 2, 5, 4, 7], [1, 2], 1) == [8]  # the longest
     assert looked_up(stage, [3], [3, 3], 4) == [3, 3, 3, 3]  # it goes on as if it came again
     assert looked_up(stage, [1, 2, 1], [2], 5) == [1, 2, 1, 2, 1]
+    assert looked_up(stage, [4, 1], [4], 1) is None  # one token is no match
+    assert looked_up(stage, [1, 2, 3, 4, 7, 8, 2, 3, 4, 6, 1, 2, 3], [4], 1) == [7]  # four are better than three
+    assert looked_up(stage, [0, 1, 2, 3, 4, 7, 5, 1, 2, 3, 4, 8, 0, 1, 2, 3], [4], 1) == [8]  # five are not looked for
+    for almost in ([26553, 48707, 5, 20772, 29272], [0, 1, 5, 2**61 - 1, 1], [0, 1, 5, 2**16, 1]):
+        assert looked_up(stage, almost, [], 1) is None  # the checksum, the hash, the lowest bits are the same
 
 
 def test_prompt_lookup_goes_on_where_it_was(stage):

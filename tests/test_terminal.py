@@ -1,6 +1,7 @@
 """What a terminal shows: `--interactive` as a person uses it, lines that end between words, progress, the last line."""
 
 import contextlib
+import dataclasses
 import io
 import os
 import random
@@ -248,7 +249,7 @@ def test_a_redirected_run_has_no_bar(monkeypatch):
     status, stdout, stderr = stage.main("--prompts", "A fox", "One day", *GREEDY)
     assert status == 0
     assert "\r" not in stdout + stderr
-    assert re.fullmatch(r".*\n2 requests, 24 tokens in [\d.]+ s: [\d.]+ tok/s\n", stderr)
+    assert re.fullmatch(r".*\n2 requests, 24 tokens in [\d.]+ s: [\d.]+ tok/s; 2 stopped at the length limit\n", stderr)
 
 
 def test_a_terminal_has_a_bar_with_an_estimate(monkeypatch):
@@ -284,10 +285,13 @@ def test_a_log_has_a_line_now_and_then(monkeypatch, capsys):
 @pytest.mark.covers("support/stats.py")
 @pytest.mark.parametrize("stage", STAGES, ids=str)
 def test_a_sentence_and_what_a_stage_counts(stage):
-    stats = stage.engine().stats
+    stats = dataclasses.replace(stage.engine().stats, num_truncated=0)
     sentence = closing_line(stage, stats, 2.0, False)
     assert "\n" not in sentence
     assert len(sentence) < 80
+    stats.num_truncated = 2
+    assert closing_line(stage, stats, 2.0, False) == f"{sentence}; 2 stopped at the length limit"
+    stats.num_truncated = 0
     details = closing_line(stage, stats, 2.0, False, details=True).split("\n")
     assert details[0] == sentence
     names = [line.split(":")[0].strip() for line in details[1:]]

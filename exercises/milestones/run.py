@@ -3,28 +3,20 @@
 import argparse
 import functools
 import itertools
-import multiprocessing
-import os
-import signal
 import sys
 import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 
-import psutil
 from tqdm import tqdm
 
-from exercises.catalogue import prepare_streams
+from exercises import child
 from exercises.grading import Wrong
 
 from . import MILESTONES
-
-CPU_SECONDS = 60.0  # that a check may compute; they take five at the most
-SECONDS = 600.0  # that it may take: one that waits for ever computes nothing
 
 # What comes of a check: (its milestone's number, what it checks, state, message), the state one of these. "case" says
 # only what it is about to do.
@@ -75,91 +67,47 @@ def run_check(check: Callable, lab) -> tuple[str, str]:
 
 
 def outcomes_in_time(
-    directory: Path, numbers: Sequence[int], cpu_seconds: float = CPU_SECONDS, seconds: float = SECONDS
+    directory: Path, numbers: Sequence[int], seconds: float = child.SECONDS, patience: float = child.PATIENCE
 ) -> Iterator[Outcome]:
     """The same in a process of its own. A check that computes for longer than this, or takes longer, fails.
 
     Raises ValueError if there is no engine in the directory.
     """
-    process, receiver = _start(directory, numbers)
-    number, case, limit = numbers[0], "", CPU_SECONDS  # which is for importing torch, at first
+    number, case = numbers[0], ""
     try:
-        while _wait(receiver, process.pid, limit, seconds):
-            got, limit = receiver.recv(), cpu_seconds
-            if got is None:
-                return
+        for got in child.run(_tell_outcomes, directory, numbers, seconds=seconds, patience=patience, needs="torch"):
             if isinstance(got, str):
                 raise ValueError(got)
             number, _, state, message = got
             case = message if state == CASE else ""
             if state != CASE:
                 yield got
-        yield _broken_off(
-            number, case, f"not done after {limit:g} seconds of computing; is there a loop without an end?"
-        )
-    except EOFError:
-        process.join()
-        yield _broken_off(number, case, f"the process ended with status {process.exitcode}")
-    finally:
-        process.kill()
-        process.join()
-        receiver.close()
+    except child.Stopped as error:
+        lines = [*([f"case:      {case}"] if case else []), f"got:       {error}"]
+        yield number, "it comes to an end", WRONG, "\n".join(lines)
 
 
-def _start(directory: Path, numbers: Sequence[int]) -> tuple[multiprocessing.Process, Connection]:
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(directory, numbers, sender), daemon=True)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it inherits this: a Ctrl-C is told once, by this process
-    try:
-        process.start()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    sender.close()  # so that the pipe ends when the process does
-    return process, receiver
-
-
-def _broken_off(number: int, case: str, message: str) -> Outcome:
-    """What comes of a check that did not come to an end."""
-    lines = [*([f"case:      {case}"] if case else []), f"got:       {message}"]
-    return number, "it comes to an end", WRONG, "\n".join(lines)
-
-
-def _wait(receiver: Connection, pid: int, cpu_seconds: float, seconds: float) -> bool:
-    """Whether something comes before the process has computed, or taken, for so long."""
-    begun, start = time.monotonic(), _cpu_seconds(pid)
-    while not receiver.poll(0.5):
-        if _cpu_seconds(pid) - start > cpu_seconds or time.monotonic() - begun > seconds:
-            return False
-    return True
-
-
-def _cpu_seconds(pid: int) -> float:
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except psutil.Error:  # it has ended
-        return 0.0
-    return times.user + times.system
-
-
-def _send(directory: Path, numbers: Sequence[int], sender: Connection) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    prepare_streams()
+def _tell_outcomes(tell: child.Tell, directory: Path, numbers: Sequence[int]) -> None:
     tqdm.set_lock(threading.RLock())  # its own is a semaphore, of which the system would tell that it was left behind
+    tell.where = functools.partial(_where, directory)
     try:
-        for outcome in outcomes(directory, numbers, lambda number, case: sender.send((number, "", CASE, case))):
-            sender.send(outcome)
-        sender.send(None)
+        for outcome in outcomes(directory, numbers, lambda number, case: tell((number, "", CASE, case))):
+            tell(outcome)
     except ValueError as error:  # there is no engine
-        sender.send(str(error))
+        tell(str(error))
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        sender.send(f"{directory} can't be imported: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})")
+        tell(f"{directory} can't be imported: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})")
 
 
-def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()
-    os._exit(1)
+def _where(directory: Path, spots: list[child.Spot]) -> str:
+    """The line of the engine that it has reached."""
+    own = [
+        (Path(f.f_code.co_filename), line)
+        for f, line, _ in spots
+        if directory.resolve() in Path(f.f_code.co_filename).parents
+    ]
+    return f"           it was at: {own[-1][0].name}, line {own[-1][1]}" if own else ""
 
 
 # --- Telling ----------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ MUTANTS = [
     ("double sums", "float sum[PANEL]", "double sum[PANEL]", "to a float32"),
     ("leaves a rest out", "o < out; o += PANEL", "o + PANEL <= out || o == 0; o += PANEL", "expected:"),
     ("a pointer to nothing", "const float *panel = panels + o * in;", "const float *panel = 0;", "a pointer that points nowhere"),
-    ("no semicolon", "float sum[PANEL] = {0};", "float sum[PANEL] = {0}", "error at line"),
+    ("no semicolon", "float sum[PANEL] = {0};", "float sum[PANEL] = {0}", "CompileError at line"),
     ("no function", "int64_t packed_size(", "int64_t packed_sizes(", "there is no function packed_size"),
     ("a division by zero", "return (n + size - 1) / size;", "return (n + size - 1) / (size - 2);", "a division by zero"),
     ("an endless loop", "first += width)", "first += 0)", "reads or writes panels["),

@@ -18,7 +18,7 @@ MUTANTS = [
     ("the last input first", "for (int64_t i = 0; i < in; i++)", "for (int64_t i = in - 1; i >= 0; i--)", "input after input"),
     ("another rounding where there is one row", "sum[t][v] += x[t * in + i] * weights;",
      "{ vec exact = x[t * in + i] * weights; if (count == 1) __asm__ volatile(\"\" : \"+x\"(exact)); sum[t][v] += exact; }",
-     "an answer has no assembler"),
+     "one order and one rounding"),
     ("two roundings in the rest", "sum[t][v] += x[t * in + i] * weights;",
      "if (count < GROUP) { volatile vec exact = x[t * in + i] * weights; sum[t][v] += exact; } else sum[t][v] += x[t * in + i] * weights;",
      "one order and one rounding"),

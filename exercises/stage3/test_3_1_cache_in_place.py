@@ -52,7 +52,7 @@ def test_nothing_is_copied(work):
         cache.advance(n_new)
     names = [f"the {name} of layer {layer}" for layer in range(3) for name in ("keys", "values")]
     for name, one, two, three in zip(names, first, second, third, strict=True):
-        (place, room, _), (later, _, _) = one.place, two.place  # where its memory begins, and how many bytes it has
+        (place, room), (later, _) = one.place, two.place  # where its memory begins, and how many bytes it has
         require(room >= 2 * 2 * 12 * 4 * 4, f"bytes taken at the beginning for {name}", "room for all 12 columns", room,
                 "they are in a tensor of their own: room that grows is copied when it grows, and a copy is no view")  # fmt: skip
         require(place == later, f"where {name} lie after another step", "at the same place", "in a new tensor",
@@ -98,7 +98,7 @@ def test_full(work):
 def test_no_more_room(work):
     cache = work.Cache(**SIZES)
     tensors = [tensor for layer in range(3) for tensor in cache.update(layer, *new(5, 0))]
-    storages = {tensor.place[0]: tensor.place[1] for tensor in tensors}
+    storages = dict(tensor.place for tensor in tensors)
     needed = 3 * 2 * 2 * 2 * 12 * 4 * 4
     require(sum(storages.values()) <= needed, "bytes taken for keys and values of all layers", f"{needed}, for 12 columns",
             sum(storages.values()), "room for more columns than max_len, or for larger numbers")  # fmt: skip

@@ -16,6 +16,40 @@ def telling(mistakes, right):
     return {said: answer for said, answer in mistakes.items() if answers.count(answer) == 1}
 
 
+class Number(float):
+    """A number that remembers when it is multiplied."""
+
+    def __new__(cls, value, place, used):
+        self = super().__new__(cls, value)
+        self.place, self.used = place, used
+        return self
+
+    def __mul__(self, other):
+        self.used.append(self.place)
+        return float(self) * other
+
+    __rmul__ = __mul__
+
+
+class Watched:
+    """Numbers that remember in which order they were read, and in which they were used."""
+
+    def __init__(self, numbers):
+        self.places, self.used = [], []
+        self.numbers = [Number(number, place, self.used) for place, number in enumerate(numbers)]
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self.numbers)))
+
+    def __getitem__(self, key):
+        places = range(len(self.numbers))[key]
+        self.places += [places] if isinstance(places, int) else places
+        return self.numbers[key]
+
+
 # --- Slow references --------------------------------------------------------------------------------------------------
 
 
@@ -106,7 +140,7 @@ def test_pack(work):
 
 def check_product(work, weight, x, width):
     out = len(weight)
-    packed, right = work.watch(packed_slowly(weight, width)), multiplied_slowly(weight, x)
+    packed, right = Watched(packed_slowly(weight, width)), multiplied_slowly(weight, x)
     rows = [row[:] for row in x]
     got = work.multiply(packed, rows, width, out)
     case = f"weights {weight} in panels of {width}, x = {x}"

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from .memory import free_memory
 from .tokenizer import Tokenizer
 from .vocabulary import SETTINGS, SPARE, check_values, convert_hint, read_json
 
@@ -295,7 +295,7 @@ def check_finite(directory: Path, name: str, tensor: Tensor) -> None:
 
 def check_memory(num_bytes: int, device: torch.device) -> None:
     """Raise ValueError if the device lacks the memory: a system that promises it anyway may kill the process later."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free = free_memory(device)
     if num_bytes > free:
         raise ValueError(f"the weights take {num_bytes:,} bytes of memory, there are {free:,} free; see --dtype")
 

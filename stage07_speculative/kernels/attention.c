@@ -30,7 +30,7 @@
  * - The prefetcher can't know where the next block is. So the kernel prefetches the piece AHEAD pieces later into the
  *   level 2 cache: four pieces of float32 are 16 KB, half of the level 1 cache of many CPUs.
  *
- * This is for GPT-2's head_dim of 64 and blocks of 16, 32, ... tokens. All other sizes go through products.
+ * This is for an even head_dim from 16 to 128 and blocks of 16, 32, ... tokens. All other sizes go through products.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -38,7 +38,8 @@
 
 #define TILE 16 /* keys */
 #define VECS (TILE / LANES)
-#define DIM 64       /* the head_dim of every GPT-2 */
+#define MAX_DIM 128  /* of head_dim; GPT-2's is 64 */
+#define WIDTH 32     /* dimensions of a value that are added together, or twice as many; some may be the next value's */
 #define QUERIES 8    /* of a head, computed together */
 #define HEADS 16     /* of a single query, computed together */
 #define SIDE 4       /* pieces of a single query whose scores are computed side by side */
@@ -56,15 +57,15 @@ typedef struct {
     const Rows *query, *out;
     int64_t row, position; /* the first query's row in these, and its position in the request */
     int64_t head;          /* the first head */
-    int heads, rows;
+    int heads, rows, dim; /* dim: head_dim */
     Rows scores, weights; /* [PAIRS, keys], in the same memory */
 } Walk;
 
 typedef struct {
-    float query[PAIRS][DIM]; /* or pairs of bfloat16s, for dots */
-    float sum[PAIRS];        /* of the weights */
-    vec weighted[PAIRS][DIM / LANES];
-    vec even[PAIRS][DIM / LANES], odd[PAIRS][DIM / LANES]; /* sums that are added to it later, see TILE_INPUTS */
+    float query[PAIRS][MAX_DIM]; /* or pairs of bfloat16s, for dots */
+    float sum[PAIRS];            /* of the weights */
+    vec weighted[PAIRS][MAX_DIM / LANES];
+    vec even[PAIRS][MAX_DIM / LANES], odd[PAIRS][MAX_DIM / LANES]; /* sums that are added to it later: TILE_INPUTS */
 } State;
 
 /* max_rows (1 or QUERIES), format and kind are constants in each call of the functions below. So the inline ones become
@@ -83,17 +84,18 @@ INLINE void as_floats(float *row, int64_t count) {
 /* If there are fewer than max_rows queries, the others are zero, and their results are not read. */
 NOINLINE void load_queries(State *s, const Walk *w, const int max_rows, int kind) {
     const Rows to = {(char *)s->query, sizeof(s->query[0]), 0, w->weights.format};
-    const float scale = 1 / sqrtf(DIM);
+    const float scale = 1 / sqrtf((float)w->dim);
     for (int h = 0; h < w->heads; h++)
         for (int r = 0; r < max_rows; r++)
-            for (int d = 0; d < DIM; d += LANES) {
-                const int count = r < w->rows ? LANES : 0;
-                const vec x = scale * read_row(w->query, w->row + r, (w->head + h) * DIM + d, count);
+            for (int d = 0; d < w->dim; d += LANES) {
+                const int count = r < w->rows ? w->dim - d : 0;
+                const vec x = scale * read_row(w->query, w->row + r, (w->head + h) * w->dim + d, count);
                 write_row(&to, h * max_rows + r, d, x);
             }
-    if (kind == TILES_BFLOAT16)
-        for (int pair = 0; pair < w->heads * max_rows; pair++) as_floats(s->query[pair], DIM);
-    memset(s->weighted, 0, sizeof(s->weighted));
+    for (int pair = 0; pair < w->heads * max_rows; pair++) {
+        if (kind == TILES_BFLOAT16) as_floats(s->query[pair], round_up(w->dim, LANES));
+        memset(s->weighted[pair], 0, sizeof(s->weighted[pair]));
+    }
 }
 
 /* The keys, or values, of one head in the tile that begins with key `key`. */
@@ -114,9 +116,9 @@ NOINLINE void locate(Piece *to, const Walk *w, int64_t first, int count, int64_t
         const int values = tile >= tiles;
         const int64_t t = tile < 2 * tiles ? tile - values * tiles : 0;
         const int64_t block = in_block == 1 ? t : t / in_block; /* divisions are slow */
-        const int64_t start = (w->table[block] * c->n_head + w->head + head) * DIM * c->block_size;
+        const int64_t start = (w->table[block] * c->n_head + w->head + head) * w->dim * c->block_size;
         const int64_t row = (t - block * in_block) * TILE;
-        const char *at = values ? c->values + (start + row * DIM) * size : c->keys + (start + row) * size;
+        const char *at = values ? c->values + (start + row * w->dim) * size : c->keys + (start + row) * size;
         to[i] = (Piece){at, t * TILE, head};
         if (++head == w->heads) head = 0, tile++;
     }
@@ -138,13 +140,13 @@ INLINE void in_order(vec *two, const int vectors, const int format) {
 /* The scores of one query with several pieces' keys, or of several queries with one piece's. scores, query: for each
  * piece and query. prefetch: pieces to prefetch. stride: bytes from one dimension of the keys to the next. */
 INLINE void score(float *const *scores, const float *const *query, const char *const *keys,
-                  const char *const *prefetch, int64_t stride, const int pieces, const int rows, const int format,
-                  const int kind) {
+                  const char *const *prefetch, int64_t stride, int dim, const int pieces, const int rows,
+                  const int format, const int kind) {
     enum { STEP = 2 }; /* dimensions of a piece at a time */
     vec sum[QUERIES][VECS], even[QUERIES][VECS], odd[QUERIES][VECS];
     for (int i = 0; i < pieces * rows; i++)
         for (int v = 0; v < VECS; v++) sum[i][v] = even[i][v] = odd[i][v] = (vec){0};
-    for (int64_t first = 0; first < DIM; first += STEP) {
+    for (int64_t first = 0; first < dim; first += STEP) {
         for (int p = 0; p < pieces; p++)
             for (int64_t d = first; d < first + STEP; d += kind == DOT_BFLOAT16 ? 2 : 1) {
                 const char *at = keys[p] + d * stride;
@@ -175,7 +177,7 @@ INLINE void score(float *const *scores, const float *const *query, const char *c
                         }
                 }
             }
-        if (kind == TILES_BFLOAT16 && (first + STEP) % TILE_INPUTS == 0)
+        if (kind == TILES_BFLOAT16 && ((first + STEP) % TILE_INPUTS == 0 || first + STEP == dim))
             for (int i = 0; i < pieces * rows; i++)
                 for (int v = 0; v < VECS; v++)
                     sum[i][v] += even[i][v] + odd[i][v], even[i][v] = odd[i][v] = (vec){0};
@@ -187,21 +189,28 @@ INLINE void score(float *const *scores, const float *const *query, const char *c
         }
 }
 
-/* Add the first `count` values of a piece, each times its weight. stride: bytes from one query's weights to
- * the next's. */
-INLINE void add_values(vec (*weighted)[DIM / LANES], vec (*even)[DIM / LANES], vec (*odd)[DIM / LANES],
-                       const char *weights, int64_t stride, const char *values, const char *prefetch, int count,
-                       const int rows, const int format, const int kind) {
-    const int64_t row = DIM * size_of(format);
-    vec sum[QUERIES][DIM / LANES], other[QUERIES][DIM / LANES]; /* in registers */
-    memcpy(sum, kind == TILES_BFLOAT16 ? even : weighted, sizeof(sum[0]) * (size_t)rows);
-    if (kind == TILES_BFLOAT16) memcpy(other, odd, sizeof(sum[0]) * (size_t)rows);
+/* Add the first `count` values of a piece, each times its weight, to `dims` dimensions from `first` on. dim: numbers in
+ * a value. stride: bytes from one query's weights to the next's. last: the piece's last value and zeros, WIDTH numbers
+ * from which can be read; or NULL, if that holds for all. */
+INLINE void add_values(vec (*weighted)[MAX_DIM / LANES], vec (*even)[MAX_DIM / LANES], vec (*odd)[MAX_DIM / LANES],
+                       const char *weights, int64_t stride, const char *values, const char *last, const char *prefetch,
+                       int count, int dim, int first, const int dims, const int rows, const int format,
+                       const int kind) {
+    const int64_t row = dim * size_of(format), begin = first * size_of(format), bytes = dims * size_of(format);
+    vec sum[QUERIES][2 * WIDTH / LANES], other[QUERIES][2 * WIDTH / LANES]; /* in registers */
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < dims / LANES; v++) {
+            sum[r][v] = (kind == TILES_BFLOAT16 ? even : weighted)[r][first / LANES + v];
+            if (kind == TILES_BFLOAT16) other[r][v] = odd[r][first / LANES + v];
+        }
+#define VALUE(j) ((last && (j) == TILE - 1 ? last : values + (j) * row) + begin)
 #ifdef HAS_DOT
-    static const char none[DIM * 2];
+    static const char none[2 * MAX_DIM];
     for (int j = 0; j < count && kind == DOT_BFLOAT16; j += 2) {
-        const char *at = values + j * row, *next = j + 1 < count ? at + row : none;
-        for (int64_t line = 0; line < 2 * row; line += LINE) __builtin_prefetch(prefetch + j * row + line, 0, 2);
-        for (int v = 0; v < DIM / LANES; v++) {
+        const char *at = VALUE(j), *next = j + 1 < count ? VALUE(j + 1) : none;
+        for (int64_t line = begin; line < begin + 2 * bytes; line += LINE)
+            __builtin_prefetch(prefetch + j * row + line, 0, 2);
+        for (int v = 0; v < dims / LANES; v++) {
             const ivec both = zip(at + v * LANES * 2, next + v * LANES * 2);
             for (int r = 0; r < rows; r++)
                 DOT(sum[r][v], splat_pair((const float *)(weights + r * stride + j * 2)), both);
@@ -209,12 +218,12 @@ INLINE void add_values(vec (*weighted)[DIM / LANES], vec (*even)[DIM / LANES], v
     }
 #endif
     for (int j = 0; j < count && kind != DOT_BFLOAT16; j++)
-        for (int v = 0; v < DIM / LANES; v += 2) {
-            const int64_t size = LANES * size_of(format), begin = v * size;
+        for (int v = 0; v < dims / LANES; v += 2) {
+            const int64_t size = LANES * size_of(format), at = v * size;
             vec pair[2];
-            fetch_two(pair, values + j * row + begin, DIM / LANES, format);
-            for (int64_t line = round_up(begin, LINE); line < begin + 2 * size; line += LINE)
-                __builtin_prefetch(prefetch + j * row + line, 0, 2);
+            fetch_two(pair, VALUE(j) + at, 2, format);
+            for (int64_t line = round_up(at, LINE); line < at + 2 * size; line += LINE)
+                __builtin_prefetch(prefetch + j * row + begin + line, 0, 2);
             for (int i = 0; i < 2; i++)
                 for (int r = 0; r < rows; r++) {
                     const vec weight = splat(((const float *)(weights + r * stride))[j]);
@@ -222,8 +231,11 @@ INLINE void add_values(vec (*weighted)[DIM / LANES], vec (*even)[DIM / LANES], v
                     else other[r][v + i] = multiply_add(other[r][v + i], weight, pair[i]);
                 }
         }
-    memcpy(kind == TILES_BFLOAT16 ? even : weighted, sum, sizeof(sum[0]) * (size_t)rows);
-    if (kind == TILES_BFLOAT16) memcpy(odd, other, sizeof(sum[0]) * (size_t)rows);
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < dims / LANES; v++) {
+            (kind == TILES_BFLOAT16 ? even : weighted)[r][first / LANES + v] = sum[r][v];
+            if (kind == TILES_BFLOAT16) odd[r][first / LANES + v] = other[r][v];
+        }
 }
 
 NOINLINE void write_out(State *s, const Walk *w, const int max_rows, const int format) {
@@ -231,20 +243,22 @@ NOINLINE void write_out(State *s, const Walk *w, const int max_rows, const int f
         for (int r = 0; r < w->rows; r++) {
             const int pair = h * max_rows + r;
             const float scale = 1 / s->sum[pair];
-            for (int v = 0; v < DIM / LANES; v += 2) {
-                in_order(&s->weighted[pair][v], DIM / LANES, format);
-                for (int i = v; i < v + 2; i++)
-                    write_row(w->out, w->row + r, (w->head + h) * DIM + i * LANES, s->weighted[pair][i] * scale);
+            for (int v = 0; v * LANES < w->dim; v += 2) {
+                in_order(&s->weighted[pair][v], 2, format);
+                for (int i = v; i < v + 2 && i * LANES < w->dim; i++)
+                    write_some(w->out, w->row + r, (w->head + h) * w->dim + i * LANES, s->weighted[pair][i] * scale,
+                               w->dim - i * LANES);
             }
         }
 }
 
 INLINE int at_most(int64_t n, int limit) { return n < limit ? (int)n : limit; }
 
-INLINE void attend(const Walk *w, const int max_rows, const int format, const int kind) {
+INLINE void attend(const Walk *w, const int max_rows, const int dim, const int format, const int kind) {
     const int64_t num_keys = w->position + w->rows, tiles = (num_keys + TILE - 1) / TILE, pieces = tiles * w->heads;
     const int64_t stride = w->cache->block_size * size_of(format);
     const int side = max_rows == 1 ? SIDE : 1, all = side * max_rows;
+    const int vectors = (int)round_up(dim, WIDTH) / LANES;
     Piece piece[LOCATED + SIDE + AHEAD];
     State s;
     load_queries(&s, w, max_rows, kind);
@@ -262,7 +276,7 @@ INLINE void attend(const Walk *w, const int max_rows, const int format, const in
                 keys[p] = here->at, prefetch[p] = piece[i + p + AHEAD].at, query[n] = s.query[pair];
                 scores[n] = (float *)(w->scores.data + pair * w->scores.stride) + here->key;
             }
-            score(scores, query, keys, prefetch, stride, side, max_rows, format, kind);
+            score(scores, query, keys, prefetch, stride, dim, side, max_rows, format, kind);
         }
     }
     for (int h = 0; h < w->heads; h++)
@@ -278,15 +292,26 @@ INLINE void attend(const Walk *w, const int max_rows, const int format, const in
         for (int i = 0; i < count; i++) {
             const int64_t pair = piece[i].head * max_rows, key = piece[i].key;
             const char *weights = w->weights.data + pair * w->weights.stride + key * (kind == DOT_BFLOAT16 ? 2 : 4);
+            vec (*weighted)[MAX_DIM / LANES] = &s.weighted[pair];
+            vec (*even)[MAX_DIM / LANES] = &s.even[pair], (*odd)[MAX_DIM / LANES] = &s.odd[pair];
+            const int visible = at_most(num_keys - key, TILE);
             if (kind == TILES_BFLOAT16 && key % TILE_INPUTS == 0)
                 for (int r = 0; r < max_rows; r++)
-                    for (int v = 0; v < DIM / LANES; v++) s.even[pair + r][v] = s.odd[pair + r][v] = (vec){0};
-            add_values(&s.weighted[pair], &s.even[pair], &s.odd[pair], weights, w->weights.stride, piece[i].at,
-                       piece[i + AHEAD].at, at_most(num_keys - key, TILE), max_rows, format, kind);
+                    for (int v = 0; v < vectors; v++) even[r][v] = odd[r][v] = (vec){0};
+            char last[2 * MAX_DIM * sizeof(float)];
+            if (dim % WIDTH && visible == TILE) {
+                memset(last, 0, sizeof(last));
+                memcpy(last, piece[i].at + (TILE - 1) * dim * size_of(format), (size_t)(dim * size_of(format)));
+            }
+#define ADD(dims) \
+    add_values(weighted, even, odd, weights, w->weights.stride, piece[i].at, dim % WIDTH ? last : NULL, \
+               piece[i + AHEAD].at, visible, dim, first_dim, dims, max_rows, format, kind)
+            int first_dim = 0;
+            for (; first_dim + WIDTH < dim; first_dim += 2 * WIDTH) ADD(2 * WIDTH);
+            if (first_dim < dim) ADD(WIDTH);
             if (kind == TILES_BFLOAT16 && (key % TILE_INPUTS != 0 || key + TILE >= num_keys))
                 for (int r = 0; r < max_rows; r++)
-                    for (int v = 0; v < DIM / LANES; v++)
-                        s.weighted[pair + r][v] += s.even[pair + r][v] + s.odd[pair + r][v];
+                    for (int v = 0; v < vectors; v++) weighted[r][v] += even[r][v] + odd[r][v];
         }
     }
     write_out(&s, w, max_rows, kind == DOT_BFLOAT16 ? FLOAT32 : format);
@@ -295,7 +320,10 @@ INLINE void attend(const Walk *w, const int max_rows, const int format, const in
 /* Some heads of a request: for all its queries, by products (first < 0), or for up to QUERIES from `first` on. */
 struct Item { int64_t request, first, head, end; };
 
-#define ATTEND(format, kind) w->rows == 1 ? attend(w, 1, format, kind) : attend(w, QUERIES, format, kind)
+/* For one query of GPT-2's own size that is a constant, too: bfloat16s in a cache are read a tenth faster. */
+#define ATTEND(format, kind) \
+    w->rows != 1 ? attend(w, QUERIES, w->dim, format, kind) \
+    : w->dim == 64 ? attend(w, 1, 64, format, kind) : attend(w, 1, w->dim, format, kind)
 
 static void attend_by_fma(const Walk *w) {
     switch (w->cache->format) {
@@ -330,6 +358,7 @@ static void decode_attention(const Rows *out, const Rows *query, const Cache *c,
               .row = item->first,
               .position = num_keys - left,
               .rows = at_most(left, QUERIES),
+              .dim = (int)c->head_dim,
               .scores = scores,
               .weights = {memory, scores.stride, 0, rows_format(kind)}};
     const int together = w.rows == 1 ? HEADS : 1;
@@ -343,14 +372,10 @@ static void decode_attention(const Rows *out, const Rows *query, const Cache *c,
 
 static int64_t decode_attention_bytes(int64_t num_keys) { return PAIRS * row_bytes(num_keys); }
 
-/* Whether vectors give the bits of this CPU's tiles, tried once with a request of TRIED tokens. Intel's manual says how
- * a tile adds (vol. 2, TDPBF16PS). On a CPU that adds in another order, decodes use the tiles too, which is slower. */
-static int as_tiles(void) {
-#ifdef __AMX_BF16__
+/* Whether vectors give the bits of this CPU's tiles, tried with a request of TRIED tokens and heads of this size. */
+__attribute__((unused)) static int try_tiles(int64_t dim) {
     enum { TRIED = 150, BLOCKS = (TRIED + TILE - 1) / TILE };
-    static int known = -1;
-    if (known >= 0) return known;
-    const int64_t bytes = BLOCKS * TILE * DIM * 2, all = prefill_attention_bytes(TRIED, DIM);
+    const int64_t bytes = BLOCKS * TILE * dim * 2, all = prefill_attention_bytes(TRIED, dim);
     const int64_t few = decode_attention_bytes(TRIED);
     char *memory = aligned_alloc(64, (size_t)round_up(all + few + 3 * bytes, 64));
     if (!memory) return 0;
@@ -361,23 +386,32 @@ static int as_tiles(void) {
         numbers[i] = (uint16_t)((random & 0x8000) | (0x3c00 + (random & 0x7fff) % 0x400));
     }
     for (int64_t b = 0; b < BLOCKS; b++) table[b] = b;
-    const Cache cache = {(char *)numbers, (char *)numbers + bytes, 1, DIM, TILE, BFLOAT16};
-    const Rows query = {(char *)numbers + 2 * bytes, DIM * 2, 0, BFLOAT16};
+    const Cache cache = {(char *)numbers, (char *)numbers + bytes, 1, dim, TILE, BFLOAT16};
+    const Rows query = {(char *)numbers + 2 * bytes, dim * 2, 0, BFLOAT16};
     int same = 1;
     begin_products(TILES_BFLOAT16);
     for (length = 1; length <= TRIED; length++) {
-        float results[2][DIM];
+        float results[2][MAX_DIM];
         const Rows out[2] = {{(char *)results[0], 0, 0, FLOAT32}, {(char *)results[1], 0, 0, FLOAT32}};
         const Step step = {.block_tables = table, .query_start_loc = starts, .seq_lens = &length, .num_tokens = 1,
                            .num_seqs = 1, .table_width = BLOCKS};
         const Rows last = {query.data + (length - 1) * query.stride, query.stride, 0, BFLOAT16};
         prefill_attention(&out[0], &last, &cache, &step, 0, 0, TILES_BFLOAT16, memory);
         decode_attention(&out[1], &last, &cache, &step, &(Item){0, 0, 0, 1}, TILES_BFLOAT16, memory + all);
-        same &= memcmp(results[0], results[1], sizeof(results[0])) == 0;
+        same &= memcmp(results[0], results[1], (size_t)dim * sizeof(float)) == 0;
     }
     end_products(TILES_BFLOAT16);
     free(memory);
-    return known = same;
+    return same;
+}
+
+/* Tried once: Intel's manual says how a tile adds (vol. 2, TDPBF16PS). On a CPU that adds in another order, decodes use
+ * the tiles too, which is slower. */
+static int as_tiles(void) {
+#ifdef __AMX_BF16__
+    static int known = -1;
+    if (known < 0) known = try_tiles(64) && try_tiles(24);
+    return known;
 #else
     return 0;
 #endif
@@ -386,7 +420,8 @@ static int as_tiles(void) {
 /* Whether a request goes through products: they pay for many queries, and handle every size and kind. */
 static int by_products(const Step *step, const Cache *c, int64_t i, int kind, int prompts) {
     const int64_t count = step->query_start_loc[i + 1] - step->query_start_loc[i];
-    return (prompts && count >= PROMPT) || c->head_dim != DIM || c->block_size % TILE != 0 ||
+    const int fits = c->head_dim >= WIDTH / 2 && c->head_dim <= MAX_DIM && c->head_dim % 2 == 0;
+    return (prompts && count >= PROMPT) || !fits || c->block_size % TILE != 0 ||
            (kind == TILES_BFLOAT16 && !as_tiles());
 }
 

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
+import torch
 
 from ..batch_file import LineReader, completed, refused
 from ..beams import Beams
@@ -82,8 +82,9 @@ class Completer:
 def cache_bytes(package: str, options: dict, per_machine: int) -> int:
     """The KV cache of one of several actors on a machine: its part of half of the free memory, and no more than its
     requests can fill."""
-    share = SHARE_OF_FREE_MEMORY * psutil.virtual_memory().available / per_machine
-    return int(min(stage_of(package).most_cache_bytes(options), share))
+    stage = stage_of(package)
+    free = stage.free_memory(torch.device("cpu"))
+    return int(min(stage.most_cache_bytes(options), SHARE_OF_FREE_MEMORY * free / per_machine))
 
 
 def look_at_model(package: str, model: dict[str, str | None]) -> str:

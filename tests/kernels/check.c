@@ -413,7 +413,7 @@ static double attention_error(int format, int64_t dim, int64_t block_size, int64
 }
 
 static void check_attention(int kind, int format, int prompts) {
-    static const int64_t sizes[][3] = {{64, 16, 1}, {64, 16, 5}, {64, 32, 40}, {48, 16, 40}, {20, 5, 9}};
+    static const int64_t sizes[][3] = {{64, 16, 1}, {64, 16, 5}, {64, 32, 40}, {48, 16, 40}, {20, 5, 9}, {24, 16, 3}, {96, 16, 2}};
     double error = 0;
     for (size_t s = 0; s < sizeof(sizes) / sizeof(*sizes); s++)
         error = fmax(error, attention_error(format, sizes[s][0], sizes[s][1], sizes[s][2], kind, prompts,
@@ -462,7 +462,7 @@ static int64_t attention_differs(int format, int64_t dim, int64_t block_size, in
 }
 
 static void check_attention_bits(int kind, int format) {
-    static const int64_t sizes[][2] = {{64, 16}, {64, 32}, {48, 16}, {20, 5}};
+    static const int64_t sizes[][2] = {{64, 16}, {64, 32}, {48, 16}, {20, 5}, {24, 16}, {16, 32}, {34, 16}, {128, 16}};
     static const int64_t at_once[] = {1, 3, 8, 33};
     int64_t differ = 0;
     for (size_t s = 0; s < sizeof(sizes) / sizeof(*sizes); s++)

@@ -1,0 +1,66 @@
+"""How much memory is free: of the system, and under the limits of control groups, which containers are."""
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.covers("support/memory.py")
+GB = 1 << 30
+
+
+@pytest.fixture
+def free_memory(stage, tmp_path, monkeypatch):
+    """The stage's function, in a system with 64 GB free and these control groups: (path, limit, used, cached files)."""
+    memory = stage.part("memory")
+
+    def free(*groups, own="a/b"):
+        system = memory.psutil.virtual_memory()._replace(available=64 * GB)
+        monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: system)
+        monkeypatch.setattr(memory, "GROUPS", tmp_path / "groups")
+        monkeypatch.setattr(memory, "GROUP", tmp_path / "cgroup")
+        (tmp_path / "cgroup").write_text(f"1:name=systemd:/elsewhere\n0::/{own}\n")
+        for path, limit, used, cached in groups:
+            folder = tmp_path / "groups" / path
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "memory.max").write_text(f"{limit}\n")
+            (folder / "memory.current").write_text(f"{used}\n")
+            (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\nactive_file 7\n")
+        return memory.free_memory(torch.device("cpu"))
+
+    return free
+
+
+def test_without_a_limit(free_memory):
+    assert free_memory(("a/b", "max", GB, 0)) == 64 * GB
+
+
+def test_on_another_system(free_memory, stage, monkeypatch, tmp_path):
+    free_memory()
+    monkeypatch.setattr(stage.part("memory"), "GROUP", tmp_path / "nowhere")
+    assert stage.part("memory").free_memory(torch.device("cpu")) == 64 * GB
+
+
+def test_in_a_container(free_memory):
+    """Its limit without what is used; cached files, such as a checkpoint that was read, can be dropped."""
+    assert free_memory(("a/b", 4 * GB, 3 * GB, GB // 2)) == 1.5 * GB
+
+
+def test_a_group_around_has_the_limit(free_memory):
+    assert free_memory(("a/b", "max", GB, 0), ("a", 8 * GB, 3 * GB, 0)) == 5 * GB
+    assert free_memory(("", 4 * GB, 3 * GB, 0)) == GB
+    assert free_memory(("", 3 * GB, 4 * GB, 0)) == 0
+
+
+def test_within_a_namespace(free_memory):
+    """A container may see only its own group, at the root, whatever its name outside is."""
+    assert free_memory(("", 4 * GB, 3 * GB, 0), own="docker/1f2e") == GB
+
+
+def test_on_cuda(stage, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 4000))  # free, all
+    assert stage.part("memory").free_memory(torch.device("cuda")) == 1000
+
+
+def test_weights_that_a_container_has_no_room_for(stage, monkeypatch, small_checkpoint):
+    monkeypatch.setattr(stage.part("weights"), "free_memory", lambda device: 1000)
+    with pytest.raises(ValueError, match=r"the weights take [\d,]+ bytes of memory, there are 1,000 free; see --dtype"):
+        stage.LLM(small_checkpoint, device="cpu")
