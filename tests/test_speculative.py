@@ -614,6 +614,29 @@ def test_prompt_lookup_goes_on_where_it_was(stage):
         assert lookup.draft({request: 5}).get(request) == fresh
 
 
+@pytest.mark.parametrize(
+    ("speculate", "device", "kind"),
+    [("auto", "cpu", "PromptLookup"), ("auto", "cuda", "NoneType"), ("off", "cpu", "NoneType")]
+    + [("ngram", device, "PromptLookup") for device in ("cpu", "cuda")],
+)
+def test_which_drafter_is_picked(stage, speculate, device, kind):
+    pick = stage.part("drafters").pick_drafter
+    assert type(pick(SimpleNamespace(speculate=speculate), torch.device(device), None, 0)).__name__ == kind
+
+
+def test_what_the_draft_model_has_not_seen(stage):
+    """All after the first token that it has otherwise, and always the last; what is wrong is forgotten."""
+    rng, slot, token_ids = random.Random(0), stage.part("drafters").DraftSlot(0), [1]
+    for _ in range(300):
+        pairs = zip(slot.tokens, token_ids[:-1], strict=False)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        assert slot.missing(token_ids) == token_ids[same:]
+        assert slot.tokens == token_ids[:same]
+        guesses = [rng.randrange(2) for _ in range(rng.randrange(4))]
+        slot.tokens += [*token_ids[same:], *guesses][: rng.randint(1, 4)]
+        token_ids += [rng.randrange(2) for _ in range(rng.randrange(3))]
+
+
 def test_drafters_let_go_of_requests(stage, small_checkpoint):
     for speculate in ("ngram", small_checkpoint):
         llm = stage.stepper(small_checkpoint, speculate=speculate, num_drafts=2)
