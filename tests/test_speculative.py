@@ -598,6 +598,8 @@ def test_prompt_lookup(stage):
     assert looked_up(stage, [3], [3, 3], 4) == [3, 3, 3, 3]  # it goes on as if it came again
     assert looked_up(stage, [1, 2, 1], [2], 5) == [1, 2, 1, 2, 1]
     assert looked_up(stage, [4, 1], [4], 1) is None  # one token is no match
+    assert looked_up(stage, [1], [1], 1) is looked_up(stage, [1], [], 1) is None
+    assert looked_up(stage, [70_000, 70_001, 5, 70_000], [70_001], 1) == [5]
     assert looked_up(stage, [1, 2, 3, 4, 7, 8, 2, 3, 4, 6, 1, 2, 3], [4], 1) == [7]  # four are better than three
     assert looked_up(stage, [0, 1, 2, 3, 4, 7, 5, 1, 2, 3, 4, 8, 0, 1, 2, 3], [4], 1) == [8]  # five are not looked for
     for almost in ([26553, 48707, 5, 20772, 29272], [0, 1, 5, 2**61 - 1, 1], [0, 1, 5, 2**16, 1]):
