@@ -572,6 +572,7 @@ def test_steps_are_timed_by_their_tokens(stage, small_checkpoint):
     seconds = stage.LLM(small_checkpoint, device="cpu").engine.speculator.planner.costs.seconds
     assert len(seconds) == 65
     assert min(seconds[1:]) > 0
+    assert stage.LLM(small_checkpoint, device="cpu", speculate="off").engine.speculator.planner is None
     interpolate = stage.part("draft_planner").interpolate
     assert interpolate({1: 1.0, 2: 2.0, 4: 3.0}, 6) == [0.0, 1.0, 2.0, 2.5, 3.0, 3.5, 4.0]
     assert interpolate({1: 2.0, 2: 1.0}, 5) == [0.0, 2.0, 2.0, 2.0, 2.0, 2.0]
