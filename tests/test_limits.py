@@ -203,7 +203,7 @@ def test_extreme_values_that_are_allowed(stage, small_checkpoint):
         dict(logprobs=-1, max_tokens=1),
     ]  # fmt: skip
     params = [stage.SamplingParams(**extreme) for extreme in extremes]
-    outputs = stage.engine(small_checkpoint).generate([[1, 2, 3]] * len(params), iter(params))
+    outputs = stage.engine(small_checkpoint).generate(iter([[1, 2, 3]] * len(params)), iter(params))
     assert all(output.finished for output in outputs)
     assert len(outputs[-1].outputs[0].logprobs[0]) == 211
 
