@@ -66,11 +66,11 @@ class PromptLookup:
 
     def _look_up(self, request: Request, count: int) -> list[int]:
         token_ids, (num_indexed, ends) = request.token_ids, self._indexes.get(request, (0, {}))
-        for end in range(max(num_indexed, 1), len(token_ids)):  # an n-gram is indexed once a token has followed it
+        for end in range(num_indexed, len(token_ids)):  # an n-gram is indexed once a token has followed it
             for n in range(self.shortest, min(self.longest, end) + 1):
                 ends[tuple(token_ids[end - n : end])] = end
         self._indexes[request] = len(token_ids), ends
-        for n in range(min(self.longest, len(token_ids)), self.shortest - 1, -1):
+        for n in range(self.longest, self.shortest - 1, -1):
             if (end := ends.get(tuple(token_ids[-n:]))) is not None:
                 # Past the last token, the draft goes on as if the text repeated itself.
                 following = itertools.cycle(token_ids[end:])

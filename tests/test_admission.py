@@ -219,6 +219,15 @@ def test_the_head_leaves():
     assert next_head in run.admitted
 
 
+def test_the_trace_names_who_waits_after_a_preemption():
+    run = Run(5)
+    _, last = run.add(2), run.add(2)
+    run.go(2)
+    assert run.preempted == [(1, last)]
+    assert run.refused == [(1, last, "preempted")]
+    run.finish()
+
+
 def test_under_fair_nobody_is_preempted_in_vain():
     """One that went ahead would be preempted for the first in every step, if that were no help; when it is, it is."""
     run = Run(60, "fair")

@@ -214,6 +214,7 @@ def test_the_integrity_check_can_fail(stage, damage):
     for _ in range(2):
         scheduler.add(FakeRequest(3))
     scheduler.schedule()
+    assert scheduler.num_steps == 1
     if damage == "held twice":
         scheduler.running[0].slot = 1
     elif damage == "also free":

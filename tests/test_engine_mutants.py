@@ -44,6 +44,12 @@ SAMPLES = {  # a sample of their mutants, each seen to be killed or listed
     "text": (30, 3, "stage01_single/support/text.py", "stage01_single/support/logits_processors.py"),
     "sampler": (36, 3, "stage01_single/sampler.py"),
     "cache": (14, 4, "stage03_kvcache/batch.py", "stage03_kvcache/engine.py", "stage03_kvcache/kv_cache.py"),
+    "parameters": (20, 1, "stage01_single/support/sampling_params.py"),
+    "continuous": (14, 2, *(f"stage04_continuous/{name}.py" for name in ("scheduler", "batch", "request"))),
+    "scoring": (10, 2, "stage04_continuous/support/scoring.py"),
+    "scheduler": (16, 2, *(f"stage05_paged/{name}.py" for name in ("scheduler", "policies", "block_manager"))),
+    "paged": (12, 2, "stage05_paged/batch.py", "stage05_paged/request.py"),
+    "speculator": (6, 2, "stage07_speculative/speculator.py"),
 }
 
 

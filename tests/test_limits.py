@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from stagewise.sampling import Sampling
 from tests.adapter import STAGES
@@ -199,16 +200,36 @@ def test_extreme_values_that_are_allowed(stage, small_checkpoint):
         dict(top_k=2**31 - 1), dict(repetition_penalty=0.01), dict(repetition_penalty=100), dict(temperature=1e-5),
         dict(temperature=1e5), dict(top_p=1e-9), dict(min_p=1), dict(presence_penalty=-100, frequency_penalty=100),
         dict(seed=2**64 - 1), dict(max_tokens=10**12), dict(logprobs=211), dict(temperature=2, min_p=1, top_k=1),
+        dict(logprobs=-1, max_tokens=1),
     ]  # fmt: skip
     params = [stage.SamplingParams(**extreme) for extreme in extremes]
-    outputs = stage.engine(small_checkpoint).generate([[1, 2, 3]] * len(params), params)
+    outputs = stage.engine(small_checkpoint).generate(iter([[1, 2, 3]] * len(params)), iter(params))
     assert all(output.finished for output in outputs)
+    assert len(outputs[-1].outputs[0].logprobs[0]) == 211
 
 
 def test_min_tokens_with_nothing_left_to_choose(stage, small_checkpoint):
     params = stage.SamplingParams(min_tokens=1, stop_token_ids=list(range(211)))
     with pytest.raises(ValueError, match="min_tokens leaves nothing to choose"):
         stage.engine(small_checkpoint).generate([[1]], params)
+
+
+def test_what_options_stand_for(stage, monkeypatch):
+    options, cpu, cuda = stage.part("options"), torch.device("cpu"), torch.device("cuda")
+    for device, there in ((cpu, False), (cuda, True)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda there=there: int(there))
+        assert options.pick_device("auto") == device
+    assert options.pick_device("cuda:0").index == 0
+    for device in ("cuda:1", "meta"):
+        with pytest.raises(ValueError, match=device):
+            options.pick_device(device)
+    picked = [options.pick_dtype(*of) for of in (("auto", cpu), ("auto", cuda), ("float16", cuda))]
+    assert picked == [torch.float32, torch.bfloat16, torch.float16]
+    assert options.describe_device(cpu, torch.float32) == f"cpu ({torch.get_num_threads()} threads), float32"
+    assert [options.pick_max_model_len(asked, 48) for asked in (None, 48, 20)] == [48, 48, 20]
+    with pytest.raises(ValueError, match="at most 48"):
+        options.pick_max_model_len(49, 48)
 
 
 def test_a_single_text_is_one_prompt(stage):

@@ -171,6 +171,8 @@ def test_philox_known_answers(stage):
     ]
     for seed, (counter, stream), expected in vectors:
         assert " ".join(f"{int(word):08x}" for word in philox(seed, counter, stream)) == expected
+    assert stage.part("philox").uniform(5, 3) == 0.6700757813391282  # as ever: a seed repeats a run of years ago
+    assert stage.part("philox").derive_seed(5, 3) == 10469589261668989404
 
 
 def test_unseeded_requests_get_seeds_of_their_own(stage):

@@ -572,6 +572,7 @@ def test_steps_are_timed_by_their_tokens(stage, small_checkpoint):
     seconds = stage.LLM(small_checkpoint, device="cpu").engine.speculator.planner.costs.seconds
     assert len(seconds) == 65
     assert min(seconds[1:]) > 0
+    assert stage.LLM(small_checkpoint, device="cpu", speculate="off").engine.speculator.planner is None
     interpolate = stage.part("draft_planner").interpolate
     assert interpolate({1: 1.0, 2: 2.0, 4: 3.0}, 6) == [0.0, 1.0, 2.0, 2.5, 3.0, 3.5, 4.0]
     assert interpolate({1: 2.0, 2: 1.0}, 5) == [0.0, 2.0, 2.0, 2.0, 2.0, 2.0]
@@ -598,6 +599,8 @@ def test_prompt_lookup(stage):
     assert looked_up(stage, [3], [3, 3], 4) == [3, 3, 3, 3]  # it goes on as if it came again
     assert looked_up(stage, [1, 2, 1], [2], 5) == [1, 2, 1, 2, 1]
     assert looked_up(stage, [4, 1], [4], 1) is None  # one token is no match
+    assert looked_up(stage, [1], [1], 1) is looked_up(stage, [1], [], 1) is None
+    assert looked_up(stage, [70_000, 70_001, 5, 70_000], [70_001], 1) == [5]
     assert looked_up(stage, [1, 2, 3, 4, 7, 8, 2, 3, 4, 6, 1, 2, 3], [4], 1) == [7]  # four are better than three
     assert looked_up(stage, [0, 1, 2, 3, 4, 7, 5, 1, 2, 3, 4, 8, 0, 1, 2, 3], [4], 1) == [8]  # five are not looked for
     for almost in ([26553, 48707, 5, 20772, 29272], [0, 1, 5, 2**61 - 1, 1], [0, 1, 5, 2**16, 1]):
@@ -612,6 +615,29 @@ def test_prompt_lookup_goes_on_where_it_was(stage):
         request.output_token_ids += [rng.randrange(4) for _ in range(rng.randint(1, 3))]
         fresh = looked_up(stage, request.prompt_token_ids, request.output_token_ids, 5)
         assert lookup.draft({request: 5}).get(request) == fresh
+
+
+@pytest.mark.parametrize(
+    ("speculate", "device", "kind"),
+    [("auto", "cpu", "PromptLookup"), ("auto", "cuda", "NoneType"), ("off", "cpu", "NoneType")]
+    + [("ngram", device, "PromptLookup") for device in ("cpu", "cuda")],
+)
+def test_which_drafter_is_picked(stage, speculate, device, kind):
+    pick = stage.part("drafters").pick_drafter
+    assert type(pick(SimpleNamespace(speculate=speculate), torch.device(device), None, 0)).__name__ == kind
+
+
+def test_what_the_draft_model_has_not_seen(stage):
+    """All after the first token that it has otherwise, and always the last; what is wrong is forgotten."""
+    rng, slot, token_ids = random.Random(0), stage.part("drafters").DraftSlot(0), [1]
+    for _ in range(300):
+        pairs = zip(slot.tokens, token_ids[:-1], strict=False)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        assert slot.missing(token_ids) == token_ids[same:]
+        assert slot.tokens == token_ids[:same]
+        guesses = [rng.randrange(2) for _ in range(rng.randrange(4))]
+        slot.tokens += [*token_ids[same:], *guesses][: rng.randint(1, 4)]
+        token_ids += [rng.randrange(2) for _ in range(rng.randrange(3))]
 
 
 def test_drafters_let_go_of_requests(stage, small_checkpoint):

@@ -7,7 +7,7 @@ import pytest
 from stagewise.wrap import wrap
 from tests.adapter import STAGES, random_prompts
 
-pytestmark = pytest.mark.covers("llm.py", "engine_loop.py", "request.py")
+pytestmark = pytest.mark.covers("llm.py", "engine_loop.py", "request.py", "support/outputs.py")
 
 
 def collect(events):
@@ -52,7 +52,9 @@ def test_events_carry_logprobs_counts_and_the_stop(stage):
         last[event.index] = event
     outputs = llm.generate(["Once upon a time", [464, 2068]], params)
     assert logprobs == outputs[0].outputs[0].logprobs
-    assert last[1].logprobs is None
+    assert last[1].logprobs is outputs[1].outputs[0].logprobs is outputs[1].outputs[0].cumulative_logprob is None
+    chosen = zip(outputs[0].outputs[0].token_ids, logprobs, strict=True)
+    assert outputs[0].outputs[0].cumulative_logprob == sum(entry[token_id].logprob for token_id, entry in chosen)
     for i, output in enumerate(outputs):
         completion = output.outputs[0]
         assert (last[i].num_prompt_tokens, last[i].num_output_tokens) == (

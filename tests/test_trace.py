@@ -12,7 +12,9 @@ from stagewise.replay.trace import Trace, check_step, lines_of, whole_step
 from tests.adapter import STAGES, random_prompts, unfinished
 from tools.engines import traced
 
-pytestmark = pytest.mark.covers("engine.py", "scheduler.py", "block_manager.py", "support/stats.py")
+pytestmark = pytest.mark.covers(
+    "engine.py", "scheduler.py", "block_manager.py", "support/stats.py", "support/outputs.py"
+)
 LENGTHS, OUTPUTS = [5, 12, 3, 9, 7], [4, 2, 6, 6, 1]
 
 
@@ -90,7 +92,8 @@ def test_two_traces_of_one_engine(stage, small_checkpoint):
 def test_metrics(stage, small_checkpoint):
     outputs = stage.engine(small_checkpoint).generate(random_prompts(211, [4, 9]), stage.SamplingParams(max_tokens=5))
     for output in outputs:
-        assert 0 < output.metrics.ttft <= output.metrics.e2e
+        times = output.metrics
+        assert 0 < times.ttft <= times.e2e == times.finished_time - times.arrival_time
         assert output.finished
 
 
