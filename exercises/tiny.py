@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors.torch import save_file
 
 from tools.engines import Stage
 
-SIZES = dict(n_layer=1, n_head=1, n_embd=8, vocab_size=97, eos_token_id=0)
+SIZES = dict(n_layer=1, n_head=1, n_embd=8, n_inner=32, vocab_size=257)
 
 
 @contextlib.contextmanager
@@ -33,10 +34,25 @@ class Counted(NamedTuple):
 
 
 def tiny_engine(stage: Stage, n_positions: int = 64, make: str = "LLM", **arguments):
-    """The engine of a stage, on a CPU, with random weights that need no file. make: the method that makes it."""
+    """The engine of a stage, on a CPU, with random weights. make: the method that makes it. Its tokens are bytes, since
+    reading GPT-2's would take longer than everything else."""
+    weights = stage.part("weights")
+    with torch.device("meta"):
+        model = stage.GPT2(stage.ModelConfig(**SIZES, n_positions=n_positions))
+    shapes = {name: parameter.shape for name, parameter in model.state_dict().items()}
+    tensors = dict(weights.dummy_tensors(shapes))
+    for name in tensors:
+        if name.endswith(weights.STORED_TRANSPOSED):
+            tensors[name] = tensors[name].t().contiguous()
+    tokens = [*stage.byte_alphabet(), "<|endoftext|>"]
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps({**SIZES, "n_positions": n_positions}))
-        return getattr(stage, make)(folder, load_format="dummy", device="cpu", **arguments)
+        (Path(folder) / "config.json").write_text(
+            json.dumps({**SIZES, "n_positions": n_positions, "eos_token_id": 256})
+        )
+        (Path(folder) / "merges.txt").write_text("#version: 0.2\n")
+        (Path(folder) / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+        save_file(tensors, Path(folder) / "model.safetensors", {"format": "pt"})
+        return getattr(stage, make)(folder, device="cpu", **arguments)
 
 
 @functools.cache
