@@ -65,11 +65,12 @@ NEEDS = {"x86-64-v4": {"avx512f", "avx512bw", "avx512vl"}, "x86-64-v3": {"avx2",
     "march", [pytest.param(name, id=LEVELS[name], marks=[pytest.mark.soak] * (name != "native")) for name in LEVELS]
 )
 @KERNELS
-def test_on_this_cpu(tmp_path, kernels, march):
-    """With all that it has, and as a CPU with less."""
+@pytest.mark.parametrize("optimize", ["-O1", pytest.param("-O3", marks=pytest.mark.soak)])
+def test_on_this_cpu(tmp_path, kernels, march, optimize):
+    """With all that it has, and as a CPU with less. It takes the compiler three times as long to optimize all."""
     if needed := NEEDS.get(march, set()) - cpu_flags():
         pytest.skip(f"this CPU has no {', '.join(sorted(needed))}")
-    flags = [f"-march={march}"] if march and platform.machine() == "x86_64" else []
+    flags = [optimize, *([f"-march={march}"] if march and platform.machine() == "x86_64" else [])]
     checked, missing = check(kernels, build(tmp_path, kernels, os.environ.get("CC") or "cc", "-fopenmp", *flags))
     assert {"fma_float32", "fma_bfloat16", *(["pairs_int8"] if kernels is INT8 else [])} <= checked
     if march != "native" and platform.machine() == "x86_64":
