@@ -63,10 +63,6 @@ def pytest_generate_tests(metafunc):
 def pytest_collection_modifyitems(config, items):
     """A test says which files of the stages it `covers`. Where all of them are as in the stage before, it would only be
     run again: `make test` leaves that to `make soak`."""
-    listed = (Path(__file__).parent / "soak.txt").read_text(encoding="utf-8").splitlines()[1:]
-    for item in items:  # slow cases of what surrounds the stages: the limit of `make test` is minutes
-        if item.nodeid in listed:
-            item.add_marker(pytest.mark.soak)
     run_again = set()
     for item in items:
         params = item.callspec.params.values() if hasattr(item, "callspec") else ()

@@ -29,12 +29,28 @@ EXERCISES = list(exercises().values())
 MUTANTS = [(exercise, *mutant) for exercise in EXERCISES for mutant in exercise.answers.MUTANTS]
 
 
+SLOW = {  # these compute for seconds; quicker ones of their kind are in `make test`
+    "4.2 pass by pass",
+    "4.4 an abort that searches",
+    "4.4 an abort that searches by hashes",
+    "4.4 pops that look at everybody",
+    "5.4 a block for everybody",
+    "5.5 prefixes named by numbers that are given out once",
+    "5.5 tokens by CRC32",
+    "5.6 a list of free blocks",
+    "7.2 enters all anew",
+}
+
+
 def by_answer(name, answers):
-    ids = [f"{exercise.number} {title}" for exercise, title, *_ in answers]
-    return pytest.mark.parametrize(name, answers, ids=ids)
+    titles = [f"{exercise.number} {title}" for exercise, title, *_ in answers]
+    marks = [[pytest.mark.soak] * (title in SLOW) for title in titles]
+    params = [pytest.param(answer, id=t, marks=m) for answer, t, m in zip(answers, titles, marks, strict=True)]
+    return pytest.mark.parametrize(name, params)
 
 
 ALSO_RIGHT = [(exercise, *edit) for exercise in EXERCISES for edit in getattr(exercise.answers, "ALSO_RIGHT", [])]
+assert {f"{exercise.number} {title}" for exercise, title, *_ in [*MUTANTS, *ALSO_RIGHT]} >= SLOW
 by_number = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.number)
 
 
