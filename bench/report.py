@@ -306,7 +306,8 @@ def comparison(results: list[dict]) -> str:
         best = max(speed for engine, speed in speeds.items() if engine != last)
         cells = [f"{speeds[engine]:,.1f}" if engine in speeds else "" for engine in engines]
         cells += [f"{speeds[last] / best:.2f} ×", f"{rows[last]['limit_share']:.0%}"]
-        told = [result["workload"], result["dtype"], sampled(result)][: len(kinds)]
+        other = "" if result["model"] == results[0]["model"] else f", `{result['model']}`"
+        told = [result["workload"] + other, result["dtype"], sampled(result)][: len(kinds)]
         lines.append(" | ".join([*told, *cells]))
     machine = results[0]["machine"]
     packages = {name: version for own in results[0]["versions"].values() for name, version in own.items()}

@@ -385,7 +385,7 @@ def test_an_engine_of_ones_own_is_measured_beside_a_stage(babble, requests_file,
     assert small["tokens_computed"] is small["rows_mean"] is None
 
 
-@pytest.mark.parametrize("sampling", workloads.SAMPLING)
+@pytest.mark.parametrize("sampling", ["greedy", "chat"])
 def test_hugging_face_continuous_batching_is_run_right(babble, tail, sampling):
     """A peer that this environment has: greedy the same tokens as the stages, and a time for each."""
     stage = STAGES[4]

@@ -17,6 +17,7 @@ take. A solution in C has fewer of them: its text is changed token by token (see
 
 import argparse
 import ast
+import functools
 import random
 import re
 import sys
@@ -188,12 +189,27 @@ def sites(tree: ast.AST, where: str = "") -> Iterator[tuple[ast.AST, str]]:
         yield from sites(node, name)
 
 
+@functools.lru_cache(maxsize=4)
+def lines_of(source: str) -> list[bytes]:
+    return [line.encode() for line in source.split("\n")]
+
+
+def segment(source: str, node: ast.AST) -> str:
+    """As ast.get_source_segment, which cuts the whole source into lines for each node."""
+    if getattr(node, "end_lineno", None) is None:
+        return ""
+    lines = lines_of(source)[node.lineno - 1 : node.end_lineno]  # pyright: ignore[reportAttributeAccessIssue]
+    lines[-1] = lines[-1][: node.end_col_offset]  # pyright: ignore[reportAttributeAccessIssue]
+    lines[0] = lines[0][node.col_offset :]  # pyright: ignore[reportAttributeAccessIssue]
+    return b"\n".join(lines).decode()
+
+
 def changes(node: ast.AST, source: str) -> Iterator[tuple[str, str]]:
     """(the kind of a change, what stands there then) for a node."""
-    text = ast.get_source_segment(source, node) or ""
+    text = segment(source, node)
 
     def of(child: ast.AST) -> str:
-        return f"({ast.get_source_segment(source, child)})"
+        return f"({segment(source, child)})"
 
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         for operator in COMPARISONS[type(node.ops[0])]:
@@ -221,8 +237,8 @@ def changes(node: ast.AST, source: str) -> Iterator[tuple[str, str]]:
         yield "condition", of(node.orelse)
     elif isinstance(node, ast.If | ast.While):
         if isinstance(node, ast.If):
-            yield "condition", text.replace(ast.get_source_segment(source, node.test) or "", "True", 1)
-        yield "condition", text.replace(ast.get_source_segment(source, node.test) or "", "False", 1)
+            yield "condition", text.replace(segment(source, node.test), "True", 1)
+        yield "condition", text.replace(segment(source, node.test), "False", 1)
     elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
         parts = [node.slice.lower, node.slice.upper]
         for i, part in enumerate(parts):
@@ -356,7 +372,7 @@ def in_python(source: str) -> list[Mutant]:
             return
         before = data[first:last].decode()
         if isinstance(node, ast.If | ast.While):
-            test = ast.get_source_segment(source, node.test)
+            test = segment(source, node.test)
             before, after = f"if {test}", "if True" if after.lstrip("ifelwh ").startswith("True") else "if False"
         made.append(Mutant(kind, where or "the module", before, after, text, node.lineno))
 
