@@ -98,7 +98,6 @@ class BeamSearch:
         root = self.request
         root.group = [root.fork(index) for index in range(len(self.finished))]
         for completion, (_, _, token_ids) in zip(root.group, self.finished, strict=True):
-            completion.group = root.group
             for token_id in token_ids:
                 completion.add(token_id)
         output = RequestOutput.of(root)

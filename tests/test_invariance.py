@@ -8,7 +8,9 @@ import pytest
 from stagewise import allowed_token_ids, logit_bias
 from tests.adapter import STAGES, random_prompts
 
-pytestmark = pytest.mark.covers("engine.py", "batch.py", "runner.py", "model.py", "sampler.py", "support/inputs.py")
+pytestmark = pytest.mark.covers(
+    "engine.py", "batch.py", "runner.py", "kv_cache.py", "model.py", "sampler.py", "support/inputs.py"
+)
 LENGTHS = [1, 9, 3, 30, 2, 14, 6, 21, 4, 4, 11]
 
 

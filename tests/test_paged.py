@@ -849,15 +849,38 @@ def test_bad_beam_search(stage, small_checkpoint, arguments, says):
         stage.engine(small_checkpoint, max_num_seqs=8).beam_search([[1, 2]], **arguments)
 
 
+@about_beams
+def test_logits_that_are_not_finite_end_a_beam_search(stage, small_checkpoint, monkeypatch):
+    llm = engine(stage, small_checkpoint)
+    forward = llm.engine.runner.forward
+    monkeypatch.setattr(llm.engine.runner, "forward", lambda batch: forward(batch) * math.nan)
+    with pytest.raises(ValueError, match="the model.s logits are not finite"):
+        llm.beam_search([[1, 2]], 2, 5)
+
+
+@about_beams
+def test_a_beam_search_that_just_fits(stage, small_checkpoint):
+    """Three beams share the prompt's block of 16 tokens, and have one each for the 16 that are read after it."""
+    make = lambda num_blocks: stage.LLM(small_checkpoint, device="cpu", block_size=16, num_blocks=num_blocks)  # noqa: E731
+    prompt = random_prompts(40, [16])[0]
+    assert len(make(4).beam_search([prompt], 3, 17)[0].outputs) == 3
+    with pytest.raises(ValueError, match="may need 4 blocks of the KV cache, there are 3"):
+        make(3).beam_search([prompt], 3, 17)
+
+
 # --- The size of the pool --------------------------------------------------------------------------------------------
 
 BLOCK_BYTES = 16 * 2 * 2 * 48 * 4  # block_size x (key + value) x layers x n_embd x float32
 
 
+@pytest.mark.covers("kv_cache.py", "runner.py")
 def test_the_size_of_the_pool(stage, small_checkpoint, monkeypatch):
     llm = lambda **arguments: stage.LLM(small_checkpoint, device="cpu", **arguments).engine.runner  # noqa: E731
     assert llm(max_num_seqs=5).num_blocks == 5 * 3  # as much as five requests of 48 tokens fill
     assert llm(num_blocks=7).kv_cache_bytes == 7 * BLOCK_BYTES
+    told = llm(num_blocks=7).describe()
+    assert told.startswith("cpu (")
+    assert told.endswith("7 blocks in 0 MB of KV cache")
     assert llm(kv_cache_bytes=7 * BLOCK_BYTES + 5).num_blocks == 7
     assert llm(kv_cache_bytes=7 * BLOCK_BYTES, dtype="bfloat16").num_blocks == 14
     with pytest.raises(ValueError, match=f"a block of 16 tokens needs {BLOCK_BYTES:,} bytes, .* {BLOCK_BYTES - 1:,}"):
@@ -886,6 +909,34 @@ def test_bad_arguments(stage, small_checkpoint, arguments, says):
         stage.LLM(small_checkpoint, device="cpu", **arguments)
 
 
+@pytest.mark.covers("kv_cache.py")
+def test_blocks_are_copied_in_every_layer(stage):
+    sizes = (4, 2, 3, torch.float32, torch.device("cpu"), None)  # block_size, n_head, head_dim
+    cache = stage.part("kv_cache").KVCache(2, 6, *sizes)
+    for tensor in (cache.keys, cache.values):
+        tensor.copy_(torch.randn(tensor.shape))
+    before = cache.keys.clone(), cache.values.clone()
+    cache.copy_blocks([])
+    assert torch.equal(cache.keys, before[0])
+    cache.copy_blocks([(0, 1), (0, 4), (2, 5)])
+    for now, old in zip((cache.keys, cache.values), before, strict=True):
+        assert torch.equal(now, old[:, [0, 0, 2, 3, 0, 2]])
+
+
+@pytest.mark.covers("kv_cache.py")
+def test_what_a_gpu_has_for_the_cache(stage, monkeypatch):
+    """Nine tenths of what is free, without the 400 bytes that a full step takes beside the model's 1,000."""
+    calls, kv_cache, device = [], stage.part("kv_cache"), torch.device("cuda")
+    monkeypatch.setattr(kv_cache, "free_memory", lambda device: 10_000)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1000)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1400 if calls == ["reset", "step"] else 9000)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append("reset"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
+    assert kv_cache.default_cache_bytes(device, lambda: calls.append("step")) == 9000 - 400
+    assert calls == ["reset", "step", "empty"]
+
+
+@pytest.mark.covers("kv_cache.py", "runner.py")
 def test_the_step_that_is_run_to_see_what_it_takes(stage, small_checkpoint):
     """On CUDA the default size of the pool depends on it; here it must at least run, over the model's limits or not."""
     for num_tokens in (300, 1):

@@ -13,7 +13,7 @@ from tests.adapter import STAGES, random_prompts, unfinished
 from tools.engines import traced
 
 pytestmark = pytest.mark.covers(
-    "engine.py", "scheduler.py", "block_manager.py", "support/stats.py", "support/outputs.py"
+    "engine.py", "batch.py", "scheduler.py", "block_manager.py", "support/stats.py", "support/outputs.py"
 )
 LENGTHS, OUTPUTS = [5, 12, 3, 9, 7], [4, 2, 6, 6, 1]
 
