@@ -23,7 +23,7 @@ import pytest
 from tests.adapter import BATCHED, ROOT, STAGES, random_prompts, without_notes
 from tools.engines import traced
 
-pytestmark = pytest.mark.covers("engine.py", "engine_loop.py", "llm.py")
+pytestmark = pytest.mark.covers("engine.py", "engine_loop.py", "llm.py", "beam_search.py")
 about_streams = pytest.mark.covers("llm.py", "engine_loop.py")
 SERVING = [stage for stage in STAGES if stage.number >= 4]
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")

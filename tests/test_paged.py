@@ -833,6 +833,7 @@ def test_a_beam_search_that_fails_leaves_nothing_to_be_found(stage, ending_check
     assert cached(llm.beam_search([prompt], 2, 5)) == [32]
 
 
+@about_beams
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -284,6 +284,7 @@ def test_completions_that_never_were_are_not_told(stage, small_checkpoint):
     assert [(e["request_id"], e["index"]) for e in events(llm.trace, "finished")] == [("gone", 0), ("scored", 0)]
 
 
+@pytest.mark.covers("engine.py", "scheduler.py", "beam_search.py")
 @pytest.mark.parametrize("stage", STAGES[4:], ids=str)
 def test_beams_are_told(stage, small_checkpoint):
     """The tokens of the beams, followed from parent to child, end in the outputs that were cut by max_tokens."""
