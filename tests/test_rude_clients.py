@@ -471,8 +471,8 @@ def proxy(directory, port):
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx: apt-get install nginx-light")
 def test_the_proxy_of_the_example(one_place, tmp_path):
+    assert shutil.which("nginx"), "there is no nginx; on Debian: apt-get install nginx-light"
     app, port = one_place
     with proxy(tmp_path, port) as proxied:
         status, answer = post(proxied, prompt=[1], max_tokens=2)
