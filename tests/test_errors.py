@@ -214,3 +214,12 @@ def test_beams_of_a_model_that_gives_no_numbers(stage, small_checkpoint):
     model.forward = forward
     assert llm.beam_search([[1, 2, 3]], beam_width=2, max_tokens=4)[0].finished
     assert llm.engine.block_manager.num_free == llm.engine.runner.num_blocks
+
+
+@pytest.mark.covers("request.py")
+def test_what_is_said_of_an_error(stage):
+    """A ValueError is a sentence for users; any other error has its name before it."""
+    for error, said in ((ValueError("too long"), "too long"), (KeyError("x"), "KeyError: 'x'")):
+        request = stage.engine().inputs.request([1, 2], stage.SamplingParams())
+        request.fail(error)
+        assert (request.finish_reason, request.stop_reason) == ("error", said)
