@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from tests.adapter import EOS, random_prompts
+from tests.adapter import EOS, STAGES, random_prompts
 
 pytestmark = pytest.mark.covers("request.py", "support/text.py")
 
@@ -200,3 +200,14 @@ def test_what_a_request_keeps_of_a_token(stage):
         assert (request.output_token_ids, request.logprobs) == ([64], [] if logprobs is None else [logprobs])
         assert request.arrival_time <= request.token_times[0]
         assert (request.text.text, request.finished) == ("a", False)
+
+
+@pytest.mark.covers("support/logits_processors.py")
+@pytest.mark.parametrize("stage", STAGES[:1], ids=str)
+def test_what_may_not_come_before_min_tokens(stage):
+    """The end tokens of the model and of the request; of the model none if they end nothing."""
+    tokens_of, make = stage.part("logits_processors").end_token_ids, stage.engine().inputs.request
+    eos = set(make([1], stage.SamplingParams()).eos_token_ids)
+    for ignored, expected in ((False, {7} | eos), (True, {7})):
+        params = stage.SamplingParams(min_tokens=3, stop_token_ids=[7], ignore_eos=ignored)
+        assert set(tokens_of(make([1], params))) == expected
