@@ -61,8 +61,8 @@ class Runner:
 
     def describe(self) -> str:
         """The chosen device, dtype, number of requests and cache, in words."""
-        cache = f"{self.num_blocks:,} blocks in {self.kv_cache_bytes / 1e6:,.0f} MB of KV cache"
-        cache = f"up to {self.max_num_seqs} requests at once, {cache}"
+        cache = f"up to {self.max_num_seqs} requests at once, {self.num_blocks:,} blocks in "
+        cache += f"{self.kv_cache_bytes / 1e6:,.0f} MB of KV cache"
         return f"{describe_device(self.device, self.dtype)}, attention: {self.attention_backend}, {cache}"
 
     def forward(self, batch: Batch) -> Tensor:

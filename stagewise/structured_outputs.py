@@ -150,7 +150,7 @@ def checked_text(name: str, value: Any) -> str:
 class Structured:
     """The logits processor of a form. It is compiled once; the outputs that have it, of whatever requests, each have a
     copy of the matcher. Copies share llguidance's lexer, and with it its limits: if one output exceeds them, so do all
-    that run then; and if compiling the form takes long, those that come later, too.
+    that run then; and if compiling the form takes long, later ones wait, too.
 
     Args:
         llm: the model's LLM, or AsyncLLM.

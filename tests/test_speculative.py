@@ -740,3 +740,17 @@ def test_the_servers_metrics(stage):
     places = [numbers[f'num_accepted_tokens_per_pos_total{{{model},position="{i}"}}'] for i in range(3)]
     assert places == sorted(places, reverse=True)
     assert sum(places) == accepted > 0
+
+
+def test_a_request_without_a_slot_gets_no_drafts(stage):
+    """Where memory holds one slot of the draft model, one request has drafts, and the others run as without."""
+    prompts = ["Once upon a time", "There was once a shy bear", "One day"]
+    params = stage.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    expected = [output.outputs[0].token_ids for output in stage.engine().generate(prompts, params)]
+    llm = stage.LLM(device="cpu", speculate="tinytales-draft", num_drafts=2, max_num_seqs=3)
+    drafter, drafted = llm.engine.speculator.drafter, []
+    drafter._numbers = range(1)
+    draft = drafter.draft
+    drafter.draft = lambda counts: drafted.append(draft(counts)) or drafted[-1]
+    assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected
+    assert max(len(drafts) for drafts in drafted) == 1

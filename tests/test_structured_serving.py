@@ -150,7 +150,7 @@ def test_how_long_a_form_may_be_compiled_is_a_flag(tales):
 
 
 def test_nobody_waits_for_a_form_that_is_compiled(tales):
-    """What takes too long is tried once: who asks for it again is told at once."""
+    """A form that takes too long is tried once; the next request for it is refused at once."""
     app, body = limited(tales, form_seconds=0.3), {"model": "tales", "prompt": "Once", "max_tokens": 2}
 
     async def go():
@@ -170,7 +170,7 @@ def test_nobody_waits_for_a_form_that_is_compiled(tales):
 
 
 def test_the_end_comes_while_forms_are_compiled():
-    """The one of now goes on, those that wait are left."""
+    """The form that is being compiled is finished; those in the queue are dropped."""
     with serving(6, "tinytales") as app:
         waiting = app.service.lanes._forms._work_queue
         with listening(limited(app, form_seconds=0.2)) as (_, port):
