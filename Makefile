@@ -1,8 +1,8 @@
 # make demo: a story.  make test: the tests.  make soak: those that take long; one needs nginx.  make clients: other
 # people's programs against the server; make clients-all: all of them, which takes long.  make scaleout: batch runs on
 # Ray.  make test-browser: the pages of replay and the site, in Chromium.  make test-arm: the kernels by other
-# compilers, for ARM in an emulator.  make notebooks: run them anew.  make site: the chapters, notebooks, exercises and
-# replays as web pages.  All make .venv first.
+# compilers, for ARM in an emulator.  make test-cuda: the stages on a GPU.  make notebooks: run them anew.  make site:
+# the chapters, notebooks, exercises and replays as web pages.  All make .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CLIENTS := openai lm-eval vllm-tests
 ARM_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang libomp-dev
 
-.PHONY: demo test soak clients clients-all scaleout test-browser test-arm lint notebooks site mermaid
+.PHONY: demo test soak clients clients-all scaleout test-browser test-arm test-cuda lint notebooks site mermaid
 
 demo: $(VENV)/installed
 	$(BIN)/python -m stage05 --temperature 0.8 --max-tokens 1000 --prompts \
@@ -24,10 +24,10 @@ test: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --project .
 	$(BIN)/zizmor --offline --quiet .github
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak and not browser and not cluster and not arm"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak and not browser and not cluster and not arm and not cuda"
 
 soak: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n 2 -m "soak and not browser and not cluster and not arm"
+	$(BIN)/python -m pytest -n 2 -m "soak and not browser and not cluster and not arm and not cuda"
 
 clients: $(VENV)/installed-test
 	$(BIN)/python -m stagewise.serving.clients $(CLIENTS)
@@ -50,6 +50,9 @@ test-arm: $(VENV)/installed-test
 	@for program in aarch64-linux-gnu-gcc qemu-aarch64 clang; do command -v $$program > /dev/null || \
 		{ echo "no $$program; on Debian: apt-get install $(ARM_PACKAGES)"; exit 1; }; done
 	$(BIN)/python -m pytest -m arm tests/test_other_cpus.py
+
+test-cuda: $(VENV)/installed-test
+	STAGEWISE_TEST_CUDA=1 $(BIN)/python -m pytest tests/test_cuda.py tests/test_attention.py -k "cuda or triton"
 
 notebooks: $(VENV)/installed-test
 	$(BIN)/python tools/run_notebooks.py

@@ -16,7 +16,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:  # several workers: a thread for each, or they wait for each other
     os.environ["OMP_NUM_THREADS"] = "1"
 
-import torch  # not earlier: it reads that number when it is imported
+if "STAGEWISE_TEST_CUDA" not in os.environ:  # `make test` is the same on every machine; see test_cuda.py
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+import torch  # not earlier: it reads these when it is imported
 
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before a kernel is defined
 
