@@ -30,11 +30,11 @@ soak: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 -m "soak and not browser and not cluster and not arm and not cuda"
 
 clients: $(VENV)/installed-test
-	$(BIN)/python -m stagewise.serving.clients $(CLIENTS)
-	$(BIN)/python -m stagewise.serving.clients.load --seconds 20
+	$(BIN)/python -m tests.clients $(CLIENTS)
+	$(BIN)/python -m tests.clients.load --seconds 20
 
 clients-all: $(VENV)/installed-test
-	$(BIN)/python -m stagewise.serving.clients --all --keep-none
+	$(BIN)/python -m tests.clients --all --keep-none
 
 scaleout: $(VENV)/installed-scaleout
 	$(BIN)/python -m pytest tests/scaleout

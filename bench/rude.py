@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stagewise.serving.clients.server import server
+from tools.server import server
 
 NAME, PLACES = "served", 8
 TOKENS, LONGEST = 8, 1000  # of the good client's requests, and of the others'

@@ -1,7 +1,7 @@
 """Servers under load: two load generators, `vllm bench serve` and guidellm, against the stages' servers and vLLM's.
 
     python -m bench.peers vllm                                     # once: vLLM's server and its load generator
-    python -m stagewise.serving.clients.environments guidellm                # once: the other one
+    python -m tools.environments guidellm                # once: the other one
     python -m bench.serving --rates 0.5,1,2,4 --json FILE --plot FILE.png
     python -m bench.serving --engines 4,6 --rates inf --requests 50
 
@@ -36,9 +36,9 @@ from bench.machine import describe
 from bench.peers import PEERS, ROOT
 from bench.report import check_outputs
 from bench.throughput import write_model
-from stagewise.serving.clients.environments import python_of
-from stagewise.serving.clients.server import server as stage_server
 from tools.engines import STAGES
+from tools.environments import python_of
+from tools.server import server as stage_server
 
 ENGINES = ("4", "5", "6", "vllm")
 NAME = "served"
@@ -262,7 +262,7 @@ def main(argv: list[str] | None = None) -> int:
         if not PEERS["vllm"].python.exists():
             raise ValueError("vLLM is not there: python -m bench.peers vllm")
         if args.streams and not python_of("guidellm").exists():
-            raise ValueError("guidellm is not there: python -m stagewise.serving.clients.environments guidellm")
+            raise ValueError("guidellm is not there: python -m tools.environments guidellm")
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "model").mkdir()

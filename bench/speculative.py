@@ -32,7 +32,7 @@ from bench.machine import describe, is_busy
 from stagewise import sampling_params
 from tools.engines import STAGES
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "models" / "training"))
 from tale_grammar import write_tale
 
 SIX, SEVEN = (next(stage for stage in STAGES if stage.number == number) for number in (6, 7))

@@ -26,7 +26,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 from tests.adapter import BATCHED, STAGES, TINYTALES, Stage, kernels_with, stages_that_change, write_checkpoint
 
 # The browser's tests need what `make test-browser` installs; `make test` does not run them.
-collect_ignore = [] if importlib.util.find_spec("selenium") else ["browser"]
+collect_ignore = ["clients", *([] if importlib.util.find_spec("selenium") else ["browser"])]
 
 # Started in the background, a shell's children ignore Ctrl-C, and theirs do: the tests send it and mean it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

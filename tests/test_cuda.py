@@ -81,8 +81,6 @@ def test_a_gpu_is_the_default_and_its_dtype_is_bfloat16(stage, small_checkpoint)
 def test_a_sentence(stage):
     """The bundled model writes English there, too."""
     llm = stage.LLM(TINYTALES, device="cuda")
-    outputs = llm.generate(
-        ["Once upon a time", "There was once"], stage.SamplingParams(temperature=0, max_tokens=30)
-    )
+    outputs = llm.generate(["Once upon a time", "There was once"], stage.SamplingParams(temperature=0, max_tokens=30))
     assert all(" the " in o.outputs[0].text or " a " in o.outputs[0].text for o in outputs)
     assert torch.cuda.memory_allocated() > 0

@@ -18,7 +18,7 @@ from tests import test_same_bits
 from tests.adapter import ROOT, STAGES, random_prompts, write_checkpoint
 from tests.test_speculative import random_jobs, told
 
-sys.path.insert(0, str(ROOT / "tools"))  # a tool finds its neighbours as when it is run
+sys.path.insert(0, str(ROOT / "models" / "training"))
 from tale_grammar import write_tale
 
 INT8 = next(stage for stage in STAGES if stage.has_option("weights"))

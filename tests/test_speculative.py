@@ -16,8 +16,8 @@ from stagewise import allowed_token_ids, logit_bias, sampling_params
 from stagewise.cli import main
 from stagewise.replay.state import states
 from stagewise.replay.trace import Trace, check_step, lines_of
-from stagewise.serving.clients.server import server
 from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
+from tools.server import server
 
 pytestmark = pytest.mark.covers("speculator.py", "draft_planner.py", "drafters.py")
 SPECULATIVE = [stage for stage in STAGES if stage.number >= 7]

@@ -456,7 +456,7 @@ def test_a_model_without_a_tokenizer(stage, small_checkpoint, tmp_path, caplog):
 
 def test_the_lines_of_using_make_a_model(stage, tmp_path, monkeypatch):
     """The three lines of USING.md, as they stand there, but for the name of the model: nothing is fetched here."""
-    text = (ROOT / "USING.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "USING.md").read_text(encoding="utf-8")
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "save_pretrained" in block)
     assert len([line for line in code.splitlines() if line]) == 3
     monkeypatch.chdir(tmp_path)
