@@ -716,7 +716,7 @@ def main(argv: list[str] | None = None) -> int:
     import torch
 
     from bench.machine import describe
-    from bench.report import check_outputs, command
+    from bench.report import check_outputs, command, write_result
 
     try:
         given = {"--json": args.json, "--plot": args.plot, "--histogram": args.histogram}
@@ -733,7 +733,7 @@ def main(argv: list[str] | None = None) -> int:
 
         def keep() -> None:
             if args.json:
-                args.json.write_text(json.dumps(result, indent=1) + "\n")
+                write_result(args.json, result)
 
         measure(args, result, keep)
     if args.histogram:

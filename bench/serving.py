@@ -34,7 +34,7 @@ from pathlib import Path
 from bench import plots
 from bench.machine import describe
 from bench.peers import PEERS, ROOT
-from bench.report import check_outputs
+from bench.report import check_outputs, write_result
 from bench.throughput import write_model
 from tools.engines import STAGES
 from tools.environments import python_of
@@ -164,7 +164,7 @@ def measure(args: argparse.Namespace, model: Path, folder: Path) -> list[dict]:
                 runs.append(run)
                 print(line(run), flush=True)
                 if args.json:  # what is there is not lost if the next run fails
-                    args.json.write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
+                    write_result(args.json, {"runs": runs})
     return runs
 
 
@@ -280,7 +280,7 @@ def main(argv: list[str] | None = None) -> int:
     result |= {"overhead": ways} if ways else {}
     print(f"\n{table(result)}")
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_result(args.json, result)
     if args.plot:
         plots.latency_against_throughput([r for r in runs if r["generator"] == "vllm"]).savefig(args.plot)
     return 0

@@ -29,6 +29,7 @@ import torch
 
 from bench import wide
 from bench.machine import describe, is_busy
+from bench.report import write_result
 from stagewise import sampling_params
 from tools.engines import STAGES
 
@@ -304,7 +305,7 @@ def main() -> int:
         "cells": cells,
     }
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.json, result)
     if args.plot:
         args.plot.parent.mkdir(parents=True, exist_ok=True)
         plot(result).savefig(args.plot)
