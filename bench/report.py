@@ -330,7 +330,8 @@ def comparison(results: list[dict]) -> str:
     return "\n".join(f"| {line} |" for line in lines) + (
         f"\n\nOutput tokens per second; {results[0]['model']} with random weights; {machine['device']}, "
         f"{machine['threads']} threads, torch {machine['torch']}{others}. "
-        f"In brackets: the least and the most of a round. A row is one run of all its engines, such as `{command(results[0])}`. The limits, probed in these runs: "
+        f"In brackets: the least and the most of a round. A row is one run of all its engines, such as "
+        f"`{command(results[0])}`. The limits, probed in these runs: "
         f"{min(b for b, _ in limits):.0f} to {max(b for b, _ in limits):.0f} GB/s read, "
         f"{min(r for _, r in limits):,.0f} to {max(r for _, r in limits):,.0f} GFLOP/s."
     )
