@@ -95,6 +95,19 @@ def test_a_look_counts_the_cores_we_may_use():
     assert idle <= cores * (seconds + 0.1)
 
 
+@about_limits
+@pytest.mark.parametrize("stage", LIMITED, ids=str)
+def test_which_cores_a_look_counts(stage, monkeypatch):
+    threads = stage.part("threads")
+    cores = [SimpleNamespace(idle=1.0, iowait=0.5), SimpleNamespace(idle=2.0), SimpleNamespace(idle=4.0)]
+    monkeypatch.setattr(threads.psutil, "cpu_times", lambda percpu: cores)
+    for ours, idle in (({0, 2}, 5.5), ({0, 1, 2}, 7.5), ({0, 5}, 7.5)):  # the last: the system does not tell of one
+        monkeypatch.setattr(os, "sched_getaffinity", {0: ours}.__getitem__, raising=False)
+        assert threads.ThreadLimit._look()[1] == idle
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert threads.ThreadLimit._look()[1] == 7.5
+
+
 WAITING = """
 import os, sys
 {before}
