@@ -560,6 +560,7 @@ def test_other_instruction_sets(stage, tmp_path, cpu, needs):
 def test_only_the_first_blocks_are_there_from_the_start(stage, monkeypatch):
     """A pool may be far larger than what is ever in use: the rest comes with the steps that need it."""
     cache, page = stage.part("kv_cache"), 2 << 20
+    assert cache.PREFAULT // (2 * 12 * 768) == 7281  # tokens of GPT-2 small
     monkeypatch.setattr(cache, "PREFAULT", (32 << 20) // 4)
     before = psutil.Process().memory_info().rss
     made = cache.KVCache(2, 4096, 16, 12, 64, torch.float32, torch.device("cpu"), None, large_pages=True)
@@ -567,6 +568,17 @@ def test_only_the_first_blocks_are_there_from_the_start(stage, monkeypatch):
     assert whole > 20 * (32 << 20)
     assert 30 << 20 < grown < (32 << 20) + 8 * page
     assert not made.keys[:, 0].any()
+    if sys.platform == "linux":
+        assert {made.keys.data_ptr() % page, made.values.data_ptr() % page} == {0}
+
+
+@pytest.mark.covers("kv_cache.py")
+def test_a_cache_in_small_pages(stage, monkeypatch):
+    """Where nobody asks for large ones, on another device say."""
+    cache = stage.part("kv_cache")
+    monkeypatch.setattr(cache, "empty", None)
+    made = cache.KVCache(2, 3, 16, 2, 8, torch.float32, torch.device("cpu"), None)
+    assert (made.keys.shape, made.values.shape) == ((2, 3, 2, 8, 16), (2, 3, 2, 16, 8))
 
 
 HELD = """
