@@ -261,7 +261,7 @@ DEFAULTS = {  # those that a stage brings or changes
     7: dict(num_drafts="auto"),
     8: dict(weights="auto"),
 }
-RANGES = {
+OPTION_RANGES = {
     "max_model_len": (2, None),
     "max_num_seqs": (1, None),
     "seed": (0, 2**64 - 1),
@@ -277,8 +277,8 @@ RANGES = {
 def test_defaults_and_ranges_of_options(stage):
     config = stage.part("config").EngineConfig
     assert {name: getattr(config(), name) for name in DEFAULTS[stage.number]} == DEFAULTS[stage.number]
-    for name in filter(stage.has_option, RANGES):
-        low, high = RANGES[name]
+    for name in filter(stage.has_option, OPTION_RANGES):
+        low, high = OPTION_RANGES[name]
         assert getattr(config(**{name: low}), name) == low
         refused = [low - 1]
         if high:
@@ -303,5 +303,6 @@ def test_what_an_engine_says_of_itself(stage, small_checkpoint, tmp_path):
     llm.stats = type(llm.stats)()
     assert llm.engine.stats.num_output_tokens == llm.stats.num_output_tokens == 0
     llm.validate([1, 2], stage.SamplingParams())
+    assert llm.generate([[1]], stage.SamplingParams(max_tokens=1))[0].request_id == "1"  # which seeds its draws
     with pytest.raises(ValueError, match="211"):
         llm.validate([211], stage.SamplingParams())
