@@ -174,6 +174,7 @@ def test_float16_is_rounded_as_torch_does(c):
     assert torch.equal(got, x.half())
 
 
+@pytest.mark.covers("kv_cache.py", "kernels/attention.c", "kernels/vectors.h")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("n_head", "head_dim", "block_size"), [(12, 64, 16), (2, 64, 32), (3, 5, 7), (1, 24, 1)])
 def test_keys_and_values_are_written_as_kv_cache_does(stage, c, dtype, n_head, head_dim, block_size):

@@ -669,6 +669,7 @@ def test_drafters_let_go_of_requests(stage, small_checkpoint):
 # --- Options ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("config.py", "drafters.py")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -682,6 +683,14 @@ def test_drafters_let_go_of_requests(stage, small_checkpoint):
 def test_wrong_options(stage, small_checkpoint, options, message):
     with pytest.raises(ValueError, match=message):
         stage.LLM(small_checkpoint, device="cpu", **options)
+
+
+@pytest.mark.covers("config.py")
+@pytest.mark.parametrize(("flag", "meant"), [("3", 3), ("auto", "auto")])
+def test_the_number_of_drafts_as_a_flag(stage, flag, meant):
+    part = stage.part("config")
+    text = "".join([*flag])  # another object than the default, so it is checked
+    assert part.EngineConfig(num_drafts=part.as_number(text)).num_drafts == meant
 
 
 def test_dtypes_of_the_drafter(stage, small_checkpoint):
