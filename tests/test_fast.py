@@ -1,5 +1,6 @@
 """From stage 6 on: every kernel against torch, with every way to multiply; whole steps with every optimization off."""
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -8,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -446,6 +448,38 @@ def test_what_lies_in_large_pages(stage, checkpoint):
     ]
     places = [place for linear in linears for place in (linear.panels, linear.bias)]
     assert all(any(place in page for page in pages) for place in [*places, model.model.head.panels])
+
+
+@about_the_model
+def test_what_a_runner_picks(stage, small_checkpoint, monkeypatch):
+    """Its model, its sampler, and whether its threads may share their cores with other programs."""
+    monkeypatch.setattr(stage.part("runner"), "WAITS_BRIEFLY", True)
+    picked = {}
+    for name, options in {"c": {}, "c, without linear": {"disable": ["linear"]}, "torch": {}}.items():
+        options = {"attention_backend": name.split(",")[0], "num_blocks": 8, **options}
+        runner = stage.LLM(str(small_checkpoint), device="cpu", **options).engine.runner
+        picked[name] = type(runner.model).__name__, type(runner.sampler).__name__, runner.waits_briefly
+    assert picked == {
+        "c": ("FastGPT2", "CSampler", True),
+        "c, without linear": ("GPT2", "CSampler", False),
+        "torch": ("GPT2", "NoneType", False),
+    }
+
+
+@about_the_model
+@pytest.mark.parametrize(("waits_briefly", "free", "limited"), [(True, 0.8, 0), (True, 0.9, 1), (False, 0.8, 1)])
+def test_all_threads_where_no_core_is_free(stage, small_checkpoint, waits_briefly, free, limited):
+    """If they wait briefly the system shares out the cores; else there are as many threads as free cores."""
+    runner, entered = stage.LLM(str(small_checkpoint), device="cpu", num_blocks=8).engine.runner, []
+
+    class Limit(contextlib.nullcontext):
+        def __enter__(self):
+            entered.append(True)
+
+    runner.thread_limit, runner.waits_briefly, runner.model = Limit(), waits_briefly, lambda *_: "logits"
+    runner.thread_limit.free = free
+    assert runner.forward(SimpleNamespace(block_copies=[], num_tokens=1, to=lambda _: None)) == "logits"
+    assert len(entered) == limited
 
 
 # --- The commands that measure it -----------------------------------------------------------------------------------
