@@ -689,6 +689,20 @@ def test_who_starts_over_after_a_step_that_failed(stage, small_checkpoint):
     run(llm, [])
 
 
+@pytest.mark.covers("scheduler.py")
+def test_completions_go_before_a_prompt_that_was_admitted_earlier(stage, small_checkpoint):
+    """The second completion runs only after the first, and after the prompt that was cut: no step holds it up."""
+    llm = stepper(stage, small_checkpoint, max_num_batched_tokens=3, num_blocks=16, **stage.one_by_one)
+    schedule, steps = llm.engine.scheduler.schedule, []
+    llm.engine.scheduler.schedule = lambda: steps.append(schedule()) or steps[-1]
+    llm.add_request("a", [1, 2], stage.SamplingParams(n=2, seed=1, max_tokens=6, ignore_eos=True))
+    llm.add_request("b", [3, 4, 5, 6, 7], greedy(stage, 1))
+    for _ in range(4):
+        llm.step()
+    told = [[(row.request.request_id, row.num_tokens) for row in rows] for rows in steps]
+    assert told == [[("a", 2), ("b", 1)], *[[("a", 1), ("a", 1), ("b", 1)]] * 3]
+
+
 # --- Beam search -----------------------------------------------------------------------------------------------------
 
 
