@@ -275,6 +275,22 @@ def test_bad_config(stage, damaged, changes, names):
     assert "config.json" in str(error.value)
 
 
+def test_the_largest_sizes(stage, tmp_path):
+    """The configuration alone is read."""
+    largest = dict(n_layer=1000, n_head=1000, n_embd=10**5, n_inner=10**6, n_positions=10**7, vocab_size=10**7)
+
+    def read(**sizes):
+        (tmp_path / "config.json").write_text(json.dumps(sizes))
+        return stage.part("weights").read_config(str(tmp_path), tmp_path, "auto")
+
+    assert read(**largest).items() >= largest.items()
+    assert read(**dict.fromkeys(largest, 1)).items() >= dict.fromkeys(largest, 1).items()
+    for name, most in largest.items():
+        for wrong in (0, most + 1):
+            with pytest.raises(ValueError, match=f"{name} must be a whole number from 1 to {most}, got {wrong}"):
+                read(**largest | {name: wrong})
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "", "[" * 100_000, '{"n_layer":' * 100_000])
 def test_config_that_is_no_json_object(stage, damaged, content):
     (damaged / "config.json").write_text(content)
