@@ -114,6 +114,12 @@ def test_dummy_weights(stage, small_checkpoint):
     assert greedy_tokens(stage, small_checkpoint) != greedy_tokens(stage, small_checkpoint, load_format="dummy")
 
 
+def test_dummy_weights_are_the_same_in_every_stage(stage):
+    shapes = {"wte.weight": torch.Size([5, 4]), "h.0.attn.c_attn.weight": torch.Size([12, 4])}
+    made = [dict(one.part("weights").dummy_tensors(shapes)) for one in (stage, STAGES[0], STAGES[-1])]
+    assert all(torch.equal(tensors[name], tensor) for tensors in made for name, tensor in made[0].items())
+
+
 # --- What can be wrong ----------------------------------------------------------------------------------------------
 
 
