@@ -11,7 +11,9 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -590,3 +592,11 @@ def test_no_network_and_nothing_cached(stage, tmp_path):
     assert "can't be fetched" in last
     assert "tinytales" in last
     assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize(("error", "why"), [(OSError(" no route\nto there"), "no route"), (EOFError(), "EOFError")])
+def test_why_a_model_can_not_be_fetched(stage, monkeypatch, error, why):
+    """The first line of what huggingface_hub says, or its kind."""
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=error))
+    with pytest.raises(OSError, match=f"^model 'gpt2' can't be fetched: {why}; without a network use"):
+        stage.part("weights").download("gpt2")
