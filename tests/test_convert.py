@@ -22,6 +22,7 @@ from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
 
 LINEAR = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 END, NUM_MERGES = "<|endoftext|>", 1000
+about_checkpoints = pytest.mark.covers("support/tokenizer.py", "support/vocabulary.py", "support/weights.py")
 JUDGED = [STAGES[number - 1] for number in (1, 5, 8)]
 
 
@@ -472,12 +473,14 @@ def check_equal(directory):
         assert [[*prompt, *one.outputs[0].token_ids] for prompt, one in zip(prompts, outputs, strict=True)] == expected
 
 
+@about_checkpoints
 @pytest.mark.parametrize("kind", EQUAL)
 def test_directories_that_are_read(small_model, tmp_path, kind):
     EQUAL[kind](shutil.copytree(small_model, tmp_path / "model"))
     check_equal(tmp_path / "model")
 
 
+@about_checkpoints
 @pytest.mark.parametrize("kind", REFUSED)
 def test_directories_that_are_refused(small_model, converted, tmp_path, kind):
     make, says, outcome = REFUSED[kind]

@@ -21,7 +21,8 @@ from tests.test_speculative import random_jobs, told
 sys.path.insert(0, str(ROOT / "models" / "training"))
 from tale_grammar import write_tale
 
-INT8 = next(stage for stage in STAGES if stage.has_option("weights"))
+pytestmark = pytest.mark.covers("quantize.py", "runner.py", "fast_model.py", "model.py", "support/weights.py")
+stage = INT8 = next(stage for stage in STAGES if stage.has_option("weights"))
 SEVEN = next(stage for stage in STAGES if stage.number == INT8.number - 1)
 quantize = INT8.part("quantize")
 c = INT8.part("kernels.c_kernel")

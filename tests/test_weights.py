@@ -11,7 +11,9 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -112,6 +114,12 @@ def test_dummy_weights(stage, small_checkpoint):
     )
     assert llm.engine.runner.model.h[0].attn.c_attn.weight.std() == pytest.approx(0.02, rel=0.1)
     assert greedy_tokens(stage, small_checkpoint) != greedy_tokens(stage, small_checkpoint, load_format="dummy")
+
+
+def test_dummy_weights_are_the_same_in_every_stage(stage):
+    shapes = {"wte.weight": torch.Size([5, 4]), "h.0.attn.c_attn.weight": torch.Size([12, 4])}
+    made = [dict(one.part("weights").dummy_tensors(shapes)) for one in (stage, STAGES[0], STAGES[-1])]
+    assert all(torch.equal(tensors[name], tensor) for tensors in made for name, tensor in made[0].items())
 
 
 # --- What can be wrong ----------------------------------------------------------------------------------------------
@@ -273,6 +281,22 @@ def test_bad_config(stage, damaged, changes, names):
     with pytest.raises(ValueError, match=names) as error:
         stage.LLM(damaged, device="cpu")
     assert "config.json" in str(error.value)
+
+
+def test_the_largest_sizes(stage, tmp_path):
+    """The configuration alone is read."""
+    largest = dict(n_layer=1000, n_head=1000, n_embd=10**5, n_inner=10**6, n_positions=10**7, vocab_size=10**7)
+
+    def read(**sizes):
+        (tmp_path / "config.json").write_text(json.dumps(sizes))
+        return stage.part("weights").read_config(str(tmp_path), tmp_path, "auto")
+
+    assert read(**largest).items() >= largest.items()
+    assert read(**dict.fromkeys(largest, 1)).items() >= dict.fromkeys(largest, 1).items()
+    for name, most in largest.items():
+        for wrong in (0, most + 1):
+            with pytest.raises(ValueError, match=f"{name} must be a whole number from 1 to {most}, got {wrong}"):
+                read(**largest | {name: wrong})
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "", "[" * 100_000, '{"n_layer":' * 100_000])
@@ -568,3 +592,11 @@ def test_no_network_and_nothing_cached(stage, tmp_path):
     assert "can't be fetched" in last
     assert "tinytales" in last
     assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize(("error", "why"), [(OSError(" no route\nto there"), "no route"), (EOFError(), "EOFError")])
+def test_why_a_model_can_not_be_fetched(stage, monkeypatch, error, why):
+    """The first line of what huggingface_hub says, or its kind."""
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=error))
+    with pytest.raises(OSError, match=f"^model 'gpt2' can't be fetched: {why}; without a network use"):
+        stage.part("weights").download("gpt2")
