@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from exercises import __main__ as cli
-from exercises import catalogue, child, examples
+from exercises import catalogue, child, examples, in_c
 from exercises.catalogue import exercises, grade, load
 from exercises.examples import Choices, Example, at_random, fails, smallest
 from exercises.grading import OneOf, Wrong, expect, same, short
@@ -142,6 +142,13 @@ def test_the_instructions_of_8_2():
             call()
 
 
+@pytest.fixture
+def compiled_quickly(monkeypatch):
+    """In half the time, and with fused multiplies and adds, as the solutions and the learners' answers are."""
+    monkeypatch.setattr(in_c, "FLAGS", ("-O1", "-fexpensive-optimizations", *in_c.FLAGS[1:]))
+
+
+@pytest.mark.usefixtures("compiled_quickly")
 @by_answer("edit", ALSO_RIGHT)
 def test_another_right_answer_passes(edit, tmp_path, monkeypatch):
     monkeypatch.setattr(examples, "SHARE", 0.2)
@@ -150,6 +157,7 @@ def test_another_right_answer_passes(edit, tmp_path, monkeypatch):
     assert (result.state, result.message) == ("passed", "")
 
 
+@pytest.mark.usefixtures("compiled_quickly")
 @by_answer("mutant", MUTANTS)
 def test_wrong_answer_is_told(mutant, tmp_path, monkeypatch):
     exercise, _, right, wrong, words = mutant
