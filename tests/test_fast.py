@@ -350,9 +350,17 @@ def test_float16_is_as_close_to_float32_as_torch_is(stage, checkpoint):
     check_closeness(stage, checkpoint, "float16", [])
 
 
+@pytest.fixture(scope="module")
+def few_products(tmp_path_factory):
+    """For instructions in plain C, which take a hundred times as long."""
+    sizes = dict(vocab_size=211, n_positions=128, n_embd=128, n_layer=1, n_head=2)
+    return write_checkpoint(tmp_path_factory.mktemp("few"), **sizes)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_options_that_are_not_about_numbers(stage, checkpoint, dtype, instructions):
+def test_options_that_are_not_about_numbers(stage, few_products, dtype, instructions):
     """Which instructions multiply follows from the CPU and the dtype: not from how many requests run at once, say."""
+    checkpoint = few_products
     prompts, memory, kinds = random_prompts(211, [1, 9, 3, 8, 34]), Memory(), set()
     params = stage.SamplingParams(seed=3, max_tokens=4, ignore_eos=True)
     options = [*(dict(max_num_seqs=count) for count in (1, 2, 3, 8)), dict(max_num_batched_tokens=7)]
