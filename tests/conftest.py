@@ -113,8 +113,8 @@ def as_is():
 
 @pytest.fixture(scope="session", autouse=True)
 def little_is_touched():
-    """From stage 6 on an engine touches up to 512 MB of its cache before the first step. It saves steps page faults, and
-    takes longer than most tests."""
+    """From stage 6 on an engine touches up to 512 MB of its cache before the first step, which saves its steps page
+    faults. Here it would take longer than most tests."""
     with pytest.MonkeyPatch.context() as patch:
         for stage in STAGES[5:]:
             patch.setattr(stage.part("kv_cache"), "PREFAULT", 1 << 16)

@@ -496,8 +496,9 @@ def test_a_message_longer_than_a_pipe(tmp_path):
     assert len(result.message) > 3_000_000
 
 
-def test_a_loop_in_c_is_ended(tmp_path):
+def test_a_loop_in_c_is_ended(tmp_path, monkeypatch):
     """In which Python can't be asked where it is."""
+    monkeypatch.setattr(child, "GRACE", 0.3)
     text = "import itertools\n\ndef make_batches(lengths, size):\n    return 5 in itertools.repeat(4)\n"
     message = graded(tmp_path, text, seconds=0.3).message
     assert "a loop that does not end" in message
@@ -595,7 +596,7 @@ def test_an_interrupted_check(own_command, number):
 
 def test_pytest_is_the_grader():
     """The same tests under pytest, as the text says."""
-    test = exercises()["2.3"].test
+    test = exercises()["2.4"].test  # without torch
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test), "-x"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode in (0, 1), result.stdout + result.stderr
