@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 # Compiled kernels are kept from run to run, and not among the user's.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache")
@@ -118,6 +119,25 @@ def little_is_touched():
     with pytest.MonkeyPatch.context() as patch:
         for stage in STAGES[5:]:
             patch.setattr(stage.part("kv_cache"), "PREFAULT", 1 << 16)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_by_one():
+    """What one worker compiles the others wait for, and find: kernels take seconds of all cores."""
+    lock = FileLock(Path(os.environ["XDG_CACHE_HOME"], "compiling"))
+
+    def locked(compile_kernel):
+        def compile_or_wait():
+            with lock:
+                return compile_kernel()
+
+        return compile_or_wait
+
+    with pytest.MonkeyPatch.context() as patch:
+        for stage in STAGES[4:]:
+            kernels = stage.part("kernels.c_kernel")
+            patch.setattr(kernels, "compile_kernel", locked(kernels.compile_kernel))
         yield
 
 
