@@ -77,8 +77,9 @@ $(VENV)/installed: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
+# Python compiles what is imported; to compile all takes longer than to install it.
 $(VENV)/installed-test: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[test]"
 	touch $@
 
 $(VENV)/installed-browser: $(BIN)/python pyproject.toml
