@@ -527,11 +527,16 @@ print(resident().rss - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only glibc is asked to give memory back")
-def test_a_model_is_in_memory_once(stage, tmp_path):
-    """Each matrix is freed after it is packed, and the memory goes back to the system. (Twice it did not.)"""
+@pytest.fixture(scope="module")
+def large_checkpoint(tmp_path_factory):
     sizes = dict(n_layer=6, n_head=12, n_embd=768, n_positions=32, vocab_size=500)
-    path = write_checkpoint(tmp_path, **sizes)
+    return write_checkpoint(tmp_path_factory.mktemp("large"), **sizes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc is asked to give memory back")
+def test_a_model_is_in_memory_once(stage, large_checkpoint):
+    """Each matrix is freed after it is packed, and the memory goes back to the system. (Twice it did not.)"""
+    path = large_checkpoint
     weights = (path / "model.safetensors").stat().st_size
     command = [sys.executable, "-c", HELD.format(stage=stage.directory), str(path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
