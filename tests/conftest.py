@@ -170,6 +170,13 @@ def small_checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def wide_checkpoint(tmp_path_factory):
+    """A random checkpoint of GPT-2's width."""
+    sizes = dict(n_layer=2, n_head=12, n_embd=768, n_positions=150, vocab_size=211)
+    return write_checkpoint(tmp_path_factory.mktemp("wide"), **sizes)
+
+
+@pytest.fixture(scope="session")
 def babble(tmp_path_factory):
     """A random checkpoint with GPT-2's vocabulary: its text is nonsense in every script, with broken characters."""
     sizes = dict(n_layer=1, n_head=2, n_embd=16, n_positions=256, vocab_size=50257, eos_token_id=50256)

@@ -178,6 +178,8 @@ def test_float16_is_rounded_as_torch_does(c):
 def test_keys_and_values_are_written_as_kv_cache_does(stage, c, dtype, n_head, head_dim, block_size):
     KVCache = stage.part("kv_cache").KVCache
     caches = [KVCache(1, 9, block_size, n_head, head_dim, dtype, torch.device("cpu"), None) for _ in "ab"]
+    for tensor in (*caches[0].keys, *caches[0].values, *caches[1].keys, *caches[1].values):
+        tensor.zero_()
     slots = torch.randperm(9 * block_size)[: 5 * block_size]
     slots = torch.cat([slots.sort().values[: 3 * block_size], slots[slots > slots.sort().values[3 * block_size - 1]]])
     width, n = n_head * head_dim, len(slots)

@@ -393,8 +393,8 @@ def test_random_schedules(tmp_path_factory, dtype, schedules):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gpt2s_width(dtype, tmp_path_factory):
-    test_same_bits.test_gpt2s_width(INT8, dtype, tmp_path_factory)
+def test_gpt2s_width(dtype, wide_checkpoint):
+    test_same_bits.test_gpt2s_width(INT8, dtype, wide_checkpoint)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

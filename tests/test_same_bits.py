@@ -196,12 +196,6 @@ def test_random_schedules_by_other_instructions(stage, models, dtype, schedules,
     check_random_schedules(stage, models, dtype, schedules)
 
 
-@pytest.fixture(scope="module")
-def wide_checkpoint(tmp_path_factory):
-    sizes = dict(n_layer=2, n_head=12, n_embd=768, n_positions=150, vocab_size=211)
-    return write_checkpoint(tmp_path_factory.mktemp("wide"), **sizes)
-
-
 @pytest.mark.covers("fast_model.py", "kernels/forward.c")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gpt2s_width(stage, dtype, wide_checkpoint):
