@@ -22,9 +22,11 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright --project .
 	$(BIN)/zizmor --offline --quiet .github
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak and not browser and not cluster and not arm and not cuda"
+	@# The types are checked meanwhile, and told at the end. Three workers, since tests wait, too.
+	$(BIN)/pyright --project . > $(VENV)/types 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not soak and not browser and not cluster and not arm and not cuda"; tests=$$?; \
+	wait $$types; types=$$?; cat $(VENV)/types; test $$tests = 0 && test $$types = 0
 
 soak: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 -m "soak and not browser and not cluster and not arm and not cuda"
@@ -78,8 +80,9 @@ $(VENV)/installed: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
+# Python compiles what is imported; to compile all takes longer than to install it.
 $(VENV)/installed-test: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[test]"
 	touch $@
 
 $(VENV)/installed-browser: $(BIN)/python pyproject.toml

@@ -182,6 +182,8 @@ def test_float16_is_rounded_as_torch_does(c):
 def test_keys_and_values_are_written_as_kv_cache_does(stage, c, dtype, n_head, head_dim, block_size):
     KVCache = stage.part("kv_cache").KVCache
     caches = [KVCache(1, 9, block_size, n_head, head_dim, dtype, torch.device("cpu"), None) for _ in "ab"]
+    for tensor in (*caches[0].keys, *caches[0].values, *caches[1].keys, *caches[1].values):
+        tensor.zero_()
     slots = torch.randperm(9 * block_size)[: 5 * block_size]
     slots = torch.cat([slots.sort().values[: 3 * block_size], slots[slots > slots.sort().values[3 * block_size - 1]]])
     width, n = n_head * head_dim, len(slots)
@@ -361,10 +363,18 @@ def test_float16_is_as_close_to_float32_as_torch_is(stage, checkpoint):
     check_closeness(stage, checkpoint, "float16", [])
 
 
+@pytest.fixture(scope="module")
+def few_products(tmp_path_factory):
+    """For instructions in plain C, which take a hundred times as long."""
+    sizes = dict(vocab_size=211, n_positions=128, n_embd=128, n_layer=1, n_head=2)
+    return write_checkpoint(tmp_path_factory.mktemp("few"), **sizes)
+
+
 @about_the_model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_options_that_are_not_about_numbers(stage, checkpoint, dtype, instructions):
+def test_options_that_are_not_about_numbers(stage, few_products, dtype, instructions):
     """Which instructions multiply follows from the CPU and the dtype: not from how many requests run at once, say."""
+    checkpoint = few_products
     prompts, memory, kinds = random_prompts(211, [1, 9, 3, 8, 34]), Memory(), set()
     params = stage.SamplingParams(seed=3, max_tokens=4, ignore_eos=True)
     options = [*(dict(max_num_seqs=count) for count in (1, 2, 3, 8)), dict(max_num_batched_tokens=7)]
@@ -635,11 +645,16 @@ print(resident().rss - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only glibc is asked to give memory back")
-def test_a_model_is_in_memory_once(stage, tmp_path):
-    """Each matrix is freed after it is packed, and the memory goes back to the system. (Twice it did not.)"""
+@pytest.fixture(scope="module")
+def large_checkpoint(tmp_path_factory):
     sizes = dict(n_layer=6, n_head=12, n_embd=768, n_positions=32, vocab_size=500)
-    path = write_checkpoint(tmp_path, **sizes)
+    return write_checkpoint(tmp_path_factory.mktemp("large"), **sizes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc is asked to give memory back")
+def test_a_model_is_in_memory_once(stage, large_checkpoint):
+    """Each matrix is freed after it is packed, and the memory goes back to the system. (Twice it did not.)"""
+    path = large_checkpoint
     weights = (path / "model.safetensors").stat().st_size
     command = [sys.executable, "-c", HELD.format(stage=stage.directory), str(path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -168,11 +168,11 @@ def test_another_thread_changes_the_state_all_the_time(stage, options, state, un
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert everything(llm, stage) == expected
+        while changes < 2:
+            assert everything(llm, stage) == expected
     finally:
         over.set()
         thread.join()
-    assert changes > 1
 
 
 def test_random_weights_are_the_same_in_any_state():

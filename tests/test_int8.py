@@ -394,8 +394,8 @@ def test_random_schedules(tmp_path_factory, dtype, schedules):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gpt2s_width(dtype, tmp_path_factory):
-    test_same_bits.test_gpt2s_width(INT8, dtype, tmp_path_factory)
+def test_gpt2s_width(dtype, wide_checkpoint):
+    test_same_bits.test_gpt2s_width(INT8, dtype, wide_checkpoint)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -522,9 +522,9 @@ def test_a_wrong_value_is_named():
 
 
 def test_the_command_says_which_weights_it_has():
-    """In processes of their own, where "auto" is what users get."""
+    """Also in a process of its own, where "auto" is what users get."""
     prompt = ("--prompts", "Once upon a time", "--max-tokens", "40", "--temperature", "0")
-    told = {"int8": INT8.run(*prompt, "--weights", "int8"), "as-is": INT8.main(*prompt, "--weights", "as-is")}
+    told = {weights: INT8.main(*prompt, "--weights", weights) for weights in ("int8", "as-is")}
     assert [status for status, _, _ in told.values()] == [0, 0]
     assert "float32, weights in int8, attention: c" in told["int8"][2]
     assert "float32, attention: c" in told["as-is"][2]

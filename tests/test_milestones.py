@@ -67,9 +67,7 @@ class Mistake:
     def make(self, folder: Path) -> Path:
         """The engine with the mistake."""
         directory = folder / "engine"
-        shutil.copytree(
-            ROOT / STAGES[self.stage - 1].directory, directory, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / STAGES[self.stage - 1].directory, directory)  # with what Python has compiled
         for name, right, wrong in self.edits:
             text = (directory / name).read_text(encoding="utf-8")
             assert right in text, f"{self.name}: {name} has no {right!r}"

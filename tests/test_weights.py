@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2LMHeadModel
 
-from tests.adapter import ROOT, STAGES, TINYTALES, random_prompts, stages_that_change, write_checkpoint
+from tests.adapter import ROOT, STAGES, TINYTALES, fetch_from, random_prompts, stages_that_change, write_checkpoint
 
 pytestmark = pytest.mark.covers("support/weights.py", "fast_model.py")
 
@@ -554,37 +554,42 @@ def hub(tmp_path_factory):
         do_HEAD = do_GET
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     server.requested = requested
     yield server
     server.shutdown()
 
 
-# What fetches is in this file alone, and it takes processes: huggingface_hub reads its environment when it is imported.
+# What fetches is in this file alone.
 fetching = pytest.mark.parametrize("stage", stages_that_change("support/weights.py"), ids=str)
 
 
 @fetching
-def test_fetch_from_the_hub_and_then_from_the_cache(stage, hub, tmp_path):
+def test_fetch_from_the_hub_and_then_from_the_cache(stage, hub, tmp_path, monkeypatch):
+    """The first stage in a process of its own, which reads its environment."""
     endpoint = f"http://127.0.0.1:{hub.server_port}"
     environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     command = ["--model", "gpt2", "--prompts", "Once upon a time", "--temperature", 0, "--max-tokens", 8]
-    status, stdout, stderr = stage.run(*command, **environment)
+    fetch_from(monkeypatch, endpoint, tmp_path)
+    status, stdout, stderr = stage.run(*command, **environment) if stage is STAGES[0] else stage.main(*command)
     assert status == 0, stderr
     params = stage.SamplingParams(temperature=0, max_tokens=8)
     expected = stage.engine().generate(["Once upon a time"], params)[0].outputs[0].text
     assert stdout == f"Once upon a time{expected}\n"
     assert not any("flax" in path for _, path in hub.requested)
     # Without the server: the cache answers.
-    status, stdout, stderr = stage.run(*command, **{**environment, "HF_HUB_OFFLINE": "1"})
+    fetch_from(monkeypatch, endpoint, tmp_path, offline=True)
+    hub.requested.clear()
+    status, stdout, stderr = stage.main(*command)
     assert status == 0, stderr
     assert expected in stdout
+    assert hub.requested == []
 
 
 @fetching
-def test_no_network_and_nothing_cached(stage, tmp_path):
-    environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-    status, stdout, stderr = stage.run("--model", "gpt2", "--prompts", "x", **environment)
+def test_no_network_and_nothing_cached(stage, tmp_path, monkeypatch):
+    fetch_from(monkeypatch, "http://127.0.0.1:9", tmp_path)
+    status, stdout, stderr = stage.main("--model", "gpt2", "--prompts", "x")
     assert status == 2
     assert stdout == ""
     last = stderr.strip().split("\n")[-1]
