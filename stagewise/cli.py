@@ -15,8 +15,8 @@ from .batch_file import failure, open_output, run_batch_file
 from .beams import Beams, completed_by_beams
 from .closing_line import closing_line
 from .console import Outcome, flush_streams, naming, one_interrupt, prepare_streams, tell
-from .dataset import HUB, Columns, check_columns, check_dataset
-from .flags import beams_of, build_parser, options_of, pairs_of, sampling_of
+from .dataset import Dataset, check_columns, check_dataset, is_on_disk, read_dataset
+from .flags import beams_of, build_parser, columns_of, options_of, pairs_of, sampling_of
 from .interactive import converse
 from .manifest import manifest_path
 from .progress import Progress
@@ -108,9 +108,9 @@ def stream(llm: Any, prompt: str, params: Any) -> list[str]:
 
 def check(
     stage: Stage, args: argparse.Namespace, files: contextlib.ExitStack
-) -> tuple[list[str], Sampling, list[tuple[str, FileIO]]]:
-    """What is to be completed, and how, and the outputs of batch files, which `files` closes. Raises ValueError or
-    OSError, before the model is loaded, if it can't be."""
+) -> tuple[list[str], Sampling, list[tuple[Dataset, FileIO]]]:
+    """What is to be completed, and how, and the inputs of batch files with their outputs, which `files` closes. Raises
+    ValueError or OSError, before the model is loaded, if it can't be."""
     if sys.stdout is None and not args.input:
         raise ValueError("stdout is closed: there is no place for the results")
     batch = args.input or args.output or args.resume
@@ -126,17 +126,16 @@ def check(
         raise ValueError("--policy priority needs --input, whose lines may have a priority")
     prompts = [] if args.input or args.interactive else read_prompts(args)
     sampling = sampling_of(stage, args)
-    columns = Columns(args.prompt_column, args.id_column)
-    if columns != Columns() and not args.input:
-        raise ValueError("--prompt-column and --id-column are for --input")
+    columns = columns_of(args)
+    datasets = []
     for source, _ in pairs_of(args):
         check_dataset(source)
-        check_columns(source, columns)
-    outputs = [
-        (source, files.enter_context(open_output(source, output, args.resume))) for source, output in pairs_of(args)
-    ]
+        datasets.append(read_dataset(source))
+        check_columns(datasets[-1], columns)
+    paths = [(dataset, output) for dataset, (_, output) in zip(datasets, pairs_of(args), strict=True)]
+    outputs = [(one, files.enter_context(open_output(one.name, output, args.resume))) for one, output in paths]
     if args.trace:
-        used = [("--input", source) for source in args.input or [] if not source.startswith(HUB)]
+        used = [("--input", source) for source in args.input or [] if is_on_disk(source)]
         used += [("--output", file.name) for _, file in outputs] + [("--prompts-file", args.prompts_file)]
         used += [("the manifest of --output", manifest_path(file.name)) for _, file in outputs]
         check_trace(args.trace, used)
@@ -146,15 +145,15 @@ def check(
 def complete_files(
     stage: Stage,
     llm: Any,
-    files: list[tuple[str, FileIO]],
+    files: list[tuple[Dataset, FileIO]],
     sampling: Sampling,
     outcome: Outcome,
     quiet: bool,
     **more: Any,
 ) -> None:
     """Complete the lines of each --input. more: as of `run_batch_file`."""
-    for source, output in files:
-        total, errors = run_batch_file(stage, llm, source, output, sampling, quiet=quiet, **more)
+    for dataset, output in files:
+        total, errors = run_batch_file(stage, llm, dataset, output, sampling, quiet=quiet, **more)
         if errors:
             tell(f"{outcome.prog}: {errors} of {total} lines are errors, see {output.name}")
             outcome.status = 1
@@ -195,7 +194,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                     with engine:
                         worked = converse(lambda prompt: engine.generate(sampling.prompt(llm, prompt), params))
                 elif outputs:
-                    more = {"beams": beams, "columns": Columns(args.prompt_column, args.id_column)}
+                    more = {"beams": beams, "columns": columns_of(args), "strict": args.strict}
                     complete_files(stage, llm, outputs, sampling, outcome, args.quiet, **more)
                 elif len(prompts) == args.n == 1 and beams is None and sys.stdout.isatty() and not args.json:
                     outcome.failed(stream(llm, prompts[0], params))

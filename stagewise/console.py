@@ -120,6 +120,13 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def reason(error: BaseException) -> str:
+    """What an error says, without a number of the operating system's."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
 def tell(message: str) -> None:
     """A line on stderr. If nobody takes it, the exit status has to do."""
     with contextlib.suppress(OSError):
@@ -167,7 +174,7 @@ class Outcome:
         if isinstance(error, BrokenPipeError):
             self.status = 1
         elif isinstance(error, ValueError | OSError | MemoryError):
-            tell(f"{self.prog}: error: {' '.join(str(error).splitlines()) or type(error).__name__}")
+            tell(f"{self.prog}: error: {' '.join(reason(error).splitlines()) or type(error).__name__}")
             self.status = 2
         elif isinstance(error, KeyboardInterrupt):
             tell("interrupted")

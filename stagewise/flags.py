@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from .beams import Beams, drawing
 from .console import Parser
+from .dataset import Columns
 from .sampling import MORE_FIELDS, Sampling
 from .scaleout.flags import add_flags as add_cluster_flags
 from .stages import EXACT, PACKAGES, STAGES, Stage
@@ -112,7 +113,8 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     parser = Parser(prog=prog, description=stage.description, allow_abbrev=False)
     parser.others_that_have = stages_that_have
     parser.set_defaults(input=None, output=None, resume=False, interactive=False, ray=None, policy=None, n=1)
-    parser.set_defaults(beam_width=None, prompt_column="prompt", id_column="id")
+    parser.set_defaults(beam_width=None, prompt_column="prompt", prompt_template=None, id_column="id", strict=False)
+    parser.set_defaults(choices_column=None, choices=None, score=None)
     if picks_stage:
         parser.add_argument(
             "--stage", type=int, choices=list(PACKAGES), default=EXACT, help="whose engine (default: %(default)s)"
@@ -125,8 +127,18 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     if stage.is_batched:
         help = "complete the lines of these files (see batch_file.py, dataset.py)"
         add("--input", nargs="+", metavar="FILE", help=help)
-        add("--prompt-column", default="prompt", metavar="NAME", help="the field of --input that has the prompt")
+        help = "the field of --input that has the prompt; of a field in another OUTER.INNER"
+        add("--prompt-column", default="prompt", metavar="NAME", help=help)
+        help = r"makes the prompt of several fields, as in 'Question: {question}\nAnswer:'"
+        add("--prompt-template", type=lambda text: text.replace(r"\n", "\n"), metavar="TEXT", help=help)
         add("--id-column", default="id", metavar="NAME", help="the field of --input that has the id")
+        add("--strict", action="store_true", help="check all lines of --input first, and run none if one is wrong")
+    if stage.can_score:
+        help = "score rather than complete: which of the texts in this field of --input is the likeliest?"
+        add("--choices-column", metavar="NAME", help=help)
+        add("--choices", nargs="+", metavar="TEXT", help="the same, of these texts after each prompt")
+        help = "how likely is each prompt of --input as a text, or its last word after the others?"
+        add("--score", choices=["text", "last-word"], help=help)
     add = parser.add_argument_group("output").add_argument
     if stage.is_batched:
         add("--output", nargs="+", type=Path, metavar="FILE.jsonl", help="where the results of each --input go")
@@ -182,6 +194,18 @@ def beams_of(stage: Stage, args: argparse.Namespace, sampling: Sampling) -> Beam
     stage.check_whole_number("--beam-width", args.beam_width, 1)
     stopping = {"false": False, "true": True, "never": "never"}[args.early_stopping]
     return Beams(args.beam_width, args.length_penalty, stopping)
+
+
+def columns_of(args: argparse.Namespace) -> Columns:
+    """Which fields of --input have what. Raises ValueError if that is not clear, or there is no --input."""
+    if args.choices and args.choices_column:
+        raise ValueError("give either --choices-column or --choices")
+    choices = tuple(args.choices) if args.choices else args.choices_column
+    columns = Columns(args.prompt_column, args.id_column, args.prompt_template, choices, args.score)
+    if not args.input and (columns != Columns() or args.strict):
+        flags = "--prompt-column, --prompt-template, --id-column, --choices-column, --choices, --score and --strict"
+        raise ValueError(f"{flags} are for --input")
+    return columns
 
 
 def pairs_of(args: argparse.Namespace) -> list[tuple[str, Path]]:

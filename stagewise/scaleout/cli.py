@@ -10,8 +10,7 @@ import importlib.util
 import time
 
 from ..console import Outcome, flush_streams, one_interrupt, tell
-from ..dataset import Columns
-from ..flags import beams_of, options_of, pairs_of, sampling_of
+from ..flags import beams_of, columns_of, options_of, pairs_of, sampling_of
 from ..stages import Stage
 from .driver import Cluster, complete_file
 from .worker import How
@@ -26,7 +25,7 @@ def run(stage: Stage, args: argparse.Namespace, prog: str) -> int:
         if importlib.util.find_spec("ray") is None:
             raise ValueError("--ray needs Ray: pip install 'ray[data]'")
         defaults, options = sampling_of(stage, args), options_of(stage, args)
-        how = How(defaults, beams_of(stage, args, defaults), Columns(args.prompt_column, args.id_column))
+        how = How(defaults, beams_of(stage, args, defaults), columns_of(args))
         cluster = Cluster(args.ray, args.actors, args.cpus_per_actor, args.gpus_per_actor)
         for source, output in pairs_of(args):
             counts = complete_file(stage, source, output, options, how, cluster, resume=args.resume, quiet=args.quiet)
