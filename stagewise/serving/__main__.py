@@ -40,6 +40,8 @@ def build_parser(stage: Stage, prog: str, description: str | None) -> Parser:
     )
     help = "what a request leaves out is as in the model's generation_config.json, if that has it"
     add("--generation-config", action="store_true", help=help)
+    help = "answer requests with fields that are not known here or can't be acted on, and name these in the log"
+    add("--ignore-unknown-fields", action="store_true", help=help)
     add_options(stage, parser.add_argument_group("engine").add_argument)
     return parser
 
@@ -110,7 +112,7 @@ def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Serv
     if template is not None:
         template.check_tokens(engine.llm.get_tokenizer())
     name = args.served_model_name or args.model
-    return Service(stage, engine, name, limits, template, defaults)
+    return Service(stage, engine, name, limits, template, defaults, args.ignore_unknown_fields)
 
 
 def main(argv: list[str] | None = None, prog: str = "python -m stagewise serve") -> int:

@@ -331,9 +331,10 @@ class Service:
         limits: Limits,
         chat: ChatTemplate | None = None,
         defaults: dict[str, Any] | None = None,
+        ignores_unknown: bool = False,
     ):
         self.stage, self.engine, self.model_name, self.chat = stage, engine, model_name, chat
-        self.defaults = defaults or {}
+        self.defaults, self.ignores_unknown = defaults or {}, ignores_unknown
         self.tokenizer, self.max_model_len = engine.llm.get_tokenizer(), engine.llm.max_model_len
         self.limits, self.num_places = limits, limits.max_queue_size + engine.llm.config.max_num_seqs
         self.lanes = Lanes()
@@ -342,7 +343,7 @@ class Service:
     @property
     def served(self) -> Served:
         names = self.tokenizer, self.model_name, self.max_model_len, self.engine.llm.vocab_size
-        return Served(self.stage, *names, self.limits, self.defaults)
+        return Served(self.stage, *names, self.limits, self.defaults, self.ignores_unknown)
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text. Raises APIError if it is no Unicode."""
