@@ -15,7 +15,7 @@ from .batch_file import failure, open_output, run_batch_file
 from .beams import Beams, completed_by_beams
 from .closing_line import closing_line
 from .console import Outcome, flush_streams, naming, one_interrupt, prepare_streams, tell
-from .dataset import Dataset, check_columns, check_dataset, is_on_disk, read_dataset
+from .dataset import STDIN, Dataset, check_columns, check_dataset, is_on_disk, read_bytes, read_dataset
 from .flags import beams_of, build_parser, columns_of, options_of, pairs_of, sampling_of
 from .interactive import converse
 from .manifest import manifest_path
@@ -30,16 +30,18 @@ from .tracing import Trace
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
     """The prompts that were asked for. Raises ValueError if there are none."""
-    prompts = list(args.prompts or [])
+    prompts = [*args.texts, *(args.prompts or [])]
     if args.prompts_file:
+        name = str(args.prompts_file)
+        if name == STDIN and sys.stdin is None:
+            raise ValueError("--prompts-file - reads stdin, which is closed")
         try:
-            with naming(args.prompts_file):
-                lines = args.prompts_file.read_text(encoding="utf-8-sig").split("\n")
+            lines = read_bytes(name).decode("utf-8-sig").replace("\r\n", "\n").split("\n")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{args.prompts_file} is not UTF-8: {error.reason} at byte {error.start}") from None
+            raise ValueError(f"{name} is not UTF-8: {error.reason} at byte {error.start}") from None
         prompts += [line for line in lines if line.strip()]
     if not prompts:
-        raise ValueError("no prompts: give --prompts or a --prompts-file that is not empty")
+        raise ValueError("no prompts: give some, or a --prompts-file that is not empty")
     return prompts
 
 
@@ -114,14 +116,23 @@ def check(
     if sys.stdout is None and not args.input:
         raise ValueError("stdout is closed: there is no place for the results")
     batch = args.input or args.output or args.resume
-    if batch and (not (args.input and args.output) or args.prompts or args.prompts_file):
-        raise ValueError("a batch file needs both --input and --output, and no --prompts")
+    given = args.texts or args.prompts or args.prompts_file
+    if batch and (not (args.input and args.output) or given):
+        raise ValueError("a batch file needs both --input and --output, and no prompts")
     if args.interactive and args.n > 1:
         raise ValueError("--interactive shows one completion of a prompt, not --n of them")
-    if args.interactive and (args.input or args.prompts or args.prompts_file or args.json):
+    if args.interactive and (args.input or given or args.json):
         raise ValueError("--interactive reads its prompts from the terminal, and prints text")
     if args.interactive and sys.stdin is None:
         raise ValueError("--interactive reads its prompts from stdin, which is closed")
+    for name in ("actors", "cpus_per_actor", "gpus_per_actor"):
+        if getattr(args, name, None) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} needs --ray")
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(args, name, None) is not None and not (args.json or args.input):
+            raise ValueError(f"--{name.replace('_', '-')} are shown with --json, or in the results of --input")
+    if args.stats and args.quiet:
+        raise ValueError("give either --stats or --quiet")
     if args.policy == "priority" and not args.input:
         raise ValueError("--policy priority needs --input, whose lines may have a priority")
     prompts = [] if args.input or args.interactive else read_prompts(args)
@@ -207,6 +218,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                     write_trace(args.trace, trace)
     if llm is not None and not args.quiet and outcome.status != 2:
         seconds = time.perf_counter() - started if worked is None else worked
-        tell(closing_line(stage, llm.stats, seconds, args.json, args.stats))
+        at_once = llm.config.max_num_seqs if args.input else None
+        tell(closing_line(stage, llm.stats, seconds, args.json, args.stats, at_once))
     flush_streams()
     return outcome.status

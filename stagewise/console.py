@@ -3,11 +3,12 @@
 import argparse
 import contextlib
 import difflib
+import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 # What other programs (Hugging Face's `generate` and its scripts, vLLM, rosellm) call it, and what it is called here.
 OTHER_NAMES = {
@@ -61,6 +62,39 @@ class Parser(argparse.ArgumentParser):
 
     others_that_have: Callable[[str], list[int]] = staticmethod(lambda flag: [])
 
+    def __init__(self, *arguments: Any, **more: Any):
+        super().__init__(*arguments, **more)
+        if more.get("add_help", True):
+            help = "a TOML file of flags, as in max-tokens = 20; those of the command line go over it"
+            self.add_argument("--config", metavar="FILE", help=help)
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """With the flags of a --config before those of the command line."""
+        args = sys.argv[1:] if args is None else list(args)
+        try:
+            path, config = read_config(args)
+        except (ValueError, OSError) as error:
+            self.error(reason(error))
+        given = {arg.split("=")[0] for arg in args if arg.startswith("--")}
+        flags: list[str] = []
+        for name, value in config.items():
+            flag = f"--{name.replace('_', '-')}"
+            if flag not in self._option_string_actions:
+                hint = self._hint(flag)
+                self.error(f"{path}: there is no flag {flag}{f'; {hint}' if hint else ''}")
+            if given.isdisjoint((flag, f"--no-{flag[2:]}", *self._option_string_actions[flag].option_strings)):
+                flags += self._as_arguments(flag, value)
+        return super().parse_known_args([*flags, *args], namespace)
+
+    def _as_arguments(self, flag: str, value: Any) -> list[str]:
+        """A value of a --config as on the command line."""
+        if isinstance(value, bool) and self._option_string_actions[flag].nargs == 0:
+            off = f"--no-{flag[2:]}"
+            return [flag] if value else [off] if off in self._option_string_actions else []
+        if isinstance(value, list):
+            return [flag, *map(as_text, value)] if value else []
+        return [f"{flag}={as_text(value)}"]
+
     def error(self, message: str) -> NoReturn:
         """As for any other error: one line, without the usage, which --help shows."""
         words = message.partition("unrecognized arguments: ")[2].split()
@@ -92,6 +126,32 @@ class Parser(argparse.ArgumentParser):
             return f"{flag} is there in stage{'s' if len(has_it) > 1 else ''} {', '.join(map(str, has_it))}"
         close = difflib.get_close_matches(flag, known, n=1, cutoff=0.8)
         return f"is {close[0]} meant?" if close else None
+
+
+def read_config(args: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
+    """The file that --config names, and its flags; none if it is not there. Raises ValueError or OSError."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", nargs="?")
+    path = parser.parse_known_args(args)[0].config
+    if path is None:
+        return None, {}
+    if sys.version_info >= (3, 11):
+        import tomllib  # pyright: ignore[reportMissingImports]
+    else:
+        import tomli as tomllib  # pyright: ignore[reportMissingImports]
+    try:
+        with naming(path), open(path, "rb") as file:
+            config = tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"--config {path} is no TOML: {error}") from None
+    if "config" in config:
+        raise ValueError(f"--config {path} names another: a file has all flags")
+    return path, config
+
+
+def as_text(value: Any) -> str:
+    """A value of TOML as on the command line."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def prepare_streams() -> None:

@@ -175,7 +175,7 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
             "5",
             "9",
         ),
-        *("--include-stop-str-in-output", "--no-skip-special-tokens", "--truncate-prompt-tokens", "3"),
+        *("--include-stop-str-in-output", "--no-skip-special-tokens", "--truncate-prompt-tokens", "3", "--json"),
     )
     assert status == 0, stderr
     ((llm, prompts, params),) = seen
@@ -209,6 +209,7 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
         ),
         (["--prompts", "a", "--max_tokens", "3"], "--max_tokens is written --max-tokens"),
         (["--prompts", "a", "--temprature", "3"], "is --temperature meant?"),
+        (["--prompts", "a", "--max-len", "3"], "--max-len"),
         (["--prompts", "a", "--stop-on-eos"], "--stop-on-eos is not needed: an output ends at the end token"),
         (["--prompt", "a"], "for --prompt give --prompts"),
         (["--prompts-file", str(ROOT)], str(ROOT)),
