@@ -466,6 +466,14 @@ def test_controls_through_http(small, tales):
     assert complete(small, prompt=[1, 2, 3, 4], **fields)["choices"][0]["prompt_token_ids"] == [1, 2, 3, 4]
 
 
+def test_no_more_logprobs_than_asked_for(tales):
+    """The prompt's tokens have five likely ones for `prompt_logprobs`; beside the echo there is one."""
+    fields = {"prompt": "Once upon a time", "max_tokens": 2, "echo": True, "logprobs": 1, "seed": 1}
+    expected = complete(tales, **fields)["choices"][0]["logprobs"]
+    assert complete(tales, **fields, prompt_logprobs=5)["choices"][0]["logprobs"] == expected
+    assert all(len(top) <= 2 for top in expected["top_logprobs"][1:])
+
+
 def test_prompt_logprobs_and_token_ids(tales):
     (expected,) = generate(tales, ["Once upon a time"], max_tokens=2, temperature=0, prompt_logprobs=2)
     fields = {"max_tokens": 2, "temperature": 0, "prompt_logprobs": 2, "return_token_ids": True}
@@ -1046,7 +1054,7 @@ def test_templates_are_kept_in_a_sandbox():
 
 def test_models_tokens_versions_and_health(tales):
     (model,) = ask(tales, "/v1/models").json()["data"]
-    assert model == ask(tales, "/v1/models/tales").json()
+    assert model == ask(tales, "/v1/models/tales").json() == ask(tales, "/v1/models/tales/").json()
     assert (model["id"], model["object"], model["root"], model["max_model_len"]) == (
         "tales",
         "model",
@@ -1136,8 +1144,8 @@ def test_the_log_has_a_line_for_each_request_and_no_prompts(tales):
         ask(app, "/v1/no%0Apath")
         first, second = lines
         prompts = r", \[\[7, 77\], \[8\]\]" if log_prompts else ""
-        assert re.fullmatch(r"POST /v1/completions 200 \d+ ms, 3 \+ 4 tokens, length" + prompts, first)
-        assert re.fullmatch(r"GET /v1/no%0Apath 404 \d+ ms", second)
+        assert re.fullmatch(r"POST /v1/completions 200 \d+ ms, id \w{32}, 3 \+ 4 tokens, length" + prompts, first)
+        assert re.fullmatch(r"GET /v1/no%0Apath 404 \d+ ms, id \w{32}", second)
 
 
 # --- Clients that go, wait, or come in crowds -------------------------------------------------------------------------

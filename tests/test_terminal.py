@@ -100,6 +100,19 @@ def on_terminal():
 
 
 @posix
+def test_prompts_of_earlier_runs_come_back(on_terminal, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for keys, shown in (("first of all\n", "first of all"), ("\x1b[A\n", "first of all")):
+        shell = on_terminal("-m", STAGES[4].command, "--interactive", *GREEDY, "--quiet")
+        shell.until(r"> $")
+        shell.type(keys)
+        assert shown in shell.until(r"\n\n> $")
+        shell.type("\x04")
+        shell.process.wait(60)
+    assert (tmp_path / "stagewise" / "history").stat().st_mode & 0o777 == 0o600
+
+
+@posix
 def test_a_conversation(on_terminal):
     """A prompt sign, the prompt once, history, Ctrl-C that stops the answer alone, and prompts typed meanwhile."""
     shell = on_terminal("-m", STAGES[-1].command, "--interactive", *SLOW)

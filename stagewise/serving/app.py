@@ -94,6 +94,7 @@ class App:
         self._entrance = self._enter
         if allow_origins:
             may: dict[str, Any] = dict(allow_methods=["GET", "POST"], allow_headers=["*"])
+            may["expose_headers"] = ["x-request-id"]
             self._entrance = CORSMiddleware(self._enter, allow_origins=list(allow_origins), **may)
 
     def _routes(self) -> list[Route]:
@@ -124,8 +125,9 @@ class App:
         if scope["type"] != "http":
             return
         started, status = time.perf_counter(), CLIENT_GONE
-        if scope["path"].rstrip("/") in self._paths:  # as it is often written
-            scope["path"] = scope["path"].rstrip("/")
+        path = scope["path"].rstrip("/")
+        if path in self._paths or path == f"/v1/models/{self.service.model_name}":  # as it is often written
+            scope["path"] = path
         request_id = dict(scope["headers"]).get(b"x-request-id", b"")
         if not REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex.encode()
@@ -145,7 +147,7 @@ class App:
         finally:
             self.num_active -= counts
             if self.log:
-                self.log(self._line(scope, status, time.perf_counter() - started))
+                self.log(self._line(scope, status, time.perf_counter() - started, request_id.decode("ascii")))
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._refusal(scope)
@@ -183,8 +185,8 @@ class App:
         message = f"the {name} {value!r:.80} is not this machine's own; --allow-origin lets others in"
         return APIError(403, message, code="foreign_origin")
 
-    def _line(self, scope: Scope, status: int, seconds: float) -> str:
-        line = f"{scope['method']} {quote(scope['path'])} {status} {1e3 * seconds:.0f} ms"
+    def _line(self, scope: Scope, status: int, seconds: float, request_id: str) -> str:
+        line = f"{scope['method']} {quote(scope['path'])} {status} {1e3 * seconds:.0f} ms, id {request_id}"
         if run := scope.get("run"):
             reasons = ", ".join(dict.fromkeys(run.finish_reasons)) or "abort"
             line += f", {run.usage.num_prompt_tokens} + {run.usage.num_output_tokens} tokens, {reasons}"
