@@ -8,6 +8,8 @@ import argparse
 import contextlib
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from io import FileIO
 from typing import Any
 
@@ -26,6 +28,7 @@ from .strict_json import to_json
 from .terminal import Wrapper, wrapped
 from .trace_file import check_trace, write_trace
 from .tracing import Trace
+from .wrap import wrap
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
@@ -57,6 +60,19 @@ def format_result(index: int, output: Any, total: int, as_json: bool) -> str:
         results.append(f"--- {which}: {limit or completion.finish_reason}, {len(completion.token_ids)} tokens\n")
         results.append(f"{output.prompt}{completion.text}\n")
     return "".join(results)
+
+
+def count_limits(llm: Any, limits: Counter[str]) -> None:
+    """Count from now on at which limit outputs stop."""
+
+    def as_completed(as_completed: Callable, *arguments: Any) -> Iterator[tuple[int, Any]]:
+        return map(counted, as_completed(*arguments))
+
+    def counted(result: tuple[int, Any]) -> tuple[int, Any]:
+        limits.update(completion.length_limit for completion in result[1].outputs if completion.length_limit)
+        return result
+
+    wrap(llm, "as_completed", as_completed)
 
 
 def complete(
@@ -176,6 +192,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
     parser = build_parser(stage, prog, picks_stage=picks_stage)
     args, outcome, started = parser.parse_args(argv), Outcome(prog), time.perf_counter()
     llm = trace = None
+    limits: Counter[str] = Counter()
     worked = None  # the seconds in which there was work, where that is not the whole run
     if args.generation_config:
         with outcome:
@@ -196,6 +213,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                 engine = stage.AsyncLLM(**options) if args.interactive else None
                 llm = engine.llm if engine else stage.LLM(**options)
                 limit_threads(stage, llm)
+                count_limits(llm, limits)
                 trace = Trace(llm) if args.trace else None
                 if not args.quiet:
                     tell(f"{args.model} on {llm.describe()}")
@@ -219,6 +237,6 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
     if llm is not None and not args.quiet and outcome.status != 2:
         seconds = time.perf_counter() - started if worked is None else worked
         at_once = llm.config.max_num_seqs if args.input else None
-        tell(closing_line(stage, llm.stats, seconds, args.json, args.stats, at_once))
+        tell(closing_line(stage, llm.stats, seconds, args.json, args.stats, at_once, limits))
     flush_streams()
     return outcome.status
