@@ -8,6 +8,7 @@ never a step that is half done.
 """
 
 import atexit
+import contextlib
 import logging
 import queue
 import sys
@@ -60,6 +61,7 @@ class EngineLoop:
         self.has_failed = False  # the latest step
         self.waiters: dict[Request, Deliver] = {}
         self.commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self.failure: BaseException | None = None  # ended the thread
         self.closing, self.lock = False, threading.RLock()  # a finalizer may close it in a thread that has the lock
         made: queue.SimpleQueue = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, args=(make_engine, made), name="engine", daemon=True)
@@ -108,7 +110,7 @@ class EngineLoop:
         self.check()
         with self.lock:
             if self.closing:
-                raise EngineClosedError("the engine is closed")
+                raise EngineClosedError("the engine is closed") from self.failure
             limit, more = self.max_queue_size, num_completions(requests)
             if limit is not None and self.num_unfinished + more > limit + self.engine.scheduler.max_num_seqs:
                 raise QueueFullError(
@@ -136,7 +138,7 @@ class EngineLoop:
         self.check()
         with self.lock:
             if self.closing:
-                raise EngineClosedError("the engine is closed")
+                raise EngineClosedError("the engine is closed") from self.failure
             self.commands.put(command)
         return wait(answer)[0]
 
@@ -164,9 +166,12 @@ class EngineLoop:
         except BaseException as error:  # the caller raises it
             made.put(error)
             return
-        with torch.inference_mode():
-            while self._run_commands():  # the loop
-                self._step()
+        try:
+            with torch.inference_mode():
+                while self._run_commands():  # the loop
+                    self._step()
+        except BaseException as error:  # a defect, in recovery too
+            self._fail(error)
 
     def _run_commands(self) -> bool:
         """Run the queued commands. Without requests, sleep until a command comes. False: the loop is closed."""
@@ -207,12 +212,24 @@ class EngineLoop:
 
     def _give_up(self, error: BaseException) -> None:
         """Every caller gets the error, and the engine is empty."""
-        waiters, self.waiters = self.waiters, {}
         self.num_failures, self.has_failed = 0, False
         self.engine.restart([])
+        waiters, self.waiters = self.waiters, {}
         self._forget(waiters)
         for deliver in dict.fromkeys(waiters.values()):
             self._deliver(deliver, [], error)
+
+    def _fail(self, error: BaseException) -> None:
+        """This thread ends with an error. Its callers get it, and later ones learn it as the cause."""
+        logger.error("the engine has failed", exc_info=error)
+        with self.lock:
+            self.closing, self.failure = True, error
+        while not self.commands.empty():  # requests and calls that came before
+            with contextlib.suppress(BaseException):
+                self.commands.get()()
+        for deliver in dict.fromkeys(self.waiters.values()):
+            self._deliver(deliver, [], error)
+        self.waiters.clear()
 
     def _add(self, requests: Sequence[Request], deliver: Deliver) -> None:
         for request in requests:

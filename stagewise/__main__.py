@@ -7,13 +7,14 @@ from typing import NoReturn
 from . import __version__
 
 COMMANDS = {
-    "run": "complete prompts with an engine: stagewise run --stage 7 --prompts 'Once upon a time'",
+    "run": "complete prompts with an engine: stagewise run 'Once upon a time'",
     "batch": "complete the lines of a file: stagewise batch --input IN.jsonl --output OUT.jsonl",
-    "serve": "serve an engine with OpenAI's HTTP interface",
+    "serve": "serve an engine with OpenAI's HTTP interface: stagewise serve tinytales",
     "replay": "make a page of traces, which shows a run step by step",
     "convert": "make a directory that a stage reads, of a training checkpoint or what a stage refuses",
     "score": "score the results of a batch run against reference answers",
     "push": "put the results of a batch run on the Hub",
+    "completion": "print what a shell needs to complete commands: stagewise completion bash",
 }
 
 
@@ -29,11 +30,14 @@ def run(command: str, argv: list[str], prog: str) -> int:
         from .score import main
     elif command == "push":
         from .push import main
+    elif command == "completion":
+        from .completion import main
     else:
         from .cli import main as of_stage
         from .flags import pick_stage
 
-        if command == "batch" and not any(flag.split("=")[0] in ("--input", "-h", "--help") for flag in argv):
+        given = {flag.split("=")[0] for flag in argv}
+        if command == "batch" and given.isdisjoint(("--input", "--config", "-h", "--help")):
             print(f"{prog}: error: give --input and --output", file=sys.stderr)
             return 2
         return of_stage(pick_stage(argv), argv, prog, picks_stage=True)
@@ -58,7 +62,7 @@ def main() -> NoReturn:
     if command in ("-h", "--help"):
         print(f"usage: {prog} COMMAND ...\n")
         for name, help in COMMANDS.items():
-            print(f"  {name:8}{help}")
+            print(f"  {name:11}{help}")
         print(f"\n{prog} COMMAND --help says what a command takes; {prog} --version says which one this is.")
         sys.exit(0)
     if command == "--version":

@@ -49,7 +49,7 @@ except ModuleNotFoundError:  # Windows
 
 from .beams import BEAM_FIELDS, Beams, completed_by_beams, drawing, read_beams
 from .console import naming, tell
-from .dataset import HUB, Columns, Dataset, check_dataset, read_dataset
+from .dataset import Columns, Dataset, find, has, is_on_disk
 from .manifest import begin, describe_run, resume
 from .openai_lines import answer, answer_id, is_request, refusal, to_line
 from .progress import Progress
@@ -58,7 +58,11 @@ from .stages import Setup, Stage, check_beams, setup_of
 from .strict_json import no_duplicates, to_json
 
 SYNC_SECONDS = 5  # how much work a machine that fails may lose; a process that is killed loses none
-SCORE_FIELDS = ("scores", "choice")  # of lines that are scored
+SCORE_FIELDS = ("scores", "choice")  # of the results of lines that are scored
+SCORING_FIELDS = ("score", "choices", "continuation")  # of lines that are to be scored
+# Names of sampling fields in other programs: where they stand beside a prompt, they are meant as such.
+ELSEWHERE_NAMED = ("max_new_tokens", "max_completion_tokens", "do_sample", "num_beams", "typical_p", "stop_sequences")
+LINES_AT_ONCE = 4096  # are checked and submitted together: so long does a run wait for its first result at most
 OWN = "input_"  # before the name of an input's field that the result has too
 RESULT_FIELDS = (
     "text",
@@ -81,33 +85,43 @@ class Line:
     """An input line: its id, its fields as they were, and what to run, or what is wrong with it.
 
     Attributes:
+        number: in the file, from 1.
         prompts: of a line that is scored the pairs, else one prompt.
-        params: SamplingParams of the stage.
+        sampling: its fields; None: it is scored.
+        params: SamplingParams of the stage, without processors until `LineReader.check`.
         is_openai: it is a request of OpenAI's batch interface.
+        is_checked: against the model.
         beams: how to search for its completions; None draws them.
     """
 
-    id: str | int | None
-    fields: dict
+    number: int
+    id: str | int | None = None
+    fields: dict = field(default_factory=dict)
     prompts: list = field(default_factory=list)
+    sampling: Sampling | None = None
     params: Any = None
     priority: Any = 0
     error: str | None = None
     is_scored: bool = False
     is_openai: bool = False
+    is_checked: bool = False
     beams: Beams | None = None
+
+    @property
+    def answer_id(self) -> str:
+        """Of a request of OpenAI's: the id of its answer. A second request of the same custom_id is told from the
+        first."""
+        return answer_id(self.fields) if self.id == self.fields["custom_id"] else str(self.id)
 
     def refusal(self) -> dict:
         """What is written of a line that is wrong."""
         if self.is_openai:
-            return refusal(self.fields, self.error)
+            return refusal(self.fields, self.error) | {"id": self.answer_id}
         return {**self.fields, "id": self.id, "error": self.error}
 
     def begin(self) -> str:
-        """What its result begins with, as JSON."""
-        if self.error:
-            return to_json(self.refusal())
-        carried = {"id": answer_id(self.fields)} if self.is_openai else {**self.fields, "id": self.id}
+        """What its result begins with, as JSON, whether that is an error or not."""
+        carried = {"id": self.answer_id} if self.is_openai else {**self.fields, "id": self.id}
         return to_json(carried).removesuffix("}")
 
 
@@ -122,11 +136,10 @@ def open_output(source: str, output_path: Path, resume: bool) -> FileIO:
     Raises:
         ValueError: a run would destroy something, or another run is writing to this output.
     """
-    check_dataset(source)
     if not output_path.parent.is_dir():
         raise ValueError(f"--output {output_path}: there is no directory {output_path.parent}")
     if output_path.exists():
-        if not source.startswith(HUB) and output_path.samefile(source):
+        if is_on_disk(source) and output_path.samefile(source):
             raise ValueError(f"--output {output_path} is the input file")
         if not output_path.is_file():
             raise ValueError(f"--output {output_path} is not a regular file")
@@ -176,11 +189,12 @@ class LineReader:
         config: the engine's EngineConfig.
         defaults: the sampling fields of the command line.
         llm: checks what depends on the model; None where there is no engine, and somebody else checks.
-        columns: which fields have the prompt and the id.
+        columns: which fields have what a line needs.
         beams: how to search for the completions of every line, if not None.
 
     Attributes:
         renamed: the fields that are carried under another name.
+        unused: fields that would be parameters in a line's `sampling`, and are only carried through.
     """
 
     def __init__(
@@ -193,27 +207,28 @@ class LineReader:
         beams: Beams | None = None,
     ):
         self.stage, self.config, self.defaults, self.llm, self.beams = stage, config, defaults, llm, beams
-        self.columns, self.renamed = columns, set[str]()
+        self.columns, self.renamed, self.unused = columns, set[str](), set[str]()
         self._names = {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS} - {"logits_processors"}
+        self._like_sampling = self._names | {*BEAM_FIELDS, *ELSEWHERE_NAMED} - {*columns.named}
 
     def read_lines(self, dataset: Dataset) -> list[Line]:
-        """The lines of the input, those that are wrong with what is wrong."""
-        lines = [(number, self.read_line(raw, number)) for number, raw in dataset.rows]
-        given = {line.id for _, line in lines if line.id is not None}
+        """The lines of the input, those that are wrong with what is wrong, as far as that is clear without a model."""
+        lines = [self.read_line(raw, number) for number, raw in dataset.rows]
+        given = {line.id for line in lines if line.id is not None}
         taken = set()
-        for number, line in lines:
+        for line in lines:
             if line.id in taken:
-                line.error, line.id = f"line {number}: the id {line.id!r:.80} is on an earlier line, too", None
-                line.is_openai = False  # a custom_id that is not its own names no answer
+                line.error = f"line {line.number}: the id {line.id!r:.80} is on an earlier line, too"
+                line.id = None
             if line.id is None:  # named by its number, and told apart from ids that only look like it
-                line.id = f"line-{number}"
+                line.id = f"line-{line.number}"
                 while line.id in given:
                     line.id += "+"
             taken.add(line.id)
-        return [line for _, line in lines]
+        return lines
 
     def read_line(self, raw: bytes, number: int) -> Line:
-        line = Line(id=None, fields={})
+        line = Line(number)
         try:
             values = json.loads(raw.decode("utf-8"), object_pairs_hook=no_duplicates)
             if not isinstance(values, dict):
@@ -226,48 +241,84 @@ class LineReader:
                 line.id, line.is_openai = values["custom_id"], True
                 values = to_line(values, self.config.model, self._names) | {"id": line.id}
             else:
-                line.fields = self._carried(values)
-                values = self._by_usual_names({name: value for name, value in values.items() if value is not None})
+                self.unused |= self._like_sampling & values.keys()
+                line.fields = self._carried(values) | ({"score": True} if self.columns.is_scored else {})
+                values = {name: value for name, value in values.items() if value is not None}
+                values, more = self._by_usual_names(values)
+                line.fields |= more
             if isinstance(values.get("id", ""), bool) or not isinstance(values.get("id", ""), str | int):
                 raise ValueError(f"id must be a text or a whole number, got {values['id']!r:.80}")
             line.id = values.get("id")
             self._read_job(line, values)
-            # By the line, not by the engine's count of requests, which a resumed run starts again from 0.
-            if line.params.seed is None:
-                line.params = replace(line.params, seed=self.stage.derive_seed(self.config.seed, number))
             if getattr(self.config, "policy", None) == "priority":
                 line.priority = values.get("priority", 0)
-            if self.llm is not None:
-                for prompt in line.prompts:
-                    self.llm.validate(prompt, line.params, *([line.priority] if self.stage.has_priority else []))
-                    if line.beams is not None:
-                        check_beams(self.stage, self.llm, prompt, line.params.max_tokens, line.beams)
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
             line.error = f"line {number}: {error}"
         return line
 
+    def check(self, line: Line) -> None:
+        """Make of a line what this model is to run, or an error."""
+        if line.error or line.is_checked:
+            return
+        line.is_checked = True
+        try:
+            if line.sampling is not None:
+                line.params = line.sampling.params_for(self.llm)
+                line.prompts = [line.sampling.prompt(self.llm, prompt) for prompt in line.prompts]
+            # By the line, not by the engine's count of requests, which a resumed run starts again from 0.
+            if line.params.seed is None:
+                line.params = replace(line.params, seed=self.stage.derive_seed(self.config.seed, line.number))
+            for prompt in line.prompts:
+                self.llm.validate(prompt, line.params, *([line.priority] if self.stage.has_priority else []))
+                if line.beams is not None:
+                    check_beams(self.stage, self.llm, prompt, line.params.max_tokens, line.beams)
+        except (ValueError, RecursionError) as error:
+            line.error = f"line {line.number}: {error}"
+
+    def tell_names(self, source: str) -> None:
+        """What the names of fields lead to that nobody may expect."""
+        if self.renamed:
+            names = ", ".join(f"{name} -> {OWN}{name}" for name in sorted(self.renamed))
+            tell(f"{source}: fields with names of the result's are carried under others: {names}")
+        if self.unused:
+            names = ", ".join(sorted(self.unused))
+            place = 'a line\'s own parameters stand in its "sampling", those of all lines are flags'
+            tell(f"{source}: warning: fields are carried through and not used: {names}; {place}")
+
     def _carried(self, values: dict) -> dict:
         """The fields of a line under names that none of the result's has. Raises ValueError if there is none."""
-        others = () if values.get("score") is True else SCORE_FIELDS
-        taken = {*RESULT_FIELDS, *(["id"] if self.columns.id != "id" else [])}.difference(others)
+        scored = self.columns.is_scored or values.get("score") is True
+        taken = {*RESULT_FIELDS, *(["id"] if self.columns.id != "id" else [])}.difference(
+            () if scored else SCORE_FIELDS
+        )
+        if self.columns.is_scored:
+            taken |= {*SCORING_FIELDS} - {self.columns.choices}
         names = {name: OWN + name if name in taken else name for name in values}
         if clash := [name for name in taken & values.keys() if OWN + name in values]:
             raise ValueError(f"the field {clash[0]!r} is the result's, and {OWN + clash[0]!r} is there too: rename it")
         self.renamed |= taken & values.keys()
         return {names[name]: value for name, value in values.items()}
 
-    def _by_usual_names(self, values: dict) -> dict:
-        """The fields with the prompt and the id where they usually are."""
-        if self.columns.prompt != "prompt":
-            if self.columns.prompt not in values:
-                raise ValueError(f"it has no {self.columns.prompt!r}, which --prompt-column names")
-            prompt = values[self.columns.prompt]
+    def _by_usual_names(self, values: dict) -> tuple[dict, dict]:
+        """The fields with the prompt and the id where they usually are; and those that the flags add to the line."""
+        columns = self.columns
+        if columns.template is not None or columns.prompt != "prompt":
+            prompt = columns.prompt_of(values)
             name = "prompt_token_ids" if isinstance(prompt, list) else "prompt"
             values = {k: v for k, v in values.items() if k not in ("prompt", "prompt_token_ids")} | {name: prompt}
-        if self.columns.id != "id":
-            values = {k: v for k, v in values.items() if k != "id"}
-            values |= {"id": values[self.columns.id]} if self.columns.id in values else {}
-        return values
+        if columns.id != "id":
+            name = {"id": find(values, columns.id, "")} if has(values, columns.id) else {}
+            values = {k: v for k, v in values.items() if k != "id"} | name
+        if not columns.is_scored:
+            return values, {}
+        values = {k: v for k, v in values.items() if k not in (*SCORING_FIELDS, "sampling")} | {"score": True}
+        if columns.score == "last-word":
+            *words, last = str(values.get("prompt", "")).split(" ")
+            values |= {"prompt": " ".join(words), "continuation": f" {last}"}
+        elif columns.choices is not None:
+            choices = columns.choices
+            values["choices"] = find(values, choices, "--choices-column") if isinstance(choices, str) else [*choices]
+        return values, {name: values[name] for name in SCORING_FIELDS if name in values}
 
     def _read_job(self, line: Line, values: dict) -> None:
         """What a line asks for. Raises ValueError if that is not clear."""
@@ -277,14 +328,13 @@ class LineReader:
         if not isinstance(prompt, str if "prompt" in values else list):
             raise ValueError("prompt must be a text, prompt_token_ids a list of token ids")
         if values.get("score") is True:
-            line.prompts, line.params, line.is_scored = self._pairs(prompt, values), self.stage.SCORING, True
+            line.prompts, line.is_scored = self._pairs(prompt, values), True
+            line.params = self.stage.SCORING
             return
         if {"choices", "continuation"} & values.keys() and not isinstance(values.get("score", False), bool):
             raise ValueError(f"score must be true or false, got {values['score']!r:.80}")
-        sampling, line.beams = self._sampling(values.get("sampling", {}))
-        line.prompts, line.params = [prompt], sampling.params
-        if self.llm is not None:
-            line.prompts, line.params = [sampling.prompt(self.llm, prompt)], sampling.params_for(self.llm)
+        line.sampling, line.beams = self._sampling(values.get("sampling", {}))
+        line.prompts, line.params = [prompt], line.sampling.params
 
     def _pairs(self, prompt: str | list[int], values: dict) -> list:
         """What is to be scored of a line: continuations, each behind its prompt."""
@@ -298,7 +348,11 @@ class LineReader:
         if "choices" in values:
             if not isinstance(values["choices"], list) or not values["choices"]:
                 raise ValueError(f"choices must be a list that is not empty, got {values['choices']!r:.80}")
-            return [pair(prompt, choice) for choice in values["choices"]]
+            choices = values["choices"]
+            if self.columns.choices is not None:  # a space is between a prompt and a choice, as in lm-eval
+                gap = "" if not isinstance(prompt, str) or prompt[-1:].isspace() else " "
+                choices = [c if not isinstance(c, str) or c[:1].isspace() else gap + c for c in choices]
+            return [pair(prompt, choice) for choice in choices]
         if "continuation" in values:
             return [pair(prompt, values["continuation"])]
         return [pair("", prompt) if isinstance(prompt, str) else pair(prompt[:1], prompt[1:])]
@@ -306,6 +360,8 @@ class LineReader:
     def _sampling(self, sampling: dict) -> tuple[Sampling, Beams | None]:
         """The sampling fields of a line, and how to search, if it does. Raises ValueError, also for a field that there
         is not."""
+        if not sampling and isinstance(sampling, dict):  # most lines: nothing is checked again
+            return self.defaults, self.beams if self.defaults.params.max_tokens else None
         if not isinstance(sampling, dict):
             raise ValueError(f"sampling must be a JSON object, got {sampling!r:.80}")
         sampling = {name: value for name, value in sampling.items() if value is not None}
@@ -373,30 +429,52 @@ class BatchJob:
 def run_batch_file(
     stage: Stage,
     llm: Any,
-    source: str,
+    dataset: Dataset,
     file: FileIO,
     defaults: Sampling,
     *,
     quiet: bool,
     beams: Beams | None = None,
     columns: Columns = Columns(),  # noqa: B008 (it is frozen)
+    strict: bool = False,
 ) -> Counts:
     """Answer every line of the input that the output, a file of `open_output`, does not answer yet; by beams if these
-    are given.
+    are given. strict: check all lines first, and answer none if one is wrong.
 
     Raises:
         ValueError: the output is of another run (see manifest.py), or not of this input.
         OSError: a file can't be read or written; what was written before is there.
     """
-    dataset, setup = read_dataset(source), setup_of(llm)
+    setup = setup_of(llm)
     reader = LineReader(stage, setup.config, defaults, llm, columns, beams)
     lines = reader.read_lines(dataset)
-    if reader.renamed and not quiet:
-        names = ", ".join(f"{name} -> {OWN}{name}" for name in sorted(reader.renamed))
-        tell(f"{source}: fields with names of the result's are carried under others: {names}")
+    if not quiet:
+        reader.tell_names(dataset.name)
+    if strict:
+        check_all(reader, lines, dataset.name, quiet)
     run = describe_batch(stage, setup, dataset, defaults, beams, columns)
     job = BatchJob(lines, run, [file])
-    return job.run(lambda jobs: completed(stage, jobs, llm), longest_first=stage.can_serve, quiet=quiet)
+    return job.run(lambda jobs: in_parts(stage, jobs, llm, reader), longest_first=stage.can_serve, quiet=quiet)
+
+
+def check_all(reader: LineReader, lines: list[Line], name: str, quiet: bool) -> None:
+    """Raise ValueError if a line is wrong."""
+    with Progress(len(lines), "line", quiet=quiet) as progress:
+        for line in lines:
+            reader.check(line)
+            progress.update()
+    if wrong := [line.error for line in lines if line.error]:
+        raise ValueError(f"--strict: {len(wrong):,} of {len(lines):,} lines of {name} are wrong; the first: {wrong[0]}")
+
+
+def in_parts(stage: Stage, jobs: list[Job], llm: Any, reader: LineReader) -> Iterator[Answer]:
+    """The answers to lines that are not checked yet: to check all of a long file would keep its first line waiting."""
+    for start in range(0, len(jobs), LINES_AT_ONCE):
+        part = jobs[start : start + LINES_AT_ONCE]
+        for _, line in part:
+            reader.check(line)
+        yield from refused(part)
+        yield from completed(stage, [job for job in part if not job[1].error], llm)
 
 
 def describe_batch(
@@ -404,7 +482,7 @@ def describe_batch(
 ) -> dict:
     """All that the answers depend on, see manifest.py."""
     run = describe_run(stage, setup, dataset, defaults) | {"beam_search": beams and asdict(beams)}
-    return run | {"columns": None if columns == Columns() else asdict(columns)}
+    return run | {"columns": columns.to_dict()}
 
 
 def refused(jobs: list[Job]) -> Iterator[Answer]:
@@ -522,7 +600,7 @@ def read_result(raw: bytes, lines: dict[str | int, Line]) -> tuple[Line, dict]:
     result = json.loads(raw.decode("utf-8"))
     line = lines.get(result["id"]) or lines[result.get("custom_id", result["id"])]
     if line.is_openai:
-        if result["id"] != answer_id(line.fields):
+        if result["id"] != line.answer_id:
             raise ValueError("the input's request of this custom_id is another")
         return line, result
     carried = {name: value for name, value in line.fields.items() if name not in ("id", *RESULT_FIELDS)}

@@ -8,6 +8,8 @@ import argparse
 import contextlib
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from io import FileIO
 from typing import Any
 
@@ -15,8 +17,8 @@ from .batch_file import failure, open_output, run_batch_file
 from .beams import Beams, completed_by_beams
 from .closing_line import closing_line
 from .console import Outcome, flush_streams, naming, one_interrupt, prepare_streams, tell
-from .dataset import HUB, Columns, check_columns, check_dataset
-from .flags import beams_of, build_parser, options_of, pairs_of, sampling_of
+from .dataset import STDIN, Dataset, check_columns, check_dataset, is_on_disk, read_bytes, read_dataset
+from .flags import beams_of, build_parser, columns_of, options_of, pairs_of, sampling_of
 from .interactive import converse
 from .manifest import manifest_path
 from .progress import Progress
@@ -26,20 +28,23 @@ from .strict_json import to_json
 from .terminal import Wrapper, wrapped
 from .trace_file import check_trace, write_trace
 from .tracing import Trace
+from .wrap import wrap
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
     """The prompts that were asked for. Raises ValueError if there are none."""
-    prompts = list(args.prompts or [])
+    prompts = [*args.texts, *(args.prompts or [])]
     if args.prompts_file:
+        name = str(args.prompts_file)
+        if name == STDIN and sys.stdin is None:
+            raise ValueError("--prompts-file - reads stdin, which is closed")
         try:
-            with naming(args.prompts_file):
-                lines = args.prompts_file.read_text(encoding="utf-8-sig").split("\n")
+            lines = read_bytes(name).decode("utf-8-sig").replace("\r\n", "\n").split("\n")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{args.prompts_file} is not UTF-8: {error.reason} at byte {error.start}") from None
+            raise ValueError(f"{name} is not UTF-8: {error.reason} at byte {error.start}") from None
         prompts += [line for line in lines if line.strip()]
     if not prompts:
-        raise ValueError("no prompts: give --prompts or a --prompts-file that is not empty")
+        raise ValueError("no prompts: give some, or a --prompts-file that is not empty")
     return prompts
 
 
@@ -55,6 +60,19 @@ def format_result(index: int, output: Any, total: int, as_json: bool) -> str:
         results.append(f"--- {which}: {limit or completion.finish_reason}, {len(completion.token_ids)} tokens\n")
         results.append(f"{output.prompt}{completion.text}\n")
     return "".join(results)
+
+
+def count_limits(llm: Any, limits: Counter[str]) -> None:
+    """Count from now on at which limit outputs stop."""
+
+    def as_completed(as_completed: Callable, *arguments: Any) -> Iterator[tuple[int, Any]]:
+        return map(counted, as_completed(*arguments))
+
+    def counted(result: tuple[int, Any]) -> tuple[int, Any]:
+        limits.update(completion.length_limit for completion in result[1].outputs if completion.length_limit)
+        return result
+
+    wrap(llm, "as_completed", as_completed)
 
 
 def complete(
@@ -108,35 +126,43 @@ def stream(llm: Any, prompt: str, params: Any) -> list[str]:
 
 def check(
     stage: Stage, args: argparse.Namespace, files: contextlib.ExitStack
-) -> tuple[list[str], Sampling, list[tuple[str, FileIO]]]:
-    """What is to be completed, and how, and the outputs of batch files, which `files` closes. Raises ValueError or
-    OSError, before the model is loaded, if it can't be."""
+) -> tuple[list[str], Sampling, list[tuple[Dataset, FileIO]]]:
+    """What is to be completed, and how, and the inputs of batch files with their outputs, which `files` closes. Raises
+    ValueError or OSError, before the model is loaded, if it can't be."""
     if sys.stdout is None and not args.input:
         raise ValueError("stdout is closed: there is no place for the results")
     batch = args.input or args.output or args.resume
-    if batch and (not (args.input and args.output) or args.prompts or args.prompts_file):
-        raise ValueError("a batch file needs both --input and --output, and no --prompts")
+    given = args.texts or args.prompts or args.prompts_file
+    if batch and (not (args.input and args.output) or given):
+        raise ValueError("a batch file needs both --input and --output, and no prompts")
     if args.interactive and args.n > 1:
         raise ValueError("--interactive shows one completion of a prompt, not --n of them")
-    if args.interactive and (args.input or args.prompts or args.prompts_file or args.json):
+    if args.interactive and (args.input or given or args.json):
         raise ValueError("--interactive reads its prompts from the terminal, and prints text")
     if args.interactive and sys.stdin is None:
         raise ValueError("--interactive reads its prompts from stdin, which is closed")
+    for name in ("actors", "cpus_per_actor", "gpus_per_actor"):
+        if getattr(args, name, None) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} needs --ray")
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(args, name, None) is not None and not (args.json or args.input):
+            raise ValueError(f"--{name.replace('_', '-')} are shown with --json, or in the results of --input")
+    if args.stats and args.quiet:
+        raise ValueError("give either --stats or --quiet")
     if args.policy == "priority" and not args.input:
         raise ValueError("--policy priority needs --input, whose lines may have a priority")
     prompts = [] if args.input or args.interactive else read_prompts(args)
     sampling = sampling_of(stage, args)
-    columns = Columns(args.prompt_column, args.id_column)
-    if columns != Columns() and not args.input:
-        raise ValueError("--prompt-column and --id-column are for --input")
+    columns = columns_of(args)
+    datasets = []
     for source, _ in pairs_of(args):
         check_dataset(source)
-        check_columns(source, columns)
-    outputs = [
-        (source, files.enter_context(open_output(source, output, args.resume))) for source, output in pairs_of(args)
-    ]
+        datasets.append(read_dataset(source))
+        check_columns(datasets[-1], columns)
+    paths = [(dataset, output) for dataset, (_, output) in zip(datasets, pairs_of(args), strict=True)]
+    outputs = [(one, files.enter_context(open_output(one.name, output, args.resume))) for one, output in paths]
     if args.trace:
-        used = [("--input", source) for source in args.input or [] if not source.startswith(HUB)]
+        used = [("--input", source) for source in args.input or [] if is_on_disk(source)]
         used += [("--output", file.name) for _, file in outputs] + [("--prompts-file", args.prompts_file)]
         used += [("the manifest of --output", manifest_path(file.name)) for _, file in outputs]
         check_trace(args.trace, used)
@@ -146,15 +172,15 @@ def check(
 def complete_files(
     stage: Stage,
     llm: Any,
-    files: list[tuple[str, FileIO]],
+    files: list[tuple[Dataset, FileIO]],
     sampling: Sampling,
     outcome: Outcome,
     quiet: bool,
     **more: Any,
 ) -> None:
     """Complete the lines of each --input. more: as of `run_batch_file`."""
-    for source, output in files:
-        total, errors = run_batch_file(stage, llm, source, output, sampling, quiet=quiet, **more)
+    for dataset, output in files:
+        total, errors = run_batch_file(stage, llm, dataset, output, sampling, quiet=quiet, **more)
         if errors:
             tell(f"{outcome.prog}: {errors} of {total} lines are errors, see {output.name}")
             outcome.status = 1
@@ -166,6 +192,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
     parser = build_parser(stage, prog, picks_stage=picks_stage)
     args, outcome, started = parser.parse_args(argv), Outcome(prog), time.perf_counter()
     llm = trace = None
+    limits: Counter[str] = Counter()
     worked = None  # the seconds in which there was work, where that is not the whole run
     if args.generation_config:
         with outcome:
@@ -186,6 +213,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                 engine = stage.AsyncLLM(**options) if args.interactive else None
                 llm = engine.llm if engine else stage.LLM(**options)
                 limit_threads(stage, llm)
+                count_limits(llm, limits)
                 trace = Trace(llm) if args.trace else None
                 if not args.quiet:
                     tell(f"{args.model} on {llm.describe()}")
@@ -195,7 +223,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                     with engine:
                         worked = converse(lambda prompt: engine.generate(sampling.prompt(llm, prompt), params))
                 elif outputs:
-                    more = {"beams": beams, "columns": Columns(args.prompt_column, args.id_column)}
+                    more = {"beams": beams, "columns": columns_of(args), "strict": args.strict}
                     complete_files(stage, llm, outputs, sampling, outcome, args.quiet, **more)
                 elif len(prompts) == args.n == 1 and beams is None and sys.stdout.isatty() and not args.json:
                     outcome.failed(stream(llm, prompts[0], params))
@@ -208,6 +236,7 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                     write_trace(args.trace, trace)
     if llm is not None and not args.quiet and outcome.status != 2:
         seconds = time.perf_counter() - started if worked is None else worked
-        tell(closing_line(stage, llm.stats, seconds, args.json, args.stats))
+        at_once = llm.config.max_num_seqs if args.input else None
+        tell(closing_line(stage, llm.stats, seconds, args.json, args.stats, at_once, limits))
     flush_streams()
     return outcome.status

@@ -1,6 +1,8 @@
 """What a run did: a sentence, more with --stats, or JSON."""
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from .stages import Stage
@@ -13,13 +15,23 @@ WAITS = {
 }
 
 
-def closing_line(stage: Stage, stats: Any, seconds: float, as_json: bool, details: bool = False) -> str:
+def closing_line(
+    stage: Stage,
+    stats: Any,
+    seconds: float,
+    as_json: bool,
+    details: bool = False,
+    at_once: int | None = None,
+    limits: Mapping[str, int] = MappingProxyType({}),
+) -> str:
     """What to print when a run is over.
 
     Args:
         stats: of an LLM.
         seconds: what the run took.
         as_json: a line of JSON, from stages that count latencies.
+        at_once: as many requests as may run at once, in a run of files.
+        limits: how many outputs stopped at each, as far as that is known.
         details: below the sentence, a line for each thing that the stage counts.
     """
     tokens_per_second, has = stats.num_output_tokens / max(seconds, 1e-9), stats.__dataclass_fields__.keys()
@@ -34,8 +46,12 @@ def closing_line(stage: Stage, stats: Any, seconds: float, as_json: bool, detail
             counts |= {"prefix_cache_hit_rate": cached, "preemptions": stats.num_preemptions}
         return json.dumps({**counts, "tokens_per_second": tokens_per_second, **latencies})
     requests = "1 request" if stats.num_requests == 1 else f"{stats.num_requests:,} requests"
+    requests += "" if at_once is None else f" (up to {at_once:,} at once)"
     line = f"{requests}, {stats.num_output_tokens:,} tokens in {seconds:.2f} s: {tokens_per_second:.1f} tok/s"
-    if stats.num_truncated:
+    if stats.num_truncated and sum(limits.values()) == stats.num_truncated:
+        parts = [f"{number:,} stopped at --{name.replace('_', '-')}" for name, number in sorted(limits.items())]
+        line += f"; {', '.join(parts)}"
+    elif stats.num_truncated:
         line += f"; {stats.num_truncated:,} stopped at the length limit"
     if not details:
         return line

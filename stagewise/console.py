@@ -3,11 +3,12 @@
 import argparse
 import contextlib
 import difflib
+import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 # What other programs (Hugging Face's `generate` and its scripts, vLLM, rosellm) call it, and what it is called here.
 OTHER_NAMES = {
@@ -61,6 +62,39 @@ class Parser(argparse.ArgumentParser):
 
     others_that_have: Callable[[str], list[int]] = staticmethod(lambda flag: [])
 
+    def __init__(self, *arguments: Any, **more: Any):
+        super().__init__(*arguments, **more)
+        if more.get("add_help", True):
+            help = "a TOML file of flags, as in max-tokens = 20; those of the command line go over it"
+            self.add_argument("--config", metavar="FILE", help=help)
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """With the flags of a --config before those of the command line."""
+        args = sys.argv[1:] if args is None else list(args)
+        try:
+            path, config = read_config(args)
+        except (ValueError, OSError) as error:
+            self.error(reason(error))
+        given = {arg.split("=")[0] for arg in args if arg.startswith("--")}
+        flags: list[str] = []
+        for name, value in config.items():
+            flag = f"--{name.replace('_', '-')}"
+            if flag not in self._option_string_actions:
+                hint = self._hint(flag)
+                self.error(f"{path}: there is no flag {flag}{f'; {hint}' if hint else ''}")
+            if given.isdisjoint((flag, f"--no-{flag[2:]}", *self._option_string_actions[flag].option_strings)):
+                flags += self._as_arguments(flag, value)
+        return super().parse_known_args([*flags, *args], namespace)
+
+    def _as_arguments(self, flag: str, value: Any) -> list[str]:
+        """A value of a --config as on the command line."""
+        if isinstance(value, bool) and self._option_string_actions[flag].nargs == 0:
+            off = f"--no-{flag[2:]}"
+            return [flag] if value else [off] if off in self._option_string_actions else []
+        if isinstance(value, list):
+            return [flag, *map(as_text, value)] if value else []
+        return [f"{flag}={as_text(value)}"]
+
     def error(self, message: str) -> NoReturn:
         """As for any other error: one line, without the usage, which --help shows."""
         words = message.partition("unrecognized arguments: ")[2].split()
@@ -94,6 +128,32 @@ class Parser(argparse.ArgumentParser):
         return f"is {close[0]} meant?" if close else None
 
 
+def read_config(args: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
+    """The file that --config names, and its flags; none if it is not there. Raises ValueError or OSError."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", nargs="?")
+    path = parser.parse_known_args(args)[0].config
+    if path is None:
+        return None, {}
+    if sys.version_info >= (3, 11):
+        import tomllib  # pyright: ignore[reportMissingImports]
+    else:
+        import tomli as tomllib  # pyright: ignore[reportMissingImports]
+    try:
+        with naming(path), open(path, "rb") as file:
+            config = tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"--config {path} is no TOML: {error}") from None
+    if "config" in config:
+        raise ValueError(f"--config {path} names another: a file has all flags")
+    return path, config
+
+
+def as_text(value: Any) -> str:
+    """A value of TOML as on the command line."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
 def prepare_streams() -> None:
     """A text may hold any character, whatever the terminal or file takes; a stderr that is closed takes everything."""
     if sys.stderr is None:  # what libraries write there goes nowhere
@@ -118,6 +178,13 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def reason(error: BaseException) -> str:
+    """What an error says, without a number of the operating system's."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
 def tell(message: str) -> None:
@@ -167,7 +234,7 @@ class Outcome:
         if isinstance(error, BrokenPipeError):
             self.status = 1
         elif isinstance(error, ValueError | OSError | MemoryError):
-            tell(f"{self.prog}: error: {' '.join(str(error).splitlines()) or type(error).__name__}")
+            tell(f"{self.prog}: error: {' '.join(reason(error).splitlines()) or type(error).__name__}")
             self.status = 2
         elif isinstance(error, KeyboardInterrupt):
             tell("interrupted")

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from .console import Outcome, tell
+from .console import Outcome, Parser, tell
 from .stages import STAGES, TOKENIZER_FILES
 
 WEIGHTS = ("model", "state_dict", "model_state_dict", "module")  # where a training program keeps the weights,
@@ -309,8 +309,8 @@ def compare_logits(made: Path, theirs: Any) -> None:
             raise ValueError(f"{made}: a stage would compute other logits than transformers, by {difference:.1e}")
 
 
-def main(argv: list[str] | None = None, prog: str = "stagewise convert") -> int:
-    parser = argparse.ArgumentParser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def build_parser(prog: str) -> Parser:
+    parser = Parser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, metavar="SOURCE", help="a file of a training program, or a directory")
     parser.add_argument("directory", type=Path, metavar="DIRECTORY", help="what is written; new, or empty")
     parser.add_argument(
@@ -320,7 +320,11 @@ def main(argv: list[str] | None = None, prog: str = "stagewise convert") -> int:
         "--n-head", type=int, metavar="N", help="how many heads, if the file of a training program is silent"
     )
     parser.add_argument("--tokenizer", type=Path, metavar="DIRECTORY", help="whose tokenizer (default: SOURCE's)")
-    args, outcome = parser.parse_args(argv), Outcome(prog)
+    return parser
+
+
+def main(argv: list[str] | None = None, prog: str = "stagewise convert") -> int:
+    args, outcome = build_parser(prog).parse_args(argv), Outcome(prog)
     with outcome:
         for note in convert(args.source, args.directory, args.gelu, args.n_head, args.tokenizer):
             tell(f"{prog}: {note}")

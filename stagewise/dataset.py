@@ -1,36 +1,133 @@
-"""The inputs of batch runs: JSON lines, an array of JSON, parquet, or a folder of `datasets`' `save_to_disk`; files may
-be on the Hub.
+"""The inputs of batch runs: JSON lines, an array of JSON, CSV, TSV, lines of text, parquet, or a folder of `datasets`'
+`save_to_disk`. Files may be packed with gzip or zstd, in UTF-8 or UTF-16, on the Hub, or come from stdin (`-`).
 
-A row of parquet or Arrow is read as the line of JSON that it would be: a field without a value is null, a date is a
-text as in ISO 8601, a decimal its digits, bytes are in Base64, NaN is a value (and null in the output, see
-batch_file.py). These need pyarrow: `pip install pyarrow`, or the extra `parquet`.
+The ending says what a file is, .jsonl, .json, .csv, .tsv, .txt or .parquet, maybe with .gz or .zst; any other is read
+as JSON lines. Each row becomes the line of JSON that it would be:
+
+- CSV and TSV have a header; all values are texts.
+- A line of a .txt file is a prompt.
+- Of an object in a .json file, such as {"data": [...]}, its only list of objects has the rows.
+- Of parquet and Arrow a field without a value is null, a date is a text as in ISO 8601, a decimal its digits, bytes are
+  in Base64, NaN is a value (and null in the output, see batch_file.py). These need pyarrow, and so does zstd: `pip
+  install pyarrow`, or the extra `parquet`.
 """
 
 import base64
 import codecs
 import contextlib
+import csv
 import datetime
 import decimal
+import gzip
 import hashlib
+import io
 import json
+import sys
+import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from io import BytesIO
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from string import Formatter
+from typing import Any
 
 from .console import naming
 from .strict_json import no_duplicates
 
 HUB = "hf://"
+STDIN = "-"
 STATE = "state.json"  # of a folder of save_to_disk: lists its Arrow files
+KINDS = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
+NUM_LOOKED_AT = 100  # rows, for which fields an input has
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which fields of a row have the prompt, and the id."""
+    """Which fields of a row have what a run needs. A field of a field is named with a dot, as in `answer.value` or
+    `choices.0`.
+
+    Attributes:
+        prompt, id: the fields.
+        template: makes the prompt, as in "Question: {question}\\nAnswer:".
+        choices: the field with texts of which the likeliest is looked for; or these texts themselves.
+        score: "text": how likely the prompt is as a text; "last-word": how likely its last word is after the others.
+    """
 
     prompt: str = "prompt"
     id: str = "id"
+    template: str | None = None
+    choices: str | tuple[str, ...] | None = None
+    score: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.template is not None:
+            if self.prompt != "prompt":
+                raise ValueError("give either --prompt-column or --prompt-template")
+            try:
+                parts = [part for part in Formatter().parse(self.template) if part[1] is not None]
+            except ValueError as error:
+                raise ValueError(f"--prompt-template: {error}") from None
+            if any(not name or form or conversion for _, name, form, conversion in parts):
+                message = "write a field as {name}, and a brace of the text twice"
+                raise ValueError(f"--prompt-template {self.template!r:.80}: {message}")
+        if self.choices is not None and self.score is not None:
+            raise ValueError("give either --choices-column, or --choices, or --score")
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether every line is scored, rather than completed."""
+        return self.choices is not None or self.score is not None
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Each field that was named, with the flag that names it."""
+        names = {name: "--prompt-template" for _, name, _, _ in Formatter().parse(self.template or "") if name}
+        for name in ("prompt", "id", "choices"):
+            value = getattr(self, name)
+            if isinstance(value, str) and value != getattr(Columns, name):
+                names[value] = f"--{name}-column"
+        return names
+
+    def prompt_of(self, values: dict) -> Any:
+        """A row's prompt. Raises ValueError if a field of it is missing."""
+        if self.template is None:
+            return find(values, self.prompt, "--prompt-column")
+        pieces = []
+        for text, name, _, _ in Formatter().parse(self.template):
+            pieces.append(text)
+            if name is not None:
+                value = find(values, name, "--prompt-template")
+                value = "" if value is None else value
+                pieces.append(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        return "".join(pieces)
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """As a manifest has it; None if all is as usual."""
+        return None if self == Columns() else json.loads(json.dumps(asdict(self)))
+
+
+def find(values: dict, path: str, flag: str) -> Any:
+    """A field of a row, or a field of that: `answer.value`, `conversations.0.value`. Raises ValueError if there is
+    none."""
+    if path in values:
+        return values[path]
+    value: Any = values
+    for name in path.split("."):
+        if isinstance(value, dict) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            raise ValueError(f"it has no {path!r}, which {flag} names")
+    return value
+
+
+def has(values: dict, path: str) -> bool:
+    """Whether a row has such a field."""
+    try:
+        find(values, path, "")
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -48,10 +145,16 @@ class Dataset:
     sha256: str
 
 
+def is_on_disk(name: str) -> bool:
+    return name != STDIN and not name.startswith(HUB)
+
+
 def check_dataset(name: str) -> None:
-    """Raise ValueError, or OSError, if it can't be read. Cheap: called before the model is loaded."""
-    if name.endswith(".parquet"):
-        import_parquet(name)
+    """Raise ValueError, or OSError, if there is no such input. Cheap."""
+    if name == STDIN:
+        if sys.stdin is None:
+            raise ValueError("--input - reads stdin, which is closed")
+        return
     if name.startswith(HUB):
         if not name.startswith(f"{HUB}datasets/") or len(name.split("/")) < 6:
             raise ValueError(f"--input {name}: a file on the Hub is hf://datasets/USER/NAME/FILE")
@@ -68,74 +171,134 @@ def check_dataset(name: str) -> None:
     path.open("rb").close()
 
 
-def check_columns(name: str, columns: Columns) -> None:
-    """Raise ValueError if the first row of a file on the disk lacks a column that was named. Cheap."""
-    named = [one for one, usual in ((columns.prompt, "prompt"), (columns.id, "id")) if one != usual]
-    is_table = name.endswith(".parquet") or Path(name).is_dir()
-    if name.startswith(HUB) or not (named or is_table) or (there := first_columns(name)) is None:
-        return
-    if lost := [one for one in named if one not in there]:
-        raise ValueError(f"--input {name} has no column {lost[0]!r}; it has {', '.join(map(repr, there))}")
-    if is_table and columns.prompt == "prompt" and not {"prompt", "prompt_token_ids", "body"} & set(there):
-        names = ", ".join(map(repr, there))
-        raise ValueError(f"--input {name} has no column 'prompt': name another with --prompt-column; it has {names}")
-
-
-def first_columns(name: str) -> list[str] | None:
-    """The fields of its first row; None if that is no row."""
-    if Path(name).is_dir():
-        ipc = import_arrow(name).ipc
-        with arrow_files(Path(name))[0].open("rb") as file:
-            return ipc.open_stream(file).schema.names
-    if name.endswith(".parquet"):
-        parquet = import_parquet(name)
+def check_columns(dataset: Dataset, columns: Columns) -> None:
+    """Raise ValueError if no row has the prompt, or a field that was named; called before the model is loaded."""
+    rows, why = [], None
+    for number, raw in dataset.rows[:NUM_LOOKED_AT]:
         try:
-            return parquet.read_schema(name).names
-        except Exception:  # whatever it is, `read_dataset` will say it
-            return None
-    try:
-        rows = read_dataset(name).rows if name.endswith(".json") else [(1, next(filter(bytes.strip, open_lines(name))))]
-        row = json.loads(rows[0][1])
-    except (ValueError, IndexError, StopIteration):
-        return None
-    return list(row) if isinstance(row, dict) else None
-
-
-def open_lines(name: str) -> Iterator[bytes]:
-    with open(name, "rb") as file:
-        yield from file
+            row = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            why = why or f"line {number}: {error}"
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            why = why or f"line {number} is a JSON {type(row).__name__}, no object"
+    if not dataset.rows:
+        return
+    if not rows:
+        kinds = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, packed as .gz or .zst"
+        raise ValueError(f"--input {dataset.name} is no JSON lines ({why}); other files end in {kinds}")
+    there = dict.fromkeys(name for row in rows for name in row)
+    names = ", ".join(map(repr, there))
+    for path, flag in columns.named.items():
+        if not any(has(row, path) for row in rows):
+            raise ValueError(f"--input {dataset.name} has no column {path!r}, which {flag} names; it has {names}")
+    usual = {"prompt", "prompt_token_ids", "body"}
+    if columns.prompt == "prompt" and columns.template is None and not usual & there.keys():
+        message = "name another with --prompt-column, or make one of several with --prompt-template"
+        raise ValueError(f"--input {dataset.name} has no column 'prompt': {message}; it has {names}")
 
 
 def read_dataset(name: str) -> Dataset:
     """Read an input. Raises ValueError or OSError, which name it, if that fails."""
-    if name.startswith(HUB):
-        content = fetch(name)
-    else:
+    if is_on_disk(name) and Path(name).is_dir():
         with naming(name):
-            files = arrow_files(Path(name)) if Path(name).is_dir() else [Path(name)]
-            content = b"".join(file.read_bytes() for file in files)
-    if name.endswith(".parquet"):
-        rows = read_parquet(name, content)
-    elif not name.startswith(HUB) and Path(name).is_dir():
+            content = b"".join(file.read_bytes() for file in arrow_files(Path(name)))
         rows = read_arrow(name)
-    elif name.endswith(".json"):
-        rows = read_array(name, content)
     else:
-        rows = content.removeprefix(codecs.BOM_UTF8).split(b"\n")  # Windows writes such a mark
+        content = read_bytes(name)
+        rows = read_rows(name, unpacked(name, content))
     numbered = [(number, row) for number, row in enumerate(rows, start=1) if row.strip()]
     return Dataset(name, numbered, hashlib.sha256(content).hexdigest())
 
 
-def read_array(name: str, content: bytes) -> list[bytes]:
-    """The rows of a .json file: of an array, else its lines."""
-    text = content.removeprefix(codecs.BOM_UTF8)
-    if not text.lstrip().startswith(b"["):
-        return text.split(b"\n")
+def read_bytes(name: str) -> bytes:
+    if name.startswith(HUB):
+        return fetch(name)
+    with naming("stdin" if name == STDIN else name):
+        return sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
+
+
+def unpacked(name: str, content: bytes) -> bytes:
+    """The content of a file, whose first bytes say how it is packed. Raises ValueError if it is damaged."""
     try:
-        rows = json.loads(text.decode("utf-8"), object_pairs_hook=no_duplicates)
-        return [json.dumps(row).encode() for row in rows]
+        if content.startswith(b"\x1f\x8b"):
+            return gzip.decompress(content)
+        if content.startswith(b"\x28\xb5\x2f\xfd"):
+            pyarrow = import_arrow(name, "zstd")
+            return pyarrow.CompressedInputStream(pyarrow.BufferReader(content), "zstd").read()
+    except (OSError, EOFError, zlib.error) as error:  # gzip's BadGzipFile and Arrow's errors are OSErrors
+        raise ValueError(f"--input {name} can't be unpacked: {error}") from None
+    return content
+
+
+def read_rows(name: str, content: bytes) -> list[bytes]:
+    """The rows of a file as lines of JSON."""
+    kind = Path(name.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
+    if kind == ".parquet" or content.startswith(b"PAR1"):
+        return read_parquet(name, content)
+    encoding = json.detect_encoding(content[:4])
+    if encoding.startswith("utf-8") and kind not in (".csv", ".tsv", ".txt"):
+        text = content.removeprefix(codecs.BOM_UTF8)  # Windows writes such a mark; a line may be no UTF-8, by itself
+    else:
+        try:
+            text = content.decode(encoding).encode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            place = f"{error.reason} at byte {error.start}"
+            raise ValueError(f"--input {name} is not {encoding.upper()}: {place}; convert it to UTF-8") from None
+    if kind in (".csv", ".tsv"):
+        return read_table(name, text.decode("utf-8"), "\t" if kind == ".tsv" else ",")
+    if kind == ".txt":
+        lines = text.decode("utf-8").split("\n")
+        return [json.dumps({"prompt": line.rstrip("\r")}).encode() if line.strip() else b"" for line in lines]
+    start = text.lstrip()[:1]
+    if start == b"[" or (start == b"{" and kind == ".json"):
+        return read_json(name, text)
+    return text.split(b"\n")
+
+
+def read_table(name: str, text: str, delimiter: str) -> list[bytes]:
+    """The rows of CSV or TSV, whose first one has the names."""
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows: list[bytes] = []
+    try:
+        header = next(reader, [])
+        if twice := [one for i, one in enumerate(header) if one in header[:i]]:
+            raise ValueError(f"two columns are called {twice[0]!r:.80}")
+        for row in reader:
+            if row and len(row) != len(header):
+                raise ValueError(
+                    f"the row that ends in line {reader.line_num} has {len(row)} fields, the header {len(header)}"
+                )
+            rows += [json.dumps(dict(zip(header, row, strict=True))).encode()] if row else []
+    except (csv.Error, ValueError) as error:
+        where = f" (line {reader.line_num})" if isinstance(error, csv.Error) else ""
+        raise ValueError(f"--input {name} can't be read as a table: {error}{where}") from None
+    return [b"", *rows]  # so that rows have the numbers of their lines, where each has one
+
+
+def read_json(name: str, text: bytes) -> list[bytes]:
+    """The rows of an array, or of an object's only list of objects; else the lines."""
+    try:
+        whole = json.loads(text.decode("utf-8"), object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
+        if text.lstrip().startswith(b"{"):  # each line an object
+            return text.split(b"\n")
         raise ValueError(f"--input {name} is no array of JSON: {error}") from None
+    if isinstance(whole, dict):
+        lists = {key: value for key, value in whole.items() if is_rows(value)}
+        if "prompt" in whole or not lists:
+            return [json.dumps(whole).encode()]
+        if len(lists) > 1:
+            raise ValueError(f"--input {name} has several lists ({', '.join(lists)}): put one into a file of its own")
+        (whole,) = lists.values()
+    return [json.dumps(row).encode() for row in whole]
+
+
+def is_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
 
 
 def fetch(name: str, flag: str = "--input ") -> bytes:
@@ -177,12 +340,12 @@ def import_parquet(name: str):
     return parquet
 
 
-def import_arrow(name: str):
+def import_arrow(name: str, what: str = "a folder"):
     try:
         import pyarrow
         import pyarrow.ipc
     except ModuleNotFoundError:
-        raise ValueError(f"--input {name}: a folder needs pyarrow, which `pip install pyarrow` brings") from None
+        raise ValueError(f"--input {name}: {what} needs pyarrow, which `pip install pyarrow` brings") from None
     return pyarrow
 
 
@@ -225,7 +388,7 @@ def read_parquet(name: str, content: bytes) -> list[bytes]:
     """The rows as lines of JSON."""
     parquet = import_parquet(name)
     try:
-        rows = parquet.read_table(BytesIO(content)).to_pylist()
+        rows = parquet.read_table(io.BytesIO(content)).to_pylist()
     except Exception as error:  # a damaged file can raise anything
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise ValueError(f"--input {name} can't be read as parquet: {reason}") from error

@@ -1,14 +1,17 @@
 """The flags of the command line: which a stage has, and what they ask for."""
 
 import argparse
+import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
 from .beams import Beams, drawing
-from .console import Parser
+from .console import Parser, read_config
+from .dataset import Columns
 from .sampling import MORE_FIELDS, Sampling
 from .scaleout.flags import add_flags as add_cluster_flags
 from .stages import EXACT, PACKAGES, STAGES, Stage
@@ -98,7 +101,12 @@ def pick_stage(argv: list[str] | None, numbers: Iterable[int] = PACKAGES) -> Sta
     """The stage that --stage names: the other flags depend on it."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--stage", nargs="?")
-    number = str(parser.parse_known_args(argv)[0].stage)
+    argv = sys.argv[1:] if argv is None else argv
+    number = parser.parse_known_args(argv)[0].stage
+    if number is None:
+        with contextlib.suppress(ValueError, OSError):  # which the other parser tells
+            number = read_config(argv)[1].get("stage")
+    number = str(number)
     return STAGES[int(number) if number.isdecimal() and int(number) in numbers else EXACT]
 
 
@@ -112,21 +120,35 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     parser = Parser(prog=prog, description=stage.description, allow_abbrev=False)
     parser.others_that_have = stages_that_have
     parser.set_defaults(input=None, output=None, resume=False, interactive=False, ray=None, policy=None, n=1)
-    parser.set_defaults(beam_width=None, prompt_column="prompt", id_column="id")
+    parser.set_defaults(beam_width=None, length_penalty=None, early_stopping=None)
+    parser.set_defaults(prompt_column="prompt", prompt_template=None, id_column="id", strict=False)
+    parser.set_defaults(choices_column=None, choices=None, score=None)
     if picks_stage:
         parser.add_argument(
             "--stage", type=int, choices=list(PACKAGES), default=EXACT, help="whose engine (default: %(default)s)"
         )
     add = parser.add_argument_group("prompts").add_argument
-    add("--prompts", nargs="+", metavar="TEXT", help="complete these texts")
-    add("--prompts-file", type=Path, metavar="FILE", help="complete the lines of this file; blank lines are skipped")
+    add("texts", nargs="*", metavar="TEXT", help="complete these texts")
+    add("--prompts", nargs="+", metavar="TEXT", help="the same")
+    help = "complete the lines of this file, or of stdin (-); blank lines are skipped"
+    add("--prompts-file", type=Path, metavar="FILE", help=help)
     if stage.can_serve:
         add("--interactive", action="store_true", help="type prompts and watch them stream")
     if stage.is_batched:
         help = "complete the lines of these files (see batch_file.py, dataset.py)"
         add("--input", nargs="+", metavar="FILE", help=help)
-        add("--prompt-column", default="prompt", metavar="NAME", help="the field of --input that has the prompt")
+        help = "the field of --input that has the prompt; of a field in another OUTER.INNER"
+        add("--prompt-column", default="prompt", metavar="NAME", help=help)
+        help = r"makes the prompt of several fields, as in 'Question: {question}\nAnswer:'"
+        add("--prompt-template", type=lambda text: text.replace(r"\n", "\n"), metavar="TEXT", help=help)
         add("--id-column", default="id", metavar="NAME", help="the field of --input that has the id")
+        add("--strict", action="store_true", help="check all lines of --input first, and run none if one is wrong")
+    if stage.can_score:
+        help = "score rather than complete: which of the texts in this field of --input is the likeliest?"
+        add("--choices-column", metavar="NAME", help=help)
+        add("--choices", nargs="+", metavar="TEXT", help="the same, of these texts after each prompt")
+        help = "how likely is each prompt of --input as a text, or its last word after the others?"
+        add("--score", choices=["text", "last-word"], help=help)
     add = parser.add_argument_group("output").add_argument
     if stage.is_batched:
         add("--output", nargs="+", type=Path, metavar="FILE.jsonl", help="where the results of each --input go")
@@ -153,11 +175,12 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
             metavar="N",
             help="search for the N best completions of each prompt; draws nothing",
         )
-        add("--length-penalty", type=float, default=1.0, metavar="X", help="of beams: over 0 prefers longer ones")
+        add("--length-penalty", type=float, metavar="X", help="of beams: over 0 prefers longer ones (default: 1)")
         help = (
-            "when a search ends: false (the best beam is no better), true (N have ended), never (none can get better)"
+            "when a search ends: false (the best beam is no better; the default), true (N have ended), never (none can "
+            "get better)"
         )
-        add("--early-stopping", choices=["false", "true", "never"], default="false", help=help)
+        add("--early-stopping", choices=["false", "true", "never"], help=help)
     add("--generation-config", action="store_true", help="defaults are those of the model's generation_config.json")
     if stage.can_serve:
         add_cluster_flags(parser)
@@ -173,6 +196,8 @@ def sampling_of(stage: Stage, args: argparse.Namespace) -> Sampling:
 def beams_of(stage: Stage, args: argparse.Namespace, sampling: Sampling) -> Beams | None:
     """The beam search that the flags ask for. Raises ValueError beside what a search has no use for."""
     if args.beam_width is None:
+        if idle := [name for name in ("length_penalty", "early_stopping") if getattr(args, name, None) is not None]:
+            raise ValueError(f"--{idle[0].replace('_', '-')} needs --beam-width")
         return None
     if args.interactive:
         raise ValueError("--beam-width is for prompts and files: a search has no tokens to stream")
@@ -180,8 +205,20 @@ def beams_of(stage: Stage, args: argparse.Namespace, sampling: Sampling) -> Beam
     if idle := [*drawing(sampling), *(["n"] if args.n > 1 else []), *(["temperature"] if draws else [])]:
         raise ValueError(f"--{idle[0].replace('_', '-')} can't go with --beam-width, which draws nothing")
     stage.check_whole_number("--beam-width", args.beam_width, 1)
-    stopping = {"false": False, "true": True, "never": "never"}[args.early_stopping]
-    return Beams(args.beam_width, args.length_penalty, stopping)
+    stopping = {None: False, "false": False, "true": True, "never": "never"}[args.early_stopping]
+    return Beams(args.beam_width, 1.0 if args.length_penalty is None else args.length_penalty, stopping)
+
+
+def columns_of(args: argparse.Namespace) -> Columns:
+    """Which fields of --input have what. Raises ValueError if that is not clear, or there is no --input."""
+    if args.choices and args.choices_column:
+        raise ValueError("give either --choices-column or --choices")
+    choices = tuple(args.choices) if args.choices else args.choices_column
+    columns = Columns(args.prompt_column, args.id_column, args.prompt_template, choices, args.score)
+    if not args.input and (columns != Columns() or args.strict):
+        flags = "--prompt-column, --prompt-template, --id-column, --choices-column, --choices, --score and --strict"
+        raise ValueError(f"{flags} are for --input")
+    return columns
 
 
 def pairs_of(args: argparse.Namespace) -> list[tuple[str, Path]]:

@@ -13,13 +13,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from .terminal import Wrapper, is_terminal, termios, without_echo
 
 Generate = Callable[[str], AsyncIterator[Any]]
 SIGN = "> "
+MOST_PROMPTS = 1000  # that are kept for later runs
 
 
 def converse(generate: Generate) -> float:
@@ -140,9 +142,34 @@ def read_lines(answers: Answers) -> None:
 # --- On a terminal --------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def history() -> Iterator[None]:
+    """Readline's keys, and the prompts of earlier runs, which only their user can read."""
+    try:
+        import readline  # it is what `input` reads with
+    except ModuleNotFoundError:  # Windows' own console has keys and a history
+        yield
+        return
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    path = Path(base) / "stagewise" / "history"
+    readline.set_history_length(MOST_PROMPTS)
+    with contextlib.suppress(OSError):  # there is none yet
+        readline.read_history_file(path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a home that can't be written has no history
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            readline.write_history_file(path)
+
+
 def on_terminal(generate: Generate) -> float:
-    with contextlib.suppress(ModuleNotFoundError):  # Windows' own console has keys and a history
-        import readline  # noqa: F401 (it is what `input` reads with)
+    with history():
+        return read_prompts(generate)
+
+
+def read_prompts(generate: Generate) -> float:
     sys.stdin.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     seconds, is_open = 0.0, True
     while is_open:

@@ -21,6 +21,9 @@ IDLE: Others = {
     "prompt_cache_key": (str, "it must be a text"),
     "prompt_cache_retention": (str, "it must be a text"),
     "metadata": (dict, "it must be an object"),
+    "guided_decoding_backend": (str, "it must be a text"),  # vLLM's; a form is held to whoever compiles it
+    "cache_control": (dict, "it must be an object"),
+    "reasoning_effort": (str, "it must be a text"),  # of models that reason
     "store": ((False,), "no answer is kept here"),
     "service_tier": (("auto", "default"), "this server has one tier"),
     # What this model can't do.
@@ -31,9 +34,11 @@ IDLE: Others = {
     "prompt_embeds": ((), "a prompt is a text, or token ids"),
     "prediction": ((), "no prediction is made use of"),
     "web_search_options": ((), "this model searches nothing"),
-    "reasoning_effort": (("none",), "this model does not reason"),
     "include_reasoning": (bool, "it must be true or false"),
     "thinking_token_budget": ((-1,), "this model does not reason"),
+    "typical_p": ((1, 1.0), "take top_p or min_p"),
+    "top_a": ((0, 0.0), "take top_p or min_p"),
+    "tfs": ((1, 1.0), "take top_p or min_p"),
     "verbosity": (("medium",), "how long an output gets is up to the model, and to max_tokens"),
     "tools": (([],), NO_TOOLS),
     "tool_choice": (("none", "auto"), NO_TOOLS),
@@ -43,7 +48,7 @@ IDLE: Others = {
     "logits_processors": (([],), "no code of a request runs here"),
     "documents": (([],), "put them into the messages"),
     "chat_template": ((), "who starts the server names it, with --chat-template"),
-    "chat_template_kwargs": (({},), "the template sees the messages alone"),
+    "chat_template_kwargs": (({},), "only chats have a template"),
     "cache_salt": ((), "all requests share one prefix cache"),
     "kv_transfer_params": (({},), "the KV cache stays on this machine"),
     "vllm_xargs": (({},), "there are no plug-ins"),

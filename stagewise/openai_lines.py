@@ -19,7 +19,7 @@ from .beams import BEAM_FIELDS
 from .forms import FORM_FIELDS, form_of
 from .openai_fields import IDLE, Others, asks_for_nothing
 
-URL = "/v1/completions"
+URL, CHATS_URL = "/v1/completions", "/v1/chat/completions"
 IN_OTHER_FORM = {
     "logprobs",
     "prompt_logprobs",
@@ -52,6 +52,8 @@ def to_line(request: dict, model: str, names: set[str]) -> dict:
     """
     if unknown := sorted(request.keys() - {"custom_id", "method", "url", "body"}):
         raise ValueError(f"a request has no field {unknown[0]!r:.80}")
+    if request.get("url") == CHATS_URL:
+        raise ValueError(f"url {CHATS_URL!r} is {ELSEWHERE}")
     if (request.get("method"), request.get("url")) != ("POST", URL):
         raise ValueError(f"method must be 'POST', and url {URL!r}")
     if not isinstance(request["body"], dict):

@@ -9,15 +9,14 @@ The manifest, answers.jsonl.run.json, lies beside the file: the run wrote it. Wi
 
 import argparse
 import json
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
 from huggingface_hub import DatasetCardData, HfApi
 
-from .console import naming
-from .score import read_scores, summarize
+from .console import Outcome, Parser, naming
+from .score import Reference, read_scores, summarize
 
 CARD = """---
 {header}
@@ -129,7 +128,7 @@ def files_of(path: Path, name: str, reference: str | None) -> dict[str, bytes]:
     files = {file.name: file.read_bytes() for file in (path, Path(f"{path}.run.json"))}
     scores = None
     if reference is not None:
-        scores = summarize(read_scores(path, reference))
+        scores = summarize(read_scores(path, Reference(reference))[0])
         files["scores.json"] = f"{json.dumps(scores, indent=1, allow_nan=False)}\n".encode()
     return {**files, "README.md": card(name, path, results, run, scores).encode()}
 
@@ -140,16 +139,20 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
             (folder / name).write_bytes(content)
 
 
-def main(argv: list[str] | None = None, prog: str = "stagewise push") -> int:
-    parser = argparse.ArgumentParser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def build_parser(prog: str) -> Parser:
+    parser = Parser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, help="a result file of a batch run")
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--repo", metavar="USER/NAME", help="the dataset on the Hub")
     target.add_argument("--folder", type=Path, help="write the dataset here, and send nothing")
     parser.add_argument("--reference", metavar="FIELD", help="score the lines against this field")
     parser.add_argument("--public", action="store_true", help="everybody may read a new dataset")
-    args = parser.parse_args(argv)
-    try:
+    return parser
+
+
+def main(argv: list[str] | None = None, prog: str = "stagewise push") -> int:
+    args, outcome = build_parser(prog).parse_args(argv), Outcome(prog)
+    with outcome:
         name = args.repo or args.folder.name
         files = files_of(args.results, name, args.reference)
         if args.folder is not None:
@@ -160,10 +163,7 @@ def main(argv: list[str] | None = None, prog: str = "stagewise push") -> int:
             with tempfile.TemporaryDirectory() as folder:
                 write(Path(folder), files)
                 print(push(Path(folder), args.repo, args.public))
-        return 0
-    except (ValueError, OSError) as error:
-        print(f"{parser.prog}: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
-        return 2
+    return outcome.status
 
 
 def push(folder: Path, repo: str, public: bool) -> str:

@@ -4,26 +4,33 @@
     python -m stagewise score results.jsonl --reference answer --per-line scores.jsonl
     python -m stagewise score hf://datasets/USER/NAME --reference answer       # what `stagewise push` has put there
 
-A line's `text` is compared with its reference field, a text or a list of texts of which the best counts:
+A line's `text` is compared with its reference field, a text, a number, or a list of these of which the best counts; of
+a field in another give OUTER.INNER, as in `answer.aliases`:
 
     exact_match   1 if they are equal once normalized: lower case, no punctuation, no articles, single spaces
     contains      1 if the normalized reference is in the normalized text
     f1            harmonic mean of the precision and recall of the words they share
     mean_logprob  mean log-probability of the generated tokens, where the run had --logprobs
 
-Of a line with `choices` (`"score": true`, see batch_file.py) the reference field names the right one, by its text or by
-its number from 0:
+With `--extract '#### (-?[0-9.,]+)'` the last match of this regular expression is compared, in the text and in the
+reference; a text without one is wrong.
+
+Of a line with `choices` (scored by a run, see batch_file.py) the reference field names the right one: by its text, by
+its number from 0 (`--labels-from 1`: from 1), as a number or as digits, or by its letter:
 
     accuracy       1 if its log-probability is the highest
-    accuracy_norm  1 if its log-probability per byte is the highest: else short choices win
+    accuracy_norm  1 if its log-probability per character is the highest: else short choices win
 
-Of the other scored texts the summary has the perplexity: exp of minus the mean log-probability per token, and per byte,
-which compares models whatever their tokens are. Lines that are errors have none.
+Of a line with a `continuation` the accuracy says whether greedy decoding would choose it, and continuation_perplexity
+is exp of minus the mean log-probability of all continuations. Of the other scored texts the summary has the perplexity:
+exp of minus the mean log-probability per token, and per byte, which compares models whatever their tokens are.
 
-The summary also counts the outputs that ended because they reached their greatest length: `truncated`.
+The summary also counts the outputs that ended because they reached their greatest length (`truncated`), the lines whose
+reference is null or missing (`without_reference`), which have no scores, and those that can't be scored (`unscored`;
+stderr says why, and the exit status is 1).
 
 exact_match and f1 are those of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250); the others are lm-evaluation-harness's
-(acc, acc_norm, byte_perplexity). Lines that are errors score 0, because
+(acc, acc_norm, byte_perplexity; acc and perplexity of its LAMBADA). Lines that are errors score 0, because
 leaving them out would make a run that fails look better; the summary counts them.
 """
 
@@ -36,12 +43,33 @@ import re
 import string
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
-from .console import naming
-from .dataset import HUB, fetch, find_results
+from .console import Outcome, Parser, naming, tell
+from .dataset import HUB, STDIN, fetch, find, find_results, has, unpacked
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the lines are compared with.
+
+    Attributes:
+        field: has the reference; None: there is none.
+        extract: a regular expression that finds the answer in a text.
+        first_label: the number of the first choice.
+    """
+
+    field: str | None = None
+    extract: re.Pattern | None = None
+    first_label: int = 0
+
+    def of(self, result: dict) -> Any:
+        """The reference of a result, or None."""
+        return find(result, self.field, "") if self.field is not None and has(result, self.field) else None
 
 
 def normalize(text: str) -> str:
@@ -58,35 +86,32 @@ def f1(text: str, reference: str) -> float:
     return 2 * shared / (len(words) + len(expected))  # = 2PR / (P + R)
 
 
-def score_line(result: dict, reference_field: str | None) -> dict:
-    """The scores of one result line. Raises ValueError if it is no result, or its reference is missing or not text."""
+def score_line(result: Any, reference: Reference) -> dict:
+    """The scores of one result line. Raises ValueError if it is no result, or its reference can't be compared."""
     if not isinstance(result, dict):
         raise ValueError(f"a result is a JSON object, got {type(result).__name__}")
-    scores = {"id": result.get("id")}
+    scores: dict[str, Any] = {"id": result.get("id")}
     if "error" in result:  # it may not even have a reference, if the input line could not be read
         names = ("exact_match", "contains", "f1")
         if result.get("score") is True:
             names = ("accuracy", "accuracy_norm") if "choices" in result else ()
-        zeros = {} if reference_field is None else dict.fromkeys(names, 0)
+        zeros = {} if reference.field is None else dict.fromkeys(names, 0)
         return {**scores, **zeros, "error": result["error"]}
-    if "scores" in result and "text" not in result:  # else it is a field that the input had
-        return {**scores, **score_choices(result, reference_field), **likelihood(result)}
+    is_scored = "scores" in result and "text" not in result  # else it is a field that the input had
+    expected = reference.of(result)
+    if reference.field is not None and expected is None and not (is_scored and "choices" not in result):
+        scores["without_reference"] = 1
+    if is_scored:
+        correct = {} if expected is None else score_choices(result, expected, reference.first_label)
+        return {**scores, **correct, **likelihood(result)}
     if "text" not in result:
         raise ValueError("it has no text; of a run with n > 1 choose one of the outputs first")
     if not isinstance(result["text"], str):
         raise ValueError(f"text must be a text, got {result['text']!r:.80}")
     if result.get("finish_reason") == "length":
         scores["truncated"] = 1
-    text = normalize(result["text"])
-    if reference_field is not None:
-        references = result.get(reference_field)
-        references = [references] if isinstance(references, str) else references
-        if not isinstance(references, list) or not references or not all(isinstance(r, str) for r in references):
-            raise ValueError(f"field {reference_field!r} must be a text or a list of texts, got {references!r:.80}")
-        normalized = [normalize(reference) for reference in references]
-        scores["exact_match"] = max(int(text == r) for r in normalized)
-        scores["contains"] = max(int(f" {r} " in f" {text} ") for r in normalized)
-        scores["f1"] = max(f1(text, r) for r in normalized)
+    if expected is not None:
+        scores |= compare(result["text"], texts_of(reference.field, expected), reference.extract)
     if result.get("cumulative_logprob") is not None:
         logprob, token_ids = result["cumulative_logprob"], result.get("token_ids")
         if isinstance(logprob, bool) or not isinstance(logprob, int | float) or not abs(logprob) < 1e300:
@@ -95,6 +120,39 @@ def score_line(result: dict, reference_field: str | None) -> dict:
             raise ValueError(f"cumulative_logprob needs token_ids, a list that is not empty, got {token_ids!r:.80}")
         scores["mean_logprob"] = logprob / len(token_ids)
     return scores
+
+
+def texts_of(field: str | None, expected: Any) -> list[str]:
+    """A reference as the texts of which the best counts. Raises ValueError if it is none."""
+    if isinstance(expected, dict):
+        names = ", ".join(f"{field}.{name}" for name in expected)
+        raise ValueError(f"field {field!r} is an object: name a field of it ({names})")
+    expected = expected if isinstance(expected, list) else [expected]
+    if not expected or not all(isinstance(one, str | int | float) for one in expected):
+        raise ValueError(f"field {field!r} must be a text, a number or a list of these, got {expected!r:.80}")
+    return [one if isinstance(one, str) else json.dumps(one) for one in expected]
+
+
+def compare(text: str, references: list[str], extract: re.Pattern | None) -> dict[str, float]:
+    """The scores of a text beside the best of its references."""
+    if extract is not None:
+        answer = last_match(extract, text)
+        if answer is None:
+            return {"exact_match": 0, "contains": 0, "f1": 0}
+        text = answer
+        references = [one if (found := last_match(extract, one)) is None else found for one in references]
+    text, normalized = normalize(text), [normalize(one) for one in references]
+    return {
+        "exact_match": max(int(text == one) for one in normalized),
+        "contains": max(int(f" {one} " in f" {text} ") for one in normalized),
+        "f1": max(f1(text, one) for one in normalized),
+    }
+
+
+def last_match(pattern: re.Pattern, text: str) -> str | None:
+    """Its first group, if it has groups."""
+    found = [match[1] if pattern.groups else match[0] for match in pattern.finditer(text)]
+    return found[-1] if found else None
 
 
 def read_likelihoods(result: dict) -> list[dict]:
@@ -110,26 +168,45 @@ def read_likelihoods(result: dict) -> list[dict]:
     return scores
 
 
-def score_choices(result: dict, reference_field: str | None) -> dict:
+def score_choices(result: dict, expected: Any, first_label: int) -> dict:
     """Whether the right one of several choices is the likeliest."""
     scores, choices = read_likelihoods(result), result.get("choices")
-    if reference_field is None or choices is None:
+    if choices is None:
         return {}
     if not isinstance(choices, list) or len(choices) != len(scores):
         raise ValueError(f"choices must be a list of {len(scores)}, as many as scores, got {choices!r:.80}")
-    answer = result.get(reference_field)
-    if isinstance(answer, str) and answer in choices:
-        answer = choices.index(answer)
-    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
-        raise ValueError(f"field {reference_field!r} must be a choice or its number from 0, got {answer!r:.80}")
+    answer = number_of_choice(expected, choices, first_label)
 
-    def right(value: Callable[[dict], float]) -> int:
-        return int(max(range(len(scores)), key=lambda i: value(scores[i])) == answer)
+    def right(value: Callable[[int], float]) -> int:
+        return int(max(range(len(scores)), key=value) == answer)
 
-    correct = {"accuracy": right(lambda score: score["logprob"])}
-    if all("num_bytes" in score for score in scores):
-        correct["accuracy_norm"] = right(lambda score: score["logprob"] / score["num_bytes"])
+    correct = {"accuracy": right(lambda i: scores[i]["logprob"])}
+    if all(isinstance(choice, str) and choice.strip() for choice in choices):
+        lengths = [len(choice.lstrip()) for choice in choices]  # without the space after the prompt
+        correct["accuracy_norm"] = right(lambda i: scores[i]["logprob"] / lengths[i])
     return correct
+
+
+def number_of_choice(label: Any, choices: Sequence[Any], first_label: int) -> int:
+    """The choice that a label means, from 0. Raises ValueError if it means none."""
+    if isinstance(label, list) and len(label) == 1:
+        (label,) = label
+    stripped = [choice.strip() if isinstance(choice, str) else choice for choice in choices]
+    text, number = label.strip() if isinstance(label, str) else "", None
+    if text in stripped:
+        return stripped.index(text)
+    if text.isdecimal():
+        number = int(text) - first_label
+    elif len(text) == 1 and text.upper() in string.ascii_uppercase:
+        number = string.ascii_uppercase.index(text.upper())
+    elif isinstance(label, int | float) and not isinstance(label, bool) and float(label).is_integer():
+        number = int(label) - first_label
+    if number is None or not 0 <= number < len(choices):
+        last = first_label + len(choices) - 1
+        message = f"the reference must be a choice, its letter or its number from {first_label} to {last}"
+        hint = "; --labels-from 1 counts from 1" if number == len(choices) else ""
+        raise ValueError(f"{message}, got {label!r:.80}{hint}")
+    return number
 
 
 def likelihood(result: dict) -> dict:
@@ -139,7 +216,8 @@ def likelihood(result: dict) -> dict:
     score, *more = read_likelihoods(result)
     if more:
         raise ValueError(f"scores has {1 + len(more)} entries, but the line has no choices")
-    return {name: score[name] for name in ("logprob", "num_tokens", "num_bytes") if name in score}
+    counts = {name: score[name] for name in ("logprob", "num_tokens", "num_bytes") if name in score}
+    return counts | ({"accuracy": int(score["is_greedy"])} if "continuation" in result and "is_greedy" in score else {})
 
 
 def perplexities(lines: list[dict]) -> dict:
@@ -150,14 +228,17 @@ def perplexities(lines: list[dict]) -> dict:
         if texts:
             mean_loss = -sum(line["logprob"] for line in texts) / sum(line[length] for line in texts)
             result[name] = math.exp(min(mean_loss, 700))  # e^710 is no float any more
+    if continuations := [line["logprob"] for line in lines if "accuracy" in line and "logprob" in line]:
+        result["continuation_perplexity"] = math.exp(min(-mean(continuations), 700))
     return result
 
 
 def summarize(scores: list[dict]) -> dict:
     """How many lines, how many errors, the mean of every score over the lines that have it, and perplexities."""
     summary = {"lines": len(scores), "errors": sum("error" in line for line in scores)}
-    if truncated := sum(line.get("truncated", 0) for line in scores):
-        summary["truncated"] = truncated
+    for name in ("truncated", "without_reference", "unscored"):
+        if number := sum(line.get(name, 0) for line in scores):
+            summary[name] = number
     for name in ("exact_match", "contains", "f1", "mean_logprob", "accuracy", "accuracy_norm"):
         values = [line[name] for line in scores if name in line]
         if values and name.startswith("accuracy"):  # of a line that could not be read nobody knows that it had choices
@@ -168,49 +249,85 @@ def summarize(scores: list[dict]) -> dict:
 
 
 def read_results(source: Path | str) -> bytes:
-    """A result file of the disk or of the Hub: hf://datasets/USER/NAME, maybe /FILE. Raises ValueError, OSError."""
+    """A result file of the disk or of the Hub, hf://datasets/USER/NAME, maybe /FILE; or stdin, `-`. Raises ValueError,
+    OSError."""
     name = str(source)
+    if name == STDIN:
+        if sys.stdin is None:
+            raise ValueError("- reads stdin, which is closed")
+        return sys.stdin.buffer.read()
     if not name.startswith(HUB):
-        return Path(source).read_bytes()
+        with naming(name):
+            return unpacked(name, Path(source).read_bytes())
     kind, *rest = name.removeprefix(HUB).rstrip("/").split("/")
     if kind != "datasets" or len(rest) < 2:
         raise ValueError(f"{name}: results on the Hub are hf://datasets/USER/NAME or hf://datasets/USER/NAME/FILE")
     return fetch(find_results(name.rstrip("/")) if len(rest) == 2 else name, "")
 
 
-def read_scores(source: Path | str, reference_field: str | None) -> list[dict]:
-    """The scores of every line of a result file. Raises ValueError if it is none."""
-    scores = []
+def read_scores(source: Path | str, reference: Reference) -> tuple[list[dict], str | None]:
+    """The scores of every line of a result file; and why the first one that has none can't be scored. Raises
+    ValueError if none can, or no line has the reference."""
+    scores, fields, problem = [], {}, None
     for number, line in enumerate(read_results(source).removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if line.strip():
+            result = None
             try:
-                scores.append(score_line(json.loads(line.decode("utf-8")), reference_field))
+                result = json.loads(line.decode("utf-8"))
+                scores.append(score_line(result, reference))
+                fields |= dict.fromkeys(result)
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"{source}, line {number}: {error}") from None
+                problem = problem or f"{source}, line {number}: {error}"
+                name = result.get("id") if isinstance(result, dict) else None
+                scores.append({"id": name, "unscored": 1})
     if not scores:
         raise ValueError(f"{source} holds no results")
-    return scores
+    if problem and all("unscored" in line for line in scores):
+        raise ValueError(problem)
+    compared = [line for line in scores if "error" not in line and "unscored" not in line]
+    lacking = [line for line in compared if "without_reference" in line]
+    if lacking and len(lacking) == len(compared) and str(reference.field).split(".")[0] not in fields:
+        raise ValueError(f"{source}: no line has the field {reference.field!r}; they have {', '.join(fields)}")
+    return scores, problem
+
+
+def build_parser(prog: str) -> Parser:
+    parser = Parser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    help = "the --output of a batch run; of the Hub hf://datasets/USER/NAME, with /FILE if it has several; - is stdin"
+    parser.add_argument("results", help=help)
+    parser.add_argument("--reference", metavar="FIELD", help="the field with the reference answer")
+    help = "compare what this regular expression finds last, its first group"
+    parser.add_argument("--extract", metavar="REGEX", type=regex, help=help)
+    help = "the number of the first choice, where references are numbers (default: 0)"
+    parser.add_argument("--labels-from", type=int, choices=[0, 1], metavar="N", help=help)
+    parser.add_argument("--per-line", type=Path, metavar="FILE", help="write the scores of each line to this new file")
+    return parser
+
+
+def regex(text: str) -> re.Pattern:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
 
 
 def main(argv: list[str] | None = None, prog: str = "stagewise score") -> int:
-    parser = argparse.ArgumentParser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    help = "the --output of a batch run; of the Hub hf://datasets/USER/NAME, with /FILE if it has several"
-    parser.add_argument("results", help=help)
-    parser.add_argument("--reference", metavar="FIELD", help="the field with the reference answer")
-    parser.add_argument("--per-line", type=Path, metavar="FILE", help="write the scores of each line to this new file")
-    args = parser.parse_args(argv)
-    try:
+    args, outcome = build_parser(prog).parse_args(argv), Outcome(prog)
+    with outcome:
         if sys.stdout is None:
             raise ValueError("stdout is closed: there is no place for the summary")
         if args.per_line and os.path.lexists(args.per_line):
             raise ValueError(f"--per-line {args.per_line} exists: remove it, or take another name")
-        scores = read_scores(args.results, args.reference)
+        if args.reference is None and (args.extract is not None or args.labels_from is not None):
+            raise ValueError("--extract and --labels-from need --reference")
+        scores, problem = read_scores(args.results, Reference(args.reference, args.extract, args.labels_from or 0))
         with naming("stdout"):
             print(json.dumps(summarize(scores), indent=2, allow_nan=False), flush=True)
+        if problem:
+            number = sum("unscored" in line for line in scores)
+            tell(f"{prog}: {number:,} of {len(scores):,} lines can't be scored; the first: {problem}")
+            outcome.status = 1
         if args.per_line:
             with naming(args.per_line), args.per_line.open("x", encoding="utf-8") as file:
                 file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in scores)
-    except (ValueError, OSError) as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return outcome.status

@@ -13,6 +13,7 @@ so: form_check.py does that first, in a process that can be killed.
 import functools
 import json
 import math
+import re
 import threading
 import time
 import weakref
@@ -57,7 +58,7 @@ class Form:
         json: a JSON schema, as an object or as text. An object that lists `properties` has no others, unless the schema
             says `additionalProperties`.
         regex: a regular expression that the whole output matches, in the syntax of Rust's crate `regex`: no look-around
-            and no references back.
+            and no references back. `\\d` is a digit from 0 to 9.
         choice: texts, one of which is the output.
         grammar: in Lark's syntax, beginning with a rule `start`, or in GBNF, beginning with `root`.
         json_object: any JSON object.
@@ -257,8 +258,15 @@ def grammar_of(asked: Form, llguidance: Any) -> str:
     if asked.choice is not None:
         return llguidance.grammar_from("choice", json.dumps(asked.choice, ensure_ascii=False))
     if asked.regex is not None:
-        return llguidance.grammar_from("regex", asked.regex)
+        return llguidance.grammar_from("regex", with_ascii_digits(asked.regex))
     return llguidance.grammar_from("grammar", asked.grammar)
+
+
+def with_ascii_digits(regex: str) -> str:
+    r"""The same regular expression, with `\d` as 0 to 9, as in JSON Schema and other engines: in Rust it is any
+    script's digit. A class may stand in a class there."""
+    digits = {"d": "[0-9]", "D": "[^0-9]"}
+    return re.sub(r"\\(.)", lambda escape: digits.get(escape[1], escape[0]), regex, flags=re.DOTALL)
 
 
 def closed(schema: Any) -> Any:

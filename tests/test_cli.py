@@ -136,7 +136,7 @@ def test_a_trace_that_fails_costs_no_results(stage, tmp_path, monkeypatch):
     monkeypatch.setattr(cli, "write_trace", full)
     status, stdout, stderr = stage.main("--prompts", "A fox", "--trace", tmp_path / "trace", *GREEDY)
     assert (status, stdout) == (2, f"A fox{expected_text(stage, 'A fox')}\n")
-    assert stderr.endswith("error: [Errno 28] No space left on device: 'trace'\n")
+    assert stderr.endswith("error: trace: No space left on device\n")
     assert stderr.count("\n") == 2  # and the line that says where the model runs
 
 
@@ -175,7 +175,7 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
             "5",
             "9",
         ),
-        *("--include-stop-str-in-output", "--no-skip-special-tokens", "--truncate-prompt-tokens", "3"),
+        *("--include-stop-str-in-output", "--no-skip-special-tokens", "--truncate-prompt-tokens", "3", "--json"),
     )
     assert status == 0, stderr
     ((llm, prompts, params),) = seen
@@ -209,6 +209,7 @@ def test_every_sampling_flag_reaches_the_sampler(stage, monkeypatch):
         ),
         (["--prompts", "a", "--max_tokens", "3"], "--max_tokens is written --max-tokens"),
         (["--prompts", "a", "--temprature", "3"], "is --temperature meant?"),
+        (["--prompts", "a", "--max-len", "3"], "--max-len"),
         (["--prompts", "a", "--stop-on-eos"], "--stop-on-eos is not needed: an output ends at the end token"),
         (["--prompt", "a"], "for --prompt give --prompts"),
         (["--prompts-file", str(ROOT)], str(ROOT)),
@@ -357,7 +358,7 @@ def test_stdout_on_a_full_disk(stage):
             command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600, check=False
         )
     assert result.returncode == 2
-    assert result.stderr == f"python -m {stage.command}: error: [Errno 28] No space left on device: 'stdout'\n"
+    assert result.stderr == f"python -m {stage.command}: error: stdout: No space left on device\n"
 
 
 @in_a_process

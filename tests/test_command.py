@@ -1,6 +1,8 @@
 """The command `stagewise`: its subcommands are there, and say what is wrong with their input in one line."""
 
+import io
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,12 +37,12 @@ def test_help_lists_the_commands():
     status, stdout, _ = run("--help")
     assert status == 0
     assert run() == (0, stdout, "")
-    assert all(f"\n  {name} " in stdout for name in ["run", "batch", "serve", "replay", "convert", "push"])
+    assert all(f"\n  {name} " in stdout for name in command.COMMANDS)
     assert run("dance")[::2] == (2, "python -m stagewise: error: there is no command 'dance': run, batch, serve, "
-                                    "replay, convert, score, push\n")  # fmt: skip
+                                    "replay, convert, score, push, completion\n")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["run", "batch", "serve", "replay", "convert", "score", "push"])
+@pytest.mark.parametrize("name", command.COMMANDS)
 def test_every_command_has_its_own_help(run_here, name):
     status, stdout, stderr = run_here(name, "--help")
     assert (status, stderr) == (0, "")
@@ -58,18 +60,31 @@ def test_run_takes_the_stage():
 def test_every_command_tells_what_is_wrong(run_here, tmp_path):
     for arguments, says in (
         (("run", "--stage", 9, "--prompts", "a"), "run: error: argument --stage: invalid choice: 9"),
-        (("run", "--stage", 1, "--input", "a"), "run: error: unrecognized arguments: --input a"),
-        (("run", "Once upon a time"), "run: error: unrecognized arguments: Once upon a time; use --prompts for a text"),
-        (("serve", "tinytales"), "serve: error: unrecognized arguments: tinytales; use --model for a model"),
+        (("run", "--stage", 1, "--input", "a"), "run: error: unrecognized arguments: --input; --input is "),
+        (("serve", "tinytales", "gpt2"), "serve: error: unrecognized arguments: gpt2; use --model for a model"),
+        (("serve", "nonesuch", "--model", "gpt2"), "serve: error: give one model, not nonesuch and --model gpt2"),
+        (("serve", "nonesuch", "--port", 0), "serve: error: model "),
         (
             ("run", "--stage", 3, "--interactive"),
             "run: error: unrecognized arguments: --interactive; --interactive is there in stages 4, 5, 6, 7, 8",
         ),
-        (("run", "--stage", 6, "--num-drafts", 2), "run: error: unrecognized arguments: --num-drafts 2; --num-drafts"),
+        (("run", "--stage", 6, "--num-drafts", 2), "run: error: unrecognized arguments: --num-drafts; --num-drafts"),
         (("run", "--prompts", "a", "--top-p", 2), "run: error: top_p must be"),
         (("convert", "nonesuch", tmp_path / "new"), "convert: error: there is no file or directory nonesuch"),
         (("batch", "--prompts", "a"), "batch: error: give --input and --output"),
         (("batch", "--input", "a"), "batch: error: a batch file needs both --input and --output"),
+        (("run", "a", "--length-penalty", 1), "run: error: --length-penalty needs --beam-width"),
+        (("run", "a", "--early-stopping", "true"), "run: error: --early-stopping needs --beam-width"),
+        (("run", "a", "--actors", 1), "run: error: --actors needs --ray"),
+        (("run", "a", "--logprobs", 1), "run: error: --logprobs are shown with --json, or in the results of --input"),
+        (("run", "a", "--stats", "--quiet"), "run: error: give either --stats or --quiet"),
+        (("run", "a", "--choices", "b"), "run: error: --prompt-column, --prompt-template, "),
+        (
+            ("run", "--stage", 3, "--score", "text"),
+            "run: error: unrecognized arguments: --score; --score is there in ",
+        ),
+        (("run", "--config", tmp_path / "none"), "run: error: " + str(tmp_path / "none") + ": No such file"),
+        (("score", tmp_path / "none", "--config"), "score: error: argument --config: expected one argument"),
         (("replay", tmp_path / "none", "-o", tmp_path / "page.html"), "replay: error: "),
         (("score", tmp_path / "none"), "score: error: "),
         (("push", tmp_path / "none", "--folder", tmp_path / "folder"), "push: error: "),
@@ -78,6 +93,60 @@ def test_every_command_tells_what_is_wrong(run_here, tmp_path):
         status, stdout, stderr = run_here(*arguments)
         assert (status, stdout, stderr.count("\n")) == (2, "", 1), stderr
         assert stderr.startswith(f"python -m stagewise {says}")
+
+
+def test_texts_and_models_need_no_flag(run_here, monkeypatch):
+    """Also from stdin."""
+    more = ("--max-tokens", 3, "--temperature", 0, "--quiet", "--stage", 2)
+    expected = run_here("run", "--prompts", "A fox", "One day", *more)
+    assert expected[0] == 0
+    assert (
+        run_here("run", "A fox", "One day", *more)
+        == run_here("run", "A fox", *more, "--prompts", "One day")
+        == expected
+    )
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfA fox\n\nOne day\n")))
+    assert run_here("run", "--prompts-file", "-", *more) == expected
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "reads stdin, which is closed" in run_here("run", "--prompts-file", "-", *more)[2]
+
+
+def test_flags_from_a_file(run_here, tmp_path):
+    """The command line goes over them; the stage is one of them."""
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'stage = 2\nmax_tokens = 3\ntemperature = 0.0\nquiet = true\nprompts = ["A fox"]\nno-sort = false\n'
+    )
+    flags = ("--max-tokens", 3, "--temperature", 0, "--quiet", "--stage", 2)
+    assert run_here("run", "--config", path) == run_here("run", "A fox", *flags)
+    assert run_here("run", f"--config={path}", "--max-tokens", 5) == run_here("run", "A fox", *flags, "--max-tokens", 5)
+    for content, says in (
+        ("max_token = 3", f"{path}: there is no flag --max-token; is --max-tokens meant?"),
+        ("num_drafts = 3\nstage = 2", f"{path}: there is no flag --num-drafts; --num-drafts is there in stages 7, 8"),
+        ('max_tokens = "many"', "argument --max-tokens: invalid int value: 'many'"),
+        ("max_tokens", f"--config {path} is no TOML: "),
+        ('config = "a"', f"--config {path} names another"),
+        ('structured-outputs = {regex = "("}\nprompts = ["a"]', "unclosed group"),
+    ):
+        path.write_text(content)
+        status, stdout, stderr = run_here("run", "--config", path)
+        assert (status, stdout) == (2, "")
+        assert says in stderr.splitlines()[-1]
+    path.write_bytes(b"\xff")
+    assert f"--config {path} is no TOML" in run_here("score", "--config", path)[2]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_by_a_shell(run_here, shell, monkeypatch):
+    status, stdout, _ = run_here("completion", shell)
+    assert status == 0
+    assert all(
+        word in stdout for word in ("--prompt-template", "--speculate", "--grace", "--per-line", "--chrome", "--gelu")
+    )
+    if path := shutil.which(shell):
+        subprocess.run([path, "-n"], input=stdout, text=True, check=True)
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert "completion: error: it needs shtab" in run_here("completion", shell)[2]
 
 
 def test_the_version(run_here):

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stagewise import batch_file, push, score
+from stagewise.dataset import read_dataset
 from stagewise.sampling import Sampling
 from tests.adapter import BATCHED, ROOT, STAGES, fetch_from
 from tests.test_batch_file import QUICK, by_id, read_results, write_input
@@ -200,7 +201,7 @@ def test_parquet_that_cannot_be_read(batched_stage, tmp_path, monkeypatch):
     for name, says in {
         "damaged.parquet": "can't be read as parquet",
         "time.parquet": "JSON has no form for a value of the type timedelta; leave that column out",
-        "other.parquet": "has no column 'prompt': name another with --prompt-column; it has 'question', 'n'",
+        "other.parquet": "has no column 'prompt': name another with --prompt-column, or make one of several with",
     }.items():
         status, _, stderr = batched_stage.main("--input", tmp_path / name, "--output", output, *QUICK)
         assert status == 2
@@ -261,7 +262,7 @@ def test_rows_as_people_have_them(batched_stage, tmp_path):
         0,
         *QUICK,
     ]
-    assert "columns is None now" in batched_stage.main(*resumed)[2]
+    assert "--resume: id is 'id' now, " in batched_stage.main(*resumed, "--prompt-column", "text")[2]
     assert batched_stage.main(*resumed, "--prompt-column", "text", "--id-column", "uid")[0] == 0
 
 
@@ -272,7 +273,12 @@ def test_columns_that_are_not_there(batched_stage, tmp_path):
     save_to_disk(tmp_path / "splits" / "train", [pa.table({"prompt": ["a"]})])
     (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["train"]}')
     for name, flags, says in (
-        ("in.jsonl", ["--prompt-column", "text"], "has no column 'text'; it has 'question'"),
+        (
+            "in.jsonl",
+            ["--prompt-column", "text"],
+            "has no column 'text', which --prompt-column names; it has 'question'",
+        ),
+        ("in.jsonl", [], "has no column 'prompt': name another with --prompt-column, or make one of several with --pr"),
         ("in.jsonl", ["--id-column", "uid"], "has no column 'uid'"),
         ("plain", [], "is not a regular file, nor a folder of save_to_disk"),
         ("splits", [], "has several splits: name one of the folders in it (train)"),
@@ -296,7 +302,7 @@ def test_the_longest_outputs_go_first(stage, tmp_path):
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     llm = stage.LLM(max_num_seqs=3, device="cpu")
     with batch_file.open_output(str(source), tmp_path / "out.jsonl", False) as file:
-        batch_file.run_batch_file(stage, llm, str(source), file, Sampling(stage), quiet=True)
+        batch_file.run_batch_file(stage, llm, read_dataset(str(source)), file, Sampling(stage), quiet=True)
     assert llm.stats.num_forwards == 12
     llm = stage.LLM(max_num_seqs=3, device="cpu")
     params = [stage.SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]

@@ -402,6 +402,40 @@ def test_steps_that_fail_once_are_noticed_by_nobody(serving, small_checkpoint, c
     at_rest(llm)
 
 
+@pytest.mark.covers("engine_loop.py")
+@pytest.mark.parametrize("stage", STAGES[3:], ids=str)
+def test_an_engine_that_fails_in_recovery_leaves_nobody_waiting(stage, small_checkpoint, monkeypatch, caplog):
+    """Its callers get the error, requests that came before the end too, and later ones learn it as the cause."""
+    llm = stage.LLM(small_checkpoint, device="cpu")
+    defect = RuntimeError("a defect")
+
+    def fails(*_):
+        raise defect
+
+    monkeypatch.setattr(llm.engine, "step", fails)
+    monkeypatch.setattr(llm.engine, "restart", fails)
+    errors, begin = [], threading.Barrier(3)
+
+    def ask():
+        begin.wait()
+        try:
+            llm.generate([[1, 2]])
+        except RuntimeError as error:
+            errors.append(error if error is defect else error.__cause__)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == [defect] * 3
+    assert "the engine has failed" in caplog.text
+    for late in (lambda: llm.generate([[1, 2]]), lambda: llm.loop.call(lambda: None)):
+        with pytest.raises(RuntimeError, match="the engine is closed") as raised:
+            late()
+        assert raised.value.__cause__ is defect
+
+
 def test_a_step_that_always_fails_is_told_and_the_engine_lives(serving, small_checkpoint):
     """Every caller gets the error itself, whose traceback says where it was."""
     llm = small_engine(serving, small_checkpoint)

@@ -332,6 +332,7 @@ def test_origins_that_are_allowed(tales):
     assert "content-type" in first.headers["access-control-allow-headers"]
     response = ask(app, "/v1/completions", body, headers={**headers, "host": "localhost"})
     assert (response.status_code, response.headers["access-control-allow-origin"]) == (200, "https://mine.test")
+    assert response.headers["access-control-expose-headers"] == "x-request-id"
     assert ask(app, "/v1/completions", body, headers={"host": "mine.test"}).status_code == 200  # a proxy's name
     error_of(ask(app, "/v1/completions", body, headers={"host": "localhost", "origin": "https://other.test"}), 403)
     other = ask(app, "/v1/completions", method="OPTIONS", headers={**asked, "origin": "https://other.test"})

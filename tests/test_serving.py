@@ -5,6 +5,7 @@ import contextlib
 import copy
 import dataclasses
 import http.client
+import itertools
 import json
 import os
 import re
@@ -268,8 +269,49 @@ def test_fields_that_ask_for_nothing_are_accepted(tales):
     assert whole["choices"] == expected
     assert whole["id"] == "cmpl-r-1"
     idle |= {"tool_choice": "none", "tools": [], "parallel_tool_calls": False, "modalities": ["text"]}
-    idle |= {"response_format": {"type": "text"}, "echo": False, "reasoning_effort": "none"}
+    idle |= {"response_format": {"type": "text"}, "echo": False, "reasoning_effort": "low"}
+    idle |= {
+        "guided_decoding_backend": "xgrammar",
+        "typical_p": 1.0,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
     assert chat(tales, max_tokens=3, seed=1, **idle)["choices"] == chat(tales, max_tokens=3, seed=1)["choices"]
+
+
+def test_unknown_fields_are_ignored_where_the_server_is_told_so(tales):
+    """The log names them; what is known is still checked."""
+    service, log = tales.service, []
+    lenient = Service(service.stage, service.engine, "tales", Limits(), service.chat, ignores_unknown=True)
+    app = App(lenient, log=log.append)
+    fields = {"prompt": "Once", "seed": 1, "max_tokens": 3}
+    more = {"foo": 1, "suffix": "end", "store": True}
+    assert complete(app, **fields, **more)["choices"] == complete(tales, **fields)["choices"]
+    assert log[-1].endswith("length, ignored foo, store, suffix")
+    parts = [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}, "more": 1}]
+    messages = [{"role": "user", "content": parts, "mood": "glad"}]
+    answer = chat(app, messages=messages, max_tokens=1, audio={"voice": "x"}, chat_template_kwargs={"think": True})
+    assert len(answer["choices"]) == 1
+    names = "audio, messages[0].mood, messages[0].content[0].more, chat_template_kwargs.think"
+    assert log[-1].endswith(f"ignored {names}")
+    stream(app, "/v1/completions", **fields, stream_options={"include_obfuscation": True})
+    assert log[-1].endswith("ignored stream_options.include_obfuscation")
+    error_of(ask(app, "/v1/completions", {"model": "tales", "prompt": "x", "temperature": -1, "foo": 1}), 400)
+    assert ask(app, "/tokenize", {"prompt": "Once", "foo": 1}).json()["count"] == 1
+    assert error_of(ask(tales, "/v1/completions", {"model": "tales", "foo": 1}), 400)["param"] == "foo"
+
+
+def test_paths_that_are_elsewhere_are_told(tales):
+    for path, says in (
+        (
+            "/v1/responses",
+            "there is no /v1/responses: ask /v1/chat/completions instead; for this openai-agents has set",
+        ),
+        ("/v1/responses/", "inspect has -M responses_api=false"),
+        ("/chat/completions", "there is no /chat/completions: it is /v1/chat/completions"),
+        ("/v1/embeddings", "makes no embeddings"),
+        ("/v2", "there is no /v2"),
+    ):
+        assert says in error_of(ask(tales, path, {"input": "x"}), 404)["message"]
 
 
 def test_every_idle_field_is_accepted_at_some_value_and_refused_at_another(tales):
@@ -422,6 +464,14 @@ def test_controls_through_http(small, tales):
     (expected,) = generate(small, [[1, 2, 3]], max_tokens=6, temperature=0)[0].outputs
     assert (whole["prompt_token_ids"], whole["token_ids"]) == ([1, 2, 3], expected.token_ids)
     assert complete(small, prompt=[1, 2, 3, 4], **fields)["choices"][0]["prompt_token_ids"] == [1, 2, 3, 4]
+
+
+def test_no_more_logprobs_than_asked_for(tales):
+    """The prompt's tokens have five likely ones for `prompt_logprobs`; beside the echo there is one."""
+    fields = {"prompt": "Once upon a time", "max_tokens": 2, "echo": True, "logprobs": 1, "seed": 1}
+    expected = complete(tales, **fields)["choices"][0]["logprobs"]
+    assert complete(tales, **fields, prompt_logprobs=5)["choices"][0]["logprobs"] == expected
+    assert all(len(top) <= 2 for top in expected["top_logprobs"][1:])
 
 
 def test_prompt_logprobs_and_token_ids(tales):
@@ -883,6 +933,50 @@ def test_a_template_makes_what_transformers_makes(text):
             check([*HELLO, {"role": "bot", "content": end}], continue_final_message=True)
 
 
+# As published models have them, shortened: what a template of the field makes use of is here.
+FIELD = sorted(Path(__file__).with_name("chat_templates").glob("*.jinja"))
+
+
+@pytest.mark.parametrize("path", FIELD, ids=lambda path: path.stem)
+def test_templates_of_the_field_make_what_transformers_makes(path):
+    text = path.read_text(encoding="utf-8")
+    reference, made = GPT2Tokenizer.from_pretrained(TINYTALES), ChatTemplate(text, path.stem, special_tokens(TINYTALES))
+    reference.chat_template, tokenizer = text, Stage(5).LLM(TINYTALES, load_format="dummy").get_tokenizer()
+    system, user = {"role": "system", "content": "Tell "}, {"role": "user", "content": "<b> é"}
+    bot, call = {"role": "assistant", "content": "Hi \n"}, {"role": "assistant", **ASKED_AND_CALLED[1]}
+    chats = [[user], [system, user], [system, user, bot, user], [user, bot]]
+    chats += [[user, call, user]] if made.shows_calls else []
+    ways = [{}, {"add_generation_prompt": True}, {"continue_final_message": True}, {"enable_thinking": False}]
+    for messages, tools, fields in itertools.product(chats, (None, CALLS), ways):
+        expected = reference.apply_chat_template(messages, tools=tools, return_dict=False, **fields)
+        kwargs = {name: value for name, value in fields.items() if name in made.optional}
+        ours = {"begins": "add_generation_prompt" in fields, "goes_on": "continue_final_message" in fields}
+        read = [{k: v for k, v in message.items() if v is not None} for message in messages]  # as read_messages does
+        assert tokenizer.encode(made.prompt(read, tools=tools, kwargs=kwargs, **ours)) == expected
+
+
+def test_variables_that_a_request_gives_to_the_template(tales):
+    """What the template tests with `is defined`; what asks for nothing and is not seen; else an error that names it."""
+    text = (
+        "{{ messages[0].content }}{% if think is defined and think %} Hm.{% endif %}{{ name | d('') }}{{ eos_token }}"
+    )
+    template, service = ChatTemplate(text, "it", {"eos_token": "!"}), tales.service
+    app = App(Service(service.stage, service.engine, "tales", Limits(), template))
+
+    def tokens(**kwargs):
+        return ask(app, "/tokenize", {"messages": HELLO, "chat_template_kwargs": kwargs})
+
+    def prompt(**kwargs):
+        return ask(app, "/detokenize", {"tokens": tokens(**kwargs).json()["tokens"]}).json()["prompt"]
+
+    assert prompt() == prompt(think=False, enable_thinking=False) == "You tell tales.!"
+    assert prompt(think=True, name=" Otto") == "You tell tales. Hm. Otto!"
+    for name in ("enable_thinking", "eos_token", "messages"):
+        error = error_of(tokens(**{name: True}), 400)
+        assert error["param"] == "chat_template_kwargs"
+        assert f"chat_template_kwargs.{name} is no variable" in error["message"]
+
+
 def test_special_tokens_are_those_of_transformers(tmp_path):
     for name in ("merges.txt", "vocab.json"):
         shutil.copy(TINYTALES / name, tmp_path)
@@ -960,7 +1054,7 @@ def test_templates_are_kept_in_a_sandbox():
 
 def test_models_tokens_versions_and_health(tales):
     (model,) = ask(tales, "/v1/models").json()["data"]
-    assert model == ask(tales, "/v1/models/tales").json()
+    assert model == ask(tales, "/v1/models/tales").json() == ask(tales, "/v1/models/tales/").json()
     assert (model["id"], model["object"], model["root"], model["max_model_len"]) == (
         "tales",
         "model",
@@ -1050,8 +1144,8 @@ def test_the_log_has_a_line_for_each_request_and_no_prompts(tales):
         ask(app, "/v1/no%0Apath")
         first, second = lines
         prompts = r", \[\[7, 77\], \[8\]\]" if log_prompts else ""
-        assert re.fullmatch(r"POST /v1/completions 200 \d+ ms, 3 \+ 4 tokens, length" + prompts, first)
-        assert re.fullmatch(r"GET /v1/no%0Apath 404 \d+ ms", second)
+        assert re.fullmatch(r"POST /v1/completions 200 \d+ ms, id \w{32}, 3 \+ 4 tokens, length" + prompts, first)
+        assert re.fullmatch(r"GET /v1/no%0Apath 404 \d+ ms, id \w{32}", second)
 
 
 # --- Clients that go, wait, or come in crowds -------------------------------------------------------------------------

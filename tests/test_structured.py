@@ -50,6 +50,24 @@ def has_form(text, form):
     return re.fullmatch(form, text) is not None
 
 
+DIGITS = {
+    r"\d{6}": r"[0-9]{6}",
+    r"[\d-]{6}": r"[0-9-]{6}",
+    r"[^\d]{6}": r"[^0-9]{6}",
+    r"\D{6}": r"[^0-9]{6}",
+    r"[a-f\D]{6}": r"[^0-9]{6}",
+    r"(\\d|\\\d){3}": r"(\\d|\\[0-9]){3}",
+}
+
+
+@pytest.mark.parametrize("regex", DIGITS)
+def test_a_digit_of_a_regex_is_from_0_to_9(babble, regex):
+    """As in JSON Schema and in other engines; in Rust it is any script's."""
+    llm = STAGES[3].engine(babble)
+    outputs = llm.generate([PROMPT] * 30, [params_of(llm, dict(regex=regex), seed=seed) for seed in range(30)])
+    assert [o.outputs[0].text for o in outputs if not re.fullmatch(DIGITS[regex], o.outputs[0].text, re.DOTALL)] == []
+
+
 def params_of(llm, form, **more):
     return sampling_params(llm, structured_outputs=form, **{"max_tokens": 200, "seed": 1, **more})
 

@@ -100,6 +100,19 @@ def on_terminal():
 
 
 @posix
+def test_prompts_of_earlier_runs_come_back(on_terminal, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for keys, shown in (("first of all\n", "first of all"), ("\x1b[A\n", "first of all")):
+        shell = on_terminal("-m", STAGES[4].command, "--interactive", *GREEDY, "--quiet")
+        shell.until(r"> $")
+        shell.type(keys)
+        assert shown in shell.until(r"\n\n> $")
+        shell.type("\x04")
+        shell.process.wait(60)
+    assert (tmp_path / "stagewise" / "history").stat().st_mode & 0o777 == 0o600
+
+
+@posix
 def test_a_conversation(on_terminal):
     """A prompt sign, the prompt once, history, Ctrl-C that stops the answer alone, and prompts typed meanwhile."""
     shell = on_terminal("-m", STAGES[-1].command, "--interactive", *SLOW)
@@ -249,7 +262,7 @@ def test_a_redirected_run_has_no_bar(monkeypatch):
     status, stdout, stderr = stage.main("--prompts", "A fox", "One day", *GREEDY)
     assert status == 0
     assert "\r" not in stdout + stderr
-    assert re.fullmatch(r".*\n2 requests, 24 tokens in [\d.]+ s: [\d.]+ tok/s; 2 stopped at the length limit\n", stderr)
+    assert re.fullmatch(r".*\n2 requests, 24 tokens in [\d.]+ s: [\d.]+ tok/s; 2 stopped at --max-tokens\n", stderr)
 
 
 def test_a_terminal_has_a_bar_with_an_estimate(monkeypatch):
@@ -291,6 +304,10 @@ def test_a_sentence_and_what_a_stage_counts(stage):
     assert len(sentence) < 80
     stats.num_truncated = 2
     assert closing_line(stage, stats, 2.0, False) == f"{sentence}; 2 stopped at the length limit"
+    limits = {"max_tokens": 1, "max_model_len": 1}
+    told = closing_line(stage, stats, 2.0, False, at_once=64, limits=limits)
+    assert told.startswith(sentence.partition(",")[0] + " (up to 64 at once), ")
+    assert told.endswith("; 1 stopped at --max-model-len, 1 stopped at --max-tokens")
     stats.num_truncated = 0
     details = closing_line(stage, stats, 2.0, False, details=True).split("\n")
     assert details[0] == sentence
@@ -305,3 +322,9 @@ def test_without_terminal_settings(monkeypatch):
     monkeypatch.setattr(terminal, "termios", None)
     with terminal.without_echo():
         pass
+
+
+def test_which_limits_ended_outputs():
+    command = ["--max-model-len", 8, "--ignore-eos", "--max-tokens", 4]
+    _, _, stderr = STAGES[4].main("A fox", "One two three four five six", *command)
+    assert stderr.endswith("; 1 stopped at --max-model-len, 1 stopped at --max-tokens\n")

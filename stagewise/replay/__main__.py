@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ..console import Parser
+from ..console import Outcome, Parser, naming, tell
 from . import chrome, page
 from .trace import read_trace
 
@@ -53,27 +53,17 @@ def run(args: argparse.Namespace) -> None:
     traces = [read_trace(path) for path in args.traces]
     for path, trace in zip(args.traces, traces, strict=True):
         if trace.torn:
-            print(
-                f"{path}: its last line is cut short and left out; {len(trace.steps)} steps are there", file=sys.stderr
-            )
+            tell(f"{path}: its last line is cut short and left out; {len(trace.steps)} steps are there")
     for path, make in made:
-        try:
+        with naming(path):
             path.write_text(make(traces), encoding="utf-8")
-        except OSError as error:  # of a full disk, say, which does not name the file
-            raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def main(argv: list[str] | None = None, prog: str = "python -m stagewise replay") -> int:
-    parser = build_parser(prog)
-    args = parser.parse_args(argv)
-    if hasattr(sys.stderr, "reconfigure"):  # names of files may hold anything
-        sys.stderr.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
-    try:
+    args, outcome = build_parser(prog).parse_args(argv), Outcome(prog)
+    with outcome:
         run(args)
-    except (OSError, ValueError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return outcome.status
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ import importlib.util
 import time
 
 from ..console import Outcome, flush_streams, one_interrupt, tell
-from ..dataset import Columns
-from ..flags import beams_of, options_of, pairs_of, sampling_of
+from ..flags import beams_of, columns_of, options_of, pairs_of, sampling_of
 from ..stages import Stage
 from .driver import Cluster, complete_file
 from .worker import How
@@ -21,13 +20,15 @@ def run(stage: Stage, args: argparse.Namespace, prog: str) -> int:
     """Complete each --input on a cluster; returns the exit status."""
     outcome, started, total, errors = Outcome(prog), time.perf_counter(), 0, 0
     with one_interrupt(), outcome:
-        if not args.input or not args.output or args.prompts or args.prompts_file or args.interactive or args.trace:
-            raise ValueError("--ray needs --input and --output, and takes no --prompts, --interactive or --trace")
+        others = args.texts, args.prompts, args.prompts_file, args.interactive, args.trace, args.strict
+        if not args.input or not args.output or any(others):
+            message = "--ray needs --input and --output, and takes no prompts, --interactive, --trace or --strict"
+            raise ValueError(message)
         if importlib.util.find_spec("ray") is None:
             raise ValueError("--ray needs Ray: pip install 'ray[data]'")
         defaults, options = sampling_of(stage, args), options_of(stage, args)
-        how = How(defaults, beams_of(stage, args, defaults), Columns(args.prompt_column, args.id_column))
-        cluster = Cluster(args.ray, args.actors, args.cpus_per_actor, args.gpus_per_actor)
+        how = How(defaults, beams_of(stage, args, defaults), columns_of(args))
+        cluster = Cluster(args.ray, args.actors or 1, args.cpus_per_actor or 1, args.gpus_per_actor or 0)
         for source, output in pairs_of(args):
             counts = complete_file(stage, source, output, options, how, cluster, resume=args.resume, quiet=args.quiet)
             if counts[1]:
@@ -36,6 +37,6 @@ def run(stage: Stage, args: argparse.Namespace, prog: str) -> int:
             total, errors = total + counts[0], errors + counts[1]
     if not args.quiet and outcome.status < 2:
         seconds = time.perf_counter() - started
-        tell(f"{total:,} lines, {errors:,} of them errors, in {seconds:.1f} s with {args.actors} actors")
+        tell(f"{total:,} lines, {errors:,} of them errors, in {seconds:.1f} s with {cluster.actors} actors")
     flush_streams()
     return outcome.status

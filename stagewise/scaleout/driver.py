@@ -66,9 +66,13 @@ def complete_file(
         OSError: a file can't be read or written, or Ray has failed; what was written before is there.
     """
     check_dataset(source)
-    check_columns(source, how.columns)
-    dataset, setup = read_dataset(source), stage.setup(options, "cuda" if cluster.gpus else "cpu")
-    lines = LineReader(stage, setup.config, how.defaults, None, how.columns, how.beams).read_lines(dataset)
+    dataset = read_dataset(source)
+    check_columns(dataset, how.columns)
+    setup = stage.setup(options, "cuda" if cluster.gpus else "cpu")
+    reader = LineReader(stage, setup.config, how.defaults, None, how.columns, how.beams)
+    lines = reader.read_lines(dataset)
+    if not quiet:
+        reader.tell_names(source)
 
     def complete(jobs: list[Job]) -> Iterator[Answer]:
         rows = []

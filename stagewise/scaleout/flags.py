@@ -13,6 +13,6 @@ def positive(text: str) -> int:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("cluster").add_argument
     add("--ray", metavar="ADDRESS", help="run --input on a cluster; auto: this machine's, or a new one on it alone")
-    add("--actors", type=positive, default=1, metavar="N", help="with --ray: engines (default: %(default)s)")
-    add("--cpus-per-actor", type=positive, default=1, metavar="N", help="(default: %(default)s)")
-    add("--gpus-per-actor", type=float, default=0, metavar="N", help="(default: %(default)s)")
+    add("--actors", type=positive, metavar="N", help="with --ray: engines (default: 1)")
+    add("--cpus-per-actor", type=positive, metavar="N", help="with --ray (default: 1)")
+    add("--gpus-per-actor", type=float, metavar="N", help="with --ray (default: 0)")

@@ -72,6 +72,7 @@ class Completer:
         jobs = []
         for place, number, raw, name in zip(*(batch[c] for c in ("place", "number", "raw", "id")), strict=True):
             line = self.reader.read_line(bytes(raw), int(number))
+            self.reader.check(line)
             line.id = json.loads(name)  # the driver has seen all ids, and has named those that had none
             jobs.append((int(place), line))
         good = [(place, line) for place, line in jobs if not line.error]

@@ -23,12 +23,14 @@ try:
     from .limits import Limits, add_flags, limits_of
     from .server import Server, listen, url
 except ModuleNotFoundError as error:
-    sys.exit(f'python -m stagewise serve: error: {error}; install what it needs: pip install -e ".[serve]"')
+    command = "stagewise" if Path(sys.argv[0]).name == "stagewise" else "python -m stagewise"
+    sys.exit(f'{command} serve: error: {error}; install what it needs: pip install -e ".[serve]"')
 
 
 def build_parser(stage: Stage, prog: str, description: str | None) -> Parser:
     """A parser with the flags that the server and batch files share."""
     parser = Parser(prog=prog, description=description, allow_abbrev=False)
+    parser.set_defaults(name=None)
     add = parser.add_argument_group("serving").add_argument
     add("--stage", type=int, choices=list(SERVING), default=EXACT, help="whose engine (default: %(default)s)")
     add("--served-model-name", metavar="NAME", help="what requests call the model (default: as --model)")
@@ -40,12 +42,15 @@ def build_parser(stage: Stage, prog: str, description: str | None) -> Parser:
     )
     help = "what a request leaves out is as in the model's generation_config.json, if that has it"
     add("--generation-config", action="store_true", help=help)
+    help = "answer requests with fields that are not known here or can't be acted on, and name these in the log"
+    add("--ignore-unknown-fields", action="store_true", help=help)
     add_options(stage, parser.add_argument_group("engine").add_argument)
     return parser
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("server").add_argument
+    parser.add_argument("name", nargs="?", metavar="MODEL", help="the same as --model")
     add("--host", default="127.0.0.1", help="where to listen (default: %(default)s, this machine alone)")
     add("--port", type=int, default=8000, metavar="N", help="0: one that is free (default: %(default)s)")
     add("--api-key", metavar="KEY", help="what clients of /v1/ must show; or in the environment, STAGEWISE_API_KEY")
@@ -77,6 +82,10 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 def check(stage: Stage, args: argparse.Namespace) -> None:
     """Raise ValueError for a flag of the server that is wrong."""
+    if args.name is not None:
+        if args.model not in (stage.EngineConfig().model, args.name):
+            raise ValueError(f"give one model, not {args.name} and --model {args.model}")
+        args.model = args.name
     stage.check_whole_number("--port", args.port, 0, 65535)
     stage.check_number("--grace", args.grace, 0, 86400)
     args.api_key = args.api_key if args.api_key is not None else os.environ.get("STAGEWISE_API_KEY")
@@ -110,17 +119,22 @@ def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Serv
     if template is not None:
         template.check_tokens(engine.llm.get_tokenizer())
     name = args.served_model_name or args.model
-    return Service(stage, engine, name, limits, template, defaults)
+    return Service(stage, engine, name, limits, template, defaults, args.ignore_unknown_fields)
+
+
+def server_parser(stage: Stage, prog: str) -> Parser:
+    parser = build_parser(stage, prog, description)
+    add_server_flags(parser)
+    if stage.is_fair:
+        parser.set_defaults(policy="fair")
+    return parser
 
 
 def main(argv: list[str] | None = None, prog: str = "python -m stagewise serve") -> int:
     """Run the server; returns the exit status."""
     stage = pick_stage(argv, SERVING)
     prepare_streams()
-    parser = build_parser(stage, prog, description)
-    add_server_flags(parser)
-    if stage.is_fair:
-        parser.set_defaults(policy="fair")
+    parser = server_parser(stage, prog)
     args, outcome = parser.parse_args(argv), Outcome(parser.prog)
     with outcome:
         check(stage, args)

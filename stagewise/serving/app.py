@@ -38,6 +38,14 @@ T = TypeVar("T")
 MAX_VISITORS = 64  # of the page, at once
 REQUEST_ID = re.compile(rb"[!-~]{1,200}")  # of a client's, which comes back in a header
 HERE = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d*)?")  # what a browser on this machine calls it
+CHATS = "/v1/chat/completions"
+HINTS = {
+    "/v1/responses": f": ask {CHATS} instead; for this openai-agents has set_default_openai_api('chat_completions'), "
+    "@ai-sdk/openai has openai.chat(MODEL), inspect has -M responses_api=false",
+    "/v1/messages": f": ask {CHATS} instead, in OpenAI's form",
+    "/v1/embeddings": ": this model makes no embeddings",
+    **{path: f": it is /v1{path}" for path in ("/completions", "/chat/completions", "/models")},
+}
 ALWAYS_OPEN = ("/health", "/ready", "/version", "/metrics")  # also while the server ends
 
 
@@ -86,6 +94,7 @@ class App:
         self._entrance = self._enter
         if allow_origins:
             may: dict[str, Any] = dict(allow_methods=["GET", "POST"], allow_headers=["*"])
+            may["expose_headers"] = ["x-request-id"]
             self._entrance = CORSMiddleware(self._enter, allow_origins=list(allow_origins), **may)
 
     def _routes(self) -> list[Route]:
@@ -116,8 +125,9 @@ class App:
         if scope["type"] != "http":
             return
         started, status = time.perf_counter(), CLIENT_GONE
-        if scope["path"].rstrip("/") in self._paths:  # as it is often written
-            scope["path"] = scope["path"].rstrip("/")
+        path = scope["path"].rstrip("/")
+        if path in self._paths or path == f"/v1/models/{self.service.model_name}":  # as it is often written
+            scope["path"] = path
         request_id = dict(scope["headers"]).get(b"x-request-id", b"")
         if not REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex.encode()
@@ -137,7 +147,7 @@ class App:
         finally:
             self.num_active -= counts
             if self.log:
-                self.log(self._line(scope, status, time.perf_counter() - started))
+                self.log(self._line(scope, status, time.perf_counter() - started, request_id.decode("ascii")))
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._refusal(scope)
@@ -175,11 +185,13 @@ class App:
         message = f"the {name} {value!r:.80} is not this machine's own; --allow-origin lets others in"
         return APIError(403, message, code="foreign_origin")
 
-    def _line(self, scope: Scope, status: int, seconds: float) -> str:
-        line = f"{scope['method']} {quote(scope['path'])} {status} {1e3 * seconds:.0f} ms"
+    def _line(self, scope: Scope, status: int, seconds: float, request_id: str) -> str:
+        line = f"{scope['method']} {quote(scope['path'])} {status} {1e3 * seconds:.0f} ms, id {request_id}"
         if run := scope.get("run"):
             reasons = ", ".join(dict.fromkeys(run.finish_reasons)) or "abort"
             line += f", {run.usage.num_prompt_tokens} + {run.usage.num_output_tokens} tokens, {reasons}"
+            if run.job.ignored:
+                line += f", ignored {', '.join(run.job.ignored)}"
             if self.log_prompts:
                 line += f", {json.dumps(run.job.prompts)}"
         return line
@@ -211,7 +223,7 @@ class App:
     def _encode(self, body: dict) -> Response:
         of_chats = TURNS | TOOL_FIELDS if body.get("messages") is not None else TURNS
         known = {"model", "prompt", "return_token_strs", *of_chats}
-        fields, service = Fields(body, known, others=IDLE), self.service
+        fields, service = self.service.served.fields(body, known), self.service
         if "model" in fields.values:
             check_model(fields, service.model_name)
         if "messages" in fields.values:
@@ -319,9 +331,10 @@ def version() -> str:
 
 async def no_route(request: Request, error: HTTPException) -> Response:
     """Starlette's own errors: a path or a method that is not there."""
-    message = f"there is no {request.url.path:.80}"
+    path = request.url.path
+    message = f"there is no {path:.80}{HINTS.get(path.rstrip('/'), '')}"
     if error.status_code == 405:
-        message = f"{request.url.path} takes {(error.headers or {}).get('Allow')}, not {request.method}"
+        message = f"{path} takes {(error.headers or {}).get('Allow')}, not {request.method}"
     return error_response(APIError(error.status_code, message, headers=error.headers))
 
 

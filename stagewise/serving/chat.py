@@ -5,7 +5,9 @@ The prompt is the one that transformers' `apply_chat_template` makes of the same
 
 import datetime
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -42,6 +44,7 @@ IDLE_IN_MESSAGES: Others = {
     "tool_calls": (([],), "the template does not see them"),
     "function_call": ((), OLD_TOOLS),
     "tool_call_id": (("",), "the template does not see it"),
+    "cache_control": (dict, "it must be an object"),
 }
 
 
@@ -74,6 +77,7 @@ class ChatTemplate:
     Attributes:
         shows_tools, shows_calls: whether it makes use of `tools`, and of the calls in messages.
         special_tokens: those that it uses.
+        optional: variables that it does without; a request may have them (`chat_template_kwargs`).
 
     Raises ValueError if it is not a template, or has a variable that is never supplied.
     """
@@ -89,13 +93,15 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"{source}, line {error.lineno}: {error.message}") from None
         names = jinja2.meta.find_undeclared_variables(tree) - environment.globals.keys()
-        if unknown := names - SUPPLIED - special_tokens.keys() - may_be_missing(tree):
+        missing = names - SUPPLIED - special_tokens.keys() - assigned(tree)
+        if unknown := missing - may_be_missing(tree):
             known = ", ".join(sorted(SUPPLIED | special_tokens.keys()))
             raise ValueError(
                 f"{source} uses {', '.join(sorted(unknown))}, which nobody supplies; it can have {known}, and what it "
                 "tests with `is defined`"
             )
         self.special_tokens = {name: token for name, token in special_tokens.items() if name in names}
+        self.optional = missing
         self.shows_tools, self.shows_calls = "tools" in names, "tool_calls" in text
 
     def check_tokens(self, tokenizer: Any) -> None:
@@ -106,7 +112,13 @@ class ChatTemplate:
                 raise ValueError(f"{message}: name another template with --chat-template FILE")
 
     def prompt(
-        self, messages: list[dict], *, begins: bool = True, goes_on: bool = False, tools: list[dict] | None = None
+        self,
+        messages: list[dict],
+        *,
+        begins: bool = True,
+        goes_on: bool = False,
+        tools: list[dict] | None = None,
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """The prompt that messages make. Raises APIError if the template refuses them.
 
@@ -114,13 +126,14 @@ class ChatTemplate:
             begins: it ends with the beginning of an answer.
             goes_on: it ends within the last message, which is to be continued.
             tools: as the request has them.
+            kwargs: further variables.
         """
         if goes_on:
             last = messages[-1]
             messages = [*messages[:-1], {**last, "content": last.get("content", "") + GOES_ON}]
         given = {"messages": messages, "add_generation_prompt": begins, "tools": tools, "documents": None}
         try:
-            prompt = self._template.render(**self.special_tokens, **given)
+            prompt = self._template.render(**kwargs, **self.special_tokens, **given)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
             raise bad_request(f"the chat template can't take these messages: {error}", param="messages") from None
         if not goes_on:
@@ -139,6 +152,11 @@ def may_be_missing(tree: nodes.Template) -> set[str]:
     tests = [test for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined")]
     defaults = [filter for filter in tree.find_all(nodes.Filter) if filter.name in ("default", "d")]
     return {found.node.name for found in (*tests, *defaults) if isinstance(found.node, nodes.Name)}
+
+
+def assigned(tree: nodes.Template) -> set[str]:
+    """Variables that a template sets itself, if only in one branch of an `if`."""
+    return {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
 
 
 def load_template(file: Path | None, directory: Path) -> ChatTemplate | None:
@@ -226,16 +244,29 @@ def chat_prompt(fields: Fields, template: ChatTemplate | None, tools: Tools | No
     if begins and goes_on:
         message = "continue_final_message continues the last message, add_generation_prompt begins another: set one"
         raise bad_request(message, param="continue_final_message")
-    messages = read_messages(fields, template.shows_calls)
+    messages, kwargs = read_messages(fields, template.shows_calls), template_kwargs(fields, template)
     if tools is not None and tools.choice == "auto" and not template.shows_tools:
         message = "the chat template does not show the tools to the model, so it can't choose one"
         raise bad_request(f'{message}; set tool_choice to "required", or to a function', param="tools")
-    return template.prompt(messages, begins=begins, goes_on=goes_on, tools=tools and tools.given)
+    return template.prompt(messages, begins=begins, goes_on=goes_on, tools=tools and tools.given, kwargs=kwargs)
+
+
+def template_kwargs(fields: Fields, template: ChatTemplate) -> dict:
+    """Further variables of the template, those that it tests with `is defined`. Raises APIError for one that asks for
+    something and that the template does not see."""
+    given = fields.get("chat_template_kwargs", dict, "an object", {})
+    for name, value in given.items():
+        if name in template.special_tokens or name in SUPPLIED or (value and name not in template.optional):
+            if fields.ignored is None:
+                message = f"chat_template_kwargs.{name:.80} is no variable that the template leaves to a request"
+                raise bad_request(message, param="chat_template_kwargs")
+            fields.ignored.append(f"chat_template_kwargs.{name:.80}")
+    return {name: value for name, value in given.items() if name in template.optional}
 
 
 def chat_job(served: Served, body: dict, template: ChatTemplate | None) -> Job:
     """The job of a body of /v1/chat/completions. Raises APIError."""
-    fields = Fields(body, CHAT, others={**IDLE, "echo": ((False,), "an answer is the new message alone")})
+    fields = served.fields(body, CHAT, {**IDLE, "echo": ((False,), "an answer is the new message alone")})
     check_model(fields, served.name)
     tools = tools_of(fields)
     prompt = chat_prompt(fields, template, tools)
@@ -261,14 +292,14 @@ def read_messages(fields: Fields, with_calls: bool) -> list[dict]:
     messages = fields.get("messages", list, "a list of messages")
     if not messages:
         raise bad_request("messages must be a list of at least one message", param="messages")
-    return [read_message(message, f"messages[{i}]", with_calls) for i, message in enumerate(messages)]
+    return [read_message(one, f"messages[{i}]", with_calls, fields.ignored) for i, one in enumerate(messages)]
 
 
-def read_message(message: Any, where: str, with_calls: bool) -> dict:
+def read_message(message: Any, where: str, with_calls: bool, ignored: list[str] | None) -> dict:
     if not isinstance(message, dict):
         raise bad_request(f"{where} must be an object, got {message!r:.80}", param=where)
     known = {"role", "content", "name"} | ({"tool_calls", "tool_call_id"} if with_calls else set())
-    fields = Fields(message, known, f"{where}.", IDLE_IN_MESSAGES)
+    fields = Fields(message, known, f"{where}.", IDLE_IN_MESSAGES, ignored)
     texts = ("role", "name", "tool_call_id")
     read: dict[str, Any] = {name: fields.get(name, str, "a text") for name in texts if name in fields.values}
     if calls := fields.get("tool_calls", list, "a list of calls"):
@@ -277,7 +308,7 @@ def read_message(message: Any, where: str, with_calls: bool) -> dict:
         raise bad_request(f"{where}.role is missing", param=f"{where}.role")
     content = fields.get("content", (str, list), "a text, or a list of parts of type text")
     if isinstance(content, list):
-        content = "".join(read_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+        content = "".join(read_part(part, f"{where}.content[{i}]", ignored) for i, part in enumerate(content))
     if content is not None:
         read["content"] = content
     elif "tool_calls" not in read:
@@ -298,10 +329,11 @@ def read_call(call: Any, where: str) -> dict:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def read_part(part: Any, where: str) -> str:
+def read_part(part: Any, where: str, ignored: list[str] | None) -> str:
     if not isinstance(part, dict) or part.get("type") != "text":
         raise bad_request(f'{where} must be {{"type": "text", "text": …}}, got {part!r:.80}', param=where)
-    fields = Fields(part, {"type", "text"}, f"{where}.", {"annotations": IDLE_IN_MESSAGES["annotations"]})
+    others = {name: IDLE_IN_MESSAGES[name] for name in ("annotations", "cache_control")}
+    fields = Fields(part, {"type", "text"}, f"{where}.", others, ignored)
     text = fields.get("text", str, "a text")
     if text is None:
         raise bad_request(f"{where}.text is missing", param=f"{where}.text")

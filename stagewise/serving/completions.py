@@ -117,7 +117,8 @@ class Wording:
         text = self._text(token_id, text)
         if likely is None:
             return Token(text, raw, offset=offset)
-        best = sorted(likely.items(), key=lambda pair: pair[1].rank)
+        most = self.job.num_logprobs or 0  # a prompt's tokens may have more beside them, for `prompt_logprobs`
+        best = sorted((p for p in likely.items() if p[1].rank <= most or p[0] == token_id), key=lambda p: p[1].rank)
         top = tuple(
             Token(self._text(t, one.decoded_token), self.tokenizer.token_bytes(t), one.logprob) for t, one in best
         )
@@ -331,9 +332,10 @@ class Service:
         limits: Limits,
         chat: ChatTemplate | None = None,
         defaults: dict[str, Any] | None = None,
+        ignores_unknown: bool = False,
     ):
         self.stage, self.engine, self.model_name, self.chat = stage, engine, model_name, chat
-        self.defaults = defaults or {}
+        self.defaults, self.ignores_unknown = defaults or {}, ignores_unknown
         self.tokenizer, self.max_model_len = engine.llm.get_tokenizer(), engine.llm.max_model_len
         self.limits, self.num_places = limits, limits.max_queue_size + engine.llm.config.max_num_seqs
         self.lanes = Lanes()
@@ -342,7 +344,7 @@ class Service:
     @property
     def served(self) -> Served:
         names = self.tokenizer, self.model_name, self.max_model_len, self.engine.llm.vocab_size
-        return Served(self.stage, *names, self.limits, self.defaults)
+        return Served(self.stage, *names, self.limits, self.defaults, self.ignores_unknown)
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text. Raises APIError if it is no Unicode."""

@@ -1,8 +1,8 @@
 """From the JSON of a request to a checked `Job`: OpenAI's fields and vLLM's further ones, each of them used or refused.
 
 A field that is left out and one that is null are the same. Nothing is computed here, and nothing is ignored: a field
-that is not known is an error that names it, for a caller who sends it expects something of it. Those that ask for
-nothing are in ../openai_fields.py.
+that is not known is an error that names it, for a caller who sends it expects something of it. (Where the server is
+told --ignore-unknown-fields, the log names it.) Those that ask for nothing are in ../openai_fields.py.
 """
 
 import json
@@ -29,7 +29,7 @@ ANSWER |= {"return_token_ids", "return_tokens_as_token_ids"}
 BEAMS = {"use_beam_search", "length_penalty", "early_stopping"}
 COMMON = {"model", "priority", "truncation_side", *ANSWER, *SAMPLING, *BEAMS, *FORM_FIELDS}
 COMPLETION = COMMON | {"prompt", "best_of", "echo"}
-TURNS = {"messages", "add_generation_prompt", "continue_final_message"}
+TURNS = {"messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"}
 TOOL_FIELDS = {"tools", "tool_choice", "parallel_tool_calls"}
 CHAT = COMMON | TURNS | TOOL_FIELDS | {"max_completion_tokens", "top_logprobs"}
 
@@ -53,6 +53,11 @@ class Served:
     vocab_size: int
     limits: Limits
     defaults: dict[str, Any]  # of sampling, from the model's generation_config.json
+    ignores_unknown: bool = False
+
+    def fields(self, body: dict, known: set[str], others: Others = IDLE) -> "Fields":
+        """Those of a request."""
+        return Fields(body, known, others=others, ignored=[] if self.ignores_unknown else None)
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ class Job:
         echo: put the prompt before each completion.
         tools: what the answer may call; None: nothing.
         form_field: the field that asks for a form of the output; None: there is none.
+        ignored: fields that the server does not know, where it is told to ignore them.
         usage, usage_in_chunks: a stream ends with the counts of tokens; each chunk has those so far.
     """
 
@@ -97,6 +103,7 @@ class Job:
     chat: bool = False
     tools: Any = None
     form_field: str | None = None
+    ignored: tuple[str, ...] = ()
 
     @property
     def num_choices(self) -> int:
@@ -153,16 +160,27 @@ class Fields:
         known: what is acted on.
         prefix: stands before the names in errors.
         others: what may be there beside, see ../openai_fields.py.
+        ignored: a list that gets the names of all further fields; None: they are refused.
     """
 
-    def __init__(self, body: dict, known: set[str], prefix: str = "", others: Others = {}):  # noqa: B006
+    def __init__(
+        self,
+        body: dict,
+        known: set[str],
+        prefix: str = "",
+        others: Others = {},  # noqa: B006
+        ignored: list[str] | None = None,
+    ):
+        self.ignored = ignored
         given = {name: value for name, value in body.items() if value is not None}
         for name in sorted(given.keys() - known):
             try:
                 if not asks_for_nothing(name, given[name], others, prefix):
                     raise FieldError(prefix + name[:80], f"the field {prefix}{name:.80} is not known here")
             except FieldError as error:
-                raise bad_request(str(error), param=error.name) from None
+                if ignored is None:
+                    raise bad_request(str(error), param=error.name) from None
+                ignored.append(prefix + name[:80])
         self.prefix, self.values = prefix, {name: value for name, value in given.items() if name in known}
 
     def get(self, name: str, kinds: type | tuple[type, ...], what: str, default: Any = None) -> Any:
@@ -214,7 +232,8 @@ def stream_fields(fields: Fields) -> dict:
     if options and not stream:
         raise bad_request("stream_options needs stream to be true", param="stream_options")
     others: Others = {"include_obfuscation": ((False,), "no chunk is padded")}
-    options = Fields(options or {}, {"include_usage", "continuous_usage_stats"}, "stream_options.", others)
+    known = {"include_usage", "continuous_usage_stats"}
+    options = Fields(options or {}, known, "stream_options.", others, fields.ignored)
     usage, in_chunks = options.flag("include_usage"), options.flag("continuous_usage_stats")
     return {"stream": stream, "usage": usage, "usage_in_chunks": usage and in_chunks}  # without usage, as vLLM, in none
 
@@ -319,7 +338,7 @@ def job_fields(fields: Fields, num_prompts: int, limits: Limits) -> dict:
         message = f"use_beam_search with {num_prompts} prompts and n {n} is over the limit of {limits.max_beams} beams"
         raise bad_request(f"{message} (--max-beams)", param="n")
     common |= {"prompt_logprobs": told, "beams": beams, "truncated_left": side == "left"}
-    return {**common, **ids, "form_field": form and form[0]}
+    return {**common, **ids, "form_field": form and form[0], "ignored": tuple(fields.ignored or ())}
 
 
 def beam_fields(fields: Fields, n: int) -> Beams | None:
@@ -332,7 +351,7 @@ def beam_fields(fields: Fields, n: int) -> Beams | None:
 
 def completion_job(served: Served, body: dict) -> Job:
     """The job of a body of /v1/completions. Raises APIError."""
-    fields = Fields(body, COMPLETION, others=IDLE)
+    fields = served.fields(body, COMPLETION)
     check_model(fields, served.name)
     prompts = split_prompts(fields.values.get("prompt", DEFAULT_PROMPT))
     common = job_fields(fields, len(prompts), served.limits)

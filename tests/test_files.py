@@ -1,0 +1,425 @@
+"""Files as people have them: every format and packing, one error about a file before a model is loaded, and the
+datasets of the field in their published shapes, completed and scored by the commands that USING.md shows."""
+
+import gzip
+import io
+import json
+import math
+import re
+import shlex
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stagewise import batch_file, score
+from stagewise import dataset as datasets
+from stagewise.dataset import Columns, check_columns, read_dataset
+from tests.adapter import ROOT, STAGES
+from tests.test_batch_file import QUICK, read_results
+
+LAST = STAGES[4]
+ROWS = [
+    {"prompt": "A fox, “red”", "answer": "1"},
+    {"prompt": "One\tday", "answer": "2"},
+    {"prompt": "Once", "answer": ""},
+]
+
+
+def lines(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def table(rows, delimiter):
+    def quoted(text):
+        return '"' + text.replace('"', '""') + '"'
+
+    return "".join(delimiter.join(map(quoted, row)) + "\r\n" for row in [rows[0], *(row.values() for row in rows)])
+
+
+def parquet(rows):
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    return file.getvalue()
+
+
+def zstd(content):
+    file = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(file, "zstd") as packed:
+        packed.write(content)
+    return file.getvalue().to_pybytes()
+
+
+TEXTS = {
+    "in.jsonl": lines(ROWS),
+    "in.json": json.dumps(ROWS, indent=1),
+    "array.jsonl": json.dumps(ROWS),
+    "lines.json": lines(ROWS),
+    "object.json": json.dumps({"version": 1, "data": ROWS, "tags": ["a"]}, indent=1),
+    "in.csv": table(ROWS, ","),
+    "in.tsv": table(ROWS, "\t"),
+    "unknown": lines(ROWS),
+}
+
+
+@pytest.mark.parametrize("name", [*TEXTS, "in.parquet"])
+def test_every_format_in_every_packing_and_encoding(tmp_path, name):
+    """The same rows. What a packed file holds is clear from its first bytes, so its name may lie."""
+    contents = {"": parquet(ROWS)} if name == "in.parquet" else {}
+    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le") if name in TEXTS else ():
+        contents[encoding] = TEXTS[name].encode(encoding)
+    for plain in contents.values():
+        for packed, ending in ((plain, ""), (gzip.compress(plain), ".gz"), (zstd(plain), ".zst"), (zstd(plain), "")):
+            path = tmp_path / f"{name}{ending}"
+            path.write_bytes(packed)
+            assert [json.loads(row) for _, row in read_dataset(str(path)).rows] == ROWS, (name, ending)
+
+
+def test_lines_of_text(tmp_path):
+    path = tmp_path / "in.txt.gz"
+    path.write_bytes(gzip.compress("A fox\r\n\r\n  „Once“ \r\n".encode()))
+    assert [(n, json.loads(row)) for n, row in read_dataset(str(path)).rows] == [
+        (1, {"prompt": "A fox"}),
+        (3, {"prompt": "  „Once“ "}),
+    ]
+
+
+SPOILED = {
+    "in.jsonl": (
+        "question,answer\n1,2\n",
+        "is no JSON lines (line 1: Expecting value: line 1 column 1 (char 0)); other ",
+    ),
+    "list.jsonl": ('"a"\n"b"\n', "is no JSON lines (line 1 is a JSON str, no object)"),
+    "in.json": ('[{"prompt": "a"},', "is no array of JSON: "),
+    "twice.json": ('[{"prompt": "a", "prompt": "b"}]', "the key 'prompt' is there twice"),
+    "several.json": ('{"train": [{"prompt": "a"}], "test": [{"prompt": "a"}]}', "has several lists (train, test)"),
+    "in.csv": ("prompt,n\na,1,2\n", "the row that ends in line 2 has 3 fields, the header 2"),
+    "quote.csv": ('prompt\n"a\n', "can't be read as a table: unexpected end of data"),
+    "names.csv": ("a,a\n1,2\n", "two columns are called 'a'"),
+    "latin.csv": ("prompt\né\n".encode("latin-1"), "is not UTF-8: invalid continuation byte at byte 7; convert it"),
+    "odd.jsonl": (b"\xff\xfea\x00b", "is not UTF-16: truncated data at byte 4"),
+    "in.gz": (gzip.compress(lines(ROWS).encode())[:-9], "can't be unpacked: "),
+    "in.zst": (zstd(lines(ROWS).encode())[:20], "can't be unpacked: "),
+    "in.parquet": (b"PAR1", "can't be read as parquet"),
+    "gsm8k.jsonl": (
+        lines([{"question": "1 + 1?", "answer": "2"}]),
+        "has no column 'prompt': name another with --prompt-column, or make one of several with --prompt-template; it "
+        "has 'question', 'answer'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_one_error_about_a_file_before_a_model_is_loaded(tmp_path, name):
+    """And no output is left, which the next try would be refused for."""
+    content, says = SPOILED[name]
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    output = tmp_path / "out.jsonl"
+    status, stdout, stderr = LAST.main("--input", tmp_path / name, "--output", output, "--model", "nonesuch")
+    assert (status, stdout, stderr.count("\n")) == (2, "", 1)
+    assert says in stderr
+    assert name in stderr
+    assert not output.exists()
+
+
+def test_zstd_without_pyarrow(tmp_path, monkeypatch):
+    (tmp_path / "in.zst").write_bytes(zstd(b"{}"))
+    for name in ("pyarrow", "pyarrow.ipc"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ValueError, match=r"in.zst: zstd needs pyarrow, which `pip install pyarrow` brings"):
+        read_dataset(str(tmp_path / "in.zst"))
+
+
+def test_a_column_may_be_null_in_the_first_rows(tmp_path, monkeypatch):
+    path = tmp_path / "in.jsonl"
+    path.write_text(lines([{"n": 1}] * 3 + [{"prompt": "a"}]))
+    check_columns(read_dataset(str(path)), Columns())
+    path.write_text("")
+    check_columns(read_dataset(str(path)), Columns())
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ValueError, match="stdin, which is closed"):
+        datasets.check_dataset("-")
+
+
+def test_templates_and_columns_that_can_not_be():
+    for fields, says in (
+        (dict(template="{", prompt="prompt"), "--prompt-template: "),
+        (dict(template="{}"), "write a field as {name}"),
+        (dict(template="{a:3}"), "write a field as {name}"),
+        (dict(template="{a}", prompt="b"), "either --prompt-column or --prompt-template"),
+        (dict(choices="a", score="text"), "either --choices-column, or --choices, or --score"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            Columns(**fields)
+    columns = Columns(template="{{{a.b.1}}} {c} {d}")
+    assert columns.prompt_of({"a": {"b": [1, "x"]}, "c": None, "d": [1]}) == "{x}  [1]"
+    with pytest.raises(ValueError, match=r"it has no 'a.b.1', which --prompt-template names"):
+        columns.prompt_of({"a": {"b": [1]}})
+    assert Columns(prompt="a.b").prompt_of({"a.b": "a name with a dot", "a": {"b": "other"}}) == "a name with a dot"
+
+
+def test_what_a_line_carries_and_does_not_use_is_told(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a", "max_tokens": 5, "do_sample": true, "text": "x"}\n')
+    status, _, stderr = LAST.main("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", *QUICK[:2])
+    assert status == 0
+    place = 'a line\'s own parameters stand in its "sampling", those of all lines are flags'
+    assert f"warning: fields are carried through and not used: do_sample, max_tokens; {place}\n" in stderr
+    assert "carried under others: text -> input_text\n" in stderr
+    (result,) = read_results(tmp_path / "out.jsonl")
+    assert (result["max_tokens"], len(result["token_ids"])) == (5, 8)
+
+
+def test_lines_are_checked_while_others_run(tmp_path, monkeypatch):
+    """A file of two parts: lines of the second are checked when the first is answered."""
+    checked, monkeyed = [], batch_file.LineReader.check
+    monkeypatch.setattr(batch_file, "LINES_AT_ONCE", 4)
+    monkeypatch.setattr(batch_file.LineReader, "check", lambda self, line: checked.append(line) or monkeyed(self, line))
+    monkeypatch.setattr(batch_file, "append", lambda file, result: seen.append(len(checked)))
+    seen, source = [], tmp_path / "in.jsonl"
+    source.write_text(lines([{"prompt": "A fox"}] * 7 + [{"prompt": "word " * 2000}]))
+    assert LAST.main("--input", source, "--output", tmp_path / "out.jsonl", *QUICK)[0] == 1
+    assert seen == [4] * 4 + [8] * 4
+
+
+def test_strict_runs_nothing_if_a_line_is_wrong(tmp_path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(lines([{"prompt": "A fox"}, {"prompt": "word " * 2000}, {"prompt": 5}]))
+    command = ["--input", source, "--output", output, *QUICK, "--strict"]
+    status, _, stderr = LAST.main(*command)
+    assert status == 2
+    assert re.search(r"--strict: 2 of 3 lines of \S*in.jsonl are wrong; the first: line 2: .* no room", stderr)
+    assert not output.read_bytes()
+    source.write_text(lines([{"prompt": "A fox"}, {"prompt": "A hen", "sampling": {"truncate_prompt_tokens": 1}}]))
+    assert LAST.main(*command)[0] == 0
+    assert len(read_results(output)) == 2
+    assert "--strict are for --input" in LAST.main("--prompts", "a", "--strict")[2]
+
+
+def test_an_input_from_stdin(tmp_path, monkeypatch):
+    output, content = tmp_path / "out.jsonl", lines([{"prompt": "A fox"}, {"prompt": "A hen"}]).encode()
+    for flags in ([], ["--resume"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        assert LAST.main("--input", "-", "--output", output, *QUICK, *flags)[0] == 0
+        assert len(read_results(output)) == 2
+        output.write_bytes(output.read_bytes()[:20])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"id": 1, "text": "fox", "answer": "fox"}')))
+    assert score.main(["-", "--reference", "answer"]) == 0
+
+
+# --- Datasets of the field ------------------------------------------------------------------------------------------
+
+GSM8K = [
+    {"question": "Otto has 2 eggs and finds 3. How many has he?", "answer": "He has 2 + 3 = <<2+3=5>>5.\n#### 5"},
+    {"question": "A hen lays 1,000 eggs. How many?", "answer": "All of them.\n#### 1,000"},
+]
+ALPACA = [
+    {"instruction": "Name the animal.", "input": "It barks.", "output": "A dog."},
+    {"instruction": "Say hello.", "input": "", "output": "Hello!"},
+]
+SHAREGPT = [
+    {"id": "a_0", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
+    {"id": "b_0", "conversations": [{"from": "human", "value": "Tell a tale"}, {"from": "gpt", "value": "Once"}]},
+]
+HELLASWAG = [
+    {
+        "ind": 4, "activity_label": "Walking", "ctx_a": "A fox walks.", "ctx_b": "he", "ctx": "A fox walks. he",
+        "endings": ["flies to the moon.", "goes home.", "is a lantern.", "sings to it."], "label": "1",
+        "split": "val", "split_type": "indomain", "source_id": "made~up",
+    },
+    {
+        "ind": 5, "activity_label": "Looking", "ctx_a": "A hen looks.", "ctx_b": "she", "ctx": "A hen looks. she",
+        "endings": ["sees an egg.", "is blue.", "ate the road.", "was never."], "label": "0",
+        "split": "val", "split_type": "indomain", "source_id": "made~up",
+    },
+]  # fmt: skip
+LAMBADA = [
+    {"text": "Otto looked for the lantern. At last he found the lantern", "domain": None},
+    {"text": "A fox ran home"},
+]
+MMLU = [
+    {"question": "Which barks?", "subject": "animals", "choices": ["hen", "dog", "fish", "fox"], "answer": 1},
+    {"question": "Which swims?", "subject": "animals", "choices": ["hen", "dog", "fish", "fox"], "answer": 2},
+]
+TRIVIAQA = [
+    {
+        "question": "Who lived in the windmill?", "question_id": "q_1", "question_source": "made up",
+        "answer": {"value": "Otto", "aliases": ["Otto", "The mouse Otto"], "normalized_value": "otto"},
+    },
+]  # fmt: skip
+CNN = [{"article": "A fox was seen. " * 300, "highlights": "A fox was seen .\nIt ran .", "id": "0001"}]
+IFEVAL = [
+    {
+        "key": 1000, "prompt": "Write a tale without commas.", "instruction_id_list": ["punctuation:no_comma"],
+        "kwargs": [{"num_words": None, "relation": None}],
+    },
+]  # fmt: skip
+SHAPES = {
+    "gsm8k.jsonl": lines(GSM8K).encode(),
+    "alpaca.json": json.dumps(ALPACA, indent=4).encode(),
+    "sharegpt.json": json.dumps(SHAREGPT).encode(),
+    "hellaswag.jsonl": lines(HELLASWAG).encode(),
+    "lambada.jsonl": lines(LAMBADA).encode(),
+    "mmlu.parquet": parquet(MMLU),
+    "triviaqa.parquet": parquet(TRIVIAQA),
+    "cnn.csv": table(CNN, ",").encode(),
+    "ifeval.jsonl": lines(IFEVAL).encode(),
+}
+
+
+def commands_of_the_page():
+    """The commands of USING.md: name of the file -> flags of the run, and of the scoring."""
+    page = (ROOT / "USING.md").read_text(encoding="utf-8")
+    block = page.partition("<!-- datasets -->")[2].partition("```bash\n")[2].partition("```")[0].replace("\\\n", " ")
+    commands = [shlex.split(line, comments=True) for line in block.splitlines() if line.strip()]
+    runs = {c[c.index("--input") + 1]: c for c in commands if c[1] == "batch"}
+    scores = {c[2]: c for c in commands if c[1] == "score"}
+    return {name: (c, scores[c[c.index("--output") + 1]]) for name, c in runs.items()}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_datasets_of_the_field(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_bytes(SHAPES[name])
+    run, scoring = commands_of_the_page()[name]
+    status, _, stderr = LAST.main(*run[2:], *([] if "--max-tokens" in run else ["--max-tokens", "8"]), "--quiet")
+    assert status == 0, stderr
+    assert score.main(scoring[2:]) == 0
+    summary, results = json.loads(capsys.readouterr().out), read_results(tmp_path / run[run.index("--output") + 1])
+    assert (summary["lines"], summary["errors"]) == (len(results), 0)
+    assert "unscored" not in summary
+    expected = {
+        "hellaswag.jsonl": {"accuracy", "accuracy_norm"},
+        "mmlu.parquet": {"accuracy", "accuracy_norm"},
+        "lambada.jsonl": {"accuracy", "perplexity", "continuation_perplexity"},
+        "ifeval.jsonl": set(),
+    }.get(name, {"exact_match", "contains", "f1"})
+    assert expected <= summary.keys()
+
+
+def test_accuracies_are_those_of_lm_eval(tmp_path, capsys):
+    """By its formulas, of the likelihoods that transformers computes: a choice comes after a space, the best sum of
+    log-probabilities (acc), the best one per character of the choice (acc_norm); LAMBADA's last word, greedy (acc),
+    and exp of minus the mean log-probability of these words (perplexity)."""
+    import numpy as np
+    import torch
+    from transformers import GPT2LMHeadModel, GPT2Tokenizer
+
+    path = ROOT / "models/tinytales"
+    model, tokenizer = (
+        GPT2LMHeadModel.from_pretrained(path, dtype=torch.float32).eval(),
+        GPT2Tokenizer.from_pretrained(path),
+    )
+
+    @torch.no_grad()
+    def likelihood(prompt, continuation):
+        begin, whole = tokenizer(prompt).input_ids, tokenizer(prompt + continuation).input_ids
+        rows = model(torch.tensor([whole])).logits[0].log_softmax(-1)[len(begin) - 1 : -1]
+        ids = torch.tensor(whole[len(begin) :])
+        return rows.gather(1, ids[:, None]).sum().item(), bool((rows.argmax(1) == ids).all())
+
+    (tmp_path / "h.jsonl").write_text(lines(HELLASWAG))
+    (tmp_path / "l.jsonl").write_text(lines(LAMBADA))
+    results = []
+    for name, flags, scoring in (
+        ("h", ["--prompt-column", "ctx", "--choices-column", "endings"], ["--reference", "label"]),
+        ("l", ["--prompt-column", "text", "--score", "last-word"], []),
+    ):
+        output = tmp_path / f"{name}.out"
+        assert LAST.main("--input", tmp_path / f"{name}.jsonl", "--output", output, *flags, "--quiet")[0] == 0
+        assert score.main([str(output), *scoring]) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    sums = [np.array([likelihood(row["ctx"], f" {end}")[0] for end in row["endings"]]) for row in HELLASWAG]
+    lengths = [np.array([float(len(end)) for end in row["endings"]]) for row in HELLASWAG]
+    gold = [int(row["label"]) for row in HELLASWAG]
+    assert results[0]["accuracy"] == np.mean([s.argmax() == g for s, g in zip(sums, gold, strict=True)])
+    normed = [(s / n).argmax() == g for s, n, g in zip(sums, lengths, gold, strict=True)]
+    assert results[0]["accuracy_norm"] == np.mean(normed)
+    words = [likelihood(" ".join(t.split(" ")[:-1]), f" {t.split(' ')[-1]}") for t in (row["text"] for row in LAMBADA)]
+    assert results[1]["accuracy"] == np.mean([greedy for _, greedy in words])
+    expected = math.exp(-np.mean([logprob for logprob, _ in words]))
+    assert results[1]["continuation_perplexity"] == pytest.approx(expected, rel=1e-3)
+
+
+# --- Scores ---------------------------------------------------------------------------------------------------------
+
+
+def scored(tmp_path, capsys, results, *flags, expected=0):
+    (tmp_path / "r.jsonl").write_text(lines(results))
+    assert score.main([str(tmp_path / "r.jsonl"), *flags]) == expected
+    out, err = capsys.readouterr()
+    return (json.loads(out) if out else None), err
+
+
+def choice(label, best=1):
+    scores = [{"logprob": -1.0 if i == best else -5.0, "num_tokens": 1, "num_bytes": 4} for i in range(3)]
+    return {"score": True, "choices": [" hen", "dog", "fox "], "label": label, "scores": scores}
+
+
+@pytest.mark.parametrize("label", [1, 1.0, "1", "B", "b", "dog", " dog", [1], ["dog"]])
+def test_a_label_is_a_number_a_letter_or_a_text(tmp_path, capsys, label):
+    summary, _ = scored(tmp_path, capsys, [choice(label), choice(label, best=2)], "--reference", "label")
+    assert summary["accuracy"] == summary["accuracy_norm"] == 0.5
+    nested = {**choice(None), "gold": {"label": label, "all": [label]}}
+    assert scored(tmp_path, capsys, [nested], "--reference", "gold.label")[0]["accuracy"] == 1
+    if not isinstance(label, list):
+        assert scored(tmp_path, capsys, [nested], "--reference", "gold.all")[0]["accuracy"] == 1
+
+
+def test_labels_that_are_counted_from_1(tmp_path, capsys):
+    results = [choice("1", best=0), choice(3, best=2)]
+    summary, err = scored(tmp_path, capsys, results, "--reference", "label", expected=1)
+    assert (summary["lines"], summary["unscored"], summary["accuracy"]) == (2, 1, 0)
+    assert "1 of 2 lines can't be scored; the first: " in err
+    assert "its letter or its number from 0 to 2, got 3; --labels-from 1 counts from 1" in err
+    assert scored(tmp_path, capsys, results, "--reference", "label", "--labels-from", "1")[0]["accuracy"] == 1
+
+
+@pytest.mark.parametrize("label", [True, 1.5, "", "AB", "D", -1, {"a": 1}, [0, 1], "cat", float("nan")])
+def test_labels_that_mean_no_choice(tmp_path, capsys, label):
+    summary, err = scored(tmp_path, capsys, [choice(label), choice(1)], "--reference", "label", expected=1)
+    assert (summary["unscored"], summary["accuracy"]) == (1, 1)
+    assert "line 1: the reference must be a choice, its letter or its number" in err
+
+
+def test_there_is_always_a_summary(tmp_path, capsys):
+    """Null references are counted and left out; lines that can't be read are told."""
+    fox = {"text": "The fox", "answer": "fox"}
+    summary, err = scored(tmp_path, capsys, [fox, {**fox, "answer": None}, {"text": "x"}], "--reference", "answer")
+    assert (summary, err) == (
+        {"lines": 3, "errors": 0, "without_reference": 2, "exact_match": 1, "contains": 1, "f1": 1},
+        "",
+    )
+    summary, err = scored(tmp_path, capsys, [{**fox, "answer": None}], "--reference", "answer")
+    assert summary == {"lines": 1, "errors": 0, "without_reference": 1}
+    summary, err = scored(tmp_path, capsys, [fox, 5, {"id": 1}], "--reference", "answer", expected=1)
+    assert (summary["unscored"], summary["exact_match"]) == (2, 1)
+    assert "2 of 3 lines can't be scored; the first: " in err
+    summary, err = scored(tmp_path, capsys, [fox], "--reference", "label", expected=2)
+    assert summary is None
+    assert "no line has the field 'label'; they have text, answer" in err
+    for field, says in (("answer", "is an object: name a field of it (answer.value, answer.aliases)"),):
+        result = {"text": "Otto", "answer": {"value": "Otto", "aliases": ["otto"]}}
+        assert says in scored(tmp_path, capsys, [result], "--reference", field, expected=2)[1]
+    assert scored(tmp_path, capsys, [result], "--reference", "answer.aliases")[0]["exact_match"] == 1
+
+
+def test_numbers_as_references_and_answers_that_are_extracted(tmp_path, capsys):
+    results = [{"text": "5", "answer": 5}, {"text": "7.5", "answer": 7.5}, {"text": "yes", "answer": [1, "yes"]}]
+    assert scored(tmp_path, capsys, results, "--reference", "answer")[0]["exact_match"] == 1
+    results = [
+        {"text": "2 + 3 = 5\n#### 5", "answer": "so\n#### 5"},
+        {"text": "#### 4 no, #### 1000", "answer": "#### 1,000"},
+        {"text": "5", "answer": "#### 5"},
+    ]
+    flags = ["--reference", "answer", "--extract", r"#### (-?[0-9.,]+)"]
+    assert scored(tmp_path, capsys, results, *flags)[0]["exact_match"] == 2 / 3
+    with pytest.raises(SystemExit):
+        score.main(["r", "--reference", "a", "--extract", "("])
+    assert "'(' is no regular expression" in capsys.readouterr().err
+    assert "need --reference" in scored(tmp_path, capsys, results, "--extract", "a", expected=2)[1]
+
+
+def test_no_error_is_a_number_of_the_system(tmp_path, capsys):
+    assert score.main([str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err == f"stagewise score: error: {tmp_path / 'none'}: No such file or directory\n"
