@@ -40,7 +40,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tools.exercise_mutants import Mutant, in_python, numbered  # noqa: E402
+from tools.mutants import Mutant, in_python, numbered  # noqa: E402
 from tools.sync_stages import read_stages  # noqa: E402
 
 EQUIVALENT = ROOT / "tests" / "equivalent_mutants.txt"
