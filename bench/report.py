@@ -6,7 +6,7 @@
 A README, or another page in the root, a folder there or a package of stagewise, names its results in a comment,
 `<!-- throughput: bench/results/ladder.json speed work -->`, with the tables that it wants; what stands between that
 line and `<!-- end -->` is written here. Pictures of the same name beside the result are drawn anew if the page shows
-them: .png by plots.py, .svg by bars.py. `<!-- comparison: FILE FILE … -->` is several results in one table,
+them: .png by plots.py, .svg by race.py. `<!-- comparison: FILE FILE … -->` is several results in one table,
 `<!-- company: FILE -->` is one of `--company` with several values, and `<!-- ablation: FILE … -->`, `profile`,
 `accuracy`, `linear`, `layer`, `caches`, `serving`, `rude`, `structured`, `forms`, `speculative` and `quality` are what
 the commands of these names print.
@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from bench import bars, plots
+from bench import plots, race
 from bench.machine import is_busy
 from bench.workloads import SAMPLING
 
@@ -178,7 +178,6 @@ TABLES["ladder"] = {
 } | {
     "of what this machine allows": TABLES["speed"]["of the limit"],
     "TTFT p50": seconds("ttft_p50"),
-    "ITL p50": milliseconds("itl_p50"),
     "no faster, or slower, when": where_it_loses,
 }
 
@@ -424,7 +423,7 @@ def write_readmes() -> None:
             if f"{path.stem}.png" in text:
                 plots.ladder(result).savefig(path.with_suffix(".png"))
             if f"{path.stem}.svg" in text:
-                path.with_suffix(".svg").write_text(bars.svg(result), encoding="utf-8")
+                path.with_suffix(".svg").write_text(race.svg(result), encoding="utf-8")
 
 
 def main(argv: list[str] | None = None) -> int:
