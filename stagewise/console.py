@@ -215,11 +215,13 @@ def one_interrupt() -> Iterator[None]:
 class Outcome:
     """Ends of a run: `with outcome:` tells what ended the block in one line, and keeps the exit status.
 
-    status: 0 done, 1 a request failed or the reader of stdout has gone (`| head`), 2 bad input, 130 interrupted.
+    Attributes:
+        status: 0 done, 1 a request failed or the reader of stdout has gone (`| head`), 2 bad input, 130 interrupted.
+        goes_on: how an interrupted run can be continued, if it can.
     """
 
     def __init__(self, prog: str):
-        self.prog, self.status = prog, 0
+        self.prog, self.status, self.goes_on = prog, 0, ""
 
     def failed(self, messages: list[str]) -> None:
         """Requests failed with these messages; the others are done."""
@@ -237,7 +239,7 @@ class Outcome:
             tell(f"{self.prog}: error: {' '.join(reason(error).splitlines()) or type(error).__name__}")
             self.status = 2
         elif isinstance(error, KeyboardInterrupt):
-            tell("interrupted")
+            tell(f"interrupted; {self.goes_on}" if self.goes_on else "interrupted")
             self.status = 130
         else:
             return False

@@ -13,7 +13,7 @@ from stagewise.replay.page import make_page
 from stagewise.replay.trace import Trace, check_blocks, check_header, check_names, check_step
 from stagewise.serving.app import App
 from stagewise.tracing import recorder_of
-from tests.adapter import random_prompts
+from tests.adapter import random_prompts, write_checkpoint
 from tests.test_serving import SERVING, ask, ask_async, error_of, listening, serving
 
 
@@ -139,6 +139,7 @@ def check_trace(onlooker):
         check_blocks(step, free, header)
     named = {int(i) for step in steps for i in step["texts"]}
     assert named >= {token for tokens in onlooker.tokens() for token in tokens}
+    assert named >= {token for step in steps for row in step["rows"] for token in row.get("drafts", ())}
     return numbers
 
 
@@ -175,6 +176,24 @@ def test_all_viewers_see_the_same_steps(stage, small_checkpoint):
     assert sorted(first.tokens()) == sorted(answers)
     shortest = min(len(viewer.told) for viewer in (first, second, third))  # the engine at rest may be told behind it
     assert first.told[:shortest] == second.told[:shortest] == third.told[:shortest]
+
+
+def test_refused_guesses_have_a_text_too(small_checkpoint, tmp_path):
+    """Those of a draft model: it guesses tokens that stand nowhere else."""
+    sizes = dict(n_layer=1, n_head=1, n_embd=16, n_positions=48, vocab_size=211)
+    draft = write_checkpoint(tmp_path / "draft", seed=1, **sizes)
+
+    async def go(app):
+        async with Onlooker(app) as onlooker:
+            await ask_async(app, "/v1/completions", body([5, 3], max_tokens=15))
+            await until(lambda: sum(map(len, onlooker.tokens())) == 15)
+        return onlooker
+
+    with shown(7, small_checkpoint, speculate=str(draft)) as app:
+        onlooker = asyncio.run(go(app))
+    check_trace(onlooker)
+    drafts = {token for step in onlooker.told[1:] for row in step["rows"] for token in row["drafts"]}
+    assert drafts - {token for tokens in onlooker.tokens() for token in tokens}
 
 
 def test_what_is_kept_is_bounded(small_checkpoint, monkeypatch):

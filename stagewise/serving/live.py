@@ -27,7 +27,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from ..replay.trace import Trace, whole_step
-from ..tracing import detach, look_on, new_texts
+from ..tracing import detach, guesses, look_on, new_texts
 from .completions import Service
 from .events import event, unless_gone
 
@@ -89,8 +89,9 @@ class Chunk:
         for _ in range(len(self._records)):
             if before is not None and self._records[0].step >= before:
                 break
-            step = whole_step(self._records.popleft().to_dict())
-            named = step["before"] + step["after"]
+            record = self._records.popleft()
+            step = whole_step(record.to_dict())
+            named = step["before"] + step["after"] + guesses(record.rows)
             if not self.lines:
                 opening = whole_step({**step, "before": self._known + step["before"][self._num_told :]})
                 named = opening["before"] + named
