@@ -34,11 +34,7 @@ SLOW = {  # these compute for seconds; quicker ones of their kind are in `make t
     "4.4 an abort that searches",
     "4.4 an abort that searches by hashes",
     "4.4 pops that look at everybody",
-    "5.4 a block for everybody",
-    "5.5 prefixes named by numbers that are given out once",
-    "5.5 tokens by CRC32",
     "5.6 a list of free blocks",
-    "7.2 enters all anew",
 }
 
 
