@@ -1,6 +1,7 @@
 """Fixtures: `stage` runs a test on every stage, `batched_stage` from stage 2 on; what a test `covers` says in which of
 them `make test` runs it. Checkpoints are made once."""
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -128,7 +129,8 @@ def little_is_touched():
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_by_one():
-    """What one worker compiles the others wait for, and find: kernels take seconds of all cores."""
+    """What one worker compiles the others wait for, and find: kernels take seconds of all cores. Processes that tests
+    start, and copies of stages, find them, too."""
     lock = FileLock(Path(os.environ["XDG_CACHE_HOME"], "compiling"))
 
     def locked(compile_kernel):
@@ -142,6 +144,9 @@ def compiled_by_one():
         for stage in STAGES[4:]:
             kernels = stage.part("kernels.c_kernel")
             patch.setattr(kernels, "compile_kernel", locked(kernels.compile_kernel))
+            if "PYTEST_XDIST_WORKER" in os.environ:
+                with contextlib.suppress(RuntimeError):  # there is no compiler
+                    kernels.load_kernel()
         yield
 
 

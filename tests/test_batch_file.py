@@ -522,7 +522,7 @@ def test_two_processes_on_one_output(batched_stage, tmp_path):
     """Started at once: every line is there once, from the one that was not refused."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_input(source, count=12)
-    flags = ["--input", source, "--output", output, "--resume", "--max-tokens", "60", "--ignore-eos", "--quiet"]
+    flags = ["--input", source, "--output", output, "--resume", "--max-tokens", "25", "--ignore-eos", "--quiet"]
     processes = [batched_stage.start(*flags) for _ in range(2)]
     for process in processes:
         _, stderr = process.communicate(timeout=600)

@@ -108,14 +108,6 @@ def test_any_size(work):
                 check(work, f"{n} rows, {out} columns of {in_} inputs", x, weight, whole(out, seed=3), finish)
 
 
-def test_large(work):
-    for n, out, in_ in ((70_001, 33, 1), (2, 70_001, 2), (9, 3, 70_001), (300, 1000, 3)):
-        for finish in (STORE, ADD, GELU):
-            scale = 1 / 1024 if finish == GELU else 1
-            case = f"{n} rows, {out} columns of {in_} inputs"
-            check(work, case, whole(n, in_, seed=1), whole(out, in_) * scale, whole(out, seed=3), finish)
-
-
 def test_the_same_bits(work):
     """A row has the bits that it has alone."""
     random = torch.Generator().manual_seed(3)
@@ -158,3 +150,11 @@ def test_a_panel_serves_all_groups(work):
     again = sorted({page for page in pages if pages.count(page) > 1})
     require(not again, f"{n} rows, 3 panels, a cache with room for one: the pages that are fetched more than once", [], again,
             "all groups take a panel before the next panel is begun")  # fmt: skip
+
+
+def test_large(work):
+    for n, out, in_ in ((70_001, 33, 1), (2, 70_001, 2), (9, 3, 70_001), (300, 1000, 3)):
+        for finish in (STORE, ADD, GELU):
+            scale = 1 / 1024 if finish == GELU else 1
+            case = f"{n} rows, {out} columns of {in_} inputs"
+            check(work, case, whole(n, in_, seed=1), whole(out, in_) * scale, whole(out, seed=3), finish)

@@ -108,25 +108,6 @@ def race(work, case, size, present, num_panels, taken, rounds):
     require(not missing, f"{case}: panels that nobody got", 0, missing)
 
 
-def test_threads_that_change_places(work):
-    """Most panels are in one share, or a few in each of many: what can happen between two steps happens."""
-    for threads in (2, 3, 4):
-        size = 20_000
-        taken = [0] + [size] * (threads - 1)
-        race(
-            work,
-            f"{threads} threads that take {size:,} panels from one share at once",
-            threads,
-            threads,
-            size * threads,
-            taken,
-            60,
-        )
-    for threads in (2, 4):
-        case = f"{threads} threads of 1000 that come, and take 3 panels from each share at once"
-        race(work, case, 1000, threads, 3000, [0] * 1000, 5)
-
-
 # --- Threads ----------------------------------------------------------------------------------------------------------
 
 
@@ -191,6 +172,25 @@ def test_threads_that_stay_away(work):
     ):
         for out in (1, 32, 33, 10 * PANEL, 333):
             check_layer(work, f"{size} threads, of which {present} come, {out} columns", size, present, out)
+
+
+def test_threads_that_change_places(work):
+    """Most panels are in one share, or a few in each of many: what can happen between two steps happens."""
+    for threads in (2, 3, 4):
+        size = 20_000
+        taken = [0] + [size] * (threads - 1)
+        race(
+            work,
+            f"{threads} threads that take {size:,} panels from one share at once",
+            threads,
+            threads,
+            size * threads,
+            taken,
+            60,
+        )
+    for threads in (2, 4):
+        case = f"{threads} threads of 1000 that come, and take 3 panels from each share at once"
+        race(work, case, 1000, threads, 3000, [0] * 1000, 5)
 
 
 def test_any_number_of_threads(work):
