@@ -124,6 +124,12 @@ def test_each_number_becomes_the_nearest_integer(width):
         assert (integers - x.double() / (largest / 127)[:, None]).abs().max() <= 0.5 + 1e-4
 
 
+def test_rows_in_any_number_of_dimensions():
+    x = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    for made, flat in zip(by_torch(x), by_torch(x.view(6, 5)), strict=True):
+        assert torch.equal(made.flatten(), flat.flatten())
+
+
 def test_numbers_too_small_for_a_unit():
     """Their scale is too small to divide by; whatever the integers are, the numbers stay next to nothing."""
     x = torch.tensor([[1e-38, -3e-39, 0.0], [1e-45, 0.0, 0.0]])

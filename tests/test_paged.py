@@ -800,6 +800,7 @@ def test_beams_share_blocks(stage, small_checkpoint):
     assert min(step.num_blocks_saved for step in llm.trace[1:]) >= 6
     assert llm.stats.num_tokens_computed == 33 + 4 * 2
     assert llm.stats.num_output_tokens == 1 + 4 * 2  # a token per beam and step
+    assert llm.stats.num_requests == 1
 
 
 @pytest.mark.covers("beam_search.py", "block_manager.py")

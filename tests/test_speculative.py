@@ -516,6 +516,29 @@ def test_one_request_gets_two_guesses_until_eight_were_tried(stage, small_checkp
     assert planner.probe({first: 1}, 1) == {}
 
 
+def test_auto_looks_first_only_where_looking_is_free(stage, small_checkpoint):
+    """And where guesses could pay."""
+    planner, looked, (request,) = speculator_with(stage, small_checkpoint, FREE).planner, [], requests_of(stage, 1)
+    planner.drafter = SimpleNamespace(draft_cost=0.1, draft=lambda max_drafts: looked.append(1) or {})
+    planner.plan({request: 16}, 1)
+    assert looked == []
+    planner.drafter.draft_cost = 0.0
+    planner.plan({request: 16}, 1)
+    assert looked == [1]
+    planner.costs.seconds = FULL
+    planner.plan({request: 16}, 1)
+    assert looked == [1]
+
+
+def test_what_gets_no_guesses_is_slowly_forgotten(stage, small_checkpoint):
+    planner, (request,) = speculator_with(stage, small_checkpoint, FULL).planner, requests_of(stage, 1)
+    own = planner.by_request[request] = stage.part("draft_planner").Acceptance(30)
+    own.num_tried = planner.overall.num_tried = 100.0
+    planner.plan({request: 16}, 1)
+    assert own.num_tried == pytest.approx(99)
+    assert planner.overall.num_tried == pytest.approx(99.8)
+
+
 def test_auto_knows_who_has_guesses(stage, small_checkpoint, monkeypatch):
     """Lookup finds something for one of four: it gets what pays for it alone, since the others only wait."""
     speculator = speculator_with(stage, small_checkpoint, [0.0] + [1 + 0.05 * n for n in range(64)])
