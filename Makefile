@@ -1,8 +1,8 @@
 # make demo: a story.  make test: the tests.  make soak: those that take long; one needs nginx.  make clients: other
 # people's programs against the server; make clients-all: all of them, which takes long.  make scaleout: batch runs on
 # Ray.  make test-browser: the pages of replay and the site, in Chromium.  make test-arm: the kernels by other
-# compilers, for ARM in an emulator.  make notebooks: run them anew.  make site: the chapters, notebooks, exercises and
-# replays as web pages.  All make .venv first.
+# compilers, for ARM in an emulator.  make test-cuda: the stages on a GPU.  make notebooks: run them anew.  make site:
+# the chapters, notebooks, exercises and replays as web pages.  All make .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CLIENTS := openai lm-eval vllm-tests
 ARM_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang libomp-dev
 
-.PHONY: demo test soak clients clients-all scaleout test-browser test-arm lint notebooks site mermaid
+.PHONY: demo test soak clients clients-all scaleout test-browser test-arm test-cuda lint notebooks site mermaid
 
 demo: $(VENV)/installed
 	$(BIN)/python -m stage05 --temperature 0.8 --max-tokens 1000 --prompts \
@@ -22,19 +22,21 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright --project .
 	$(BIN)/zizmor --offline --quiet .github
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak and not browser and not cluster and not arm"
+	@# The types are checked meanwhile, and told at the end. Three workers, since tests wait, too.
+	$(BIN)/pyright --project . > $(VENV)/types 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not soak and not browser and not cluster and not arm and not cuda"; tests=$$?; \
+	wait $$types; types=$$?; cat $(VENV)/types; test $$tests = 0 && test $$types = 0
 
 soak: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n 2 -m "soak and not browser and not cluster and not arm"
+	$(BIN)/python -m pytest -n 2 -m "soak and not browser and not cluster and not arm and not cuda"
 
 clients: $(VENV)/installed-test
-	$(BIN)/python -m stagewise.serving.clients $(CLIENTS)
-	$(BIN)/python -m stagewise.serving.clients.load --seconds 20
+	$(BIN)/python -m tests.clients $(CLIENTS)
+	$(BIN)/python -m tests.clients.load --seconds 20
 
 clients-all: $(VENV)/installed-test
-	$(BIN)/python -m stagewise.serving.clients --all --keep-none
+	$(BIN)/python -m tests.clients --all --keep-none
 
 scaleout: $(VENV)/installed-scaleout
 	$(BIN)/python -m pytest tests/scaleout
@@ -50,6 +52,9 @@ test-arm: $(VENV)/installed-test
 	@for program in aarch64-linux-gnu-gcc qemu-aarch64 clang; do command -v $$program > /dev/null || \
 		{ echo "no $$program; on Debian: apt-get install $(ARM_PACKAGES)"; exit 1; }; done
 	$(BIN)/python -m pytest -m arm tests/test_other_cpus.py
+
+test-cuda: $(VENV)/installed-test
+	STAGEWISE_TEST_CUDA=1 $(BIN)/python -m pytest tests/test_cuda.py tests/test_attention.py -k "cuda or triton"
 
 notebooks: $(VENV)/installed-test
 	$(BIN)/python tools/run_notebooks.py
@@ -75,8 +80,9 @@ $(VENV)/installed: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
+# Python compiles what is imported; to compile all takes longer than to install it.
 $(VENV)/installed-test: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[test]"
 	touch $@
 
 $(VENV)/installed-browser: $(BIN)/python pyproject.toml

@@ -12,7 +12,6 @@ together: each step is computed by every one of them, one after the other, in an
 """
 
 import argparse
-import json
 import random
 import shlex
 import statistics
@@ -26,7 +25,7 @@ from tqdm import tqdm
 
 from bench import workloads
 from bench.machine import describe
-from bench.report import command
+from bench.report import command, write_result
 from tools.engines import STAGES
 
 WORKLOADS = ("single", "decode", "prefill", "mixed", "prefix")
@@ -179,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
                 run["seconds"] = measure_steps(workload, dtype, args.repeat, args.model, bar)
                 result["runs"].append(run)
                 if args.json:  # nothing measured is lost, whatever happens next
-                    args.json.write_text(json.dumps(result, indent=1) + "\n")
+                    write_result(args.json, result)
         except (RuntimeError, ValueError, KeyboardInterrupt) as error:
             print(f"ablation: {error or 'interrupted'}", file=sys.stderr)
             status = 1

@@ -8,14 +8,13 @@ prompt's largest logit; the table shows the largest of all and the root mean squ
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import torch
 
 from bench.machine import describe
-from bench.report import command
+from bench.report import command, write_result
 from tools.engines import STAGES, random_prompts
 
 LENGTHS = [1, 5, 16, 33, 64, 100, 200, 300, 500, 800]
@@ -79,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     }
     print(table(result))
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.json, result)
     return 0
 
 

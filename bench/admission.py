@@ -16,7 +16,6 @@ model's sizes: the ratio to `strict`, the median of some rounds.
 """
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -24,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.report import write_result
 from bench.workloads import Workload, make_workload
 from stage05_paged.block_manager import BlockManager
 from stage05_paged.request import Request
@@ -183,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
         result["time"] = seconds(args.seconds)
         print("seconds, of strict's:", {name: round(ratio, 3) for name, ratio in result["time"]["ratios"].items()})
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_result(args.json, result)
     return 0
 
 

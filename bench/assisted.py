@@ -255,6 +255,7 @@ def main() -> int:
     from bench import wide
     from bench.machine import describe
     from bench.peers import PEERS
+    from bench.report import write_result
     from bench.speculative import DRAFT, OPENINGS
     from tools.engines import TINYTALES, Stage
 
@@ -299,7 +300,7 @@ def main() -> int:
         "engines": engines,
     }
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.json, result)
     print(table(result))
     return 0
 

@@ -10,7 +10,6 @@ whatever a method really moves; beside it stands what a plain copy of 1 GiB read
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.machine import best_seconds, copy_bandwidth, describe, read_bandwidth
+from bench.report import write_result
 from stage05_paged.attention import pick_backend
 
 N_LAYER, N_HEAD, HEAD_DIM = 12, 12, 64  # GPT-2 small
@@ -146,7 +146,7 @@ def main() -> None:
     print(f"a copy reads and writes {result['copy_bandwidth'] / 1e9:.1f} GB/s", end=", ")
     print(f"a sum reads {result['read_bandwidth'] / 1e9:.1f} GB/s\n\n{table(result)}")
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.json, result)
     if args.plot:
         plot(result, args.plot)
 

@@ -8,7 +8,6 @@ core can do, not what other programs leave of it. A forward pass takes the short
 """
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 import stage01_single
 import stage02_static_batch
 from bench.machine import describe
+from bench.report import write_result
 
 CPU = torch.device("cpu")
 LENGTHS = (1, 4, 16, 64)  # tokens of a row
@@ -94,7 +94,7 @@ def main() -> int:
     }
     print(table(result))
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.json, result)
     return 0
 
 

@@ -11,7 +11,6 @@ the prefix cache, the run fails instead of counting zeros.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from pathlib import Path
 import torch
 
 from bench.machine import describe
-from bench.report import command
+from bench.report import command, write_result
 from tools.engines import STAGES, Stage, random_prompts
 
 LENGTHS = [15, 116, 51, 325]
@@ -165,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
     }
     print(table(result))
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.json, result)
     return 0
 
 

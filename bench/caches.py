@@ -11,7 +11,6 @@ own time: what the core can do, not what other programs leave of it.
 
 import argparse
 import ctypes
-import json
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 import torch
 
 from bench.machine import describe
+from bench.report import write_result
 
 SIZES = tuple(1 << power for power in range(14, 29))  # bytes: 16 KB to 256 MB
 LINE = 64  # bytes that the CPU moves at once
@@ -134,7 +134,7 @@ def main() -> int:
     }
     print(table(result))
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.json, result)
     return 0
 
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers import PEERS, ROOT, open_vllm
+from bench.report import write_result
 
 TOKENS, COUNTS, TURNS = 64, (1, 8), 31
 PAUSE = 0.5  # seconds before a turn, in which the other engine's threads go to sleep
@@ -243,7 +244,7 @@ def main() -> int:
     }
     print(table(result))
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.json, result)
     return 0
 
 

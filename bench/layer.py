@@ -9,7 +9,6 @@ they are needed again. The time is the shortest of several runs. Of the five onl
 
 import argparse
 import ctypes
-import json
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.machine import best_seconds, describe
+from bench.report import write_result
 from stage06_fast.kernels import c_kernel as c
 from stage06_fast.support.compiler import openmp_runtime
 from stage06_fast.support.memory import Arena
@@ -157,7 +157,7 @@ def main() -> int:
     }
     print(table(result))
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.json, result)
     return 0
 
 

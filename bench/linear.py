@@ -9,7 +9,6 @@ integers is not in it.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from bench.machine import best_seconds, describe
+from bench.report import write_result
 from stage08_int8.kernels import c_kernel as c  # it has stage 6's loops too
 from stage08_int8.quantize import quantize
 from stage08_int8.support.memory import Arena
@@ -114,7 +114,7 @@ def main() -> None:
             }
     print(table(result))
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.json, result)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ tokens, and the longest output takes as many passes as it has tokens.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
+from bench.report import write_result
 from bench.workloads import Workload, make_workload
 from stage04_continuous import LLM, SamplingParams
 
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, number in result.items():
         print(f"{name}: {number} forward passes")
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_result(args.json, result)
     return 0
 
 

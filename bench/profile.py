@@ -10,7 +10,6 @@ sampler does beside the kernel for the best token.
 
 import argparse
 import ctypes
-import json
 import shlex
 import sys
 import time
@@ -23,7 +22,7 @@ import torch
 from bench import workloads
 from bench.ablation import DTYPES, FAST, WORKLOADS
 from bench.machine import describe
-from bench.report import command
+from bench.report import command, write_result
 
 # The kernels' names -> what a reader calls them, in the order of the table.
 KERNELS = {
@@ -162,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
         ],
     }
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.json, result)
     print(table(result))
     return 0
 

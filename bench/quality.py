@@ -361,7 +361,7 @@ class Simulation:
 
 def held_out(count: int) -> tuple[list[list[int]], list[int]]:
     """(tokens of so many held-out tales, each from the end token before it to its own; bytes of their texts)"""
-    sys.path.insert(0, str(ROOT / "tools"))
+    sys.path.insert(0, str(ROOT / "models" / "training"))
     from train_tinytales import HELD_OUT, MODEL, Tale, Tokenizer, tale_tokens
 
     tokenizer = Tokenizer(MODEL)
@@ -379,7 +379,7 @@ STAGE_ROWS = {
 
 def kept_casts(options: dict, count: int) -> int:
     """How many of so many sampled tales contradict neither themselves nor their prompt, as in the model's card."""
-    sys.path.insert(0, str(ROOT / "tools"))
+    sys.path.insert(0, str(ROOT / "models" / "training"))
     from train_tinytales import slips
 
     from tools.engines import Stage
@@ -636,7 +636,7 @@ def measure(args: argparse.Namespace, result: dict, keep: Callable[[], None]) ->
 
     from bench.peers import PEERS
 
-    sys.path.insert(0, str(ROOT / "tools"))
+    sys.path.insert(0, str(ROOT / "models" / "training"))
     from train_tinytales import MODEL, Tokenizer, held_out_openings
 
     tales, sizes = held_out(args.tales)
@@ -716,7 +716,7 @@ def main(argv: list[str] | None = None) -> int:
     import torch
 
     from bench.machine import describe
-    from bench.report import check_outputs, command
+    from bench.report import check_outputs, command, write_result
 
     try:
         given = {"--json": args.json, "--plot": args.plot, "--histogram": args.histogram}
@@ -733,7 +733,7 @@ def main(argv: list[str] | None = None) -> int:
 
         def keep() -> None:
             if args.json:
-                args.json.write_text(json.dumps(result, indent=1) + "\n")
+                write_result(args.json, result)
 
         measure(args, result, keep)
     if args.histogram:

@@ -6,7 +6,7 @@
 A README, or another page in the root, a folder there or a package of stagewise, names its results in a comment,
 `<!-- throughput: bench/results/ladder.json speed work -->`, with the tables that it wants; what stands between that
 line and `<!-- end -->` is written here. Pictures of the same name beside the result are drawn anew if the page shows
-them: .png by plots.py, .svg by bars.py. `<!-- comparison: FILE FILE … -->` is several results in one table,
+them: .png by plots.py, .svg by race.py. `<!-- comparison: FILE FILE … -->` is several results in one table,
 `<!-- company: FILE -->` is one of `--company` with several values, and `<!-- ablation: FILE … -->`, `profile`,
 `accuracy`, `linear`, `layer`, `caches`, `serving`, `rude`, `structured`, `forms`, `speculative` and `quality` are what
 the commands of these names print.
@@ -22,10 +22,11 @@ import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from bench import bars, plots
+from bench import plots, race
 from bench.machine import is_busy
 from bench.workloads import SAMPLING
 
@@ -177,7 +178,6 @@ TABLES["ladder"] = {
 } | {
     "of what this machine allows": TABLES["speed"]["of the limit"],
     "TTFT p50": seconds("ttft_p50"),
-    "ITL p50": milliseconds("itl_p50"),
     "no faster, or slower, when": where_it_loses,
 }
 
@@ -213,7 +213,7 @@ def caption(result: dict) -> str:
         f", {sampled(result)}" if "sampling" in result else "",
         f"; {result['model']}{' with random weights' if result['load_format'] == 'dummy' else ''}, {result['dtype']}; ",
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; ",
-        "one run each" if result["repeat"] == 1 else f"medians of {result['repeat']} runs in turn",
+        "one run each" if result["repeat"] == 1 else f"medians of {result['repeat']} runs in turn{apart(result)}",
         f", {machine['date']}" if "date" in machine else "",
         f", beside other programs (load {machine['load']:.0f})" if is_busy(machine) else "",
         ". ",
@@ -232,6 +232,14 @@ def caption(result: dict) -> str:
         sentences.append(f"Peers: {', '.join(' '.join(pair) for pair in versions.items())}. ")
     sentences += [f"Missing: {engine} ({why}). " for engine, why in result["missing"].items()]
     return "".join(sentences) + f"`{result['command']}`"
+
+
+def apart(result: dict) -> str:
+    """How far the runs of an engine are apart, at most."""
+    seconds: dict[tuple, list[float]] = {}
+    for run in result["runs"]:
+        seconds.setdefault((run["engine"], run.get("company")), []).append(run["seconds"])
+    return f", within {max(max(own) / min(own) - 1 for own in seconds.values()):.0%}" if seconds else ""
 
 
 def sampled(result: dict) -> str:
@@ -291,8 +299,8 @@ def command(result: dict) -> str:
 
 
 def comparison(results: list[dict]) -> str:
-    """Several results in one table, a row each: every engine's tok/s, the last stage against the best other, and
-    its share of the limit."""
+    """Several results in one table, a row each: every engine's tok/s, the last stage against the best other (of the
+    medians; the least and the most of a round), and its share of the limit."""
     engines = list(dict.fromkeys(row["engine"] for result in results for row in result["summary"]))
     last = [engine for engine in engines if engine.startswith("stage")][-1]
     kinds = ["workload", "type"] + ["sampling"] * any(
@@ -303,9 +311,13 @@ def comparison(results: list[dict]) -> str:
     for result in results:
         rows = {row["engine"]: row for row in result["summary"]}
         speeds = {engine: row["tokens_per_second"] for engine, row in rows.items()}
-        best = max(speed for engine, speed in speeds.items() if engine != last)
+        best = max((engine for engine in speeds if engine != last), key=lambda engine: speeds[engine])
         cells = [f"{speeds[engine]:,.1f}" if engine in speeds else "" for engine in engines]
-        cells += [f"{speeds[last] / best:.2f} ×", f"{rows[last]['limit_share']:.0%}"]
+        ours, theirs = ([run["seconds"] for run in result["runs"] if run["engine"] == name] for name in (last, best))
+        rounds = [other / own for own, other in zip(ours, theirs, strict=True)]
+        spread = f"{min(rounds):.2f} to {max(rounds):.2f}" if len(rounds) > 1 else "one round"
+        ratio = f"{speeds[last] / speeds[best]:.2f} × ({spread})"
+        cells += [ratio, f"{rows[last]['limit_share']:.0%}"]
         other = "" if result["model"] == results[0]["model"] else f", `{result['model']}`"
         told = [result["workload"] + other, result["dtype"], sampled(result)][: len(kinds)]
         lines.append(" | ".join([*told, *cells]))
@@ -317,7 +329,8 @@ def comparison(results: list[dict]) -> str:
     return "\n".join(f"| {line} |" for line in lines) + (
         f"\n\nOutput tokens per second; {results[0]['model']} with random weights; {machine['device']}, "
         f"{machine['threads']} threads, torch {machine['torch']}{others}. "
-        f"A row is one run of all its engines, such as `{command(results[0])}`. The limits, probed in these runs: "
+        f"In brackets: the least and the most of a round. A row is one run of all its engines, such as "
+        f"`{command(results[0])}`. The limits, probed in these runs: "
         f"{min(b for b, _ in limits):.0f} to {max(b for b, _ in limits):.0f} GB/s read, "
         f"{min(r for _, r in limits):,.0f} to {max(r for _, r in limits):,.0f} GFLOP/s."
     )
@@ -372,6 +385,29 @@ def check_outputs(outputs: dict[str, Path | None], inputs: dict[str, Path]) -> N
             raise ValueError(f"{option} {path} can't be written")
 
 
+def write_result(path: Path, result: dict) -> None:
+    """A result as JSON, with a line for each entry, and for each item of an entry that has items with items."""
+    lines = []
+    for name, value in rounded(result).items():
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+        text = json.dumps(value, ensure_ascii=False)
+        if any(isinstance(item, list | dict) for item in items):
+            begins = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(value)
+            inner = (f"  {key}{json.dumps(item, ensure_ascii=False)}" for key, item in zip(begins, items, strict=True))
+            text = text[0] + "\n" + ",\n".join(inner) + "\n " + text[-1]
+        lines.append(f" {json.dumps(name)}: {text}")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def rounded(value: Any) -> Any:
+    """With six digits of each number."""
+    if isinstance(value, dict):
+        return {name: rounded(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(inner) for inner in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
 def readmes() -> list[Path]:
     paths = sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("*/*.md")) + sorted(ROOT.glob("stagewise/*/*.md"))
     return [path for path in paths if BLOCK.search(path.read_text(encoding="utf-8"))]
@@ -387,7 +423,7 @@ def write_readmes() -> None:
             if f"{path.stem}.png" in text:
                 plots.ladder(result).savefig(path.with_suffix(".png"))
             if f"{path.stem}.svg" in text:
-                path.with_suffix(".svg").write_text(bars.svg(result), encoding="utf-8")
+                path.with_suffix(".svg").write_text(race.svg(result), encoding="utf-8")
 
 
 def main(argv: list[str] | None = None) -> int:

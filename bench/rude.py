@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stagewise.serving.clients.server import server
+from tools.server import server
 
 NAME, PLACES = "served", 8
 TOKENS, LONGEST = 8, 1000  # of the good client's requests, and of the others'
@@ -273,7 +273,7 @@ def main(argv: list[str] | None = None) -> int:
     import torch  # here, and these: the clients are processes that import this module
 
     from bench.machine import describe
-    from bench.report import check_outputs
+    from bench.report import check_outputs, write_result
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS), help=", ".join(KINDS))
@@ -295,7 +295,7 @@ def main(argv: list[str] | None = None) -> int:
         command = command.replace(f" --kinds {','.join(KINDS)}", "")
     result = {"command": command, "machine": describe(torch.device("cpu")), "runs": runs}
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_result(args.json, result)
     return 0
 
 

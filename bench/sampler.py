@@ -8,7 +8,6 @@ Everything is measured in turn, round after round; a figure is the median, with 
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch
 
 from bench.machine import describe
+from bench.report import write_result
 from stage06_fast.kernels.c_sampler import CSampler
 from tools.engines import STAGES
 
@@ -102,7 +102,7 @@ def main() -> int:
     }
     print(table(result))
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.json, result)
     return 0
 
 

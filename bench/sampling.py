@@ -9,7 +9,6 @@ go on when a tale ends.
 """
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 
 import stage04_continuous
 from bench.machine import describe
+from bench.report import write_result
 from stage01_single import LLM, SamplingParams
 
 OPENING = "Once upon a time"
@@ -139,7 +139,7 @@ def main() -> int:
     }
     print(table(result))
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.json, result)
     return 0
 
 

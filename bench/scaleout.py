@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from bench.machine import describe
+from bench.report import write_result
 
 
 def timed(command: list[str], output: Path, rows: int) -> dict[str, float]:
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{kind}: {json.dumps(rounds[kind][-1])}", flush=True)
     if args.json:
         result = {"machine": describe(torch.device("cpu")), **vars(args), "json": None, "rounds": rounds}
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_result(args.json, result)
     return 0
 
 

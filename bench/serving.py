@@ -1,7 +1,7 @@
 """Servers under load: two load generators, `vllm bench serve` and guidellm, against the stages' servers and vLLM's.
 
     python -m bench.peers vllm                                     # once: vLLM's server and its load generator
-    python -m stagewise.serving.clients.environments guidellm                # once: the other one
+    python -m tools.environments guidellm                # once: the other one
     python -m bench.serving --rates 0.5,1,2,4 --json FILE --plot FILE.png
     python -m bench.serving --engines 4,6 --rates inf --requests 50
 
@@ -34,11 +34,11 @@ from pathlib import Path
 from bench import plots
 from bench.machine import describe
 from bench.peers import PEERS, ROOT
-from bench.report import check_outputs
+from bench.report import check_outputs, write_result
 from bench.throughput import write_model
-from stagewise.serving.clients.environments import python_of
-from stagewise.serving.clients.server import server as stage_server
 from tools.engines import STAGES
+from tools.environments import python_of
+from tools.server import server as stage_server
 
 ENGINES = ("4", "5", "6", "vllm")
 NAME = "served"
@@ -164,7 +164,7 @@ def measure(args: argparse.Namespace, model: Path, folder: Path) -> list[dict]:
                 runs.append(run)
                 print(line(run), flush=True)
                 if args.json:  # what is there is not lost if the next run fails
-                    args.json.write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
+                    write_result(args.json, {"runs": runs})
     return runs
 
 
@@ -262,7 +262,7 @@ def main(argv: list[str] | None = None) -> int:
         if not PEERS["vllm"].python.exists():
             raise ValueError("vLLM is not there: python -m bench.peers vllm")
         if args.streams and not python_of("guidellm").exists():
-            raise ValueError("guidellm is not there: python -m stagewise.serving.clients.environments guidellm")
+            raise ValueError("guidellm is not there: python -m tools.environments guidellm")
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "model").mkdir()
@@ -280,7 +280,7 @@ def main(argv: list[str] | None = None) -> int:
     result |= {"overhead": ways} if ways else {}
     print(f"\n{table(result)}")
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_result(args.json, result)
     if args.plot:
         plots.latency_against_throughput([r for r in runs if r["generator"] == "vllm"]).savefig(args.plot)
     return 0

@@ -29,10 +29,11 @@ import torch
 
 from bench import wide
 from bench.machine import describe, is_busy
+from bench.report import write_result
 from stagewise import sampling_params
 from tools.engines import STAGES
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "models" / "training"))
 from tale_grammar import write_tale
 
 SIX, SEVEN = (next(stage for stage in STAGES if stage.number == number) for number in (6, 7))
@@ -304,7 +305,7 @@ def main() -> int:
         "cells": cells,
     }
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.json, result)
     if args.plot:
         args.plot.parent.mkdir(parents=True, exist_ok=True)
         plot(result).savefig(args.plot)

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from bench.machine import describe, is_busy
+from bench.report import write_result
 from stage06_fast.support.tokenizer import Tokenizer
 from stagewise.structured_outputs import Form, Structured, make_matcher, vocabulary
 
@@ -287,7 +288,7 @@ def main() -> int:
     }
     print(table(result))
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(args.json, result)
     return 0
 
 

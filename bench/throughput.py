@@ -50,7 +50,7 @@ from tqdm import tqdm
 from bench import plots, workloads
 from bench.machine import describe, int8_rate, kernel_limits, least_seconds, matmul_rate, read_bandwidth
 from bench.peers import PEERS
-from bench.report import beside, check_outputs, summarize, tables
+from bench.report import beside, check_outputs, summarize, tables, write_result
 from tools.engines import STAGES
 from tools.sync_stages import ROOT
 
@@ -387,7 +387,7 @@ def tell(result: dict, args: argparse.Namespace) -> int:
     status = 0
     try:  # the file first: a terminal that has gone is no reason to lose it
         if args.json:
-            args.json.write_text(json.dumps(result, indent=1) + "\n")
+            write_result(args.json, result)
         if args.plot and result["runs"]:
             plots.ladder(result).savefig(args.plot)
     except OSError as error:

@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import concurrent.futures
 import contextlib
-import json
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ import torch
 from tqdm import tqdm
 
 from bench.machine import describe
+from bench.report import write_result
 from bench.throughput import write_model
 from stagewise.serving import live
 from stagewise.serving.__main__ import build_parser, make_service
@@ -171,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
         low, high = result[name]["interval"]
         print(f"speed when viewed, {name}: {result[name]['speed']:.3f} (95% interval {low:.3f} to {high:.3f})")
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_result(args.json, result)
     return 0
 
 

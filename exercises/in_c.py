@@ -122,6 +122,7 @@ class Exercise(NamedTuple):
         return cls(number, folder / "linear.h", more if more.exists() else None)
 
     @property
+    @functools.cache  # noqa: B019 (there are a few)
     def functions(self) -> dict[str, Function]:
         found = functions_of(self.header.read_text(encoding="utf-8"), self.number)
         return found | (declared(self.more.read_text(encoding="utf-8")) if self.more else {})
@@ -147,6 +148,7 @@ class AnswerInC:
     def __init__(self, path: Path, folder: Path):
         self._exercise, self._library = Exercise.of(Path(path)), folder / "answer.so"
         self.__file__ = str(path)
+        self._loaded: ctypes.CDLL | None = None
         self._keep: dict[str, int] = {}
         self._fetched: dict[str, list[int]] = {}
         self.allocated = 0  # bytes that the last call took from malloc and its like
@@ -156,7 +158,7 @@ class AnswerInC:
         run_compiler(["-shared", "-pthread", *LINKED, *made], path)
 
     def load(self) -> None:
-        ctypes.CDLL(str(self._library))
+        self._loaded = ctypes.CDLL(str(self._library))
 
     def settle(self) -> None:
         """After a test: nothing can have changed but what the answer was given to write to."""
@@ -199,7 +201,9 @@ class AnswerInC:
             if name in notes:
                 array.keep, array.fetched = self._keep[name], ctypes.addressof(notes[name])
         reply, values = Reply(), (ctypes.c_int64 * max(1, len(numbers)))(*numbers)
-        ctypes.CDLL(str(self._library)).run(
+        if self._loaded is None:
+            self.load()
+        self._loaded.run(
             function.name.encode(), given, ctypes.c_int64(len(tensors)), ctypes.c_int64(self.at_end), values,
             ctypes.byref(reply)
         )  # fmt: skip

@@ -39,8 +39,8 @@ site_code = hashlib.sha256(
     b"".join(path.read_bytes() for path in own)
 ).hexdigest()  # where it changes, all is made anew
 root_doc = "README"
-include_patterns = ["*.md", "**/*.md", "notebooks/*.ipynb", "site/*.rst"]
-exclude_patterns = [".*", "**/.*", "**/_build", "build", "mine"]
+include_patterns = ["*.md", "**/*.md", ".github/SECURITY.md", "notebooks/*.ipynb", "site/*.rst"]
+exclude_patterns = [".[!g]*", ".git/**", "**/.[!g]*", "**/_build", "build", "mine"]
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!stage05_paged\.(LLM|AsyncLLM|\w+(Output|Params|Event|Error))).*")]
 

@@ -5,7 +5,8 @@
 
 from dataclasses import dataclass
 
-from .support.options import DTYPES, Options, boolean, integer, known_device, one_of, option, text
+from .support.options import DTYPES, Options, integer, known_device, one_of, option, text
+from .support.sampling_params import check_boolean
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class EngineConfig(Options):
     max_num_seqs: int = option(8, integer(1), "requests that run at once")
     sort_by_length: bool = option(
         True,
-        boolean,
+        check_boolean,
         "batch prompts of similar length together; results still come in the order of the prompts",
         name="--no-sort",
         help="batch prompts in the order given: more padding",

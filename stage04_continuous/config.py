@@ -6,7 +6,8 @@
 from dataclasses import dataclass
 
 from .policies import POLICIES
-from .support.options import DTYPES, Options, boolean, integer, known_device, one_of, option, text
+from .support.options import DTYPES, Options, integer, known_device, one_of, option, text
+from .support.sampling_params import check_boolean
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class EngineConfig(Options):
     )
     enable_chunked_prefill: bool = option(
         True,
-        boolean,
+        check_boolean,
         "cut a prompt that does not fit into a step",
         name="--no-chunked-prefill",
         help="prefill every prompt in a single step, which then takes as long as it takes",

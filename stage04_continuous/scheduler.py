@@ -61,16 +61,16 @@ class Scheduler:
     def schedule(self) -> list[Row]:
         """The rows of the next step.
 
-        Running requests go first, decodes before prefills, so that a long prompt never holds up the tokens of others;
-        then waiting ones are admitted while there are slots and tokens left. Every running request takes its tokens
-        before any is admitted, so there are never more of them than tokens in a step, and each decodes in every step.
+        Running requests go first, then waiting ones are admitted while there are slots and tokens left. Every running
+        request takes its tokens before any is admitted, so there are never more of them than tokens in a step, and each
+        decodes in every step. A prompt that is cut gets the last tokens of a step: no request is admitted after it, so
+        it remains the last, and never holds up the tokens of others.
         """
         self.num_steps += 1
         budget, rows = self.max_num_batched_tokens, []
-        for request in sorted(self.running, key=lambda request: request.num_new_tokens > 1):
-            if budget:
-                rows.append(self._row(request, budget))
-                budget -= rows[-1].num_tokens
+        for request in self.running:
+            rows.append(self._row(request, budget))
+            budget -= rows[-1].num_tokens
         while self.waiting:
             request = self.waiting[0]
             if reason := self._blocked_by(request, budget):

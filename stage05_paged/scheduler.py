@@ -102,9 +102,8 @@ class Scheduler:
             self._preempt_for_head()
         budget, rows = self.max_num_batched_tokens, []
         for request in sorted(self.running, key=lambda request: request.num_new_tokens > 1):
-            if budget:
-                rows.append(self._row(request, budget))
-                budget -= rows[-1].num_tokens
+            rows.append(self._row(request, budget))
+            budget -= rows[-1].num_tokens
         if was_preempted:
             self.emit("refused", self.waiting[0], reason="preempted")
             return rows

@@ -10,7 +10,8 @@ from typing import Any
 from .attention import BACKENDS
 from .fast_model import OPTIMIZATIONS, enabled
 from .policies import POLICIES
-from .support.options import DTYPES, Options, boolean, fraction, integer, known_device, one_of, option, text
+from .support.options import DTYPES, Options, fraction, integer, known_device, one_of, option, text
+from .support.sampling_params import check_boolean
 
 
 def optimizations(_: str, value: Any) -> tuple[str, ...]:
@@ -51,7 +52,7 @@ class EngineConfig(Options):
     )
     enable_chunked_prefill: bool = option(
         True,
-        boolean,
+        check_boolean,
         "cut a prompt that does not fit into a step",
         name="--no-chunked-prefill",
         help="prefill every prompt in a single step, which then takes as long as it takes",
@@ -65,7 +66,7 @@ class EngineConfig(Options):
     kv_cache_bytes: int | None = option(None, integer(1), "memory for the KV cache, instead of num_blocks")
     enable_prefix_caching: bool = option(
         True,
-        boolean,
+        check_boolean,
         "do not compute again the beginning of a prompt that the cache still holds",
         name="--no-prefix-caching",
         help="compute every prompt whole",

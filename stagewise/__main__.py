@@ -14,7 +14,6 @@ COMMANDS = {
     "convert": "make a directory that a stage reads, of a training checkpoint or what a stage refuses",
     "score": "score the results of a batch run against reference answers",
     "push": "put the results of a batch run on the Hub",
-    "bench": "measure the stages side by side",
     "completion": "print what a shell needs to complete commands: stagewise completion bash",
 }
 
@@ -31,17 +30,6 @@ def run(command: str, argv: list[str], prog: str) -> int:
         from .score import main
     elif command == "push":
         from .push import main
-    elif command == "bench":
-        try:
-            from bench.throughput import main
-
-            sys.argv[0] = prog  # as its help calls itself
-        except ModuleNotFoundError as error:
-            if error.name not in ("bench", "bench.throughput"):
-                raise
-            print(f"{prog}: error: the benchmarks are not installed: run this in a checkout", file=sys.stderr)
-            return 2
-        return main(argv)
     elif command == "completion":
         from .completion import main
     else:

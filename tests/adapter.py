@@ -96,6 +96,18 @@ def write_checkpoint(directory: Path, seed: int = 0, **sizes) -> Path:
     return directory
 
 
+def fetch_from(patch: pytest.MonkeyPatch, endpoint: str, home: Path, offline: bool = False) -> None:
+    """What HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE say to another process, whose huggingface_hub reads them when it is
+    imported."""
+    from huggingface_hub import HfFileSystem, constants
+
+    said = dict(ENDPOINT=endpoint, HF_HUB_CACHE=str(home / "hub"), HF_HUB_OFFLINE=offline, HF_HUB_DISABLE_XET=True)
+    said["HUGGINGFACE_CO_URL_TEMPLATE"] = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    for name, value in said.items():
+        patch.setattr(constants, name, value)
+    HfFileSystem.clear_instance_cache()
+
+
 def without_notes(stderr: str) -> str:
     """What a process said, but for the note that a checkpoint of the tests has no tokenizer of its own."""
     return "".join(line for line in stderr.splitlines(keepends=True) if "has no tokenizer" not in line)

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 # Compiled kernels are kept from run to run, and not among the user's.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache")
@@ -17,14 +18,17 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:  # several workers: a thread for each, or they wait for each other
     os.environ["OMP_NUM_THREADS"] = "1"
 
-import torch  # not earlier: it reads that number when it is imported
+if "STAGEWISE_TEST_CUDA" not in os.environ:  # `make test` is the same on every machine; see test_cuda.py
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+import torch  # not earlier: it reads these when it is imported
 
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before a kernel is defined
 
 from tests.adapter import BATCHED, STAGES, TINYTALES, Stage, kernels_with, stages_that_change, write_checkpoint
 
 # The browser's tests need what `make test-browser` installs; `make test` does not run them.
-collect_ignore = [] if importlib.util.find_spec("selenium") else ["browser"]
+collect_ignore = ["clients", *([] if importlib.util.find_spec("selenium") else ["browser"])]
 
 # Started in the background, a shell's children ignore Ctrl-C, and theirs do: the tests send it and mean it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -112,6 +116,35 @@ def as_is():
         yield own
 
 
+@pytest.fixture(scope="session", autouse=True)
+def little_is_touched():
+    """From stage 6 on an engine touches up to 512 MB of its cache before the first step, which saves its steps page
+    faults. Here it would take longer than most tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for stage in STAGES[5:]:
+            patch.setattr(stage.part("kv_cache"), "PREFAULT", 1 << 16)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_by_one():
+    """What one worker compiles the others wait for, and find: kernels take seconds of all cores."""
+    lock = FileLock(Path(os.environ["XDG_CACHE_HOME"], "compiling"))
+
+    def locked(compile_kernel):
+        def compile_or_wait():
+            with lock:
+                return compile_kernel()
+
+        return compile_or_wait
+
+    with pytest.MonkeyPatch.context() as patch:
+        for stage in STAGES[4:]:
+            kernels = stage.part("kernels.c_kernel")
+            patch.setattr(kernels, "compile_kernel", locked(kernels.compile_kernel))
+        yield
+
+
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory):
     """Where kernels for other CPUs are kept: one directory for all processes of a run."""
@@ -138,6 +171,13 @@ def checkpoint(request, tmp_path_factory):
 def small_checkpoint(tmp_path_factory):
     """One of them, for tests that need only one."""
     return write_checkpoint(tmp_path_factory.mktemp("small"), **SIZES["3 heads"])
+
+
+@pytest.fixture(scope="session")
+def wide_checkpoint(tmp_path_factory):
+    """A random checkpoint of GPT-2's width."""
+    sizes = dict(n_layer=2, n_head=12, n_embd=768, n_positions=150, vocab_size=211)
+    return write_checkpoint(tmp_path_factory.mktemp("wide"), **sizes)
 
 
 @pytest.fixture(scope="session")

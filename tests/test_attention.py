@@ -199,6 +199,7 @@ def test_without_a_compiler(stage, tmp_path, monkeypatch, caplog):
     """One line says so, and torch does it; whoever insists on C gets an error."""
     _, expected, _ = complete(stage)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     kernels = stage.part("kernels.c_kernel")
     monkeypatch.setattr(kernels, "load_kernel", kernels.load_kernel.__wrapped__)  # as in a new process

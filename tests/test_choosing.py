@@ -51,7 +51,7 @@ def test_a_forward_pass_of_the_batch_is_timed():
 
 
 def test_the_lines_that_a_llama_changes_are_in_the_model():
-    page, model = ((ROOT / name).read_text(encoding="utf-8") for name in ("NEXT.md", "stage01_single/model.py"))
+    page, model = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/NEXT.md", "stage01_single/model.py"))
     blocks = re.findall(r"^```diff\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     gone = [line for block in blocks for line in block.splitlines() if line.startswith("-")]
     kept = [line for block in blocks for line in block.splitlines() if line.startswith("  ")]

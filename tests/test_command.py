@@ -39,7 +39,7 @@ def test_help_lists_the_commands():
     assert run() == (0, stdout, "")
     assert all(f"\n  {name} " in stdout for name in command.COMMANDS)
     assert run("dance")[::2] == (2, "python -m stagewise: error: there is no command 'dance': run, batch, serve, "
-                                    "replay, convert, score, push, bench, completion\n")  # fmt: skip
+                                    "replay, convert, score, push, completion\n")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", command.COMMANDS)
@@ -154,11 +154,3 @@ def test_the_version(run_here):
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert stagewise.__version__ == version
     assert run_here("--version") == (0, f"stagewise {version}\n", "")
-
-
-def test_without_the_checkout_there_are_no_benchmarks(tmp_path):
-    code = "import sys; sys.path.append(sys.argv.pop(1)); sys.modules['bench'] = None; import stagewise.__main__ as m"
-    command = [sys.executable, "-c", f"{code}; sys.argv[0] = 'stagewise'; m.main()", str(ROOT), "bench"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr == "stagewise bench: error: the benchmarks are not installed: run this in a checkout\n"

@@ -19,8 +19,8 @@ def recipe(target):
     (installed,) = re.findall(r"\$\(VENV\)/(installed\S*)", first)
     (extras,) = re.findall(rf'/{installed}:.*\n.*--editable "?\.\[?([\w,]*)', MAKEFILE)
     lines = re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], ""), lines.replace("$(BIN)/", "\0"))
-    commands = [line.strip("\t\0") for line in lines.splitlines() if line.startswith("\t\0")]
-    return extras, [re.sub(r"\s+", " ", command) for command in commands]
+    commands = re.findall(r"\0([^\0\n;&>]+)", lines)
+    return extras, [re.sub(r"\s+", " ", command).strip() for command in commands]
 
 
 def test_commands_without_make():

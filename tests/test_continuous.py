@@ -240,6 +240,15 @@ def test_who_comes_back_has_the_same_place(stage):
     assert scheduler.waiting == requests
 
 
+@pytest.mark.covers("scheduler.py")
+def test_a_whole_prompt_takes_the_last_tokens_of_a_step(stage, small_checkpoint):
+    llm = stage.stepper(small_checkpoint, max_num_batched_tokens=48, enable_chunked_prefill=False)
+    for name, length in (("a", 40), ("b", 8), ("c", 1)):
+        llm.add_request(name, [1] * length, stage.SamplingParams(max_tokens=3, ignore_eos=True))
+    llm.step()
+    assert [request.request_id for request in llm.engine.scheduler.running] == ["a", "b"]
+
+
 @pytest.mark.covers("batch.py")
 @pytest.mark.parametrize("stage", CONTINUOUS[:1], ids=str)
 def test_single_tokens_come_first_in_a_batch(stage):

@@ -2,6 +2,7 @@
 transformers'; what it does not read is refused in a line."""
 
 import contextlib
+import copy
 import io
 import json
 import shutil
@@ -22,6 +23,7 @@ from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
 
 LINEAR = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 END, NUM_MERGES = "<|endoftext|>", 1000
+about_checkpoints = pytest.mark.covers("support/tokenizer.py", "support/vocabulary.py", "support/weights.py")
 JUDGED = [STAGES[number - 1] for number in (1, 5, 8)]
 
 
@@ -90,21 +92,31 @@ def of_program(name, tensors, config):
     }[name]
 
 
+@pytest.fixture(scope="module")
+def reference(model, tmp_path_factory):
+    """Whether it has biases -> (the tensors of a model, its configuration, its tokens)."""
+    with_biases = GPT2LMHeadModel.from_pretrained(model)
+    tensors, directory = with_biases.state_dict(), tmp_path_factory.mktemp("reference")
+    without = {name: torch.zeros_like(t) if name.endswith("bias") else t for name, t in tensors.items()}
+    tensors = copy.deepcopy(dict(tensors))  # the model's own are overwritten
+    with_biases.load_state_dict(without)
+    with_biases.save_pretrained(directory)
+    return {
+        True: (tensors, with_biases.config, greedy(STAGES[0], model)),
+        False: (without, with_biases.config, greedy(STAGES[0], directory)),
+    }
+
+
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("program", ["nanoGPT", "compiled", "DDP", "Lightning", "transformers", "no biases", "masks"])
-def test_training_checkpoints(model, converted, tmp_path, program, old):
+def test_training_checkpoints(reference, converted, tmp_path, program, old):
     """The weights of one model as several programs save them: the same tokens as from its directory."""
-    reference = GPT2LMHeadModel.from_pretrained(model)
-    tensors = reference.state_dict()
-    if program == "no biases":
-        tensors = {name: torch.zeros_like(t) if name.endswith("bias") else t for name, t in tensors.items()}
-        reference.load_state_dict(tensors)
-    reference.save_pretrained(tmp_path / "reference")
+    tensors, config, tokens = reference[program != "no biases"]
     path = tmp_path / "ckpt.pt"
-    torch.save(of_program(program, tensors, reference.config), path, _use_new_zipfile_serialization=not old)
+    torch.save(of_program(program, tensors, config), path, _use_new_zipfile_serialization=not old)
     status, said, directory = converted(path, "--gelu", "tanh")
     assert (status, "GPT-2's is taken" in said) == (0, True), said
-    assert greedy(STAGES[0], directory) == greedy(STAGES[0], tmp_path / "reference")
+    assert greedy(STAGES[0], directory) == tokens
 
 
 def test_a_file_of_safetensors_alone(model, converted, tmp_path):
@@ -472,12 +484,14 @@ def check_equal(directory):
         assert [[*prompt, *one.outputs[0].token_ids] for prompt, one in zip(prompts, outputs, strict=True)] == expected
 
 
+@about_checkpoints
 @pytest.mark.parametrize("kind", EQUAL)
 def test_directories_that_are_read(small_model, tmp_path, kind):
     EQUAL[kind](shutil.copytree(small_model, tmp_path / "model"))
     check_equal(tmp_path / "model")
 
 
+@about_checkpoints
 @pytest.mark.parametrize("kind", REFUSED)
 def test_directories_that_are_refused(small_model, converted, tmp_path, kind):
     make, says, outcome = REFUSED[kind]

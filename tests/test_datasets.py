@@ -21,7 +21,7 @@ import pytest
 from stagewise import batch_file, push, score
 from stagewise.dataset import read_dataset
 from stagewise.sampling import Sampling
-from tests.adapter import ROOT, STAGES
+from tests.adapter import BATCHED, ROOT, STAGES, fetch_from
 from tests.test_batch_file import QUICK, by_id, read_results, write_input
 
 NUMBERS = (2, 5)  # of the stages that this runs on, see conftest.py
@@ -404,7 +404,7 @@ def hub():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     server.files, server.commits, server.created = {}, [], []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()
@@ -416,16 +416,19 @@ def surroundings(hub, tmp_path):
     return hub_variables | {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_made_up"}
 
 
-def test_a_dataset_of_the_hub(batched_stage, hub, tmp_path):
+def test_a_dataset_of_the_hub(batched_stage, hub, tmp_path, monkeypatch):
     lines = write_input(tmp_path / "in.jsonl", 5)
     hub.files["in.jsonl"] = (tmp_path / "in.jsonl").read_bytes()
     pq.write_table(pa.Table.from_pylist([{"prompt": "A fox", "id": "p"}]), tmp_path / "p.parquet")
     hub.files["p.parquet"] = (tmp_path / "p.parquet").read_bytes()
     (tmp_path / "out").mkdir()
     names = ["hf://datasets/USER/tales/in.jsonl", "hf://datasets/USER/tales/p.parquet"]
-    status, _, stderr = batched_stage.run(
-        "--input", *names, "--output", tmp_path / "out", *QUICK, **surroundings(hub, tmp_path)
-    )
+    command = ["--input", *names, "--output", tmp_path / "out", *QUICK]
+    fetch_from(monkeypatch, f"http://127.0.0.1:{hub.server_port}", tmp_path)
+    if batched_stage is BATCHED[0]:  # one of them in a process of its own, which reads its environment
+        status, _, stderr = batched_stage.run(*command, **surroundings(hub, tmp_path))
+    else:
+        status, _, stderr = batched_stage.main(*command)
     assert status == 0, stderr
     assert len(read_results(tmp_path / "out" / "in.jsonl")) == len(lines)
     assert [result["id"] for result in read_results(tmp_path / "out" / "p.jsonl")] == ["p"]
@@ -438,11 +441,10 @@ def test_a_dataset_of_the_hub(batched_stage, hub, tmp_path):
         ("hf://USER/tales", "a file on the Hub is hf://datasets/USER/NAME/FILE"),
     ],
 )
-def test_a_dataset_that_is_not_on_the_hub(hub, tmp_path, name, says):
+def test_a_dataset_that_is_not_on_the_hub(hub, tmp_path, monkeypatch, name, says):
     """Told before a stage is asked for anything, so one of them shows it."""
-    status, _, stderr = STAGES[3].run(
-        "--input", name, "--output", tmp_path / "o.jsonl", *QUICK, **surroundings(hub, tmp_path)
-    )
+    fetch_from(monkeypatch, f"http://127.0.0.1:{hub.server_port}", tmp_path)
+    status, _, stderr = STAGES[3].main("--input", name, "--output", tmp_path / "o.jsonl", *QUICK)
     assert status == 2
     assert says in stderr
     assert "Traceback" not in stderr

@@ -41,6 +41,7 @@ def test_the_tool_says_what_is_wrong(capsys, monkeypatch):
 
 SAMPLES = {  # a sample of their mutants, each seen to be killed or listed
     "request": (24, 3, "stage01_single/request.py"),
+    "files": (8, 7, "stage01_single/support/vocabulary.py", "stage01_single/support/weights.py"),
     "text": (30, 3, "stage01_single/support/text.py", "stage01_single/support/logits_processors.py"),
     "sampler": (36, 3, "stage01_single/sampler.py"),
     "cache": (14, 4, "stage03_kvcache/batch.py", "stage03_kvcache/engine.py", "stage03_kvcache/kv_cache.py"),
@@ -49,7 +50,11 @@ SAMPLES = {  # a sample of their mutants, each seen to be killed or listed
     "scoring": (10, 2, "stage04_continuous/support/scoring.py"),
     "scheduler": (16, 2, *(f"stage05_paged/{name}.py" for name in ("scheduler", "policies", "block_manager"))),
     "paged": (12, 2, "stage05_paged/batch.py", "stage05_paged/request.py"),
+    "beams": (8, 7, "stage05_paged/beam_search.py"),
+    "threads": (10, 7, "stage06_fast/support/threads.py", "stage06_fast/support/openmp.py"),
     "speculator": (6, 2, "stage07_speculative/speculator.py"),
+    "planner": (6, 7, "stage07_speculative/draft_planner.py"),
+    "int8": (6, 7, "stage08_int8/quantize.py"),
 }
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from exercises import catalogue, examples
+from exercises import mutants as exercise_mutants
 from exercises.catalogue import exercises
-from tools import exercise_mutants
-from tools.exercise_mutants import chosen, is_listed, is_undefined, killed, listed, mutants
+from exercises.mutants import chosen, is_listed, is_undefined, killed, listed, mutants
 
 by_number = pytest.mark.parametrize("number", exercises())
 

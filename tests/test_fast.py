@@ -1,5 +1,6 @@
 """From stage 6 on: every kernel against torch, with every way to multiply; whole steps with every optimization off."""
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -8,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -19,6 +21,7 @@ from tests.adapter import ROOT, STAGES, cpu_flags, random_prompts, stages_that_c
 from tests.test_same_bits import Memory
 
 FAST = stages_that_change("fast_model.py", "kernels/forward.c")
+about_the_model = pytest.mark.covers("fast_model.py", "runner.py")
 KINDS = ["fma_float32", "fma_bfloat16", "dot_bfloat16", "tiles_bfloat16", "tiles_split"]
 # What a product of this kind may be wrong by, relative to the largest result.
 TOLERANCE = dict.fromkeys(KINDS, 2e-6) | {"tiles_split": 3e-5}
@@ -173,11 +176,14 @@ def test_float16_is_rounded_as_torch_does(c):
     assert torch.equal(got, x.half())
 
 
+@pytest.mark.covers("kv_cache.py", "kernels/attention.c", "kernels/vectors.h")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("n_head", "head_dim", "block_size"), [(12, 64, 16), (2, 64, 32), (3, 5, 7), (1, 24, 1)])
 def test_keys_and_values_are_written_as_kv_cache_does(stage, c, dtype, n_head, head_dim, block_size):
     KVCache = stage.part("kv_cache").KVCache
     caches = [KVCache(1, 9, block_size, n_head, head_dim, dtype, torch.device("cpu"), None) for _ in "ab"]
+    for tensor in (*caches[0].keys, *caches[0].values, *caches[1].keys, *caches[1].values):
+        tensor.zero_()
     slots = torch.randperm(9 * block_size)[: 5 * block_size]
     slots = torch.cat([slots.sort().values[: 3 * block_size], slots[slots > slots.sort().values[3 * block_size - 1]]])
     width, n = n_head * head_dim, len(slots)
@@ -191,6 +197,7 @@ def test_keys_and_values_are_written_as_kv_cache_does(stage, c, dtype, n_head, h
     assert torch.equal(caches[0].values, caches[1].values)
 
 
+@pytest.mark.covers("support/memory.py")
 @pytest.mark.parametrize("stage", [one for one in stages_that_change("support/memory.py") if one.number > 5], ids=str)
 def test_memory_in_large_pages(stage):
     memory = stage.part("memory")
@@ -208,8 +215,9 @@ def test_memory_in_large_pages(stage):
             assert tensor.data_ptr() % memory.PAGE == 0
 
 
+@pytest.mark.covers("support/memory.py")
 @pytest.mark.soak
-@pytest.mark.parametrize("stage", stages_that_change("support/memory.py"), ids=str)
+@pytest.mark.parametrize("stage", [one for one in stages_that_change("support/memory.py") if one.number > 5], ids=str)
 def test_an_arena_keeps_copies(stage):
     """Of all sizes and types, also of what is longer than a chunk; none is written over by a later one."""
     memory, generator = stage.part("memory"), torch.Generator().manual_seed(0)
@@ -250,6 +258,7 @@ def switches():
     return list(FAST[0].part("fast_model").OPTIMIZATIONS)
 
 
+@about_the_model
 @pytest.mark.parametrize(
     "off",
     [
@@ -275,6 +284,7 @@ def test_every_optimization_can_be_turned_off(stage, checkpoint, off):
         assert (fast_logits[key] - row).abs().max() <= 1e-4 * row.abs().max()
 
 
+@about_the_model
 @pytest.mark.parametrize("name", ["linear", "prefill", "pages"])
 def test_what_a_switch_turns_off(stage, checkpoint, monkeypatch, name):
     """What the engine does with it and without it. Tiles: `test_options_that_are_not_about_numbers`."""
@@ -302,6 +312,7 @@ def test_what_a_switch_turns_off(stage, checkpoint, monkeypatch, name):
     assert not off
 
 
+@about_the_model
 @pytest.mark.parametrize("off", [[], ["tiles"], ["prefill"]], ids=str)
 def test_bfloat16_is_as_close_to_float32_as_torch_is(stage, checkpoint, off):
     check_closeness(stage, checkpoint, "bfloat16", off)
@@ -324,6 +335,7 @@ def check_closeness(stage, checkpoint, dtype, off):
     assert error["fast"] <= 1.05 * error["torch"]
 
 
+@about_the_model
 def test_threads_do_not_change_the_numbers(stage, checkpoint):
     before = torch.get_num_threads()
     try:
@@ -337,6 +349,7 @@ def test_threads_do_not_change_the_numbers(stage, checkpoint):
         assert torch.equal(row, together[key])
 
 
+@about_the_model
 def test_the_packed_weights_replace_the_others(stage, checkpoint):
     model = stage.LLM(str(checkpoint), device="cpu").engine.runner.model
     assert all(module.weight is None for module in model.modules() if isinstance(module, torch.nn.Linear))
@@ -350,9 +363,18 @@ def test_float16_is_as_close_to_float32_as_torch_is(stage, checkpoint):
     check_closeness(stage, checkpoint, "float16", [])
 
 
+@pytest.fixture(scope="module")
+def few_products(tmp_path_factory):
+    """For instructions in plain C, which take a hundred times as long."""
+    sizes = dict(vocab_size=211, n_positions=128, n_embd=128, n_layer=1, n_head=2)
+    return write_checkpoint(tmp_path_factory.mktemp("few"), **sizes)
+
+
+@about_the_model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_options_that_are_not_about_numbers(stage, checkpoint, dtype, instructions):
+def test_options_that_are_not_about_numbers(stage, few_products, dtype, instructions):
     """Which instructions multiply follows from the CPU and the dtype: not from how many requests run at once, say."""
+    checkpoint = few_products
     prompts, memory, kinds = random_prompts(211, [1, 9, 3, 8, 34]), Memory(), set()
     params = stage.SamplingParams(seed=3, max_tokens=4, ignore_eos=True)
     options = [*(dict(max_num_seqs=count) for count in (1, 2, 3, 8)), dict(max_num_batched_tokens=7)]
@@ -369,6 +391,7 @@ def test_options_that_are_not_about_numbers(stage, checkpoint, dtype, instructio
         assert llm.engine.runner.model.kind == ("dot_bfloat16" if dtype == "bfloat16" else "fma_float32")
 
 
+@about_the_model
 def test_tiles_and_torch_do_not_disturb_each_other(stage, checkpoint):
     """Both use AMX, where there is one, from the same threads: each has to set the tiles up for itself."""
     a, b = (torch.randn(256, 256, dtype=torch.bfloat16) for _ in range(2))
@@ -386,6 +409,96 @@ def test_an_unknown_optimization(stage):
     status, _, stderr = stage.main("--prompts", "a", "--disable", "tiles", "speed")
     assert (status, stderr.count("\n")) == (2, 1)
     assert "there is no optimization 'speed'" in stderr
+
+
+@about_the_model
+def test_the_first_way_to_multiply_that_is_there_and_on(stage, monkeypatch):
+    part, there = stage.part("fast_model"), set()
+    monkeypatch.setattr(part.c, "has_kind", lambda kind: kind in there)
+
+    def picked(*arguments, pick=part.pick_kind):
+        """With every optimization and without tiles."""
+        return [pick(*arguments, part.enabled(off)) for off in ([], ["tiles"])]
+
+    for dtype in (torch.float32, torch.float16):
+        there.clear()
+        assert picked(dtype) == ["fma_float32"] * 2
+        there.update(["tiles_bfloat16", "tiles_split", "dot_bfloat16"])
+        assert picked(dtype) == ["tiles_split", "fma_float32"]
+    assert picked(torch.bfloat16) == ["tiles_bfloat16", "dot_bfloat16"]
+    there.remove("tiles_bfloat16")
+    assert picked(torch.bfloat16) == ["dot_bfloat16"] * 2
+    there.clear()
+    assert picked(torch.bfloat16) == ["fma_bfloat16"] * 2
+    if stage.has_option("weights"):
+        assert picked(pick=part.pick_int8_kind) == ["pairs_int8"] * 2
+        there.update(["tiles_int8", "dot_int8"])
+        assert picked(pick=part.pick_int8_kind) == ["tiles_int8", "dot_int8"]
+
+
+@about_the_model
+def test_rows_for_activations(stage, c):
+    """They are zero, and a row of a power of two bytes is a cache line longer."""
+    kept = []
+    for format, size, planes in ((0, 4, 1), (1, 2, 1), (c.SPLIT, 2, 2)):
+        made = stage.part("fast_model").rows(5, 4096 // size, format, kept)
+        assert (made.stride, made.plane, made.format) == (4096 + 64, 5 * (4096 + 64), format)
+        assert kept[-1].shape == (planes, made.plane)
+        assert kept[-1].data_ptr() == made.data
+        assert not kept[-1].any()
+        assert stage.part("fast_model").rows(5, 4096 // size - 1, format, kept).stride == 4096 + 64
+
+
+@about_the_model
+def test_what_lies_in_large_pages(stage, checkpoint):
+    model = stage.LLM(str(checkpoint), device="cpu", num_blocks=8).engine.runner.model
+    pages = [range(chunk.data_ptr(), chunk.data_ptr() + chunk.nbytes) for chunk in model.arena.chunks]
+    linears = [
+        getattr(layer, name) for layer in model.layers for name in ("c_attn", "attn_c_proj", "c_fc", "mlp_c_proj")
+    ]
+    places = [place for linear in linears for place in (linear.panels, linear.bias)]
+    assert all(any(place in page for page in pages) for place in [*places, model.model.head.panels])
+
+
+@about_the_model
+@pytest.mark.parametrize(("count", "padded"), [(1, 32), (32, 32), (65, 96)])
+def test_biases_are_padded_to_whole_panels(stage, checkpoint, monkeypatch, count, padded):
+    """What the products read beyond them is there, and zero."""
+    model = stage.LLM(str(checkpoint), device="cpu", num_blocks=8).engine.runner.model
+    monkeypatch.setattr(model, "copied", torch.Tensor.tolist)
+    assert model.padded(torch.ones(count)) == [1] * count + [0] * (padded - count)
+
+
+@about_the_model
+def test_what_a_runner_picks(stage, small_checkpoint, monkeypatch):
+    """Its model, its sampler, and whether its threads may share their cores with other programs."""
+    monkeypatch.setattr(stage.part("runner"), "WAITS_BRIEFLY", True)
+    picked = {}
+    for name, options in {"c": {}, "c, without linear": {"disable": ["linear"]}, "torch": {}}.items():
+        options = {"attention_backend": name.split(",")[0], "num_blocks": 8, **options}
+        runner = stage.LLM(str(small_checkpoint), device="cpu", **options).engine.runner
+        picked[name] = type(runner.model).__name__, type(runner.sampler).__name__, runner.waits_briefly
+    assert picked == {
+        "c": ("FastGPT2", "CSampler", True),
+        "c, without linear": ("GPT2", "CSampler", False),
+        "torch": ("GPT2", "NoneType", False),
+    }
+
+
+@about_the_model
+@pytest.mark.parametrize(("waits_briefly", "free", "limited"), [(True, 0.84, 0), (True, 0.85, 1), (False, 0.8, 1)])
+def test_all_threads_where_no_core_is_free(stage, small_checkpoint, waits_briefly, free, limited):
+    """If they wait briefly the system shares out the cores; else there are as many threads as free cores."""
+    runner, entered = stage.LLM(str(small_checkpoint), device="cpu", num_blocks=8).engine.runner, []
+
+    class Limit(contextlib.nullcontext):
+        def __enter__(self):
+            entered.append(True)
+
+    runner.thread_limit, runner.waits_briefly, runner.model = Limit(), waits_briefly, lambda *_: "logits"
+    runner.thread_limit.free = free
+    assert runner.forward(SimpleNamespace(block_copies=[], num_tokens=1, to=lambda _: None)) == "logits"
+    assert len(entered) == limited
 
 
 # --- The commands that measure it -----------------------------------------------------------------------------------
@@ -494,12 +607,14 @@ def test_other_instruction_sets(stage, tmp_path, cpu, needs):
     assert process.returncode == 0, process.stdout[-2000:]
 
 
+@pytest.mark.covers("kv_cache.py")
 # --- Memory ---------------------------------------------------------------------------------------------------------
 
 
 def test_only_the_first_blocks_are_there_from_the_start(stage, monkeypatch):
     """A pool may be far larger than what is ever in use: the rest comes with the steps that need it."""
     cache, page = stage.part("kv_cache"), 2 << 20
+    assert cache.PREFAULT // (2 * 12 * 768) == 7281  # tokens of GPT-2 small
     monkeypatch.setattr(cache, "PREFAULT", (32 << 20) // 4)
     before = psutil.Process().memory_info().rss
     made = cache.KVCache(2, 4096, 16, 12, 64, torch.float32, torch.device("cpu"), None, large_pages=True)
@@ -507,6 +622,17 @@ def test_only_the_first_blocks_are_there_from_the_start(stage, monkeypatch):
     assert whole > 20 * (32 << 20)
     assert 30 << 20 < grown < (32 << 20) + 8 * page
     assert not made.keys[:, 0].any()
+    if sys.platform == "linux":
+        assert {made.keys.data_ptr() % page, made.values.data_ptr() % page} == {0}
+
+
+@pytest.mark.covers("kv_cache.py")
+def test_a_cache_in_small_pages(stage, monkeypatch):
+    """Where nobody asks for large ones, on another device say."""
+    cache = stage.part("kv_cache")
+    monkeypatch.setattr(cache, "empty", None)
+    made = cache.KVCache(2, 3, 16, 2, 8, torch.float32, torch.device("cpu"), None)
+    assert (made.keys.shape, made.values.shape) == ((2, 3, 2, 8, 16), (2, 3, 2, 16, 8))
 
 
 HELD = """
@@ -519,11 +645,16 @@ print(resident().rss - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only glibc is asked to give memory back")
-def test_a_model_is_in_memory_once(stage, tmp_path):
-    """Each matrix is freed after it is packed, and the memory goes back to the system. (Twice it did not.)"""
+@pytest.fixture(scope="module")
+def large_checkpoint(tmp_path_factory):
     sizes = dict(n_layer=6, n_head=12, n_embd=768, n_positions=32, vocab_size=500)
-    path = write_checkpoint(tmp_path, **sizes)
+    return write_checkpoint(tmp_path_factory.mktemp("large"), **sizes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc is asked to give memory back")
+def test_a_model_is_in_memory_once(stage, large_checkpoint):
+    """Each matrix is freed after it is packed, and the memory goes back to the system. (Twice it did not.)"""
+    path = large_checkpoint
     weights = (path / "model.safetensors").stat().st_size
     command = [sys.executable, "-c", HELD.format(stage=stage.directory), str(path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

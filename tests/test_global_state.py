@@ -168,11 +168,11 @@ def test_another_thread_changes_the_state_all_the_time(stage, options, state, un
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert everything(llm, stage) == expected
+        while changes < 2:
+            assert everything(llm, stage) == expected
     finally:
         over.set()
         thread.join()
-    assert changes > 1
 
 
 def test_random_weights_are_the_same_in_any_state():
@@ -350,5 +350,6 @@ def test_addresses_are_asked_for_in_one_place(stage):
 
 def test_no_engine_keeps_the_callers_garbage(stage, small_checkpoint):
     """Objects that the collector is told to ignore are never freed, nor are the caller's."""
+    before = gc.get_freeze_count()  # some program around the tests may have told it so
     stage.LLM(str(small_checkpoint), device="cpu")
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() == before

@@ -18,10 +18,11 @@ from tests import test_same_bits
 from tests.adapter import ROOT, STAGES, random_prompts, write_checkpoint
 from tests.test_speculative import random_jobs, told
 
-sys.path.insert(0, str(ROOT / "tools"))  # a tool finds its neighbours as when it is run
+sys.path.insert(0, str(ROOT / "models" / "training"))
 from tale_grammar import write_tale
 
-INT8 = next(stage for stage in STAGES if stage.has_option("weights"))
+pytestmark = pytest.mark.covers("quantize.py", "runner.py", "fast_model.py", "model.py", "support/weights.py")
+stage = INT8 = next(stage for stage in STAGES if stage.has_option("weights"))
 SEVEN = next(stage for stage in STAGES if stage.number == INT8.number - 1)
 quantize = INT8.part("quantize")
 c = INT8.part("kernels.c_kernel")
@@ -393,8 +394,8 @@ def test_random_schedules(tmp_path_factory, dtype, schedules):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gpt2s_width(dtype, tmp_path_factory):
-    test_same_bits.test_gpt2s_width(INT8, dtype, tmp_path_factory)
+def test_gpt2s_width(dtype, wide_checkpoint):
+    test_same_bits.test_gpt2s_width(INT8, dtype, wide_checkpoint)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -521,9 +522,9 @@ def test_a_wrong_value_is_named():
 
 
 def test_the_command_says_which_weights_it_has():
-    """In processes of their own, where "auto" is what users get."""
+    """Also in a process of its own, where "auto" is what users get."""
     prompt = ("--prompts", "Once upon a time", "--max-tokens", "40", "--temperature", "0")
-    told = {"int8": INT8.run(*prompt, "--weights", "int8"), "as-is": INT8.main(*prompt, "--weights", "as-is")}
+    told = {weights: INT8.main(*prompt, "--weights", weights) for weights in ("int8", "as-is")}
     assert [status for status, _, _ in told.values()] == [0, 0]
     assert "float32, weights in int8, attention: c" in told["int8"][2]
     assert "float32, attention: c" in told["as-is"][2]

@@ -468,9 +468,10 @@ def test_an_ended_completion_is_told_once(small_checkpoint):
 # --- Processes ------------------------------------------------------------------------------------------------------
 
 FORK = """
-import asyncio, os, sys, time
+import asyncio, os, sys, time, warnings
 import {module} as stage
 
+warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, os.fork warns
 def ask(what):
     start = time.monotonic()
     try:

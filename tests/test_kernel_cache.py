@@ -316,6 +316,7 @@ def test_a_compile_that_is_killed(stage, compiler, tmp_path):
 
 
 def test_a_compiler_with_arguments(stage, compiler, tmp_path, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
     plain = compiler.compile_kernel()
     log = tmp_path / "log"
     wrapper = write_compiler(tmp_path / "ccache", f'echo "$@" >> {log}\nexec "$@"')

@@ -1,6 +1,7 @@
 """Every limit and bad value of the contract: a ValueError that names the field or prompt, before anything runs."""
 
 import math
+import shutil
 
 import pytest
 import torch
@@ -246,3 +247,62 @@ def test_the_empty_text_is_the_end_token(stage):
     assert token.prompt is None
     assert empty.prompt_token_ids == token.prompt_token_ids == [50256]
     assert empty.outputs == token.outputs
+
+
+# --- Options ---------------------------------------------------------------------------------------------------------
+
+DEFAULTS = {  # those that a stage brings or changes
+    1: dict(max_model_len=None, seed=0),
+    2: dict(max_num_seqs=8, sort_by_length=True),
+    3: dict(kv_cache_bytes=None),
+    4: dict(max_num_batched_tokens=512, enable_chunked_prefill=True),
+    5: dict(block_size=16, num_blocks=None, enable_prefix_caching=True, watermark=0.01),
+    6: dict(max_num_seqs=64, disable=()),
+    7: dict(num_drafts="auto"),
+    8: dict(weights="auto"),
+}
+OPTION_RANGES = {
+    "max_model_len": (2, None),
+    "max_num_seqs": (1, None),
+    "seed": (0, 2**64 - 1),
+    "kv_cache_bytes": (1, None),
+    "max_num_batched_tokens": (1, None),
+    "block_size": (1, 1024),
+    "num_blocks": (1, None),
+    "num_drafts": (1, 16),
+}
+
+
+@pytest.mark.covers("config.py", "support/options.py")
+def test_defaults_and_ranges_of_options(stage):
+    config = stage.part("config").EngineConfig
+    assert {name: getattr(config(), name) for name in DEFAULTS[stage.number]} == DEFAULTS[stage.number]
+    for name in filter(stage.has_option, OPTION_RANGES):
+        low, high = OPTION_RANGES[name]
+        assert getattr(config(**{name: low}), name) == low
+        refused = [low - 1]
+        if high:
+            assert getattr(config(**{name: high}), name) == high
+            refused.append(high + 1)
+        for value in refused:
+            with pytest.raises(ValueError, match=name):
+                config(**{name: value})
+
+
+@pytest.mark.covers("support/llm_base.py")
+def test_what_an_engine_says_of_itself(stage, small_checkpoint, tmp_path):
+    shutil.copytree(small_checkpoint, tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text('{"top_k": 9, "max_new_tokens": 5}')
+    llm = stage.LLM(str(tmp_path / "model"), device="cpu", max_model_len=40)
+    assert (llm.max_model_len, llm.vocab_size, llm.config.seed) == (40, 211, 0)
+    assert llm.get_default_sampling_params() == stage.SamplingParams(top_k=9, max_tokens=5)
+    assert llm.get_tokenizer() is llm.engine.tokenizer
+    assert llm.describe().startswith("cpu (")
+    llm.generate([[1]], stage.SamplingParams(max_tokens=2, ignore_eos=True))
+    assert llm.stats.num_output_tokens == 2
+    llm.stats = type(llm.stats)()
+    assert llm.engine.stats.num_output_tokens == llm.stats.num_output_tokens == 0
+    llm.validate([1, 2], stage.SamplingParams())
+    assert llm.generate([[1]], stage.SamplingParams(max_tokens=1))[0].request_id == "1"  # which seeds its draws
+    with pytest.raises(ValueError, match="211"):
+        llm.validate([211], stage.SamplingParams())

@@ -67,9 +67,7 @@ class Mistake:
     def make(self, folder: Path) -> Path:
         """The engine with the mistake."""
         directory = folder / "engine"
-        shutil.copytree(
-            ROOT / STAGES[self.stage - 1].directory, directory, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / STAGES[self.stage - 1].directory, directory)  # with what Python has compiled
         for name, right, wrong in self.edits:
             text = (directory / name).read_text(encoding="utf-8")
             assert right in text, f"{self.name}: {name} has no {right!r}"
@@ -112,7 +110,7 @@ MISTAKES = [
     Mistake("everything is computed again", 2, 3, "you computed 459 tokens where 96 suffice", []),
     Mistake("decodes count the padding", 3, 3, "the first decode is wrong", [("model.py", "positions = (new - num_padding[:, None])", "positions = (new - num_padding[:, None] * (cache.length == 0))")]),
     Mistake("slots are filled when all are free", 3, 4, "a free slot stays empty", []),
-    Mistake("prefills before decodes", 4, 4, "decodes come first", [("scheduler.py", "key=lambda request: request.num_new_tokens > 1", "key=lambda request: request.num_new_tokens == 1")]),
+    Mistake("prefills before decodes", 4, 4, "decodes come first", [("scheduler.py", "for request in self.running:", "for request in self.running[::-1]:\n            if not budget:\n                break")]),
     Mistake("a bad request is found in the step", 4, 4, "refused by add_request", [("support/inputs.py", "if bad := [t for t in token_ids if not 0 <= t < vocab_size]", "if bad := []")]),
     Mistake("who is preempted goes on where it was", 5, 5, "prompt and output are computed again", [("scheduler.py", "request.num_computed_tokens = self.block_manager.allocate(request)", "request.num_computed_tokens = max(self.block_manager.allocate(request), request.num_tokens - 1 if request.output_token_ids else 0)")]),
     Mistake("blocks for all that may come", 5, 5, "each request reserves all that it may need", [("block_manager.py", "self.num_needed(len(sequence.token_ids)) - len(found))]", "self.num_needed(len(sequence.prompt_token_ids) + sequence.max_tokens - 1) - len(found))]")]),

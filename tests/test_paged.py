@@ -689,6 +689,20 @@ def test_who_starts_over_after_a_step_that_failed(stage, small_checkpoint):
     run(llm, [])
 
 
+@pytest.mark.covers("scheduler.py")
+def test_completions_go_before_a_prompt_that_was_admitted_earlier(stage, small_checkpoint):
+    """The second completion runs only after the first, and after the prompt that was cut: no step holds it up."""
+    llm = stepper(stage, small_checkpoint, max_num_batched_tokens=3, num_blocks=16, **stage.one_by_one)
+    schedule, steps = llm.engine.scheduler.schedule, []
+    llm.engine.scheduler.schedule = lambda: steps.append(schedule()) or steps[-1]
+    llm.add_request("a", [1, 2], stage.SamplingParams(n=2, seed=1, max_tokens=6, ignore_eos=True))
+    llm.add_request("b", [3, 4, 5, 6, 7], greedy(stage, 1))
+    for _ in range(4):
+        llm.step()
+    told = [[(row.request.request_id, row.num_tokens) for row in rows] for rows in steps]
+    assert told == [[("a", 2), ("b", 1)], *[[("a", 1), ("a", 1), ("b", 1)]] * 3]
+
+
 # --- Beam search -----------------------------------------------------------------------------------------------------
 
 
@@ -777,6 +791,7 @@ def test_beams_of_the_bundled_model(stage):
     assert [c.index for c in output.outputs] == [0, 1, 2]
 
 
+@pytest.mark.covers("beam_search.py", "block_manager.py")
 def test_beams_share_blocks(stage, small_checkpoint):
     """4 beams of a prompt of 33 tokens: its two full blocks are shared, so three times two are saved."""
     llm = traced_engine(stage, small_checkpoint, enable_prefix_caching=False)
@@ -784,8 +799,10 @@ def test_beams_share_blocks(stage, small_checkpoint):
     assert [row.num_tokens for row in llm.trace[0].rows] == [33]
     assert min(step.num_blocks_saved for step in llm.trace[1:]) >= 6
     assert llm.stats.num_tokens_computed == 33 + 4 * 2
+    assert llm.stats.num_output_tokens == 1 + 4 * 2  # a token per beam and step
 
 
+@pytest.mark.covers("beam_search.py", "block_manager.py")
 def test_beams_in_the_smallest_pool(stage, ending_checkpoint):
     """As many blocks as the beams of one prompt can need, and streams that are open; all get what is theirs."""
     prompts = random_prompts(40, [9, 6, 10])
@@ -802,6 +819,7 @@ def test_beams_in_the_smallest_pool(stage, ending_checkpoint):
         llm.beam_search([[1], prompts[2] + [1]], 3, 9)
 
 
+@pytest.mark.covers("beam_search.py", "block_manager.py")
 def test_a_beam_search_that_fails_gives_everything_back(stage, ending_checkpoint, monkeypatch):
     llm = engine(stage, ending_checkpoint)
     calls, forward = [], llm.engine.runner.model.forward
@@ -820,6 +838,7 @@ def test_a_beam_search_that_fails_gives_everything_back(stage, ending_checkpoint
     assert llm.engine.block_manager.num_free == llm.engine.runner.num_blocks
 
 
+@pytest.mark.covers("beam_search.py", "block_manager.py")
 def test_a_beam_search_that_fails_leaves_nothing_to_be_found(stage, ending_checkpoint, monkeypatch):
     llm, prompt = engine(stage, ending_checkpoint), random_prompts(40, [40])[0]
     (first,) = llm.beam_search([[1, 2]], 2, 5)
@@ -867,6 +886,29 @@ def test_a_beam_search_that_just_fits(stage, small_checkpoint):
     assert len(make(4).beam_search([prompt], 3, 17)[0].outputs) == 3
     with pytest.raises(ValueError, match="may need 4 blocks of the KV cache, there are 3"):
         make(3).beam_search([prompt], 3, 17)
+    with pytest.raises(ValueError, match="may need 7 blocks of the KV cache, there are 6"):  # with the first of a third
+        make(6).beam_search([prompt], 3, 18)
+
+
+@about_beams
+def test_searches_take_their_turns(stage, small_checkpoint):
+    """All requests that run are preempted for them, then they start in order. A prompt that has no tokens left in a
+    step has no row in it."""
+    part, params, told, rows = stage.part("beam_search"), greedy(stage, 4), [], []
+    llm = stepper(stage, small_checkpoint, block_size=4, num_blocks=28, max_num_batched_tokens=12)
+    beams = part.BeamEngine(llm.engine)
+    llm.add_request("a", [1, 2, 3], params)
+    llm.add_request("b", [4, 5], params)
+    llm.step()
+    llm.engine.scheduler.emit = lambda kind, request, **_: told.append((kind, request.request_id))
+    beams.schedule = lambda own=beams.schedule: rows.extend(made := own()) or made
+    prompts = random_prompts(211, [20, 9, 9])
+    requests = [llm.inputs.request(prompt, params, number=i) for i, prompt in enumerate(prompts)]
+    with torch.inference_mode():
+        beams.run(part.make_searches(llm.engine, requests, 2, 1.0, False))
+    assert [request_id for kind, request_id in told if kind == "preempted"] == ["a", "b"]
+    assert [request_id for kind, request_id in told if kind == "admitted"] == ["0", "1", "2"]
+    assert all(row.num_tokens for row in rows)
 
 
 # --- The size of the pool --------------------------------------------------------------------------------------------

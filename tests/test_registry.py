@@ -15,8 +15,11 @@ from tools.sync_stages import read_stages, tomllib
 NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 LAST = max(PACKAGES)
 KINDS = r"(?:(?:complete|small|GPT-2|LLM|other|inference) )*(?:engines|stages|directories|chapters)"
-PAGES = [ROOT / name for name in ("pyproject.toml", "CITATION.cff", "README.md", "USING.md", "READING.md", "NEXT.md")]
-PAGES += [ROOT / name for name in ("CONTRIBUTING.md", "GLOSSARY.md", "exercises/README.md", "notebooks/README.md")]
+PAGES = [
+    ROOT / name
+    for name in ("pyproject.toml", "CITATION.cff", "README.md", "docs/USING.md", "docs/READING.md", "docs/NEXT.md")
+]
+PAGES += [ROOT / name for name in ("CONTRIBUTING.md", "docs/GLOSSARY.md", "exercises/README.md", "notebooks/README.md")]
 PAGES += [*ROOT.glob("stagewise/*/README.md"), *(ROOT / package / "README.md" for package in IDEAS)]
 PAGES = [path for path in PAGES if path.exists()]
 

@@ -198,11 +198,9 @@ def test_random_schedules_by_other_instructions(stage, models, dtype, schedules,
 
 @pytest.mark.covers("fast_model.py", "kernels/forward.c")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gpt2s_width(stage, dtype, tmp_path_factory):
+def test_gpt2s_width(stage, dtype, wide_checkpoint):
     """GPT-2's 12 heads of 64 and its inner 3,072, with prompts of several blocks of 32 rows, cut anywhere: rests of
     fewer than 8 tokens, too, and a second layer, whose keys depend on attention."""
-    sizes = dict(n_layer=2, n_head=12, n_embd=768, n_positions=150, vocab_size=211)
-    checkpoint = write_checkpoint(tmp_path_factory.mktemp("wide"), **sizes)
     prompts, params = (
         random_prompts(211, [15, 62, 143]),
         stage.SamplingParams(seed=1, max_tokens=6, ignore_eos=True),
@@ -211,7 +209,7 @@ def test_gpt2s_width(stage, dtype, tmp_path_factory):
 
     def run(times=1, **options):
         wide = dict(max_num_batched_tokens=1024, enable_prefix_caching=False, num_blocks=64)
-        llm = memory.watch(stage.LLM(str(checkpoint), device="cpu", dtype=dtype, **(wide | options)))
+        llm = memory.watch(stage.LLM(str(wide_checkpoint), device="cpu", dtype=dtype, **(wide | options)))
         for _ in range(times):
             llm.generate(prompts, params)
 

@@ -21,7 +21,7 @@ from transformers import (
 from tests.adapter import ROOT, STAGES, cpu_flags
 
 FAST = [stage for stage in STAGES if stage.number >= 6]
-pytestmark = pytest.mark.covers("sampler.py", "support/logprobs.py", "support/philox.py")
+pytestmark = pytest.mark.covers("sampler.py", "kernels/c_sampler.py", "support/logprobs.py", "support/philox.py")
 
 VOCABULARY = 199
 SETTINGS = [

@@ -1560,7 +1560,7 @@ def test_the_example_of_a_batch_file(tmp_path):
 # --- The chapter ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("readme", ["USING.md", "stagewise/serving/README.md"])
+@pytest.mark.parametrize("readme", ["docs/USING.md", "stagewise/serving/README.md"])
 def test_the_readmes_curl_works(tales, readme):
     text = Path(ROOT / readme).read_text(encoding="utf-8")
     bodies = re.findall(r"curl \S*?(/v1/\S+) .*?-d '(.*?)'", text, re.DOTALL)

@@ -16,8 +16,8 @@ from stagewise import allowed_token_ids, logit_bias, sampling_params
 from stagewise.cli import main
 from stagewise.replay.state import states
 from stagewise.replay.trace import Trace, check_step, lines_of
-from stagewise.serving.clients.server import server
 from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
+from tools.server import server
 
 pytestmark = pytest.mark.covers("speculator.py", "draft_planner.py", "drafters.py")
 SPECULATIVE = [stage for stage in STAGES if stage.number >= 7]
@@ -504,6 +504,18 @@ def test_auto_tries_what_it_does_not_know(stage, small_checkpoint):
         assert least <= llm.stats.num_draft_tokens <= most
 
 
+def test_one_request_gets_two_guesses_until_eight_were_tried(stage, small_checkpoint):
+    planner = speculator_with(stage, small_checkpoint, FREE).planner
+    first, second, third = requests_of(stage, 3)
+    for tried, probed in ((0, {second: 2}), (7.9, {second: 2}), (8, {})):
+        planner.overall.num_tried = tried
+        assert planner.probe({first: 0, second: 16, third: 16}, 3) == probed
+    planner.overall.num_tried = 0
+    assert planner.probe({first: 1}, 1) == {first: 1}
+    planner.costs.seconds = FULL
+    assert planner.probe({first: 1}, 1) == {}
+
+
 def test_auto_knows_who_has_guesses(stage, small_checkpoint, monkeypatch):
     """Lookup finds something for one of four: it gets what pays for it alone, since the others only wait."""
     speculator = speculator_with(stage, small_checkpoint, [0.0] + [1 + 0.05 * n for n in range(64)])
@@ -569,8 +581,11 @@ def test_what_was_tried_in_vain_is_tried_again(stage, small_checkpoint):
 
 
 def test_steps_are_timed_by_their_tokens(stage, small_checkpoint):
-    seconds = stage.LLM(small_checkpoint, device="cpu").engine.speculator.planner.costs.seconds
+    costs = stage.LLM(small_checkpoint, device="cpu").engine.speculator.planner.costs
+    sizes, seconds = sorted(costs.measured), costs.seconds
+    assert sizes[0] == 1
     assert len(seconds) == 65
+    assert all(larger <= 2 * size for size, larger in itertools.pairwise([*sizes, 64]))
     assert min(seconds[1:]) > 0
     assert stage.LLM(small_checkpoint, device="cpu", speculate="off").engine.speculator.planner is None
     interpolate = stage.part("draft_planner").interpolate
@@ -654,6 +669,7 @@ def test_drafters_let_go_of_requests(stage, small_checkpoint):
 # --- Options ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("config.py", "drafters.py")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -667,6 +683,14 @@ def test_drafters_let_go_of_requests(stage, small_checkpoint):
 def test_wrong_options(stage, small_checkpoint, options, message):
     with pytest.raises(ValueError, match=message):
         stage.LLM(small_checkpoint, device="cpu", **options)
+
+
+@pytest.mark.covers("config.py")
+@pytest.mark.parametrize(("flag", "meant"), [("3", 3), ("auto", "auto")])
+def test_the_number_of_drafts_as_a_flag(stage, flag, meant):
+    part = stage.part("config")
+    text = "".join([*flag])  # another object than the default, so it is checked
+    assert part.EngineConfig(num_drafts=part.as_number(text)).num_drafts == meant
 
 
 def test_dtypes_of_the_drafter(stage, small_checkpoint):

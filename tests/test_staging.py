@@ -103,7 +103,8 @@ def project(tmp_path):
         command = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
 
-    (tmp_path / "stages.toml").write_text(
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "stages.toml").write_text(
         '[s1]\n"a.py" = "new"\n"b.py" = "new"\n[s2]\n"a.py" = "same"\n"b.py" = "changed"\n[s3]\n"a.py" = "same"\n'
         '"b.py" = "same"\n'
     )

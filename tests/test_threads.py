@@ -1,16 +1,19 @@
 """Threads: torch's are as many as there are free cores, the kernels' wait for each other whoever is running."""
 
+import builtins
 import functools
 import os
 import random
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.adapter import ROOT, STAGES, random_prompts
 
+about_limits = pytest.mark.covers("support/threads.py")
 LIMITED = [stage for stage in STAGES if stage.number >= 6]
 
 
@@ -40,6 +43,7 @@ def inside(limit) -> int:
         return torch.get_num_threads()
 
 
+@about_limits
 def test_threads_are_as_many_as_there_are_free_cores(limit):
     assert inside(limit) == 4  # nothing is known yet
     limit.passes(1.0, idle=0.1, own=3.8)  # nobody else
@@ -57,6 +61,7 @@ def test_threads_are_as_many_as_there_are_free_cores(limit):
     assert torch.get_num_threads() == 4
 
 
+@about_limits
 def test_the_number_that_was_there_is_the_most_and_is_back_afterwards(limit):
     limit.passes(1.0, idle=0.0, own=2.0)
     assert inside(limit) == 2
@@ -70,6 +75,7 @@ def test_the_number_that_was_there_is_the_most_and_is_back_afterwards(limit):
     assert torch.get_num_threads() == 3
 
 
+@about_limits
 def test_after_an_exit_that_was_interrupted_the_number_comes_back(limit):
     limit.passes(1.0, idle=0.0, own=1.0)
     limit.__enter__()  # and nothing
@@ -79,6 +85,7 @@ def test_after_an_exit_that_was_interrupted_the_number_comes_back(limit):
     assert torch.get_num_threads() == 4
 
 
+@about_limits
 def test_a_look_counts_the_cores_we_may_use():
     look = LIMITED[0].part("threads").ThreadLimit._look
     first, second = look(), look()
@@ -86,6 +93,19 @@ def test_a_look_counts_the_cores_we_may_use():
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     seconds, idle, _ = (new - old for new, old in zip(second, first, strict=True))
     assert idle <= cores * (seconds + 0.1)
+
+
+@about_limits
+@pytest.mark.parametrize("stage", LIMITED, ids=str)
+def test_which_cores_a_look_counts(stage, monkeypatch):
+    threads = stage.part("threads")
+    cores = [SimpleNamespace(idle=1.0, iowait=0.5), SimpleNamespace(idle=2.0), SimpleNamespace(idle=4.0)]
+    monkeypatch.setattr(threads.psutil, "cpu_times", lambda percpu: cores)
+    for ours, idle in (({0, 2}, 5.5), ({0, 1, 2}, 7.5), ({0, 5}, 7.5)):  # the last: the system does not tell of one
+        monkeypatch.setattr(os, "sched_getaffinity", {0: ours}.__getitem__, raising=False)
+        assert threads.ThreadLimit._look()[1] == idle
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert threads.ThreadLimit._look()[1] == 7.5
 
 
 WAITING = """
@@ -97,6 +117,7 @@ print(openmp.WAITS_BRIEFLY, os.environ.get("GOMP_SPINCOUNT"))
 """
 
 
+@pytest.mark.covers("support/openmp.py")
 @pytest.mark.parametrize(
     ("before", "environment", "expected"),
     [
@@ -114,6 +135,40 @@ def test_the_runtime_waits_briefly(before, environment, expected):
         cwd=ROOT, env=clean | environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert (ended.stdout.strip(), ended.stderr) == (expected, "")
+
+
+@pytest.mark.covers("support/openmp.py")
+@pytest.mark.parametrize("stage", LIMITED, ids=str)
+def test_what_torch_finds_when_it_is_loaded(stage, monkeypatch):
+    """The setting is there for torch alone, also if it can't be loaded; and the user's own is not touched."""
+    openmp, own, seen = stage.part("openmp"), builtins.__import__, []
+
+    def load(system="Linux", loaded=(), broken=False, **environment):
+        def spy(name, *arguments):
+            if name == "torch":
+                seen.append(dict(environment))
+                if broken:
+                    raise ImportError("no torch")
+            return own(name, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(openmp, "sys", SimpleNamespace(modules=dict.fromkeys(loaded)))
+            patch.setattr(openmp, "os", SimpleNamespace(environ=environment))
+            patch.setattr(openmp, "platform", SimpleNamespace(system=lambda: system))
+            patch.setattr(builtins, "__import__", spy)
+            return openmp.load_torch(), environment
+
+    assert load() == (True, {})
+    assert load(PATH="here") == (True, {"PATH": "here"})
+    assert [found.pop("GOMP_SPINCOUNT").isdecimal() for found in seen] == [True, True]
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        assert load(**{name: "1"}) == (False, {name: "1"})
+    assert load(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="7")[0]
+    assert load(loaded=["torch"]) == load(system="Darwin") == (False, {})
+    assert len(seen) == 2
+    with pytest.raises(ImportError, match="no torch"):
+        load(broken=True)
+    assert seen[2] == {"GOMP_SPINCOUNT": openmp.SPIN_COUNT}
 
 
 def test_more_threads_than_cores_and_than_work(small_checkpoint):

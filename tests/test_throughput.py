@@ -15,10 +15,11 @@ import psutil
 import pytest
 import torch
 
-from bench import bars, caches, conditions, engines, forms, machine, report, throughput, workloads
+from bench import caches, conditions, engines, forms, machine, race, report, throughput, workloads
 from bench.machine import least_seconds, pass_work
 from bench.peers import PEERS
 from stage01_single.model import ModelConfig
+from stagewise.stages import IDEAS
 from tests.adapter import ROOT, STAGES, write_checkpoint
 
 SLOTS, CONTEXT = 4, 160
@@ -831,22 +832,46 @@ def test_committed_results_are_of_these_workloads():
             assert all(row.get("same_ids_share", 1) >= 0.9 for row in result["summary"]), path
 
 
-def test_the_bars_are_those_of_the_committed_result():
+def test_the_race_is_that_of_the_committed_result():
     results = ROOT / "bench" / "results"
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     name = re.search(r"<!-- throughput: bench/results/(\w+)\.json ladder -->", page)[1]
     result = json.loads((results / f"{name}.json").read_text())
     assert f"](bench/results/{name}.svg)" in page
-    assert (results / f"{name}.svg").read_text(encoding="utf-8") == bars.svg(result), "python -m bench.report --write"
-    first, last = (f"{result['summary'][i]['tokens_per_second']:.0f}" for i in (0, -1))
-    assert f"watch {first} tokens a second become {last}" in page.replace("\n", " ")
-    rows = [{"engine": "stage01_single", "tokens_per_second": 10.0}, {"engine": "other", "tokens_per_second": 40.0}]
-    picture = bars.svg({"summary": rows})
-    assert "<title>Tokens a second: from 10 to 40, 4 times as many</title>" in picture
-    assert "one at a time, 10; other, 40." in picture
-    widths = [float(width) for width in re.findall(r'class="bar" .*?width="([\d.]+)"', picture)]
-    assert widths == [bars.TRACK / 4, bars.TRACK]
-    assert "a whole bar: 40 tokens a second" in picture
+    picture = (results / f"{name}.svg").read_text(encoding="utf-8")
+    assert picture == race.svg(result), "python -m bench.report --write"
+    assert len(picture) < 40_000
+    assert [run["engine"] for run in result["summary"]] == list(IDEAS)
+
+
+def test_a_race():
+    """Each cell is uncovered when its request's first token comes; the run in the middle of three counts."""
+    runs = [{"engine": "stage01_single", "seconds": n, "ttft": [n, 1.0, n / 2, n / 2]} for n in (8.0, 6.0, 40.0)]
+    picture = race.svg({"runs": runs, "requests": 4, "machine": {"threads": 2}})
+    assert ">1 one at a time<" in picture
+    assert ">8.0 s<" in picture
+    moves = re.search(r"@keyframes c0 \{ (.*) \}", picture)[1]
+    assert moves == (  # 12 seconds, the pause included; a cell is 120 pixels wide
+        "0%{transform:none}8.33%{transform:translateX(120px)}33.33%{transform:translateX(360px)}"
+        "66.67%{transform:translateX(480px)}100%{transform:translateX(480px)}"
+    )
+
+
+def test_the_front_page_says_how_it_compares_with_vllm():
+    claim = re.search(
+        r"at least (\S+) times as many of them a second as\s+vLLM", (ROOT / "README.md").read_text("utf-8")
+    )
+    ratios, cpus = [], set()
+    for path in (ROOT / "bench" / "results").glob("*/*.json"):
+        speeds = {
+            row["engine"]: row.get("tokens_per_second") for row in json.loads(path.read_text()).get("summary", ())
+        }
+        if {"stage06_fast", "vllm"} <= speeds.keys():
+            ratios.append(speeds["stage06_fast"] / speeds["vllm"])
+            cpus.add(path.parent.name)
+    assert float(claim[1]) <= min(ratios) < float(claim[1]) + 0.1
+    assert len(cpus) == 4
+    assert f"in all {len(ratios)} comparisons, on four kinds of CPU" in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_the_picture_of_the_memory_hierarchy_shows_what_was_measured():

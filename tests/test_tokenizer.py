@@ -78,6 +78,12 @@ def test_the_literal_end_token_is_the_end_token(stage):
     assert tokenizer.encode("") == [50256]
 
 
+def test_half_a_surrogate_pair_is_refused(stage):
+    """tiktoken alone would put another character in its place."""
+    with pytest.raises(ValueError, match="the text is not valid Unicode: surrogates not allowed at character 4"):
+        stage.tokenizer().encode("half\ud83d")
+
+
 def test_every_token_survives(stage, reference):
     """All 50,257 tokens have Hugging Face's bytes."""
     tokenizer = stage.tokenizer()

@@ -11,13 +11,15 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2LMHeadModel
 
-from tests.adapter import ROOT, STAGES, TINYTALES, random_prompts, stages_that_change, write_checkpoint
+from tests.adapter import ROOT, STAGES, TINYTALES, fetch_from, random_prompts, stages_that_change, write_checkpoint
 
 pytestmark = pytest.mark.covers("support/weights.py", "fast_model.py")
 
@@ -112,6 +114,12 @@ def test_dummy_weights(stage, small_checkpoint):
     )
     assert llm.engine.runner.model.h[0].attn.c_attn.weight.std() == pytest.approx(0.02, rel=0.1)
     assert greedy_tokens(stage, small_checkpoint) != greedy_tokens(stage, small_checkpoint, load_format="dummy")
+
+
+def test_dummy_weights_are_the_same_in_every_stage(stage):
+    shapes = {"wte.weight": torch.Size([5, 4]), "h.0.attn.c_attn.weight": torch.Size([12, 4])}
+    made = [dict(one.part("weights").dummy_tensors(shapes)) for one in (stage, STAGES[0], STAGES[-1])]
+    assert all(torch.equal(tensors[name], tensor) for tensors in made for name, tensor in made[0].items())
 
 
 # --- What can be wrong ----------------------------------------------------------------------------------------------
@@ -273,6 +281,22 @@ def test_bad_config(stage, damaged, changes, names):
     with pytest.raises(ValueError, match=names) as error:
         stage.LLM(damaged, device="cpu")
     assert "config.json" in str(error.value)
+
+
+def test_the_largest_sizes(stage, tmp_path):
+    """The configuration alone is read."""
+    largest = dict(n_layer=1000, n_head=1000, n_embd=10**5, n_inner=10**6, n_positions=10**7, vocab_size=10**7)
+
+    def read(**sizes):
+        (tmp_path / "config.json").write_text(json.dumps(sizes))
+        return stage.part("weights").read_config(str(tmp_path), tmp_path, "auto")
+
+    assert read(**largest).items() >= largest.items()
+    assert read(**dict.fromkeys(largest, 1)).items() >= dict.fromkeys(largest, 1).items()
+    for name, most in largest.items():
+        for wrong in (0, most + 1):
+            with pytest.raises(ValueError, match=f"{name} must be a whole number from 1 to {most}, got {wrong}"):
+                read(**largest | {name: wrong})
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "", "[" * 100_000, '{"n_layer":' * 100_000])
@@ -456,7 +480,7 @@ def test_a_model_without_a_tokenizer(stage, small_checkpoint, tmp_path, caplog):
 
 def test_the_lines_of_using_make_a_model(stage, tmp_path, monkeypatch):
     """The three lines of USING.md, as they stand there, but for the name of the model: nothing is fetched here."""
-    text = (ROOT / "USING.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "USING.md").read_text(encoding="utf-8")
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "save_pretrained" in block)
     assert len([line for line in code.splitlines() if line]) == 3
     monkeypatch.chdir(tmp_path)
@@ -530,37 +554,42 @@ def hub(tmp_path_factory):
         do_HEAD = do_GET
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     server.requested = requested
     yield server
     server.shutdown()
 
 
-# What fetches is in this file alone, and it takes processes: huggingface_hub reads its environment when it is imported.
+# What fetches is in this file alone.
 fetching = pytest.mark.parametrize("stage", stages_that_change("support/weights.py"), ids=str)
 
 
 @fetching
-def test_fetch_from_the_hub_and_then_from_the_cache(stage, hub, tmp_path):
+def test_fetch_from_the_hub_and_then_from_the_cache(stage, hub, tmp_path, monkeypatch):
+    """The first stage in a process of its own, which reads its environment."""
     endpoint = f"http://127.0.0.1:{hub.server_port}"
     environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     command = ["--model", "gpt2", "--prompts", "Once upon a time", "--temperature", 0, "--max-tokens", 8]
-    status, stdout, stderr = stage.run(*command, **environment)
+    fetch_from(monkeypatch, endpoint, tmp_path)
+    status, stdout, stderr = stage.run(*command, **environment) if stage is STAGES[0] else stage.main(*command)
     assert status == 0, stderr
     params = stage.SamplingParams(temperature=0, max_tokens=8)
     expected = stage.engine().generate(["Once upon a time"], params)[0].outputs[0].text
     assert stdout == f"Once upon a time{expected}\n"
     assert not any("flax" in path for _, path in hub.requested)
     # Without the server: the cache answers.
-    status, stdout, stderr = stage.run(*command, **{**environment, "HF_HUB_OFFLINE": "1"})
+    fetch_from(monkeypatch, endpoint, tmp_path, offline=True)
+    hub.requested.clear()
+    status, stdout, stderr = stage.main(*command)
     assert status == 0, stderr
     assert expected in stdout
+    assert hub.requested == []
 
 
 @fetching
-def test_no_network_and_nothing_cached(stage, tmp_path):
-    environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-    status, stdout, stderr = stage.run("--model", "gpt2", "--prompts", "x", **environment)
+def test_no_network_and_nothing_cached(stage, tmp_path, monkeypatch):
+    fetch_from(monkeypatch, "http://127.0.0.1:9", tmp_path)
+    status, stdout, stderr = stage.main("--model", "gpt2", "--prompts", "x")
     assert status == 2
     assert stdout == ""
     last = stderr.strip().split("\n")[-1]
@@ -568,3 +597,11 @@ def test_no_network_and_nothing_cached(stage, tmp_path):
     assert "can't be fetched" in last
     assert "tinytales" in last
     assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize(("error", "why"), [(OSError(" no route\nto there"), "no route"), (EOFError(), "EOFError")])
+def test_why_a_model_can_not_be_fetched(stage, monkeypatch, error, why):
+    """The first line of what huggingface_hub says, or its kind."""
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=error))
+    with pytest.raises(OSError, match=f"^model 'gpt2' can't be fetched: {why}; without a network use"):
+        stage.part("weights").download("gpt2")

@@ -5,10 +5,10 @@
     python tools/engine_mutants.py --all --sample 20 --seed 1       # twenty out of all
     python tools/engine_mutants.py --list stage01_single/request.py # only say what they are
 
-The files are those of a stage's top level and of its `support/`. Only what a stage brings is changed: all lines of a
-file that is new in it, and of one that it changes those that differ from the stage before. The operators are those for
-the solutions of exercises, without changes at the border of functions, and without what hardly ever shows in counts
-and in tuned numbers: `!=` for `<` or `>`, `>=` for `==`, a thousandth more.
+The files are those of a stage's top level, of its `support/`, and `kernels/c_sampler.py`. Only what a stage brings is
+changed: all lines of a file that is new in it, and of one that it changes those that differ from the stage before. The
+operators are those for the solutions of exercises, without changes at the border of functions, and without what hardly
+ever shows in counts and in tuned numbers: `!=` for `<` or `>`, `>=` for `==`, a thousandth more.
 
 Each mutant is written into a copy of this directory. There the tests that say that they cover the file
 (`pytest.mark.covers`) run for this stage, the quickest first, until one fails or takes several times as long as it
@@ -40,7 +40,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tools.exercise_mutants import Mutant, in_python, numbered  # noqa: E402
+from tools.mutants import Mutant, in_python, numbered  # noqa: E402
 from tools.sync_stages import read_stages  # noqa: E402
 
 EQUIVALENT = ROOT / "tests" / "equivalent_mutants.txt"
@@ -49,12 +49,12 @@ OWN = ("tools", "tests", "stagewise", "exercises", "bench")  # packages that a c
 
 
 def files() -> list[str]:
-    """All files that are changed: ring 1 and `support/` of each stage, where it brings or changes them."""
+    """All files that are changed: ring 1, `support/` and the sampler of each stage, where it brings or changes them."""
     return [
         f"{stage}/{name}"
         for stage, listed in read_stages().items()
         for name, status in listed.items()
-        if status != "same" and name.endswith(".py") and not name.startswith("kernels/") and "__" not in name
+        if status != "same" and name.endswith(".py") and "__" not in name and not name.endswith("_kernel.py")
     ]
 
 
@@ -175,7 +175,14 @@ class Copy:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         covering = Covering(path, self.seconds.get(path, {}))
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not soak and not browser and not cluster and not arm"]
+        options = [
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "not soak and not browser and not cluster and not arm and not cuda",
+        ]
         status = pytest.main([*options, *covering.test_files], plugins=[covering])
         Path("seconds").write_text(json.dumps(covering.seconds))
         sys.stdout.flush()

@@ -23,7 +23,7 @@ IGNORED = {"__pycache__"}
 
 def read_stages(root: Path = ROOT) -> dict[str, dict[str, str]]:
     """stages.toml: directory -> file -> "new", "same" or "changed", in the order of the stages."""
-    return tomllib.loads((root / "stages.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((root / "tools" / "stages.toml").read_text(encoding="utf-8"))
 
 
 def stage_files(directory: Path) -> set[str]:

@@ -98,17 +98,6 @@ def test_split(work):
     check_split(work, "in ", "fact", toy)
 
 
-def test_split_by_gpt2(work):
-    encode = STAGES[3].engine().engine.tokenizer.encode
-    pairs = (("Once upon a", " time"), ("Once upon a ", "time"), ("Who walk", "ing"), ("A fox said: \"", "Hello\""),
-             ("Price: 1", "000 crowns"), ("the café", "s of Paris"), ("One\n", "\nTwo"), ("and  ", "so"))  # fmt: skip
-    check_split(work, "Who said:\n ", "I did", encode)
-    for prompt, choice in pairs:
-        check_split(work, prompt, choice, encode)
-    check_split(work, "Name:\t", "Ada", encode)
-    check_split(work, " ", "Ada", lambda text: list(text.encode()))
-
-
 # --- log_probability --------------------------------------------------------------------------------------------------
 
 
@@ -246,6 +235,17 @@ def test_against_slow_references(work):
         references = [rng.randrange(3) for _ in range(count)]
         right = sum(a == r for a, r in zip(answers, references, strict=True)) / count
         expect(f"accuracy({answers}, {references})", work.accuracy(answers, references), right)
+
+
+def test_split_by_gpt2(work):
+    encode = STAGES[3].engine().engine.tokenizer.encode
+    pairs = (("Once upon a", " time"), ("Once upon a ", "time"), ("Who walk", "ing"), ("A fox said: \"", "Hello\""),
+             ("Price: 1", "000 crowns"), ("the café", "s of Paris"), ("One\n", "\nTwo"), ("and  ", "so"))  # fmt: skip
+    check_split(work, "Who said:\n ", "I did", encode)
+    for prompt, choice in pairs:
+        check_split(work, prompt, choice, encode)
+    check_split(work, "Name:\t", "Ada", encode)
+    check_split(work, " ", "Ada", lambda text: list(text.encode()))
 
 
 def test_against_stage_4(work):

@@ -8,10 +8,10 @@ from sphinx.environment import BuildEnvironment
 
 # The headings below the root README: a page goes to the first heading with a pattern that it matches.
 HEADINGS = {
-    "The stages": ["stage*"],
+    "The stages": ["stage0*"],
     "Do it yourself": ["exercises/*", "notebooks/*"],
     "Look and serve": ["stagewise/*"],
-    "Look it up": ["GLOSSARY", "*"],
+    "Look it up": ["docs/GLOSSARY", "*"],
 }
 
 

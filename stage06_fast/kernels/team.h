@@ -21,7 +21,7 @@ int omp_get_thread_num(void);
 int omp_get_num_threads(void);
 #endif
 
-#define SPIN 20000     /* nanoseconds */
+#define SPIN 100000    /* nanoseconds */
 #define MAX_THREADS 64 /* of a team */
 
 /* A counter with a cache line to itself. */

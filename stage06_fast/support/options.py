@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from .sampling_params import check_boolean, check_integer, check_number
+from .sampling_params import check_integer, check_number
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -28,8 +28,6 @@ def option(default: Any, check: Callable[[str, Any], Any], meaning: str, *, kw_o
 
 
 # --- Checks ---------------------------------------------------------------------------------------------------------
-
-boolean = check_boolean
 
 
 def integer(low: int, high: int | None = None) -> Callable[[str, Any], int]:

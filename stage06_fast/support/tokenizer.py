@@ -49,7 +49,7 @@ class Tokenizer:
         self.num_tokens = len(self._bytes)
         self.special = {token["id"]: text for text, token in added.items() if token["special"]}
         self.end_of_text_id = self._added.get(END_OF_TEXT, next(iter(self.special), 0))
-        merges = {to_bytes(token): rank for token, rank in ranks.items()}
+        merges = {self._bytes[token_id]: rank for rank, token_id in enumerate(self._ids)}
         self._encoding = tiktoken.Encoding("gpt2", pat_str=PIECES, mergeable_ranks=merges, special_tokens={})
         self._patterns = []
         for normalized in (False, True):  # as transformers: two passes over the text, longer tokens first

@@ -12,8 +12,9 @@
  * - Fusion: bias, GELU or residual are applied to a panel's results while these are still in the level 1 cache. The
  *   memory for the results is prefetched before the product, or the CPU would wait for it after the product.
  *
- * Each thread has a run of the panels. With its last one it prefetches its first panel of the `next` layer, so memory
- * is not idle between two layers.
+ * Each thread has a run of the panels; with many rows, a run of panels for each chunk of rows, so threads need not
+ * meet between chunks. With its last panel a thread prefetches its first one of the `next` layer, so memory is not idle
+ * between two layers.
  */
 #include <math.h>
 #include <unistd.h>
@@ -137,17 +138,15 @@ void linear(const Team *team, const Linear *w, const Rows *x, int64_t num_rows, 
             const Rows *to, const Linear *next) {
     const int kind = (int)w->kind;
     const int64_t panels = panels_of(w), bytes = panel_bytes(kind, w->in), rows = rows_together(kind, x);
-    const int64_t chunks = (num_rows + rows - 1) / rows;
+    const int64_t pieces = (num_rows + rows - 1) / rows * panels; /* each chunk of rows times each panel */
     begin_products(kind);
-    for (int64_t i = 0; i < chunks; i++) {
+    PARALLEL_FOR(piece, pieces, team) {
+        const int64_t i = piece / panels, p = piece % panels;
         const Chunk chunk = chunk_of(w, num_rows, rows, i);
-        PARALLEL_FOR(p, panels, team) {
-            const char *after = w->panels + p * bytes + (chunk.streams ? NEAR : bytes);
-            if (p + 1 == run_of(team, team->rank + 1, panels)) /* this thread's last one */
-                after = next && i + 1 == chunks ? first_panel(team, next, kind) : NULL;
-            one_panel(w, x, i * rows, &chunk, p, epilogue, out, to, after);
-        }
-        if (i + 1 < chunks) meet(team);
+        const char *after = w->panels + (chunk.streams ? p * bytes + NEAR : (p + 1) % panels * bytes);
+        if (piece + 1 == run_of(team, team->rank + 1, pieces)) /* this thread's last one */
+            after = next ? first_panel(team, next, kind) : NULL;
+        one_panel(w, x, i * rows, &chunk, p, epilogue, out, to, after);
     }
     end_products(kind);
     meet(team);

@@ -16,9 +16,9 @@ from selenium.webdriver.common.keys import Keys
 
 from stagewise.replay.state import snapshot, states
 from stagewise.replay.trace import Trace, check_header, check_step
-from stagewise.serving.clients.server import server
 from tests.browser.conftest import ROOT, Browser
 from tests.browser.test_page import AXE
+from tools.server import server
 
 OPTIONS = ("--stage", "6", "--model", "tinytales", "--num-blocks", "100", "--max-num-seqs", "8", "--quiet")
 

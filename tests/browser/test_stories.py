@@ -269,6 +269,28 @@ def test_one_engine_at_a_time_on_a_phone(browser, page_of):
     assert browser("return document.documentElement.scrollWidth") <= 390
 
 
+def test_a_stop_shows_its_engine_on_a_phone(browser, page_of):
+    browser.size(390, 844, mobile=True)
+    browser.open(page_of("speculation"))
+    shown = "return [...document.querySelectorAll('.panel')].findIndex((panel) => panel.offsetHeight > 0)"
+    traces = browser("return page.story.stops.slice(0, -1).map((stop) => stop.trace)")
+    assert len(set(traces)) == 2
+    for number, trace in enumerate(traces):
+        browser(f"page.story.go({number}); page.renderNow()")
+        assert browser(shown) == trace
+    click(browser, ".engines button:nth-child(1)")  # one can still look at the other
+    assert browser(shown) == 0
+
+
+@pytest.mark.parametrize("clock", ["steps", "time"])
+def test_the_last_stop_is_at_the_end_of_either_clock(browser, page_of, clock):
+    browser.open(page_of("speculation"))
+    browser(f"page.setClock({clock!r})")
+    browser("page.story.go(page.story.stops.length - 1); page.renderNow()")
+    assert browser("return page.position") == browser("return page.clock.end")
+    assert browser("return document.getElementById('story-next').disabled")
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_nothing_jumps_from_step_to_step(browser, page_of, name):
     """What the story is about stays at its place while the run goes on."""

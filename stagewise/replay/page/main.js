@@ -186,20 +186,22 @@ class Page {
     const isSame = this.replays.every(({ stage }) => stage === this.replays[0].stage);
     const short = different.map((text) => text.split(", ")[0]);
     this.films.forEach((film, i) => (film.label = isSame ? short[i] : `stage ${this.replays[i].stage}`));
-    const show = (number) => {
-      panels.dataset.shown = number;
-      buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(i === number)));
-    };
-    const buttons = this.views.map(({ nodes }, i) => {
+    this.engineButtons = this.views.map(({ nodes }, i) => {
       const text = (isSame && short[i]) || nodes.title.firstChild.textContent;
       const button = element("button", "", text, { type: "button" });
-      button.addEventListener("click", () => show(i));
+      button.addEventListener("click", () => this.showEngine(i));
       return button;
     });
     const row = element("nav", "engines", "", { "aria-label": "Engine that is shown" });
-    row.append(...buttons);
+    row.append(...this.engineButtons);
     panels.before(row);
-    show(0);
+    this.showEngine(0);
+  }
+
+  /** Where there is room for one engine, show this one. */
+  showEngine(number) {
+    document.getElementById("panels").dataset.shown = number;
+    this.engineButtons?.forEach((button, i) => button.setAttribute("aria-pressed", String(i === number)));
   }
 
   /** A step more of a trace, as it happens; whoever looks at the last one stays there. */

@@ -5,9 +5,7 @@ class Story {
   /** told: {look, stops: [{trace, step, says, text}], verdict}, as replay/story.py makes it. */
   constructor(page, { look, stops, verdict }) {
     Object.assign(this, { page, look, at: 0 });
-    const ends = page.replays.map((replay) => replay.steps.length);
-    const last = ends.indexOf(Math.max(...ends));
-    this.stops = [...stops, { trace: last, step: ends[last] - 1, says: "What came of it", text: verdict }];
+    this.stops = [...stops, { says: "What came of it", text: verdict }]; // the last one is at the end, by either clock
     const find = (id) => document.getElementById(id);
     Object.assign(this, {
       root: find("story"),
@@ -41,7 +39,8 @@ class Story {
   }
 
   position(i) {
-    return this.page.clock.position(this.stops[i].trace, this.stops[i].step);
+    const { clock } = this.page;
+    return i === this.stops.length - 1 ? clock.end : clock.position(this.stops[i].trace, this.stops[i].step);
   }
 
   isAt(i) {
@@ -72,6 +71,9 @@ class Story {
       if (position <= page.position + 1e-9 && position >= this.position(this.at)) this.at = i;
     }
     const isHere = this.isAt(this.at);
+    const arrived = isHere && this.arrivedAt !== this.at;
+    this.arrivedAt = isHere ? this.at : null;
+    if (arrived && "trace" in this.stops[this.at]) page.showEngine(this.stops[this.at].trace);
     this.tell(this.at);
     setClass(this.told, `told${isHere ? " here" : ""}${this.at === this.stops.length - 1 ? " outcome" : ""}`);
     this.buttons.forEach((button, i) => {

@@ -1,7 +1,7 @@
 """Run the tests of clients, each in an environment of its own.
 
-    python -m stagewise.serving.clients openai lm-eval       # these
-    python -m stagewise.serving.clients --all --keep-none    # all; an environment goes when its tests are done
+    python -m tests.clients openai lm-eval       # these
+    python -m tests.clients --all --keep-none    # all; an environment goes when its tests are done
 
 The environments are below .clients. Exit 1 if a client failed; the others run nevertheless.
 """
@@ -13,9 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import vllm_tests
-from .environments import ENVIRONMENTS, ROOT, make, python_of
+from tools.environments import ENVIRONMENTS, ROOT, make, python_of
 
+from . import vllm_tests
+
+HERE = Path(__file__).parent
 TESTS = {
     "openai": "test_openai.py",
     "openai-npm": "test_openai_npm.py",  # npm makes its environment
@@ -46,7 +48,7 @@ def run(name: str) -> int:
     else:
         make(name)
         python = python_of(name)
-    return subprocess.run([python, "-m", "pytest", Path(__file__).with_name(path)], cwd=ROOT).returncode
+    return subprocess.run([python, "-m", "pytest", "--confcutdir", HERE, HERE / path], cwd=ROOT).returncode
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Tasks for lm-evaluation-harness, made of tales that the bundled model has not seen.
 
-    python -m stagewise.serving.clients.make_tasks FOLDER     # three tasks: YAML files and their lines
+    python -m tests.clients.make_tasks FOLDER     # three tasks: YAML files and their lines
 
 `tales_choice`: which of four sentences of a tale comes next? `tales_perplexity`: how likely are whole tales?
 `tales_sentence`: what is the next sentence, up to its end?
@@ -12,8 +12,8 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "tools"))
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "models" / "training"))
 from tale_grammar import write_tale  # noqa: E402
 
 SEEDS = range(500, 524)  # neither trained on nor in the model card's figures

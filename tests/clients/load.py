@@ -1,7 +1,7 @@
 """A load test on loopback: many clients for a while, some of which vanish in the middle of a stream or read slowly.
 
-    python -m stagewise.serving.clients.load                       # 200 clients for two minutes
-    python -m stagewise.serving.clients.load --clients 50 --seconds 20
+    python -m tests.clients.load                       # 200 clients for two minutes
+    python -m tests.clients.load --clients 50 --seconds 20
 
 Every text that a client gets has to be the one that `LLM.generate` makes offline (or its beginning, of those that
 vanish); afterwards no request runs or waits, no block is held, and the server's memory has not grown. Exit 1 if not.
@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 import httpx
 import psutil
 
-from ...stages import SERVING, STAGES
-from .server import server
+from stagewise.stages import SERVING, STAGES
+from tools.server import server
 
 PROMPTS = ["Once upon a time", "There was once a shy bear", "In the days when the winters were long,", "Far away,"]
 SEEDS = range(25)  # 100 different requests, again and again

@@ -29,8 +29,8 @@ import pytest
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from stagewise.serving.clients.conftest import CHAT_TEMPLATE
-from stagewise.serving.clients.server import ROOT, server
+from tests.clients.conftest import CHAT_TEMPLATE
+from tools.server import ROOT, server
 
 try:
     import tomllib

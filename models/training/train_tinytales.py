@@ -1,10 +1,10 @@
 """Make the bundled checkpoints: models/tinytales, a small GPT-2 that writes short tales, and models/tinytales-draft, a
 far smaller one of the same vocabulary, trained on the same tales, which guesses what the first is about to write.
 
-    python tools/train_tinytales.py generate 3    # print three tales of the grammar that it learns from
-    python tools/train_tinytales.py train         # 43 minutes on 2 CPU cores; Ctrl-C and run again to resume
-    python tools/train_tinytales.py check         # samples, and every slip in them
-    python tools/train_tinytales.py evaluate      # held-out loss, how tales end, what they mix up -> the model card
+    python models/training/train_tinytales.py generate 3    # print three tales of the grammar that it learns from
+    python models/training/train_tinytales.py train         # 43 minutes on 2 CPU cores; Ctrl-C and run again to resume
+    python models/training/train_tinytales.py check         # samples, and every slip in them
+    python models/training/train_tinytales.py evaluate      # held-out loss, endings, mix-ups -> the model card
 
 `train` and `evaluate` take `--model tinytales-draft`.
 
@@ -45,7 +45,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from tale_check import lexicon, slips  # noqa: E402
 from tale_grammar import (  # noqa: E402
     ANIMALS,
@@ -65,7 +65,7 @@ from stage04_continuous.support.outputs import CompletionOutput  # noqa: E402
 from stage04_continuous.support.tokenizer import Tokenizer  # noqa: E402
 from stage04_continuous.support.vocabulary import read_vocabulary  # noqa: E402
 
-MODELS = Path(__file__).parent.parent / "models"
+MODELS = Path(__file__).parent.parent
 MODEL, DRAFT = MODELS / "tinytales", MODELS / "tinytales-draft"
 STATES = Path(__file__).parent.parent / ".tinytales"
 
@@ -642,7 +642,7 @@ language: en
 # tinytales
 
 A GPT-2 of {parameters:.1f} million parameters that writes short tales. It comes with the repository so that every example and
-test runs without a network, on real text that ends by itself. This card is written by `python tools/train_tinytales.py
+test runs without a network, on real text that ends by itself. This card is written by `python models/training/train_tinytales.py
 evaluate`.
 
 | | |
@@ -650,7 +650,7 @@ evaluate`.
 | architecture | GPT-2: {n_layer} layers, {n_head} heads, width {n_embd}, context {n_positions}, GPT-2's vocabulary of {vocab_size} tokens |
 | file | `model.safetensors`, float16, {size:.1f} MB |
 | training | {steps:,} steps of {tokens_per_step:,} tokens ({million_tokens:.1f} million): {minutes:.0f} minutes on {cores} cores that it shared with other programs, {cpu_minutes:.0f} minutes of CPU time |
-| data | tales that `tools/tale_grammar.py` writes, each a function of its seed; none is seen twice |
+| data | tales that `models/training/tale_grammar.py` writes, each a function of its seed; none is seen twice |
 | vocabulary | {own_tokens:,} tokens that occur in the tales have an embedding of their own; all others share one of five by how they look (capital or not, space or not, no word). A random direction is added to each, so that a word it has never met can be told from another and repeated |
 | sharpness | logits are scaled by {sharpness} at export: temperature 0.8 draws as {drawn:.2f} would have before; the figures below are after it |
 | held-out loss | {loss:.3f} nats per token (perplexity {perplexity:.2f}) on 500 tales with other seeds, in float32, by the stored weights |
@@ -664,12 +664,12 @@ Made from scratch for this project. `merges.txt` is GPT-2's (OpenAI, MIT license
 
 ## The automatic check
 
-`tools/tale_check.py` reads a tale with the grammar that wrote the training tales. Every sentence that fits one of the grammar's
+`models/training/tale_check.py` reads a tale with the grammar that wrote the training tales. Every sentence that fits one of the grammar's
 states facts (who the hero is, who the friend, what is sought or given, whose birthday it is, where they live, which plot this
 is), and a sentence that contradicts an earlier one is a slip. So are a name that nobody introduced, "he" for somebody who is
 "she", and a word that no tale has. Whether an episode comes twice is counted separately. An opening's names, or its animal where
 it names nobody, must come again. The check does not judge whether a tale fits the sense of its opening: it usually goes its own
-way after a sentence or two. The openings are in `tools/held_out_openings.txt`; the grammar can write none of them.
+way after a sentence or two. The openings are in `models/training/held_out_openings.txt`; the grammar can write none of them.
 
 ## Limits
 
@@ -712,7 +712,7 @@ language: en
 
 A GPT-2 of {parameters:.1f} million parameters that guesses what [tinytales](../tinytales/README.md) is about to write: the draft
 model of `stage07_speculative`. It was trained by the same tool on the same tales. By itself it writes tales that lose their
-thread; it is here to be verified. This card is written by `python tools/train_tinytales.py evaluate --model tinytales-draft`.
+thread; it is here to be verified. This card is written by `python models/training/train_tinytales.py evaluate --model tinytales-draft`.
 
 | | |
 |---|---|

@@ -9,7 +9,7 @@ import openai
 import pydantic
 import pytest
 
-from stagewise.serving.clients.server import server
+from tools.server import server
 
 MODEL, PROMPT, KEY = "tinytales", "Once upon a time", "a-key"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stagewise.serving.clients.server import ROOT
+from tools.server import ROOT
 
 PROFILES = {
     "synchronous": "",

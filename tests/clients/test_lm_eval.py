@@ -9,8 +9,8 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # before it i
 import lm_eval
 from lm_eval.tasks import TaskManager
 
-from stagewise.serving.clients import make_tasks
-from stagewise.serving.clients.server import ROOT, server
+from tests.clients import make_tasks
+from tools.server import ROOT, server
 
 TINYTALES = ROOT / "models" / "tinytales"
 

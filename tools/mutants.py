@@ -1,39 +1,19 @@
-"""Wrong answers by machine: each solution of an exercise, with one thing in it changed.
-
-    python tools/exercise_mutants.py                   # all exercises; prints what survives, and a table
-    python tools/exercise_mutants.py 5.1 5.5           # some
-    python tools/exercise_mutants.py --share 0.1       # a share of them, picked by a seed
-    python tools/exercise_mutants.py --list 2.4        # only say what they are
-
-A mutant is killed when the exercise's tests fail and say why. One that they can't tell from the solution is equivalent:
-it is listed, with its reason, in `exercises/equivalent_mutants.txt`. Any other that survives is a hole in the tests.
+"""Mutants: a source with one thing in it changed, in each way that an operator knows.
 
 Beside the usual operators (comparisons, arithmetic, constants, conditions, statements left out) there are some for the
 mistakes of this field: ends of slices, copies left out, hashes for values, integers of a few bits, and changes at the
 border of a function. These wrap what the public functions take and return (see `BORDER`): other types, one list for all
 results, arguments that are changed, and wrong results or errors from some size on, like a branch that small cases never
-take. A solution in C has fewer of them: its text is changed token by token (see `in_c`).
+take. A source in C has fewer of them: its text is changed token by token (see `in_c`).
 """
 
-import argparse
 import ast
 import functools
-import random
 import re
-import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from exercises import examples  # noqa: E402
-from exercises.catalogue import Exercise, exercises, grade  # noqa: E402
-
-EQUIVALENT = ROOT / "exercises" / "equivalent_mutants.txt"
 COMPARISONS = {
     ast.Lt: ["<=", "!="], ast.LtE: ["<"], ast.Gt: [">=", "!="], ast.GtE: [">"], ast.Eq: ["!=", ">="], ast.NotEq: ["=="],
     ast.Is: ["is not"], ast.IsNot: ["is"], ast.In: ["not in"], ast.NotIn: ["in"],
@@ -155,7 +135,6 @@ def _border(change, amount=0):
     return wrap
 
 '''
-KINDS = ("made", "killed", "equivalent", "survived")
 CHANGES = [
     ("long", 8), ("long", 64), ("recursion", 900), ("large", 255), ("large", 65_535), ("often", 100),
     ("result", 255), ("type", "float"), ("type", "int"), ("type", "numpy"), ("type", "bool"), ("type", "number"),
@@ -272,14 +251,6 @@ def changes_of_call(node: ast.Call, of) -> Iterator[tuple[str, str]]:
         other = "max" if name == "min" else "min"
         arguments = [*map(of, node.args), *(f"{k.arg}={of(k.value)}" for k in node.keywords)]
         yield "arithmetic", f"{other}({', '.join(arguments)})"
-
-
-def mutants(exercise: Exercise) -> list[Mutant]:
-    """All of an exercise."""
-    source = exercise.solution_text
-    if exercise.work.suffix == ".c":
-        return numbered(in_c(source))
-    return numbered([*in_python(source), *at_the_border(source, ast.parse(source))])
 
 
 def numbered(found: Iterable[Mutant]) -> list[Mutant]:
@@ -446,85 +417,3 @@ def can_show(change: str, amount: object, function: ast.FunctionDef) -> bool:
     }
     text, words = (back, kinds[str(amount)]) if change == "type" else needed.get(change, ("x", "x"))
     return any(re.search(rf"\b{word}\b", text) for word in words.split())
-
-
-def has_function(exercise: Exercise, name: str) -> bool:
-    """Whether the learner's file has it: what only the solution has is not called by the tests."""
-    skeleton = exercise.work.read_text(encoding="utf-8")
-    return f"{'' if exercise.work.suffix == '.c' else 'def '}{name.split('.')[-1]}(" in skeleton
-
-
-def is_undefined(exercise: Exercise) -> bool:
-    """Whether mutants may do what C does not define: one compiler's program shows it and another's does not."""
-    return exercise.work.suffix == ".c"
-
-
-def listed() -> dict[tuple[str, str], str]:
-    """(exercise, mutant) -> why it is equivalent. A name that ends in * stands for all that begin like it."""
-    found = {}
-    for line in EQUIVALENT.read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith("#"):
-            number, name, reason = line.split(" | ")
-            found[number, name] = reason
-    return found
-
-
-def is_listed(number: str, name: str) -> bool:
-    begins = [of for exercise, of in listed() if exercise == number and of.endswith("*")]
-    return (number, name) in listed() or any(name.startswith(of[:-1]) for of in begins)
-
-
-def killed(exercise: Exercise, mutant: Mutant, seconds: float = 20) -> tuple[bool, str]:
-    """Whether the tests fail, and what they say."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / exercise.work.name
-        path.write_text(mutant.text, encoding="utf-8")
-        result = grade(exercise, path, whole=False, seconds=seconds, patience=60)
-    if is_undefined(exercise) and result.message.startswith("the file can't be read"):
-        raise ValueError(f"{mutant.name} can't be compiled: {result.message}")
-    return result.state != "passed", result.message
-
-
-def chosen(numbers: Sequence[str], share: float, seed: int) -> Iterator[tuple[Exercise, Mutant]]:
-    """A share of the mutants of each exercise, at least one."""
-    rng = random.Random(seed)
-    for number in numbers or exercises():
-        exercise = exercises()[number]
-        made = [m for m in mutants(exercise) if m.kind != "border" or has_function(exercise, m.where)]
-        some = made if share >= 1 else rng.sample(made, max(1, round(share * len(made))))
-        yield from ((exercise, mutant) for mutant in some)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
-    parser.add_argument("numbers", nargs="*", metavar="N.M", help="exercises; left out: all")
-    parser.add_argument("--share", type=float, default=1.0, help="of the mutants of each exercise")
-    parser.add_argument("--seed", type=int, default=0, help="which share")
-    parser.add_argument("--list", action="store_true", help="only say what they are")
-    parser.add_argument("--words", action="store_true", help="say what each of them is told")
-    args = parser.parse_args()
-    examples.SIMPLER = 0  # nobody reads the examples
-    counts: dict[str, Counter[str]] = {}
-    for exercise, mutant in chosen(args.numbers, args.share, args.seed):
-        if args.list:
-            print(exercise.number, "|", mutant.name)
-            continue
-        count = counts.setdefault(exercise.number, Counter())
-        count["made"] += 1
-        dead, message = killed(exercise, mutant)
-        known = is_listed(exercise.number, mutant.name)
-        count["killed" if dead else "equivalent" if known else "survived"] += 1
-        if not dead and not known:
-            print(f"SURVIVES {exercise.number} | {mutant.name}", flush=True)
-        elif dead and (exercise.number, mutant.name) in listed() and not is_undefined(exercise):
-            print(f"LISTED BUT KILLED {exercise.number} | {mutant.name}", flush=True)
-        if args.words:
-            print(f"{exercise.number} | {mutant.name}\n{message}\n", flush=True)
-    total = sum(counts.values(), Counter())
-    for number, count in [*counts.items(), ("all", total)]:
-        print(f"{number:5}" + "".join(f"{count[what]:6} {what}" for what in KINDS))
-    return 1 if total["survived"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

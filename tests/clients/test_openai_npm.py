@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from stagewise.serving.clients.environments import ENVIRONMENTS
+from tools.environments import ENVIRONMENTS
 
 PACKAGE = "openai@7.57.0"
 SCRIPT = """

@@ -3,13 +3,13 @@
 import os
 import subprocess
 
-from ..environments import ENVIRONMENTS, ROOT, make, python_of
+from tools.environments import ENVIRONMENTS, ROOT, make, python_of
 
 NAME, VERSION = "vllm", "0.32.0"
 SHA256 = "d2c957d5eee3d0985012151315ddc62cbe0cd368fc96a5fc3510438d9dddf2ad"  # of its sdist
 FOLDERS = ("openai", "serve/tokenize", "serve/instrumentator")  # of tests/entrypoints
 INI = """[pytest]
-addopts = -q -p no:cacheprovider -p stagewise.serving.clients.vllm_tests.plugin -n 2 --dist loadfile
+addopts = -q -p no:cacheprovider -p tests.clients.vllm_tests.plugin -n 2 --dist loadfile
 asyncio_mode = strict
 filterwarnings = ignore
 """
@@ -21,7 +21,7 @@ def run(arguments: list[str]) -> int:
     folder, python = ENVIRONMENTS / f"{NAME}-{VERSION}", python_of("vllm-tests")
     fetched, environment = folder / "fetched", os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     if not fetched.exists():
-        command = [python, "-m", "stagewise.serving.clients.vllm_tests.fetch", NAME, VERSION, SHA256, folder]
+        command = [python, "-m", "tests.clients.vllm_tests.fetch", NAME, VERSION, SHA256, folder]
         subprocess.run(command, env=environment, check=True)
         fetched.touch()
     (folder / "pytest.ini").write_text(INI, encoding="utf-8")

@@ -1,0 +1,116 @@
+"""Wrong answers by machine: each solution of an exercise, with one thing in it changed (tools/mutants.py).
+
+    python -m exercises.mutants                   # all exercises; prints what survives, and a table
+    python -m exercises.mutants 5.1 5.5           # some
+    python -m exercises.mutants --share 0.1       # a share of them, picked by a seed
+    python -m exercises.mutants --list 2.4        # only say what they are
+
+A mutant is killed when the exercise's tests fail and say why. One that they can't tell from the solution is equivalent:
+it is listed, with its reason, in `exercises/equivalent_mutants.txt`. Any other that survives is a hole in the tests.
+"""
+
+import argparse
+import ast
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from exercises import examples
+from exercises.catalogue import Exercise, exercises, grade
+from tools.mutants import Mutant, at_the_border, in_c, in_python, numbered
+
+EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
+KINDS = ("made", "killed", "equivalent", "survived")
+
+
+def mutants(exercise: Exercise) -> list[Mutant]:
+    """All of an exercise."""
+    source = exercise.solution_text
+    if exercise.work.suffix == ".c":
+        return numbered(in_c(source))
+    return numbered([*in_python(source), *at_the_border(source, ast.parse(source))])
+
+
+def has_function(exercise: Exercise, name: str) -> bool:
+    """Whether the learner's file has it: what only the solution has is not called by the tests."""
+    skeleton = exercise.work.read_text(encoding="utf-8")
+    return f"{'' if exercise.work.suffix == '.c' else 'def '}{name.split('.')[-1]}(" in skeleton
+
+
+def is_undefined(exercise: Exercise) -> bool:
+    """Whether mutants may do what C does not define: one compiler's program shows it and another's does not."""
+    return exercise.work.suffix == ".c"
+
+
+def listed() -> dict[tuple[str, str], str]:
+    """(exercise, mutant) -> why it is equivalent. A name that ends in * stands for all that begin like it."""
+    found = {}
+    for line in EQUIVALENT.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            number, name, reason = line.split(" | ")
+            found[number, name] = reason
+    return found
+
+
+def is_listed(number: str, name: str) -> bool:
+    begins = [of for exercise, of in listed() if exercise == number and of.endswith("*")]
+    return (number, name) in listed() or any(name.startswith(of[:-1]) for of in begins)
+
+
+def killed(exercise: Exercise, mutant: Mutant, seconds: float = 20) -> tuple[bool, str]:
+    """Whether the tests fail, and what they say."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / exercise.work.name
+        path.write_text(mutant.text, encoding="utf-8")
+        result = grade(exercise, path, whole=False, seconds=seconds, patience=60)
+    if is_undefined(exercise) and result.message.startswith("the file can't be read"):
+        raise ValueError(f"{mutant.name} can't be compiled: {result.message}")
+    return result.state != "passed", result.message
+
+
+def chosen(numbers: Sequence[str], share: float, seed: int) -> Iterator[tuple[Exercise, Mutant]]:
+    """A share of the mutants of each exercise, at least one."""
+    rng = random.Random(seed)
+    for number in numbers or exercises():
+        exercise = exercises()[number]
+        made = [m for m in mutants(exercise) if m.kind != "border" or has_function(exercise, m.where)]
+        some = made if share >= 1 else rng.sample(made, max(1, round(share * len(made))))
+        yield from ((exercise, mutant) for mutant in some)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
+    parser.add_argument("numbers", nargs="*", metavar="N.M", help="exercises; left out: all")
+    parser.add_argument("--share", type=float, default=1.0, help="of the mutants of each exercise")
+    parser.add_argument("--seed", type=int, default=0, help="which share")
+    parser.add_argument("--list", action="store_true", help="only say what they are")
+    parser.add_argument("--words", action="store_true", help="say what each of them is told")
+    args = parser.parse_args()
+    examples.SIMPLER = 0  # nobody reads the examples
+    counts: dict[str, Counter[str]] = {}
+    for exercise, mutant in chosen(args.numbers, args.share, args.seed):
+        if args.list:
+            print(exercise.number, "|", mutant.name)
+            continue
+        count = counts.setdefault(exercise.number, Counter())
+        count["made"] += 1
+        dead, message = killed(exercise, mutant)
+        known = is_listed(exercise.number, mutant.name)
+        count["killed" if dead else "equivalent" if known else "survived"] += 1
+        if not dead and not known:
+            print(f"SURVIVES {exercise.number} | {mutant.name}", flush=True)
+        elif dead and (exercise.number, mutant.name) in listed() and not is_undefined(exercise):
+            print(f"LISTED BUT KILLED {exercise.number} | {mutant.name}", flush=True)
+        if args.words:
+            print(f"{exercise.number} | {mutant.name}\n{message}\n", flush=True)
+    total = sum(counts.values(), Counter())
+    for number, count in [*counts.items(), ("all", total)]:
+        print(f"{number:5}" + "".join(f"{count[what]:6} {what}" for what in KINDS))
+    return 1 if total["survived"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,8 +1,0 @@
-"""Run vLLM's tests: `python -m stagewise.serving.clients.vllm_tests [arguments of pytest]`."""
-
-import sys
-
-from . import run
-
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
