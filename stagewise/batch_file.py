@@ -4,7 +4,8 @@ An input line has `prompt` (a text) or `prompt_token_ids`, maybe an `id` (a text
 maybe `sampling` (fields by vLLM's names, over those of the command line), maybe `priority` (under that policy), and
 any other fields, a reference answer say, which are carried through. Where a field has the name of one of the result's,
 `text` say, it is carried as `input_text`; a field that is null is left out where it says what to do. With
-`--prompt-column` and `--id-column` other fields have the prompt and the id. A result line is the input's fields,
+`--prompt-column`, `--prompt-template` and `--id-column` other fields have the prompt and the id; with
+`--choices-column`, `--choices` and `--score` every line is scored. A result line is the input's fields,
 `text`, `token_ids`, `finish_reason`, `stop_reason`, `length_limit` (of "length" which limit it was, max_tokens or
 max_model_len, the context; else null), with `cumulative_logprob`, `logprobs` and `prompt_logprobs` if asked for; with
 n > 1 a list of n such objects in `outputs`; or, for a line that is wrong or fails by itself, `error`.
