@@ -112,6 +112,8 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := set(names) - EXAMPLES.keys():
         parser.error(f"there is no example {min(unknown)!r}; there are {', '.join(EXAMPLES)}")
     for name in names:
+        for run in EXAMPLES[name]:  # a process's first steps are slow
+            run.trace()
         path = FOLDER / f"{name}.html"
         path.write_text(make(name, [run.trace() for run in EXAMPLES[name]]), encoding="utf-8")
         print(f"{path}: {path.stat().st_size:,} bytes")

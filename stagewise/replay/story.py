@@ -79,7 +79,8 @@ class Run:
     """What can be said of a whole trace.
 
     Attributes:
-        steps: forward passes.
+        steps: forward passes; milliseconds: from the beginning of the first to the end of the last;
+            slowest: milliseconds of the longest step after the first.
         at_once: the most rows of a step.
         computed, recomputed: tokens that went through the model, and those of them that had before.
         idle: places that did without a token; carried_rows: rows of finished completions.
@@ -108,6 +109,8 @@ class Run:
             self.moments.append(self._look(state, step))
         steps = [step for step in trace.steps if step["rows"]]
         events = Counter(event["kind"] for step in steps for event in step["before"] + step["after"])
+        self.milliseconds = round(1000 * (steps[-1]["start"] + steps[-1]["seconds"] - steps[0]["start"]))
+        self.slowest = round(1000 * max(step["seconds"] for step in steps[1:]))
         self.steps, self.at_once = len(steps), max(len(step["rows"]) for step in steps)
         self.computed, self.recomputed = state.counts["useful"] + state.counts["recomputed"], state.counts["recomputed"]
         self.idle, self.output = state.counts["padding"] + state.counts["carried"], state.counts["output"]
