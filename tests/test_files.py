@@ -269,7 +269,7 @@ SHAPES = {
 
 def commands_of_the_page():
     """The commands of USING.md: name of the file -> flags of the run, and of the scoring."""
-    page = (ROOT / "USING.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/USING.md").read_text(encoding="utf-8")
     block = page.partition("<!-- datasets -->")[2].partition("```bash\n")[2].partition("```")[0].replace("\\\n", " ")
     commands = [shlex.split(line, comments=True) for line in block.splitlines() if line.strip()]
     runs = {c[c.index("--input") + 1]: c for c in commands if c[1] == "batch"}
