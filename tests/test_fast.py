@@ -335,7 +335,6 @@ def check_closeness(stage, checkpoint, dtype, off):
     assert error["fast"] <= 1.05 * error["torch"]
 
 
-@about_the_model
 def test_threads_do_not_change_the_numbers(stage, checkpoint):
     before = torch.get_num_threads()
     try:
@@ -357,6 +356,7 @@ def test_the_packed_weights_replace_the_others(stage, checkpoint):
     assert all(module.weight is not None for module in kept.modules() if isinstance(module, torch.nn.Linear))
 
 
+@about_the_model
 def test_float16_is_as_close_to_float32_as_torch_is(stage, checkpoint):
     """Its weights are widened, so only keys, values and queries are rounded."""
     assert type(stage.LLM(str(checkpoint), device="cpu", dtype="float16").engine.runner.model).__name__ == "FastGPT2"
@@ -391,7 +391,6 @@ def test_options_that_are_not_about_numbers(stage, few_products, dtype, instruct
         assert llm.engine.runner.model.kind == ("dot_bfloat16" if dtype == "bfloat16" else "fma_float32")
 
 
-@about_the_model
 def test_tiles_and_torch_do_not_disturb_each_other(stage, checkpoint):
     """Both use AMX, where there is one, from the same threads: each has to set the tiles up for itself."""
     a, b = (torch.randn(256, 256, dtype=torch.bfloat16) for _ in range(2))
@@ -401,6 +400,7 @@ def test_tiles_and_torch_do_not_disturb_each_other(stage, checkpoint):
         assert run(stage, checkpoint, dtype="bfloat16")[0] == ids
 
 
+@about_the_model
 def test_an_unknown_optimization(stage):
     with pytest.raises(ValueError, match="disable: there is no optimization 'speed'; there are linear, tiles, "):
         stage.LLM(device="cpu", disable=["speed"])
@@ -607,10 +607,10 @@ def test_other_instruction_sets(stage, tmp_path, cpu, needs):
     assert process.returncode == 0, process.stdout[-2000:]
 
 
-@pytest.mark.covers("kv_cache.py")
 # --- Memory ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("kv_cache.py")
 def test_only_the_first_blocks_are_there_from_the_start(stage, monkeypatch):
     """A pool may be far larger than what is ever in use: the rest comes with the steps that need it."""
     cache, page = stage.part("kv_cache"), 2 << 20
