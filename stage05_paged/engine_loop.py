@@ -56,13 +56,15 @@ class EngineLoop:
     def __init__(self, make_engine: Callable[[], Engine]):
         check_fork()
         self.max_queue_size: int | None = None
-        self.num_unfinished = 0
+        self.num_submitted = self.num_ended = 0  # the engine's thread counts the ends
         self.num_failures = 0  # failed steps since a request got a token
         self.has_failed = False  # the latest step
         self.waiters: dict[Request, Deliver] = {}
         self.commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.failure: BaseException | None = None  # ended the thread
-        self.closing, self.lock = False, threading.RLock()  # a finalizer may close it in a thread that has the lock
+        # For callers alone: a signal handler or a finalizer may interrupt one that has the lock, call us, and wait for
+        # the engine's thread. So this must not wait for the lock.
+        self.closing, self.lock = False, threading.RLock()
         made: queue.SimpleQueue = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, args=(make_engine, made), name="engine", daemon=True)
         loops.add(self)
@@ -98,6 +100,10 @@ class EngineLoop:
         finally:
             self.abort(unfinished)
 
+    @property
+    def num_unfinished(self) -> int:
+        return self.num_submitted - self.num_ended
+
     def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
         """Queue requests, all or none. After each step `deliver` is called, in the engine's thread, with those that got
         a token or ended; or with the error that ended them all.
@@ -117,7 +123,7 @@ class EngineLoop:
                     f"{self.num_unfinished} completions run or wait, and {more} more came; the limit is "
                     f"max_num_seqs {self.engine.scheduler.max_num_seqs} and max_queue_size {limit}"
                 )
-            self.num_unfinished += more
+            self.num_submitted += more
             self.commands.put(lambda: self._add(requests, deliver))
 
     def abort(self, requests: Iterable[Request]) -> None:
@@ -179,9 +185,8 @@ class EngineLoop:
             if self.commands.empty():
                 if self.waiters:
                     return True
-                with self.lock:  # no command is queued between this check and the end
-                    if self.closing and self.commands.empty():
-                        return False
+                if self.closing and self.commands.empty():  # in this order: nobody submits once it is closing
+                    return False
             try:
                 self.commands.get()()
             except BaseException as error:  # no caller may wait forever, whatever fails
@@ -215,21 +220,24 @@ class EngineLoop:
         self.num_failures, self.has_failed = 0, False
         self.engine.restart([])
         waiters, self.waiters = self.waiters, {}
-        self._forget(waiters)
+        self.num_ended += num_completions(waiters)
         for deliver in dict.fromkeys(waiters.values()):
             self._deliver(deliver, [], error)
 
     def _fail(self, error: BaseException) -> None:
         """This thread ends with an error. Its callers get it, and later ones learn it as the cause."""
         logger.error("the engine has failed", exc_info=error)
-        with self.lock:
-            self.closing, self.failure = True, error
-        while not self.commands.empty():  # requests and calls that came before
-            with contextlib.suppress(BaseException):
-                self.commands.get()()
-        for deliver in dict.fromkeys(self.waiters.values()):
-            self._deliver(deliver, [], error)
-        self.waiters.clear()
+        self.failure, self.closing = error, True
+        unlocked = False
+        while not unlocked:  # a caller that has the lock may still submit
+            unlocked = self.lock.acquire(timeout=0.1)
+            while not self.commands.empty():  # requests and calls that came before
+                with contextlib.suppress(BaseException):
+                    self.commands.get()()
+            for deliver in dict.fromkeys(self.waiters.values()):
+                self._deliver(deliver, [], error)
+            self.waiters.clear()
+        self.lock.release()
 
     def _add(self, requests: Sequence[Request], deliver: Deliver) -> None:
         for request in requests:
@@ -252,7 +260,7 @@ class EngineLoop:
         for request in ended:
             del self.waiters[request]
             self.engine.stats.count_ended(request)
-        self._forget(ended)
+        self.num_ended += num_completions(ended)
         for deliver, requests in updates.items():
             self._deliver(deliver, requests)
 
@@ -263,10 +271,6 @@ class EngineLoop:
             self._abort([request for request, other in self.waiters.items() if other is deliver])
             if error is None:
                 self._deliver(deliver, [], failure)
-
-    def _forget(self, requests: Iterable[Request]) -> None:
-        with self.lock:
-            self.num_unfinished -= num_completions(requests)
 
 
 def num_completions(requests: Iterable[Request]) -> int:

@@ -328,6 +328,24 @@ def test_a_signal_handler_may_ask_for_everything(serving, small_checkpoint):
     at_rest(llm)
 
 
+def test_a_call_in_the_middle_of_another(serving, small_checkpoint):
+    """A signal handler that interrupts `submit` where it has the lock: the engine's thread never waits for it."""
+    llm = small_engine(serving, small_checkpoint)
+    asked, done = ways(serving, llm), []
+
+    def interrupted():
+        with llm.loop.lock:
+            done.extend(call() == expected for call, expected in asked.values())
+            llm.loop.call(lambda: None)
+
+    thread = threading.Thread(target=interrupted, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert done == [True] * len(asked)
+    assert not thread.is_alive()
+    at_rest(llm)
+
+
 # --- Threads --------------------------------------------------------------------------------------------------------
 
 
