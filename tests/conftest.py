@@ -121,10 +121,11 @@ def as_is():
 def little_is_touched():
     """From stage 6 on an engine touches up to 512 MB of its cache before the first step, which saves its steps page
     faults. Here it would take longer than most tests."""
+    own = {stage: stage.part("kv_cache").PREFAULT for stage in STAGES[5:]}
     with pytest.MonkeyPatch.context() as patch:
-        for stage in STAGES[5:]:
+        for stage in own:
             patch.setattr(stage.part("kv_cache"), "PREFAULT", 1 << 16)
-        yield
+        yield own
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -829,7 +829,8 @@ def test_committed_results_are_of_these_workloads():
         assert result["command"].startswith("python -m bench.throughput "), path
         assert re.search(rf"--json bench/results/([\w-]+/)?{path.name}", result["command"]), path
         if result["dtype"] == "float32":
-            assert all(row.get("same_ids_share", 1) >= 0.9 for row in result["summary"]), path
+            exact = [row for row in result["summary"] if not row.get("int8")]
+            assert all(row.get("same_ids_share", 1) >= 0.9 for row in exact), path
 
 
 def test_the_race_is_that_of_the_committed_result():
