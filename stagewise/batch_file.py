@@ -213,7 +213,7 @@ class LineReader:
         self._like_sampling = self._names | {*BEAM_FIELDS, *ELSEWHERE_NAMED} - {*columns.named}
 
     def read_lines(self, dataset: Dataset) -> list[Line]:
-        """The lines of the input, those that are wrong with what is wrong, as far as that is clear without a model."""
+        """The lines of the input; a bad line comes with its error, as far as no model is needed to see it."""
         lines = [self.read_line(raw, number) for number, raw in dataset.rows]
         given = {line.id for line in lines if line.id is not None}
         taken = set()
@@ -301,7 +301,7 @@ class LineReader:
         return {names[name]: value for name, value in values.items()}
 
     def _by_usual_names(self, values: dict) -> tuple[dict, dict]:
-        """The fields with the prompt and the id where they usually are; and those that the flags add to the line."""
+        """The line with its prompt and id under their usual names, and with the fields that flags add."""
         columns = self.columns
         if columns.template is not None or columns.prompt != "prompt":
             prompt = columns.prompt_of(values)

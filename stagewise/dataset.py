@@ -292,7 +292,7 @@ def read_json(name: str, text: bytes) -> list[bytes]:
         if "prompt" in whole or not lists:
             return [json.dumps(whole).encode()]
         if len(lists) > 1:
-            raise ValueError(f"--input {name} has several lists ({', '.join(lists)}): put one into a file of its own")
+            raise ValueError(f"--input {name} has several lists ({', '.join(lists)}): put each into its own file")
         (whole,) = lists.values()
     return [json.dumps(row).encode() for row in whole]
 

@@ -21,7 +21,7 @@ IDLE: Others = {
     "prompt_cache_key": (str, "it must be a text"),
     "prompt_cache_retention": (str, "it must be a text"),
     "metadata": (dict, "it must be an object"),
-    "guided_decoding_backend": (str, "it must be a text"),  # vLLM's; a form is held to whoever compiles it
+    "guided_decoding_backend": (str, "it must be a text"),  # vLLM's; any library may compile a form
     "cache_control": (dict, "it must be an object"),
     "reasoning_effort": (str, "it must be a text"),  # of models that reason
     "store": ((False,), "no answer is kept here"),

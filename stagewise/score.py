@@ -26,7 +26,7 @@ is exp of minus the mean log-probability of all continuations. Of the other scor
 exp of minus the mean log-probability per token, and per byte, which compares models whatever their tokens are.
 
 The summary also counts the outputs that ended because they reached their greatest length (`truncated`), the lines whose
-reference is null or missing (`without_reference`), which have no scores, and those that can't be scored (`unscored`;
+reference is null or missing (`without_reference`), which have no scores, and lines that can't be scored (`unscored`;
 stderr says why, and the exit status is 1).
 
 exact_match and f1 are those of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250); the others are lm-evaluation-harness's

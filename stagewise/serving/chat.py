@@ -252,7 +252,7 @@ def chat_prompt(fields: Fields, template: ChatTemplate | None, tools: Tools | No
 
 
 def template_kwargs(fields: Fields, template: ChatTemplate) -> dict:
-    """Further variables of the template, those that it tests with `is defined`. Raises APIError for one that asks for
+    """More variables of the template: the ones that it tests with `is defined`. Raises APIError for one that asks for
     something and that the template does not see."""
     given = fields.get("chat_template_kwargs", dict, "an object", {})
     for name, value in given.items():
