@@ -1,8 +1,13 @@
-"""Every page's place in the sidebar, without a list to keep: a page belongs to the nearest README above it."""
+"""Every page's place in the sidebar, without a list to keep: a page belongs to the nearest README above it; and what
+others are told of it."""
 
+import html
+import re
+import textwrap
 from fnmatch import fnmatch
 from posixpath import dirname
 
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
@@ -65,7 +70,23 @@ def copy_to_index(app: Sphinx, exception: Exception | None) -> None:
         (app.outdir / "index.html").write_bytes((app.outdir / "README.html").read_bytes())
 
 
+def describe(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
+    """Search engines, and programs that show a link, get the title and the first paragraph of a page."""
+    paragraphs = doctree.findall(nodes.paragraph) if doctree else iter(())
+    text = textwrap.shorten(next((one.astext() for one in paragraphs), app.config.project), 200, placeholder=" …")
+    title = html.unescape(re.sub(r"<[^>]*>", "", context.get("title") or app.config.project))
+    tags = [context.get("metatags", "")]
+    for key, name, value in (
+        ("name", "description", text),
+        ("property", "og:title", title),
+        ("property", "og:description", text),
+    ):
+        tags.append(f'<meta {key}="{name}" content="{html.escape(value)}">')
+    context["metatags"] = "\n".join(tags)
+
+
 def setup(app: Sphinx) -> dict:
+    app.connect("html-page-context", describe)
     app.connect("source-read", add_toctrees)
     app.connect("env-get-outdated", outdated_readmes)
     app.connect("build-finished", copy_to_index)

@@ -101,6 +101,17 @@ def test_links_have_words_and_hold_no_links(texts):
     assert [(page, links) for page, links in found.items() if links] == []
 
 
+def test_pages_say_what_they_are_about(texts, site):
+    """To search engines, and where somebody shares a link."""
+    for page, text in texts.items():
+        description = re.search(r'<meta name="description" content="([^"]{8,210})">', text)
+        title = re.search(r'<meta property="og:title" content="([^"<]*)">', text)
+        assert description, page
+        assert title, page
+    front = (site / "README.html").read_text(encoding="utf-8")
+    assert 'name="description" content="Eight LLM inference engines' in front
+
+
 def test_nothing_comes_from_the_network(texts):
     loaded = (
         r'<(?:script|img|iframe|source|video)\b[^>]*\b(?:src|srcset)="(?:https?:)?//|<link\b[^>]*\bhref="(?:https?:)?//'
