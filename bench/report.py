@@ -157,7 +157,7 @@ LOSES = {
     "stage03_kvcache": ("outputs are of one token: there is nothing to reuse", None),
     "stage04_continuous": ("all outputs are equally long", "equal"),
     "stage05_paged": ("memory is plenty, and no prompts begin alike", "tail"),
-    "stage06_fast": ("there are many threads: they wait for each other", None),
+    "stage06_fast": ("there is no C compiler, or it runs on a GPU: then it computes as stage 5 does", None),
     "stage07_speculative": ("guesses are refused: many requests at once, or text that nobody can guess", None),
     "stage08_int8": ("prompts are long, and the CPU has no instruction for int8", None),
 }

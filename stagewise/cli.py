@@ -223,7 +223,8 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                     with engine:
                         worked = converse(lambda prompt: engine.generate(sampling.prompt(llm, prompt), params))
                 elif outputs:
-                    outcome.goes_on = "the same command with --resume goes on"
+                    if STDIN not in args.input:  # which can't be read again
+                        outcome.goes_on = "the same command with --resume goes on"
                     more = {"beams": beams, "columns": columns_of(args), "strict": args.strict}
                     complete_files(stage, llm, outputs, sampling, outcome, args.quiet, **more)
                 elif len(prompts) == args.n == 1 and beams is None and sys.stdout.isatty() and not args.json:

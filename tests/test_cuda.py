@@ -69,12 +69,12 @@ def test_a_gpu_is_the_default_and_its_dtype_is_bfloat16(stage, small_checkpoint)
     """Logits are then within what 8 bits of precision leave."""
     llm, exact = stage.LLM(str(small_checkpoint)), stage.LLM(str(small_checkpoint), device="cpu", dtype="float32")
     assert "bfloat16" in llm.describe()
-    prompt = list(range(20))
-    params = stage.SamplingParams(temperature=0, max_tokens=4, logprobs=1, ignore_eos=True)
-    (ours,), (expected,) = (one.generate([prompt], params) for one in (llm, exact))
-    for mine, other in zip(ours.outputs[0].logprobs[:1], expected.outputs[0].logprobs[:1], strict=True):
-        token = next(iter(other))
-        assert token not in mine or mine[token].logprob == pytest.approx(other[token].logprob, abs=0.1)
+    params = stage.SamplingParams(temperature=0, max_tokens=1, logprobs=20, ignore_eos=True)
+    (ours,), (expected,) = (one.generate([list(range(20))], params) for one in (llm, exact))
+    mine, other = (dict(output.outputs[0].logprobs[0]) for output in (ours, expected))
+    both = mine.keys() & other.keys()
+    assert len(both) > 15
+    assert all(mine[token].logprob == pytest.approx(other[token].logprob, abs=0.1) for token in both)
 
 
 @pytest.mark.parametrize("stage", BATCHED, ids=str)

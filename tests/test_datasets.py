@@ -425,7 +425,7 @@ def test_a_dataset_of_the_hub(batched_stage, hub, tmp_path, monkeypatch):
     names = ["hf://datasets/USER/tales/in.jsonl", "hf://datasets/USER/tales/p.parquet"]
     command = ["--input", *names, "--output", tmp_path / "out", *QUICK]
     fetch_from(monkeypatch, f"http://127.0.0.1:{hub.server_port}", tmp_path)
-    if batched_stage is BATCHED[0]:  # one of them in a process of its own, which reads its environment
+    if batched_stage is BATCHED[0]:  # one in a separate process, which reads its environment
         status, _, stderr = batched_stage.run(*command, **surroundings(hub, tmp_path))
     else:
         status, _, stderr = batched_stage.main(*command)

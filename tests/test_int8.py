@@ -528,7 +528,7 @@ def test_a_wrong_value_is_named():
 
 
 def test_the_command_says_which_weights_it_has():
-    """Also in a process of its own, where "auto" is what users get."""
+    """In a separate process too, where "auto" is what users get."""
     prompt = ("--prompts", "Once upon a time", "--max-tokens", "40", "--temperature", "0")
     told = {weights: INT8.main(*prompt, "--weights", weights) for weights in ("int8", "as-is")}
     assert [status for status, _, _ in told.values()] == [0, 0]

@@ -251,7 +251,7 @@ def test_the_empty_text_is_the_end_token(stage):
 
 # --- Options ---------------------------------------------------------------------------------------------------------
 
-DEFAULTS = {  # those that a stage brings or changes
+DEFAULTS = {  # where a stage brings or changes them
     1: dict(max_model_len=None, seed=0),
     2: dict(max_num_seqs=8, sort_by_length=True),
     3: dict(kv_cache_bytes=None),

@@ -46,7 +46,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess:
 
 
 def check(stage, *command: str | Path) -> tuple[set[str], set[str]]:
-    """Run the program: (the kinds of product that it checked, those that the CPU does not have)."""
+    """Run the program: (the kinds of product that it checked, and the ones that the CPU lacks)."""
     ran = run(*command)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
     lines = [line.split() for line in ran.stdout.splitlines()]

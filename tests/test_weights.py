@@ -566,7 +566,7 @@ fetching = pytest.mark.parametrize("stage", stages_that_change("support/weights.
 
 @fetching
 def test_fetch_from_the_hub_and_then_from_the_cache(stage, hub, tmp_path, monkeypatch):
-    """The first stage in a process of its own, which reads its environment."""
+    """The first stage in a separate process, which reads its environment."""
     endpoint = f"http://127.0.0.1:{hub.server_port}"
     environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     command = ["--model", "gpt2", "--prompts", "Once upon a time", "--temperature", 0, "--max-tokens", 8]
