@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+CPU = torch.device("cpu")
+
 
 def cpu_name() -> str:
     """The processor's name, as far as the system tells it, and whether it is held back (see bench/avx2_only.py)."""
@@ -30,11 +32,6 @@ def describe(device: torch.device) -> dict:
         "date": time.strftime("%Y-%m-%d"),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,  # this program's threads included
     }
-
-
-def is_busy(machine: dict) -> bool:
-    """Whether others used the machine: more was ready to run than its cores and this program's threads take."""
-    return (machine.get("load") or 0) > machine["cores"] + machine["threads"]
 
 
 def best_seconds(run: Callable[[], object], device: torch.device, repeat: int = 7) -> float:

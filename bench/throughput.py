@@ -50,7 +50,8 @@ from tqdm import tqdm
 from bench import plots, workloads
 from bench.machine import describe, int8_rate, kernel_limits, least_seconds, matmul_rate, read_bandwidth
 from bench.peers import PEERS
-from bench.report import beside, check_outputs, summarize, tables, write_result
+from bench.report import beside, seconds_of, summarize, tables
+from bench.run import apart, check_outputs, tell_spread, write_result
 from tools.engines import STAGES
 from tools.sync_stages import ROOT
 
@@ -394,6 +395,7 @@ def tell(result: dict, args: argparse.Namespace) -> int:
         print(f"throughput: {error}", file=sys.stderr)
         status = 1
     print(tables(result))
+    tell_spread("throughput", apart(seconds_of(result)))
     return status
 
 
