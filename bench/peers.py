@@ -269,14 +269,15 @@ def open_llama_cpp(job: dict, weights: str | None, num_seqs: int, room: int, row
     return context, llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
 
 
-def llama_cpp_sampler(sampling: dict, seed: int, prompt: list[int]) -> Any:
+def llama_cpp_sampler(sampling: dict, seed: int, prompt: list[int], max_tokens: int) -> Any:
     """llama.cpp's own sampler of a request: its filters one after another, and a draw. It is told of each token that it
     chooses; of the prompt here."""
     from llama_cpp import llama_cpp as llama
 
     chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
     if penalty := sampling.get("repetition_penalty"):
-        llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_penalties(-1, penalty, 0.0, 0.0))
+        window = len(prompt) + max_tokens  # all tokens; -1, which its header promises, would mean none
+        llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_penalties(window, penalty, 0.0, 0.0))
     if top_k := sampling.get("top_k"):
         llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_top_k(top_k))
     llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_temp(sampling["temperature"]))
@@ -323,7 +324,7 @@ def run_llama_cpp(job: dict, weights: str | None = None) -> dict:
         while waiting or running:
             while waiting and free:
                 i, sequence = waiting.pop(), free.pop()
-                samplers[i] = llama_cpp_sampler(job["sampling"], i, requests[i][0])
+                samplers[i] = llama_cpp_sampler(job["sampling"], i, *requests[i])
                 running[i] = (sequence, len(shared))
                 llama.llama_memory_seq_cp(memory, most, sequence, -1, -1)
             parts, budget = [], 512

@@ -18,7 +18,7 @@ import torch
 
 from bench import caches, conditions, engines, machine, race, report, throughput, workloads
 from bench.machine import least_seconds, pass_work
-from bench.peers import PEERS
+from bench.peers import PEERS, llama_cpp_sampler
 from bench.run import check_outputs
 from stage01_single.model import ModelConfig
 from stagewise.stages import IDEAS
@@ -946,3 +946,38 @@ def test_a_slow_product_is_measured_on_small_matrices(monkeypatch):
     sizes.clear()
     assert machine.matmul_rate(torch.float32, torch.device("cpu"), n=300, enough=9.0) == 2 * 300**3 / 0.03
     assert sizes == [256, 300]
+
+
+def test_a_comparison_has_a_column_for_each_peer_whatever_is_sampled():
+    def result(sampling, speeds, rounds=2):
+        runs = [
+            {"engine": engine, "seconds": 100 / speed * (1 + 0.01 * i)}
+            for engine, speed in speeds.items()
+            for i in range(rounds)
+        ]
+        summary = [{"engine": e, "tokens_per_second": speed, "limit_share": 0.5} for e, speed in speeds.items()]
+        what = {"workload": "decode", "dtype": "bfloat16", "sampling": sampling, "model": "gpt2", "command": "x"}
+        versions = {name: {name: "1", "torch": "2"} for name in speeds if name in PEERS}
+        limits = {"bandwidth": 1e9, "matmul_rate": 1e9}
+        return {**what, **limits, "summary": summary, "runs": runs, "machine": MACHINE, "versions": versions}
+
+    text = report.comparison([
+        result("greedy", {"stage06_fast": 30.0, "openvino": 20.0}),
+        result("chat", {"stage06_fast": 30.0, "vllm": 25.0, "openvino": 10.0, "llama-cpp": 5.0}, rounds=3),
+    ])  # fmt: skip
+    head, _, greedy, chat, *_ = text.splitlines()
+    assert head.split(" | ")[2:7] == ["sampling", "`stage06_fast`", "`openvino`", "`vllm`", "`llama-cpp`"]
+    assert "| greedy | 30.0 | 20.0 |  |  | 1.50 × (1.50 to 1.50) | 50% |" in greedy
+    assert "repetition penalty 1.1 | 30.0 | 10.0 | 25.0 | 5.0 | 1.20 × (1.20 to 1.20) |" in chat
+    assert "openvino 1, vllm 1, llama-cpp 1" in text
+
+
+def test_llama_cpps_repetition_penalty_sees_all_tokens(monkeypatch):
+    """Its -1 would be no penalty at all."""
+    windows = []
+    names = ("chain_init", "chain_default_params", "chain_add", "init_top_k", "init_temp", "init_top_p", "init_dist")
+    llama = SimpleNamespace(**{f"llama_sampler_{name}": lambda *_: None for name in (*names, "accept")})
+    llama.llama_sampler_init_penalties = lambda window, *_: windows.append(window)
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(llama_cpp=llama))
+    llama_cpp_sampler(workloads.SAMPLING["chat"], 0, [1, 2, 3], 4)
+    assert windows == [7]
