@@ -98,9 +98,16 @@ def script(
     rounds: int | None = None,
     options: dict[str, dict[str, Any]] | None = None,
     plot: Callable[[dict], Any] | None = None,
+    figures: Callable[[dict], Iterable[list[float]]] = figures,
 ) -> Callable[..., int]:
-    """The `main` of a script. rounds: how many there are by default, if any; options: flag -> what argparse is told of
-    it; plot: draws a result."""
+    """The `main` of a script.
+
+    Args:
+        rounds: how many there are by default, if any.
+        options: flag -> what argparse is told of it.
+        plot: draws a result; None if there is nothing to draw.
+        figures: the rounds of each figure of a result.
+    """
 
     def main(argv: list[str] | None = None) -> int:
         module = sys.modules[measure.__module__]
@@ -120,8 +127,10 @@ def script(
             parser.error(f"--repeat must be at least 1, got {args.repeat}")
         words = shlex.join(sys.argv[1:] if argv is None else argv)
         begin = {"command": f"python -m {name} {words}".strip()}
+        outputs = {"--json": args.json, "--plot": args.plot if plot else None}
+        new = [path for path in outputs.values() if path and not path.exists()]
         try:
-            check_outputs({"--json": args.json, "--plot": args.plot if plot else None}, {})
+            check_outputs(outputs, {})
         except (ValueError, OSError) as error:
             print(f"{name}: {error}", file=sys.stderr)
             return 2
@@ -134,16 +143,21 @@ def script(
                     write_result(args.json, result)
         except (ValueError, OSError, RuntimeError, subprocess.SubprocessError) as error:
             print(f"{name}: {error}", file=sys.stderr)
-            status = 1 if result else 2
+            status = 2 if isinstance(error, ValueError | OSError) and not result else 1
         except KeyboardInterrupt:
             print(f"{name}: interrupted", file=sys.stderr)
             status = 130
+        if hasattr(sys.stdout, "reconfigure"):  # a terminal may have no ×
+            sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
         if result:
             result = json.loads(json.dumps(result))  # keys as a file has them
             print(table(result))
-            if plot and args.plot:
-                plot(result).savefig(args.plot)
+            if plot and args.plot and (picture := plot(result)):
+                picture.savefig(args.plot)
             tell_spread(name, apart(figures(result)))
+        else:
+            for path in new:
+                path.unlink()
         return status or (1 if result.get("missing") else 0)
 
     return main

@@ -68,6 +68,19 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work(tmp_path, capsys
     assert "is a directory" in capsys.readouterr().err
 
 
+def test_where_nothing_was_measured_no_file_is_left(tmp_path, capsys):
+    def measure(args):
+        raise ValueError("there is no such engine")
+
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    old.write_text("kept")
+    for file in (new, old):
+        assert run.script(measure, str)(["--json", str(file)]) == 2
+        assert "there is no such engine" in capsys.readouterr().err
+    assert not new.exists()
+    assert old.read_text() == "kept"
+
+
 def test_nothing_but_the_standard_library_is_imported():
     """Other engines' environments have no more."""
     code = "import sys, bench.run; sys.exit(bool({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
