@@ -74,11 +74,6 @@ def digest(run: dict, arrivals: list[float] | None) -> dict:
     return {**kept, "ttft": ttft and [round(seconds, 4) for seconds in ttft]}
 
 
-def short(engine: str) -> str:
-    """`stage 3` of stage03_kvcache; a peer's name as it is."""
-    return f"stage {int(engine[5:7])}" if engine.startswith("stage") else engine
-
-
 def seconds(name: str) -> Callable[[dict], str | None]:
     def form(row: dict) -> str | None:
         value = row.get(name)
@@ -103,7 +98,7 @@ TABLES = {
     "speed": {
         "engine": lambda row: f"`{row['engine']}`",
         "tok/s": lambda row: f"{row['tokens_per_second']:.1f}",
-        "speed-up": lambda row: f"{row['ratio']:.2f} × {short(row['ratio_to'])}" if row["ratio"] else None,
+        "speed-up": lambda row: f"{row['ratio']:.2f} × {plots.stage_name(row['ratio_to'])}" if row["ratio"] else None,
         "of the limit": share("limit_share"),
         "TTFT p50": seconds("ttft_p50"),
         "TTFT p95": seconds("ttft_p95"),
@@ -147,7 +142,7 @@ def where_it_loses(row: dict) -> str | None:
         return words
     result = json.loads((ROOT / "bench/results" / f"{name}.json").read_text(encoding="utf-8"))
     there = next(other for other in result["summary"] if other["engine"] == row["engine"])
-    return f"{words}: {there['ratio']:.2f} × {short(there['ratio_to'])}"
+    return f"{words}: {there['ratio']:.2f} × {plots.stage_name(there['ratio_to'])}"
 
 
 TABLES["ladder"] = {
@@ -294,10 +289,11 @@ def comparison(results: list[dict]) -> str:
     }
     packages.pop("torch", None)
     others = "; " + ", ".join(" ".join(package) for package in packages.items()) if packages else ""
+    random = " with random weights" if results[0].get("load_format", "dummy") == "dummy" else ""
     limits = [(result["bandwidth"] / 1e9, result["matmul_rate"] / 1e9) for result in results]
     titles = [*kinds, *(f"`{engine}`" for engine in engines), "over the best other", "of the limit"]
     return grid(titles, lines, left=range(len(kinds))) + (
-        f"\n\nOutput tokens per second; {results[0]['model']} with random weights; {machine['device']}, "
+        f"\n\nOutput tokens per second; {results[0]['model']}{random}; {machine['device']}, "
         f"{machine['threads']} threads, torch {machine['torch']}{others}. "
         f"In brackets: the least and the most of a round. A row is one run of all its engines, such as "
         f"`{command(results[0])}`. The limits, probed in these runs: "

@@ -973,11 +973,11 @@ def test_a_comparison_has_a_column_for_each_peer_whatever_is_sampled():
 
 
 def test_llama_cpps_repetition_penalty_sees_all_tokens(monkeypatch):
-    """Its -1 would be no penalty at all."""
-    windows = []
+    """It penalizes only so many of the last ones as it is told."""
+    told = []
     names = ("chain_init", "chain_default_params", "chain_add", "init_top_k", "init_temp", "init_top_p", "init_dist")
     llama = SimpleNamespace(**{f"llama_sampler_{name}": lambda *_: None for name in (*names, "accept")})
-    llama.llama_sampler_init_penalties = lambda window, *_: windows.append(window)
+    llama.llama_sampler_init_penalties = lambda n_vocab, last_n, repeat, freq, present: told.append((n_vocab, last_n))
     monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(llama_cpp=llama))
-    llama_cpp_sampler(workloads.SAMPLING["chat"], 0, [1, 2, 3], 4)
-    assert windows == [7]
+    llama_cpp_sampler(100, workloads.SAMPLING["chat"], 0, [1, 2, 3], 4)
+    assert told == [(100, 7)]
