@@ -1,8 +1,8 @@
-"""How far the logits of stage 6 are from the exact ones, beside torch's.
+"""How far the logits of stage 6 are from the exact ones, compared with torch's.
 
     python -m bench.accuracy --json bench/results/accuracy.json
 
-GPT-2 with random weights, prompts of several lengths, and the logits behind each: by stage 1 in float64, which counts
+GPT-2 with random weights, prompts of several lengths, and the logits after each: by stage 1 in float64, which counts
 as exact, and by stage 6 in float32 and bfloat16, with torch's arithmetic and with the kernels. Errors are relative to a
 prompt's largest logit; the table shows the largest of all and the root mean square.
 """

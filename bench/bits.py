@@ -1,4 +1,4 @@
-"""What changes the bits of a request's logits: who is computed beside it, where its prompt is cut, what the cache had.
+"""What changes the bits of a request's logits: who is computed with it, where its prompt is cut, what the cache had.
 
     python -m bench.bits --stages 5 6 --json FILE
 

@@ -80,7 +80,7 @@ def read_speed(probes: ctypes.CDLL, size: int, repeat: int = 200) -> float:
 
 
 def piece_speed(probes: ctypes.CDLL, piece: int, size: int = SIZES[-1], repeat: int = 50) -> float:
-    """GB/s from memory in pieces of so many bytes."""
+    """GB/s from memory in pieces of `piece` bytes."""
     data, order = torch.ones(size, dtype=torch.uint8), torch.randperm(size // piece)
     seconds = best(lambda: probes.pieces(data.data_ptr(), piece, order.data_ptr(), len(order)), repeat)
     return len(order) * piece / seconds / 1e9

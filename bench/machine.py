@@ -130,13 +130,13 @@ def pass_work(
 ) -> tuple[int, int]:
     """(floating point operations, bytes from memory) of a forward pass that computes nothing twice.
 
-    All layers count for all tokens, though in the last one only some of them are asked for, which stage 6 makes use of.
+    All layers count for all tokens, though in the last one only some are needed, which stage 6 makes use of.
 
     Args:
         config: the model's sizes, a ModelConfig.
         itemsize: bytes of a weight, and of a number in the KV cache.
         weight_bytes: those of a weight, if these are others; scales are too few to count.
-        tokens: that go through the layers; logits: those of them whose successor is asked for.
+        tokens: that go through the layers; logits: those of them that need logits.
         attended: positions that all these tokens look at, summed; cached: those of them that the cache holds.
     """
     layers, width = config.n_layer, config.n_embd

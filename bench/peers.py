@@ -2,7 +2,7 @@
 
     python -m bench.peers hf vllm openvino llama-cpp ctranslate2      # makes .peers/hf …; some minutes, up to 4 GB each
 
-Each peer has an environment of its own, because their versions of torch and transformers exclude each other; llama.cpp
+Each peer has its own environment, because their versions of torch and transformers exclude each other; llama.cpp
 is compiled, for which a C++ compiler is needed. Then
 `python -m bench.throughput --peers hf,hf-continuous,vllm,openvino,llama-cpp` runs them beside the stages.
 
@@ -15,7 +15,7 @@ to numbers: OpenVINO's do both of the above, llama.cpp's reduce activations to 8
 """
 
 # pyright: reportMissingImports=false
-# (Each peer is in an environment of its own.)
+# (Each peer is in its own environment.)
 
 import contextlib
 import functools
@@ -238,8 +238,7 @@ def start_openvino(job: dict, weights: str = "fp32") -> Iterator[Complete]:
 
 
 def open_llama_cpp(job: dict, weights: str | None, num_seqs: int, room: int, rows: int) -> tuple[Any, int]:
-    """(llama.cpp's context for so many sequences in so many places, steps of at most so many tokens; the size of its
-    vocabulary)."""
+    """(llama.cpp's context, its vocabulary's size). room: places for all sequences; rows: the most tokens of a step."""
     from llama_cpp import llama_cpp as llama
 
     llama.llama_log_set(QUIET.setdefault("log", llama.llama_log_callback(lambda level, text, data: None)), None)
@@ -406,7 +405,7 @@ def open_ctranslate2(job: dict, weights: str | None) -> tuple[Any, list[str]]:
 
 def start_ctranslate2(job: dict, weights: str | None = None) -> Iterator[Complete]:
     """CTranslate2: static batches, sorted by length, each until its longest output is done. It has no way to go on
-    behind an end token, so end tokens are forbidden. Its int8 is that of stage 8: a scale for each output channel, and
+    after an end token, so end tokens are forbidden. Its int8 is that of stage 8: a scale for each output channel, and
     for each token."""
     generator, texts = open_ctranslate2(job, weights)
     sampling = job["sampling"]

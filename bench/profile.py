@@ -5,7 +5,7 @@
 
 A step is one call of C otherwise (kernels/forward.c). Here the same kernels are called one by one, from Python, so it
 takes somewhat longer, and what Python costs between two kernels counts as the rest: scheduler, block tables, what the
-sampler does beside the kernel for the best token.
+sampler does besides the kernel for the best token.
 """
 
 import argparse

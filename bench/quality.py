@@ -21,7 +21,7 @@ What is done is written to the file after each part, so that a later failure doe
 """
 
 # pyright: reportMissingImports=false
-# (Each peer is in an environment of its own, which has none of this project's packages.)
+# (Each peer is in its own environment, which has none of this project's packages.)
 
 import argparse
 import json
@@ -235,7 +235,7 @@ def repeated(tensors: dict[str, Any], n_head: int, copies: int) -> dict[str, Any
 
 
 def write_checkpoint(directory: Path, copies: int) -> Path:
-    """tinytales in float32, each feature so many times."""
+    """tinytales in float32, each feature `copies` times."""
     from safetensors.torch import load_file, save_file
 
     from tools.engines import TINYTALES
@@ -362,7 +362,7 @@ class Simulation:
 
 
 def held_out(count: int) -> tuple[list[list[int]], list[int]]:
-    """(tokens of so many held-out tales, each from the end token before it to its own; bytes of their texts)"""
+    """(tokens of `count` held-out tales, each from the end token before it to its own; bytes of their texts)"""
     sys.path.insert(0, str(ROOT / "models" / "training"))
     from train_tinytales import HELD_OUT, MODEL, Tale, Tokenizer, tale_tokens
 
@@ -380,7 +380,7 @@ STAGE_ROWS = {
 
 
 def kept_casts(options: dict, count: int) -> int:
-    """How many of so many sampled tales contradict neither themselves nor their prompt, as in the model's card."""
+    """How many of `count` sampled tales contradict neither themselves nor their prompt, as in the model's card."""
     sys.path.insert(0, str(ROOT / "models" / "training"))
     from train_tinytales import slips
 
@@ -407,7 +407,7 @@ def greedy(engine: str, job: dict, folder: Path, **options: Any) -> list[list[in
 
 
 def compared_rows(compared: dict[str, dict], sizes: list[int]) -> list[dict]:
-    """A row for each engine; what `compare` says, beside the first."""
+    """A row for each engine; what `compare` says against the first."""
     of, exact = next(iter(compared.items()))
     return [{"engine": name, "of": of, **own, **per_byte(own, exact, sizes)} for name, own in compared.items()]
 

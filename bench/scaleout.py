@@ -20,7 +20,7 @@ from bench.run import grid, in_turn, script, source
 
 
 def timed(command: list[str], output: Path, rows: int) -> dict[str, float]:
-    """Run a command that writes so many lines to this file."""
+    """Run a command that writes `rows` lines to this file."""
     start, moments = time.perf_counter(), []
     with subprocess.Popen(command) as process:
         while process.poll() is None:

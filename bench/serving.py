@@ -10,7 +10,7 @@ and get the same requests at the same times: random tokens, as many in as out, a
 take turns at each rate. A request counts towards goodput if its first token came within --ttft ms, and each further
 one, on average, within --tpot ms. The client shares the cores with the server, as on the machine of a user.
 
-guidellm keeps so many requests under way instead, of texts that it writes, and takes the time between tokens per
+guidellm keeps a number of requests under way instead, of texts that it writes, and takes the time between tokens per
 request, as a mean. (Its Poisson schedule, in 0.8.1, sends all requests after the first ten at once.)
 """
 

@@ -1,4 +1,4 @@
-"""What guessing gains: stage 7 beside stage 6, on real text at GPT-2's cost (bench/wide.py).
+"""What guessing gains: stage 7 against stage 6, on real text at GPT-2's cost (bench/wide.py).
 
     python -m bench.speculative --json bench/results/speculative-float32.json --plot bench/results/speculative.png
     python -m bench.speculative --dtype bfloat16 --json bench/results/speculative-bfloat16.json
@@ -9,7 +9,7 @@ answer is to be four sentences of it in a row (a form, `structured_outputs`, hol
 
 All engines complete the same requests in every round, one after the other; a gain is the ratio to stage 6 in the same
 round, and the median of these is shown. All outputs are compared: they must be stage 6's.
-`independent` is the draft model with random numbers of its own.
+`independent` is the draft model with its own random numbers.
 """
 
 import argparse

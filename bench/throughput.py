@@ -327,7 +327,7 @@ def run_beside_probes(
 def circumstances(
     args: argparse.Namespace, config, job: dict, over: list[dict], limits: tuple[float, float, float | None]
 ) -> dict[str, object]:
-    """What a result says beside what the engines did: the workload, the model, the machine and what it could do."""
+    """What a result says besides what the engines did: the workload, the model, the machine and what it could do."""
     bandwidth, rate, of_integers = limits
     itemsize = getattr(torch, job["dtype"]).itemsize
 
