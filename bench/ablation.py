@@ -13,23 +13,17 @@ together: each step is computed by every one of them, one after the other, in an
 
 import argparse
 import random
-import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import torch
-from tqdm import tqdm
 
 from bench import workloads
-from bench.machine import describe
-from bench.report import command, write_result
+from bench.run import command, grid, script, source
 from tools.engines import STAGES
 
-WORKLOADS = ("single", "decode", "prefill", "mixed", "prefix")
-DTYPES = ("float32", "bfloat16")
 FAST = next(stage for stage in STAGES if stage.number == 6)
 BEFORE = STAGES[STAGES.index(FAST) - 1]
 OPTIMIZATIONS = list(FAST.part("fast_model").OPTIMIZATIONS)
@@ -87,7 +81,7 @@ def make_contest(llm, make: Callable) -> Contest:
     return Contest(llm.engine.model_config, ways)
 
 
-def measure_steps(workload: str, dtype: str, repeat: int, model: str, bar: tqdm) -> dict[str, list[float]]:
+def measure_steps(workload: str, dtype: str, repeat: int, model: str) -> dict[str, list[float]]:
     """The seconds of all steps, by every variant."""
 
     def make(stage, **arguments):
@@ -101,7 +95,7 @@ def measure_steps(workload: str, dtype: str, repeat: int, model: str, bar: tqdm)
             **arguments,
         )
 
-    bar.set_description(f"{workload} {dtype}")
+    print(f"{workload} {dtype}", file=sys.stderr)
     llm = make(FAST)
     requests = workloads.make_workload(workload, vocab_size=llm.engine.model_config.vocab_size)
     prompts = [prompt for prompt, _ in requests]
@@ -114,11 +108,19 @@ def measure_steps(workload: str, dtype: str, repeat: int, model: str, bar: tqdm)
         llm.engine.block_manager.clear()  # or a later round would find the prompts of the one before
         llm.generate(prompts, params)
         rounds.append(contest.seconds)
-        bar.update()
     return {
         name: [sum(statistics.median(times) for times in zip(*(seconds[name] for seconds in rounds), strict=True))]
         for name in contest.ways
     }
+
+
+def measure(args: argparse.Namespace) -> Iterator[dict]:
+    runs = []
+    for workload in args.workloads:
+        for dtype in args.dtypes:
+            run = {"workload": workload, "dtype": dtype}
+            runs.append({**run, "seconds": measure_steps(workload, dtype, args.repeat, args.model)})
+            yield {"model": args.model, "repeat": args.repeat, "runs": runs}
 
 
 def gains(run: dict) -> dict[str, float]:
@@ -129,62 +131,31 @@ def gains(run: dict) -> dict[str, float]:
 
 def table(*results: dict) -> str:
     """Gains in Markdown, a row for each optimization, a column for each workload and type."""
-    columns = {(run["workload"], run["dtype"]): gains(run) for result in results for run in result["runs"]}
-    lines = [
-        "| without | " + " | ".join(map(", ".join, columns)) + " |",
-        "| --- |" + " ---: |" * len(columns),
-    ]
+    columns = {f"{run['workload']}, {run['dtype']}": gains(run) for result in results for run in result["runs"]}
+    rows = []
     for name in (*OPTIMIZATIONS, "stage 5"):
         cells = [f"{ratios[name]:.2f}" if name in ratios else "" for ratios in columns.values()]
         if any(cells):  # a CPU may not have what it needs
-            lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-    first = results[0]
-    machine, repeat = first["machine"], first["repeat"]
+            rows.append([f"`{name}`", *cells])
+    first, repeat = results[0], results[0]["repeat"]
     how = f"steps computed by all in turn, {'once' if repeat == 1 else f'medians of {repeat}'}"
-    return "\n".join(lines) + (
+    return grid(["without", *columns], rows) + (
         f"\n\nSeconds without it, divided by those with all: {how}; {first['model']} with random weights; "
-        f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}. "
-        + ", ".join(f"`{command(result)}`" for result in results)
+        + ", ".join([source(first), *(f"`{command(result)}`" for result in results[1:])])
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--workloads", nargs="+", default=list(WORKLOADS), choices=list(workloads.SIZES), metavar="NAME"
-    )
-    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES, metavar="TYPE")
-    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="times that a step is taken; default: 1")
-    parser.add_argument("--model", default="gpt2", help="sizes of the model; its weights are random")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
-    args = parser.parse_args(argv)
-    if args.repeat < 1:
-        parser.error(f"--repeat must be at least 1, got {args.repeat}")
-    result = {
-        "command": f"python -m bench.ablation {shlex.join(sys.argv[1:] if argv is None else argv)}".strip(),
-        "model": args.model,
-        "repeat": args.repeat,
-        "machine": describe(torch.device("cpu")),
-        "runs": [],
-    }
-    if args.json:
-        args.json.touch()  # a path that can't be written is an error now, not after the work
-    pairs = [(workload, dtype) for workload in args.workloads for dtype in args.dtypes]
-    status = 0
-    with tqdm(total=len(pairs) * args.repeat, unit="run") as bar:
-        try:
-            for workload, dtype in pairs:
-                run = {"workload": workload, "dtype": dtype}
-                run["seconds"] = measure_steps(workload, dtype, args.repeat, args.model, bar)
-                result["runs"].append(run)
-                if args.json:  # nothing measured is lost, whatever happens next
-                    write_result(args.json, result)
-        except (RuntimeError, ValueError, KeyboardInterrupt) as error:
-            print(f"ablation: {error or 'interrupted'}", file=sys.stderr)
-            status = 1
-    if result["runs"]:
-        print(table(result))
-    return status
+OPTIONS = {
+    "--workloads": dict(
+        nargs="+",
+        default=["single", "decode", "prefill", "mixed", "prefix"],
+        choices=list(workloads.SIZES),
+        metavar="NAME",
+    ),
+    "--dtypes": dict(nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"], metavar="TYPE"),
+    "--model": dict(default="gpt2", help="sizes of the model; its weights are random"),
+}
+main = script(measure, table, rounds=1, options=OPTIONS)
 
 
 if __name__ == "__main__":

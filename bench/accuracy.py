@@ -1,20 +1,18 @@
-"""How far the logits of stage 6 are from the exact ones, beside torch's.
+"""How far the logits of stage 6 are from the exact ones, compared with torch's.
 
     python -m bench.accuracy --json bench/results/accuracy.json
 
-GPT-2 with random weights, prompts of several lengths, and the logits behind each: by stage 1 in float64, which counts
+GPT-2 with random weights, prompts of several lengths, and the logits after each: by stage 1 in float64, which counts
 as exact, and by stage 6 in float32 and bfloat16, with torch's arithmetic and with the kernels. Errors are relative to a
 prompt's largest logit; the table shows the largest of all and the root mean square.
 """
 
 import argparse
 import sys
-from pathlib import Path
 
 import torch
 
-from bench.machine import describe
-from bench.report import command, write_result
+from bench.run import grid, script, source
 from tools.engines import STAGES, random_prompts
 
 LENGTHS = [1, 5, 16, 33, 64, 100, 200, 300, 500, 800]
@@ -45,20 +43,7 @@ def logits_of(model: str, prompts: list[list[int]], dtype: str, **arguments) -> 
     return torch.stack([recorded[str(i), 0] for i in range(len(prompts))]).double()
 
 
-def table(result: dict) -> str:
-    lines = ["| type | arithmetic | largest error | root mean square |", "| --- | --- | ---: | ---: |"]
-    lines += [f"| {row['dtype']} | {row['way']} | {row['max']:.1e} | {row['rms']:.1e} |" for row in result["rows"]]
-    machine = result["machine"]
-    return "\n".join(lines) + (
-        f"\n\n{result['model']} with random weights; {machine['device']}, torch {machine['torch']}. `{command(result)}`"
-    )
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="gpt2", help="sizes of the model; its weights are random")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
-    args = parser.parse_args(argv)
+def measure(args: argparse.Namespace) -> dict:
     weights = STAGES[0].part("weights")
     sizes = weights.read_config(args.model, weights.find_model(args.model, "dummy"), "dummy")
     config = STAGES[0].part("model").ModelConfig(**sizes)
@@ -67,19 +52,20 @@ def main(argv: list[str] | None = None) -> int:
     largest, rows = exact.abs().amax(-1), []
     for (dtype, way), arguments in WAYS.items():
         errors = (logits_of(args.model, prompts, dtype, **arguments) - exact) / largest[:, None]
-        rows.append(
-            {"dtype": dtype, "way": way, "max": float(errors.abs().max()), "rms": float(errors.square().mean() ** 0.5)}
-        )
-    result = {
-        "command": f"python -m bench.accuracy {' '.join(sys.argv[1:] if argv is None else argv)}".strip(),
-        "model": args.model,
-        "machine": describe(torch.device("cpu")),
-        "rows": rows,
-    }
-    print(table(result))
-    if args.json:
-        write_result(args.json, result)
-    return 0
+        found = {"max": float(errors.abs().max()), "rms": float(errors.square().mean() ** 0.5)}
+        rows.append({"dtype": dtype, "way": way, **found})
+    return {"model": args.model, "rows": rows}
+
+
+def table(result: dict) -> str:
+    rows = [[row["dtype"], row["way"], f"{row['max']:.1e}", f"{row['rms']:.1e}"] for row in result["rows"]]
+    return grid(["type", "arithmetic", "largest error", "root mean square"], rows, left=(0, 1)) + (
+        f"\n\n{result['model']} with random weights; {source(result)}"
+    )
+
+
+MODEL = {"--model": dict(default="gpt2", help="sizes of the model; its weights are random")}
+main = script(measure, table, options=MODEL)
 
 
 if __name__ == "__main__":

@@ -1,29 +1,19 @@
-"""Who may go ahead of a request that waits for memory, and what comes of it: python -m bench.admission [--json FILE]
+"""Who may go ahead of a request that waits for memory, and what follows.
+
+    python -m bench.admission --json bench/results/admission.json
 
 The requests are the workload `mixed` in a quarter of the blocks that chapter 5 gives it. They run through stage 5's
 scheduler and block manager without a model, as neither reads what a token is. So steps and tokens are counted, and the
 figures are the same on every machine. Each figure is the mean over four seeds of the workload.
-
-    strict      nobody goes ahead
-    anybody     whoever fits goes ahead, in the order of the queue
-    best fit    the longest that fits goes ahead
-    16          only the 16 requests that came right after the one that waits
-    16, room    the same, if a block stays free for each that runs: the scheduler as it is
-    4, room     with another number; so is 64, room
-
-`--seconds` takes the time of `strict`, `16` and `16, room` too, in turn on stage 6 with random weights of the bundled
-model's sizes: the ratio to `strict`, the median of some rounds.
 """
 
 import argparse
 import random
 import statistics
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
-from bench.report import write_result
+from bench.run import command, grid, script
 from bench.workloads import Workload, make_workload
 from stage05_paged.block_manager import BlockManager
 from stage05_paged.request import Request
@@ -36,7 +26,7 @@ ARRIVALS = {"at once": 0, "one by one": 24}  # the mean number of steps from one
 
 
 def policies(base: type) -> dict[str, type]:
-    """Schedulers by what they let go ahead. base: that of a stage."""
+    """Schedulers by who may go ahead. base: that of a stage, which is the last of them."""
 
     class Strict(base):
         def _may_overtake(self, request: Any, skipped: list) -> bool:
@@ -65,20 +55,12 @@ def policies(base: type) -> dict[str, type]:
             super()._admit(request)
             request.rank = 0, request.rank[1]  # running requests are preempted by their arrival
 
-    def next_few(number: int) -> type:
-        def may_overtake(request: Any, skipped: list) -> bool:
-            return request.rank[1] <= skipped[0].rank[1] + number
-
-        return type(f"Next{number}", (base,), {"_may_overtake": staticmethod(may_overtake)})
-
     return {
-        "strict": Strict,
-        "anybody": Anybody,
-        "best fit": BestFit,
-        "16": WithoutRoom,
-        "16, room": base,
-        "4, room": next_few(4),
-        "64, room": next_few(64),
+        "nobody": Strict,
+        "anybody who fits": Anybody,
+        "the longest that fits (*best fit*)": BestFit,
+        "the next 16": WithoutRoom,
+        "the next 16, with a free block for each that runs": base,
     }
 
 
@@ -124,67 +106,35 @@ def count(policy: type, workload: Workload, every: float) -> dict[str, float]:
         "steps": step,
         "tokens computed": num_tokens,
         "preemptions": told["preempted"],
-        "steps to the first token, mean": statistics.mean(waits.values()),
-        "steps to the first token, most": max(waits.values()),
+        "steps to the first token": statistics.mean(waits.values()),
     }
 
 
-def measure() -> dict[str, dict]:
+def measure(args: argparse.Namespace) -> dict:
     """Of each way to arrive, of each policy: the means over the seeds."""
     workloads = [make_workload("mixed", seed=seed) for seed in SEEDS]
-    result = {}
+    counts = {}
     for name, every in ARRIVALS.items():
-        counts = {policy: [count(cls, w, every) for w in workloads] for policy, cls in policies(Scheduler).items()}
-        result[name] = {
+        by_policy = {policy: [count(cls, w, every) for w in workloads] for policy, cls in policies(Scheduler).items()}
+        counts[name] = {
             policy: {what: statistics.mean(one[what] for one in ones) for what in ones[0]}
-            for policy, ones in counts.items()
+            for policy, ones in by_policy.items()
         }
-    return result
+    return {"counts": counts}
 
 
-def seconds(rounds: int) -> dict[str, Any]:
-    """The time of a run with all requests at once, over that of `strict` in the same round."""
-    from bench.machine import describe
-    from stage06_fast import LLM
-    from stage06_fast import SamplingParams as Params
-
-    llm = LLM(load_format="dummy", device="cpu", dtype="float32", num_blocks=NUM_BLOCKS, max_num_seqs=AT_ONCE)
-    scheduler, workload = llm.engine.scheduler, make_workload("mixed")
-    made = policies(type(scheduler))
-    prompts = [prompt for prompt, _ in workload]
-    params = [Params(temperature=0, max_tokens=n, ignore_eos=True) for _, n in workload]
-    times: dict[str, list[float]] = {name: [] for name in ("strict", "16", "16, room")}
-    for _ in range(rounds):
-        for name, taken in times.items():
-            scheduler.__class__ = made[name]
-            scheduler.clear()  # and what the last run left in the prefix cache
-            start = time.perf_counter()
-            for _ in llm.stream(prompts, params):  # in the order of the workload
-                pass
-            taken.append(time.perf_counter() - start)
-    ratios = {
-        name: statistics.median(a / b for a, b in zip(taken, times["strict"], strict=True))
-        for name, taken in times.items()
-    }
-    return {"ratios": ratios, "seconds": times, "rounds": rounds, "machine": describe(llm.engine.runner.device)}
+def table(result: dict) -> str:
+    """A row for each policy: all requests at once, and in the last column one by one."""
+    at_once, one_by_one = result["counts"]["at once"], result["counts"]["one by one"]
+    rows = []
+    for policy, found in at_once.items():
+        last = one_by_one[policy]["steps to the first token"]
+        rows.append([policy, *(f"{int(value + 0.5):,}" for value in found.values()), f"{last:.1f}"])
+    titles = ["who goes ahead", *next(iter(at_once.values())), "the same, one by one"]
+    return f"{grid(titles, rows)}\n\nMeans of {len(SEEDS)} draws of the workload. `{command(result)}`"
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, metavar="ROUNDS", help="take the time too, so often")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args(argv)
-    result: dict[str, Any] = {"counts": measure()}
-    for name, by_policy in result["counts"].items():
-        print(name)
-        for policy, figures in by_policy.items():
-            print(f"  {policy:9}", ", ".join(f"{what} {value:,.1f}" for what, value in figures.items()))
-    if args.seconds:
-        result["time"] = seconds(args.seconds)
-        print("seconds, of strict's:", {name: round(ratio, 3) for name, ratio in result["time"]["ratios"].items()})
-    if args.json:
-        write_result(args.json, result)
-    return 0
+main = script(measure, table)
 
 
 if __name__ == "__main__":

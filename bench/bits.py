@@ -1,4 +1,4 @@
-"""What changes the bits of a request's logits: who is computed beside it, where its prompt is cut, what the cache had.
+"""What changes the bits of a request's logits: who is computed with it, where its prompt is cut, what the cache had.
 
     python -m bench.bits --stages 5 6 --json FILE
 
@@ -14,12 +14,10 @@ import argparse
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
-from bench.machine import describe
-from bench.report import command, write_result
+from bench.run import grid, script, source
 from tools.engines import STAGES, Stage, random_prompts
 
 LENGTHS = [15, 116, 51, 325]
@@ -98,7 +96,7 @@ def compare(expected: dict, got: dict) -> dict:
     }
 
 
-def measure(stage: Stage, model: str, dtype: str, variations: Iterable[str] = VARIATIONS) -> dict:
+def compare_all(stage: Stage, model: str, dtype: str, variations: Iterable[str] = VARIATIONS) -> dict:
     """{name of a variation: what differs, or None}"""
 
     def make(**options):
@@ -132,40 +130,30 @@ def cell(measured: dict | None) -> str:
 
 
 def table(result: dict) -> str:
-    columns = list(result["columns"])
-    lines = [f"| what changes | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
-    for name in VARIATIONS:
-        lines.append(f"| {name} | {' | '.join(cell(result['columns'][column][name]) for column in columns)} |")
-    machine = result["machine"]
-    return "\n".join(lines) + (
+    columns = result["columns"]
+    rows = [[name, *(cell(own[name]) for own in columns.values())] for name in VARIATIONS]
+    return grid(["what changes", *columns], rows) + (
         f"\n\nLogits that differ, of those compared, and by how much at most; {result['model']} with random weights; "
-        f"{machine['device']}, torch {machine['torch']}. `{command(result)}`"
+        f"{source(result)}"
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stages", type=int, nargs="+", default=[3, 4, 5, 6], metavar="N")
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], metavar="DTYPE")
-    parser.add_argument("--model", default="gpt2", help="sizes of the model; its weights are random")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
-    args = parser.parse_args(argv)
+def measure(args: argparse.Namespace) -> dict:
     columns = {
-        f"stage {stage.number}, {dtype}": measure(stage, args.model, dtype)
+        f"stage {stage.number}, {dtype}": compare_all(stage, args.model, dtype)
         for stage in STAGES
         if stage.number in args.stages
         for dtype in args.dtypes
     }
-    result = {
-        "command": f"python -m bench.bits {' '.join(sys.argv[1:] if argv is None else argv)}".strip(),
-        "model": args.model,
-        "machine": describe(torch.device("cpu")),
-        "columns": columns,
-    }
-    print(table(result))
-    if args.json:
-        write_result(args.json, result)
-    return 0
+    return {"model": args.model, "columns": columns}
+
+
+OPTIONS = {
+    "--stages": dict(type=int, nargs="+", default=[3, 4, 5, 6], metavar="N"),
+    "--dtypes": dict(nargs="+", default=["float32", "bfloat16"], metavar="DTYPE"),
+    "--model": dict(default="gpt2", help="sizes of the model; its weights are random"),
+}
+main = script(measure, table, options=OPTIONS)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 What fits into a level of the CPU's cache is read from there every time but the first. Two numbers for each size: GB/s
 of a read from front to back, and how long a load takes if nobody could know its address before (a chain of places in
 random order, 64 bytes apart). And GB/s from memory in pieces of a few KB, each read from front to back, the pieces in
-random order: so attention meets the blocks of a request. Each figure is the best of many short runs, in the thread's
+random order: so attention meets the blocks of a request. Each round takes the best of many short runs, in the thread's
 own time: what the core can do, not what other programs leave of it.
 """
 
@@ -17,11 +17,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import torch
 
-from bench.machine import describe
-from bench.report import write_result
+from bench.run import grid, in_turn, script, source
 
 SIZES = tuple(1 << power for power in range(14, 29))  # bytes: 16 KB to 256 MB
 LINE = 64  # bytes that the CPU moves at once
@@ -63,24 +63,27 @@ def chain(size: int) -> torch.Tensor:
     return places
 
 
-def measure(probes: ctypes.CDLL, size: int, repeat: int = 200) -> dict:
-    """GB/s and nanoseconds a load, for so many bytes."""
-    places, times, at = chain(size), max(1, READ // size), 0
+def load_nanoseconds(probes: ctypes.CDLL, size: int, repeat: int = 200) -> float:
+    places, at = chain(size), 0
 
     def follow() -> None:  # from where the last run ended: the same places would be in the cache
         nonlocal at
         at = probes.chase(places.data_ptr(), at, STEPS)
 
-    loads = best(follow, repeat) / STEPS
-    reads = best(lambda: probes.stream(places.data_ptr(), size, times), repeat) / times
-    return {"bytes": size, "nanoseconds": loads * 1e9, "bytes_per_second": size / reads}
+    return best(follow, repeat) / STEPS * 1e9
 
 
-def measure_pieces(probes: ctypes.CDLL, piece: int, size: int = SIZES[-1], repeat: int = 50) -> dict:
-    """GB/s from memory in pieces of so many bytes."""
+def read_speed(probes: ctypes.CDLL, size: int, repeat: int = 200) -> float:
+    """GB/s from front to back."""
+    data, times = torch.ones(size, dtype=torch.uint8), max(1, READ // size)
+    return size * times / best(lambda: probes.stream(data.data_ptr(), size, times), repeat) / 1e9
+
+
+def piece_speed(probes: ctypes.CDLL, piece: int, size: int = SIZES[-1], repeat: int = 50) -> float:
+    """GB/s from memory in pieces of `piece` bytes."""
     data, order = torch.ones(size, dtype=torch.uint8), torch.randperm(size // piece)
     seconds = best(lambda: probes.pieces(data.data_ptr(), piece, order.data_ptr(), len(order)), repeat)
-    return {"bytes": piece, "bytes_per_second": len(order) * piece / seconds}
+    return len(order) * piece / seconds / 1e9
 
 
 def levels() -> list[dict]:
@@ -93,50 +96,46 @@ def levels() -> list[dict]:
     return found
 
 
+def measure(args: argparse.Namespace) -> dict:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    try:
+        probes = load_probes()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ValueError(f"no probes without a C compiler: {error}") from None
+    rounds = {}
+    for name, probe, sizes in (
+        ("GB/s", read_speed, SIZES),
+        ("ns", load_nanoseconds, SIZES),
+        ("pieces", piece_speed, PIECES),
+    ):
+        rounds[name] = in_turn(
+            {size: lambda s=size, p=probe: p(probes, s) for size in sizes}, args.repeat, warm_up=False
+        )
+    return {"levels": levels(), "rounds": rounds}
+
+
 def name_size(size: int) -> str:
     return f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} KB"
 
 
 def table(result: dict) -> str:
     """Each size, the level of the cache that it fits into, GB/s and nanoseconds."""
-    lines = ["| what is read | fits into | GB/s, front to back | ns for a load, in random order |"]
-    lines.append("| ---: | --- | ---: | ---: |")
-    for row in result["rows"]:
-        fits = [f"level {level['level']}" for level in result["levels"] if row["bytes"] <= level["bytes"]]
-        speed = row["bytes_per_second"] / 1e9
-        lines.append(f"| {name_size(row['bytes'])} | {[*fits, 'memory'][0]} | {speed:.0f} | {row['nanoseconds']:.1f} |")
+    speeds, loads, pieces = ({int(size): median(own) for size, own in result["rounds"][name].items()}
+                             for name in ("GB/s", "ns", "pieces"))  # fmt: skip
+    rows = []
+    for size, speed in speeds.items():
+        fits = [f"level {level['level']}" for level in result["levels"] if size <= level["bytes"]]
+        rows.append([name_size(size), [*fits, "memory"][0], f"{speed:.0f}", f"{loads[size]:.1f}"])
     caches = ", ".join(f"level {level['level']} {name_size(level['bytes'])}" for level in result["levels"])
-    pieces = " and ".join(
-        f"{row['bytes_per_second'] / 1e9:.1f} GB/s in pieces of {name_size(row['bytes'])}" for row in result["pieces"]
-    )
-    return "\n".join(lines) + (
-        f"\n\nFrom memory, in random order: {pieces}. One thread; {result['machine']['device']}, "
-        f"caches: {caches or 'unknown'}. `python -m bench.caches`"
+    in_pieces = " and ".join(f"{speed:.1f} GB/s in pieces of {name_size(piece)}" for piece, speed in pieces.items())
+    titles = ["what is read", "fits into", "GB/s, front to back", "ns for a load, in random order"]
+    return grid(titles, rows, left=(1,)) + (
+        f"\n\nFrom memory, in random order: {in_pieces}. Caches: {caches or 'unknown'}. {source(result)}"
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
-    args = parser.parse_args()
-    torch.manual_seed(0)
-    try:
-        probes = load_probes()
-    except (OSError, subprocess.CalledProcessError) as error:
-        print(f"caches: no probes without a C compiler: {error}", file=sys.stderr)
-        return 2
-    result = {
-        "command": f"python -m bench.caches {' '.join(sys.argv[1:])}".strip(),
-        "machine": describe(torch.device("cpu")),
-        "levels": levels(),
-        "rows": [measure(probes, size) for size in SIZES],
-        "pieces": [measure_pieces(probes, piece) for piece in PIECES],
-    }
-    print(table(result))
-    if args.json:
-        write_result(args.json, result)
-    return 0
-
+main = script(measure, table, rounds=3)
 
 if __name__ == "__main__":
     sys.exit(main())

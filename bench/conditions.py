@@ -53,8 +53,8 @@ def keep_busy(kind: str, cores: list[int]) -> None:
 
 @contextmanager
 def measured(job: dict) -> Iterator[None]:
-    """Beside `company` (so many busy loops, or "torch"), all of them busy from the beginning to the end of the block;
-    the process ends with status 1 and "Timeout" on stderr if the block takes more than `limit` seconds."""
+    """Beside `company` (a number of busy loops, or "torch"), busy from the beginning to the end of the block. The
+    process ends with status 1 and "Timeout" on stderr if the block takes more than `limit` seconds."""
     company = job.get("company") or "0"
     kinds = ["torch"] if company == "torch" else ["loop"] * int(company)
     processes: list[subprocess.Popen] = []

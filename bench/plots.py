@@ -406,7 +406,7 @@ def block_map(trace: Sequence) -> Picture:
 
 @styled
 def time_per_token(traces: dict[str, Sequence], least: dict[str, Sequence[float]] | None = None) -> Picture:
-    """Seconds of each step of a single request: what a token costs, the further behind it stands. A dot is a step, the
+    """Seconds of each step of a single request: what a token costs by its position. A dot is a step, the
     line their running median.
 
     least: of some of the traces the seconds that each step takes at least, on this machine (bench/machine.py).

@@ -5,24 +5,21 @@
 
 A step is one call of C otherwise (kernels/forward.c). Here the same kernels are called one by one, from Python, so it
 takes somewhat longer, and what Python costs between two kernels counts as the rest: scheduler, block tables, what the
-sampler does beside the kernel for the best token.
+sampler does besides the kernel for the best token.
 """
 
 import argparse
 import ctypes
-import shlex
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from bench import workloads
-from bench.ablation import DTYPES, FAST, WORKLOADS
-from bench.machine import describe
-from bench.report import command, write_result
+from bench.ablation import FAST, OPTIONS
+from bench.run import grid, script, source
 
 # The kernels' names -> what a reader calls them, in the order of the table.
 KERNELS = {
@@ -99,7 +96,7 @@ def keep_last(w, width: int, step) -> tuple:
     return kept, starts
 
 
-def measure(workload: str, dtype: str, model: str) -> dict[str, float]:
+def seconds_of(workload: str, dtype: str, model: str) -> dict[str, float]:
     """Seconds of each kind of kernel, and of the rest, while the engine serves the workload."""
     llm = FAST.LLM(
         model=model,
@@ -121,49 +118,30 @@ def measure(workload: str, dtype: str, model: str) -> dict[str, float]:
     return {**seconds, REST: time.perf_counter() - started - sum(seconds.values())}
 
 
+def measure(args: argparse.Namespace) -> dict:
+    runs = [
+        {"workload": workload, "dtype": dtype, "seconds": seconds_of(workload, dtype, args.model)}
+        for workload in args.workloads
+        for dtype in args.dtypes
+    ]
+    return {"model": args.model, "runs": runs}
+
+
 def table(result: dict) -> str:
     """Shares in Markdown, a row for each kernel, a column for each workload and type."""
-    columns = {(run["workload"], run["dtype"]): run["seconds"] for run in result["runs"]}
-    lines = [
-        "| share of the time | " + " | ".join(map(", ".join, columns)) + " |",
-        "| --- |" + " ---: |" * len(columns),
+    columns = [run["seconds"] for run in result["runs"]]
+    titles = ["share of the time", *(f"{run['workload']}, {run['dtype']}" for run in result["runs"])]
+    rows = [
+        [title, *(f"{seconds[title] / sum(seconds.values()):.1%}" for seconds in columns)]
+        for title in (*KERNELS.values(), REST)
     ]
-    for title in (*KERNELS.values(), REST):
-        shares = [seconds[title] / sum(seconds.values()) for seconds in columns.values()]
-        lines.append(f"| {title} | " + " | ".join(f"{share:.1%}" for share in shares) + " |")
-    lines.append("| seconds | " + " | ".join(f"{sum(seconds.values()):.2f}" for seconds in columns.values()) + " |")
-    machine = result["machine"]
-    return "\n".join(lines) + (
-        f"\n\n{result['model']} with random weights; {machine['device']}, {machine['threads']} threads, "
-        f"torch {machine['torch']}; one run each, kernel by kernel. `{command(result)}`"
+    rows.append(["seconds", *(f"{sum(seconds.values()):.2f}" for seconds in columns)])
+    return grid(titles, rows) + (
+        f"\n\n{result['model']} with random weights; one run each, kernel by kernel; {source(result)}"
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--workloads", nargs="+", default=list(WORKLOADS), choices=list(workloads.SIZES), metavar="NAME"
-    )
-    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES, metavar="TYPE")
-    parser.add_argument("--model", default="gpt2", help="sizes of the model; its weights are random")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
-    args = parser.parse_args(argv)
-    if args.json:
-        args.json.touch()  # a path that can't be written is an error now, not after the work
-    result = {
-        "command": f"python -m bench.profile {shlex.join(sys.argv[1:] if argv is None else argv)}".strip(),
-        "model": args.model,
-        "machine": describe(torch.device("cpu")),
-        "runs": [
-            {"workload": workload, "dtype": dtype, "seconds": measure(workload, dtype, args.model)}
-            for workload in args.workloads
-            for dtype in args.dtypes
-        ],
-    }
-    if args.json:
-        write_result(args.json, result)
-    print(table(result))
-    return 0
+main = script(measure, table, options=OPTIONS)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ What is done is written to the file after each part, so that a later failure doe
 """
 
 # pyright: reportMissingImports=false
-# (Each peer is in an environment of its own, which has none of this project's packages.)
+# (Each peer is in its own environment, which has none of this project's packages.)
 
 import argparse
 import json
@@ -37,6 +37,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from bench.run import check_outputs, command, grid, script
 
 ROOT = Path(__file__).parent.parent
 TALES, SIMULATED, GREEDY, SAMPLES = 100, 50, 128, 200
@@ -233,7 +235,7 @@ def repeated(tensors: dict[str, Any], n_head: int, copies: int) -> dict[str, Any
 
 
 def write_checkpoint(directory: Path, copies: int) -> Path:
-    """tinytales in float32, each feature so many times."""
+    """tinytales in float32, each feature `copies` times."""
     from safetensors.torch import load_file, save_file
 
     from tools.engines import TINYTALES
@@ -360,7 +362,7 @@ class Simulation:
 
 
 def held_out(count: int) -> tuple[list[list[int]], list[int]]:
-    """(tokens of so many held-out tales, each from the end token before it to its own; bytes of their texts)"""
+    """(tokens of `count` held-out tales, each from the end token before it to its own; bytes of their texts)"""
     sys.path.insert(0, str(ROOT / "models" / "training"))
     from train_tinytales import HELD_OUT, MODEL, Tale, Tokenizer, tale_tokens
 
@@ -378,7 +380,7 @@ STAGE_ROWS = {
 
 
 def kept_casts(options: dict, count: int) -> int:
-    """How many of so many sampled tales contradict neither themselves nor their prompt, as in the model's card."""
+    """How many of `count` sampled tales contradict neither themselves nor their prompt, as in the model's card."""
     sys.path.insert(0, str(ROOT / "models" / "training"))
     from train_tinytales import slips
 
@@ -405,7 +407,7 @@ def greedy(engine: str, job: dict, folder: Path, **options: Any) -> list[list[in
 
 
 def compared_rows(compared: dict[str, dict], sizes: list[int]) -> list[dict]:
-    """A row for each engine; what `compare` says, beside the first."""
+    """A row for each engine; what `compare` says against the first."""
     of, exact = next(iter(compared.items()))
     return [{"engine": name, "of": of, **own, **per_byte(own, exact, sizes)} for name, own in compared.items()]
 
@@ -475,24 +477,16 @@ def table(result: dict) -> str:
     return "\n\n".join(part for part in (engines_table(result), ablation_table(result)) if part)
 
 
-def cost(row: dict) -> str:
-    return f"{row['more']:+.5f} ± {row['more_error']:.5f}"
-
-
 def engines_table(result: dict) -> str:
     titles = ["engine", "bits per byte", "more than its float32", "same best token", "KL, nats"]
     titles += ["greedy tokens before the first difference", "tales that keep their cast"]
-    lines = [" | ".join(titles), " | ".join(["---"] + ["---:"] * (len(titles) - 1))]
+    rows = []
     for row in result["rows"]:
-        own = row["engine"] == row["of"]
-        many = ""
-        if "greedy_median" in row:
-            many = "all" if row["greedy_median"] is None else f"{row['greedy_median']:.0f}"
-        cells = [f"{row['bits_per_byte']:.5f}"]
-        cells += ["", "", "", ""] if own else [cost(row), f"{row['agreement']:.2%}", f"{row['kl']:.5f}", many]
-        cells.append(f"{row['kept']} of {row['samples']}" if "kept" in row else "")
-        lines.append(" | ".join([row["engine"], *cells]))
-    versions = ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())
+        cells = [row["engine"], *(row_cells(row, row["engine"] == row["of"]))]
+        many = "all" if row.get("greedy_median", 0) is None else f"{row.get('greedy_median', 0):.0f}"
+        cells.append(many if "greedy_median" in row and row["engine"] != row["of"] else "")
+        rows.append([*cells, f"{row['kept']} of {row['samples']}" if "kept" in row else ""])
+    versions = "".join(f", {name} {version}" for name, version in result.get("versions", {}).items())
     missing = "".join(f" Missing: {name} ({why})." for name, why in result.get("missing", {}).items())
     machine, names = result["machine"], " ".join(row["engine"] for row in result["rows"])
     notes = ""
@@ -500,31 +494,34 @@ def engines_table(result: dict) -> str:
         notes += "llama.cpp's model has each feature four times, and so 24 different numbers in each group of 32. "
     if "openvino-int8" in names:
         notes += "OpenVINO keeps keys and values in 8 bits, too. "
-    return "\n".join(f"| {line} |" for line in lines) + (
+    return grid(titles, rows) + (
         f"\n\n{result['tales']} held-out tales, {result['positions']:,} tokens; ± is a standard error, by tales. "
         f'Greedy: {result["openings"]} openings of other shapes, {GREEDY} tokens each; the median; "all" if most never '
         "differ. All of it is of tinytales, a small model of an easy language: no other trained one is at hand. "
-        f"{notes}{machine['device']}, torch {machine['torch']}{', ' if versions else ''}{versions}.{missing} "
-        f"`{result['command']}`"
+        f"{notes}{machine['device']}, torch {machine['torch']}{versions}.{missing} `{command(result)}`"
     )
+
+
+def row_cells(row: dict, exact: bool) -> list[str]:
+    """What both tables say of a row; exact: it is the one that the others are compared with."""
+    more = f"{row['more']:+.5f} ± {row['more_error']:.5f}"
+    return [
+        f"{row['bits_per_byte']:.5f}",
+        *([""] * 3 if exact else [more, f"{row['agreement']:.2%}", f"{row['kl']:.5f}"]),
+    ]
 
 
 def ablation_table(result: dict) -> str:
     if not result.get("ablation"):
         return ""
     titles = ["rounded to int8", "bits per byte", "more than float32", "same best token", "KL, nats"]
-    lines = [" | ".join(titles), " | ".join(["---"] + ["---:"] * (len(titles) - 1))]
-    for row in result["ablation"]:
-        cells = [f"{row['bits_per_byte']:.5f}"]
-        own = row["what"] == "float32"
-        cells += ["", "", ""] if own else [cost(row), f"{row['agreement']:.2%}", f"{row['kl']:.5f}"]
-        lines.append(" | ".join([row["what"], *cells]))
+    rows = [[row["what"], *row_cells(row, row["what"] == "float32")] for row in result["ablation"]]
     alone = {row["what"].split("`")[1]: row["kl"] for row in result["ablation"] if "only `" in row["what"]}
     kind = max(alone, key=lambda name: alone[name], default="")
     own = [one for one in result["outliers"] if one["matrix"].endswith(kind)]
     worst = max(own, key=lambda one: one["largest"] / one["median"])
     costs_most = f"`{kind}` costs the most by itself. Its" if kind else "The"
-    return "\n".join(f"| {line} |" for line in lines) + (
+    return grid(titles, rows) + (
         f"\n\nSimulated in torch with stage 1's modules, {result['simulated']} held-out tales. Rows have 120 numbers, "
         f"those of `mlp.c_proj` 480: a group of 128 is a whole row elsewhere. {costs_most} widest spread of "
         f"activations is that of `{worst['matrix']}`: the largest number of column {worst['column']} is "
@@ -630,8 +627,8 @@ def draw_speeds(result: dict, speeds: Sequence[dict]) -> Any:
 # --- The command ------------------------------------------------------------------------------------------------------
 
 
-def measure(args: argparse.Namespace, result: dict, keep: Callable[[], None]) -> None:
-    """Fill a result, part by part; `keep` writes it down."""
+def measure(args: argparse.Namespace) -> Iterator[dict]:
+    """The result, part by part."""
     import torch
 
     from bench.peers import PEERS
@@ -642,45 +639,41 @@ def measure(args: argparse.Namespace, result: dict, keep: Callable[[], None]) ->
     tales, sizes = held_out(args.tales)
     tokenizer = Tokenizer(MODEL)
     openings = [tokenizer.encode(text) for text in held_out_openings()][: args.openings]
-    result |= {"tales": len(tales), "positions": sum(len(ids) - 1 for ids in tales), "openings": len(openings)}
-    result |= {"simulated": min(args.simulated, len(tales)), "rows": [], "ablation": [], "missing": {}, "versions": {}}
+    simulated = min(args.simulated, len(tales))
+    done: dict[str, dict] = {}  # the rows of engines
+    result: dict[str, Any] = {"tales": len(tales), "positions": sum(len(ids) - 1 for ids in tales)}
+    result |= {"openings": len(openings), "simulated": simulated, "rows": [], "ablation": [], "missing": {}}
+    result["versions"] = {}
 
-    def part(name: str, run: Callable[[], None]) -> None:
-        print(f"quality: {name}", file=sys.stderr, flush=True)
-        try:
-            run()
-        except Exception as error:  # the other parts are worth having
-            traceback.print_exc()
-            result["missing"][name] = f"{type(error).__name__}: {error}"[:300]
-        keep()
-
-    done: dict[str, dict] = {}
-
-    def add(rows: Iterator[dict]) -> None:
-        for row in rows:
-            done[row["engine"]] = without_tales(row)
-            result["rows"] = list(done.values())
-            keep()
+    def simulate(folder: Path) -> Iterator[dict]:
+        rows, outliers = ablation_part(tales[:simulated], sizes[:simulated])
+        result.update(ablation=[without_tales(row) for row in rows], outliers=outliers)
+        yield from ()
 
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
         job = {"tales": tales, "openings": openings, "threads": torch.get_num_threads()}
-        plain = write_checkpoint(folder / "plain", 1)
-        part("stages", lambda: add(stage_part({**job, "model": str(plain)}, sizes, folder, args.samples)))
-
-        def simulate() -> None:
-            rows, outliers = ablation_part(tales[: args.simulated], sizes[: args.simulated])
-            result.update(ablation=[without_tales(row) for row in rows], outliers=outliers)
-
-        part("ablation", simulate)
+        plain = write_checkpoint(Path(name) / "plain", 1)
+        parts = {"stages": lambda folder: stage_part({**job, "model": str(plain)}, sizes, folder, args.samples)}
+        parts["ablation"] = simulate
         for peer in args.peers:
-            model, own = plain, folder / peer
-            own.mkdir()
-            if peer == "llama-cpp":
-                model = write_checkpoint(folder / "repeated", COPIES)
-            part(peer, lambda p=peer, m=model, o=own: add(peer_part(p, {**job, "model": str(m)}, sizes, o)))
-            result["versions"] |= versions_of(PEERS[peer].python, PEERS[peer].reported)
-            keep()
+            model = write_checkpoint(Path(name) / "repeated", COPIES) if peer == "llama-cpp" else plain
+            own = {**job, "model": str(model)}
+            parts[peer] = lambda folder, peer=peer, own=own: peer_part(peer, own, sizes, folder)
+        for part, run in parts.items():
+            print(f"quality: {part}", file=sys.stderr, flush=True)
+            folder = Path(name) / part
+            folder.mkdir()
+            try:
+                for row in run(folder):
+                    done[row["engine"]] = without_tales(row)
+                    result["rows"] = list(done.values())
+                    yield result
+                if part in PEERS:
+                    result["versions"] |= versions_of(PEERS[part].python, PEERS[part].reported)
+            except Exception as error:  # the other parts are worth having
+                traceback.print_exc()
+                result["missing"][part] = f"{type(error).__name__}: {error}"[:300]
+            yield result
 
 
 def versions_of(python: Path, packages: Sequence[str]) -> dict[str, str]:
@@ -692,56 +685,47 @@ def versions_of(python: Path, packages: Sequence[str]) -> dict[str, str]:
     return {name: version for name, version in versions.items() if name != "torch"}
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--peers", nargs="*", choices=list(PEER_LOGITS), default=[], help="other engines in int8, and their float32")
-    add("--tales", type=int, default=TALES, metavar="N", help=f"held-out tales; default: {TALES}")
-    add("--simulated", type=int, default=SIMULATED, metavar="N", help=f"those of the simulation; default: {SIMULATED}")
-    add("--openings", type=int, default=200, metavar="N", help="that are continued greedily; default: all 200")
-    add("--samples", type=int, default=SAMPLES, metavar="N", help=f"sampled tales; default: {SAMPLES}")
-    add("--json", type=Path, metavar="FILE", help="write what was measured to this file")
-    add("--draw", type=Path, metavar="FILE", help="measure nothing: print and draw what this file says")
-    add("--speeds", type=Path, nargs="*", default=[], metavar="FILE", help="results of bench.throughput, for --plot")
-    add("--plot", type=Path, metavar="FILE", help="draw quality over speed; needs --draw and --speeds")
-    add("--histogram", type=Path, metavar="FILE", help="draw a channel's weights and their grid")
-    add("--run", nargs=2, help=argparse.SUPPRESS)
+OPTIONS = {
+    "--peers": dict(nargs="*", choices=list(PEER_LOGITS), default=[], help="other engines in int8, and their float32"),
+    "--tales": dict(type=int, default=TALES, metavar="N", help="held-out tales; default: %(default)s"),
+    "--simulated": dict(type=int, default=SIMULATED, metavar="N", help="those of the simulation; default: %(default)s"),
+    "--openings": dict(type=int, default=200, metavar="N", help="that are continued greedily; default: all 200"),
+    "--samples": dict(type=int, default=SAMPLES, metavar="N", help="sampled tales; default: %(default)s"),
+}
+measure_all = script(measure, table, options=OPTIONS)
+
+
+def draw(argv: list[str]) -> int:
+    """Print and draw what was measured."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--draw", type=Path, metavar="FILE", required=True, help="a result")
+    parser.add_argument("--speeds", type=Path, nargs="*", default=[], metavar="FILE", help="of bench.throughput")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw quality over speed; needs --speeds")
+    parser.add_argument("--histogram", type=Path, metavar="FILE", help="draw a channel's weights and their grid")
     args = parser.parse_args(argv)
-    if args.run:
-        job = json.loads(Path(args.run[1]).read_text())
-        Path(job["result"]).write_text(json.dumps(run_peer(args.run[0], job)))
-        return 0
-    if args.plot and not (args.draw and args.speeds):
-        parser.error("--plot needs --draw and --speeds")
-    import torch
-
-    from bench.machine import describe
-    from bench.report import check_outputs, command, write_result
-
+    if args.plot and not args.speeds:
+        parser.error("--plot needs --speeds")
     try:
-        given = {"--json": args.json, "--plot": args.plot, "--histogram": args.histogram}
-        check_outputs(given, {"--draw": args.draw} if args.draw else {})
-        speeds = [json.loads(path.read_text(encoding="utf-8")) for path in args.speeds]
-        result = json.loads(args.draw.read_text(encoding="utf-8")) if args.draw else {}
+        check_outputs({"--plot": args.plot, "--histogram": args.histogram}, {"--draw": args.draw})
+        result, *speeds = (json.loads(path.read_text(encoding="utf-8")) for path in (args.draw, *args.speeds))
     except (ValueError, OSError) as error:
         print(f"quality: {error}", file=sys.stderr)
         return 2
-    if not args.draw:
-        words = " ".join(sys.argv[1:] if argv is None else argv)
-        result = {"command": f"python -m bench.quality {words}".strip(), "machine": describe(torch.device("cpu"))}
-        result["command"] = command(result)
-
-        def keep() -> None:
-            if args.json:
-                write_result(args.json, result)
-
-        measure(args, result, keep)
     if args.histogram:
         draw_histogram().savefig(args.histogram)
     if args.plot:
         draw_speeds(result, speeds).savefig(args.plot)
     print(table(result))
-    return 1 if result.get("missing") else 0
+    return 1 if result["missing"] else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["--run"]:  # in a peer's environment
+        name, job = words[1], json.loads(Path(words[2]).read_text())
+        Path(job["result"]).write_text(json.dumps(run_peer(name, job)))
+        return 0
+    return draw(words) if "--draw" in words else measure_all(argv)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A result of the benchmark as a race: a row for each engine, and in it a cell for each request, which lights up when
 the request's first token comes, in real time.
 
-`python -m bench.report --write` draws it beside a result whose table a page shows together with the picture: an SVG
+`python -m bench.report --write` draws it next to a result whose table a page shows together with the picture: an SVG
 file that needs no script. It plays twice, then all cells stay lit. Where people want no motion, they are lit at once.
 """
 

@@ -1,57 +1,34 @@
-"""What was measured, as tables: medians of the runs, and the tables and pictures in the READMEs.
+"""Results as tables: medians of the runs, and the tables and pictures in the READMEs.
 
     python -m bench.report bench/results/ladder.json      # print a result's tables
-    python -m bench.report --write                  # put them into the READMEs and draw their pictures
+    python -m bench.report --write                        # put them into the READMEs and draw their pictures
 
 A README, or another page in the root, a folder there or a package of stagewise, names its results in a comment,
 `<!-- throughput: bench/results/ladder.json speed work -->`, with the tables that it wants; what stands between that
-line and `<!-- end -->` is written here. Pictures of the same name beside the result are drawn anew if the page shows
-them: .png by plots.py, .svg by race.py. `<!-- comparison: FILE FILE … -->` is several results in one table,
-`<!-- company: FILE -->` is one of `--company` with several values, and `<!-- ablation: FILE … -->`, `profile`,
-`accuracy`, `linear`, `layer`, `caches`, `serving`, `rude`, `structured`, `forms`, `speculative` and `quality` are what
-the commands of these names print.
+line and `<!-- end -->` is written here. Pictures of the same name next to the result are drawn again if the page shows
+them: .png by plots.py, .svg by race.py. `<!-- comparison: FILE FILE … -->` is several results in one table, and
+`<!-- company: FILE -->` is one of `--company` with several values. Any other word, such as `<!-- linear: FILE -->`, is
+the command of this package that measured it: its `table`.
 """
 
 import argparse
 import importlib
 import json
-import os
 import re
 import statistics
 import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bench import plots, race
-from bench.machine import is_busy
+from bench.run import check_outputs, command, grid, in_rounds, is_busy
 from bench.workloads import SAMPLING
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- (\w+):((?: \S+\.json)+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
-# Who makes a table of several results; each imports what imports this module.
-MAKERS = {
-    "ablation": "bench.ablation",
-    "profile": "bench.profile",
-    "accuracy": "bench.accuracy",
-    "bits": "bench.bits",
-    "linear": "bench.linear",
-    "caches": "bench.caches",
-    "batch": "bench.batch",
-    "sampling": "bench.sampling",
-    "sampler": "bench.sampler",
-    "layer": "bench.layer",
-    "serving": "bench.serving",
-    "rude": "bench.rude",
-    "structured": "bench.structured",
-    "forms": "bench.forms",
-    "speculative": "bench.speculative",
-    "assisted": "bench.assisted",
-    "quality": "bench.quality",
-}
 
 
 def summarize(
@@ -97,11 +74,6 @@ def digest(run: dict, arrivals: list[float] | None) -> dict:
     return {**kept, "ttft": ttft and [round(seconds, 4) for seconds in ttft]}
 
 
-def short(engine: str) -> str:
-    """`stage 3` of stage03_kvcache; a peer's name as it is."""
-    return f"stage {int(engine[5:7])}" if engine.startswith("stage") else engine
-
-
 def seconds(name: str) -> Callable[[dict], str | None]:
     def form(row: dict) -> str | None:
         value = row.get(name)
@@ -126,7 +98,7 @@ TABLES = {
     "speed": {
         "engine": lambda row: f"`{row['engine']}`",
         "tok/s": lambda row: f"{row['tokens_per_second']:.1f}",
-        "speed-up": lambda row: f"{row['ratio']:.2f} × {short(row['ratio_to'])}" if row["ratio"] else None,
+        "speed-up": lambda row: f"{row['ratio']:.2f} × {plots.stage_name(row['ratio_to'])}" if row["ratio"] else None,
         "of the limit": share("limit_share"),
         "TTFT p50": seconds("ttft_p50"),
         "TTFT p95": seconds("ttft_p95"),
@@ -170,7 +142,7 @@ def where_it_loses(row: dict) -> str | None:
         return words
     result = json.loads((ROOT / "bench/results" / f"{name}.json").read_text(encoding="utf-8"))
     there = next(other for other in result["summary"] if other["engine"] == row["engine"])
-    return f"{words}: {there['ratio']:.2f} × {short(there['ratio_to'])}"
+    return f"{words}: {there['ratio']:.2f} × {plots.stage_name(there['ratio_to'])}"
 
 
 TABLES["ladder"] = {
@@ -196,10 +168,9 @@ def table(result: dict, name: str) -> str:
     for title in ("requests with the same ids", "tokens before the first difference"):
         if all(value == "100%" for value in cells.get(title, ())):
             cells.pop(title, None)
-    sides = ["---" if title in ("engine", "no faster, or slower, when") else "---:" for title in cells]
-    lines = [" | ".join(cells), " | ".join(sides)]
-    lines += [" | ".join(value or "" for value in values) for values in zip(*cells.values(), strict=True)]
-    return "\n".join(f"| {line} |" for line in lines)
+    left = [i for i, title in enumerate(cells) if title in ("engine", "no faster, or slower, when")]
+    rows = zip(*cells.values(), strict=True)
+    return grid(list(cells), [[value or "" for value in row] for row in rows], left)
 
 
 def caption(result: dict) -> str:
@@ -213,7 +184,7 @@ def caption(result: dict) -> str:
         f", {sampled(result)}" if "sampling" in result else "",
         f"; {result['model']}{' with random weights' if result['load_format'] == 'dummy' else ''}, {result['dtype']}; ",
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; ",
-        "one run each" if result["repeat"] == 1 else f"medians of {result['repeat']} runs in turn{apart(result)}",
+        in_rounds(seconds_of(result)),
         f", {machine['date']}" if "date" in machine else "",
         f", beside other programs (load {machine['load']:.0f})" if is_busy(machine) else "",
         ". ",
@@ -234,12 +205,12 @@ def caption(result: dict) -> str:
     return "".join(sentences) + f"`{result['command']}`"
 
 
-def apart(result: dict) -> str:
-    """How far the runs of an engine are apart, at most."""
+def seconds_of(result: dict) -> list[list[float]]:
+    """Of each engine, and beside each company, the seconds of its runs."""
     seconds: dict[tuple, list[float]] = {}
     for run in result["runs"]:
         seconds.setdefault((run["engine"], run.get("company")), []).append(run["seconds"])
-    return f", within {max(max(own) / min(own) - 1 for own in seconds.values()):.0%}" if seconds else ""
+    return list(seconds.values())
 
 
 def sampled(result: dict) -> str:
@@ -253,7 +224,7 @@ def sampled(result: dict) -> str:
 
 
 def tables(result: dict, names: tuple[str, ...] = ("speed", "work")) -> str:
-    """The tables, one behind the other, and what they are of."""
+    """The tables, one after another, and what they are of."""
     if isinstance(result.get("company"), list):
         return company_table(result)
     if not result["summary"]:  # nothing was done within --limit
@@ -284,50 +255,45 @@ def company_table(result: dict) -> str:
             return ""
         return f"over {result['limit']:g} s" + (f" (> {result['limit'] / alone['seconds']:.1f} ×)" if alone else "")
 
-    titles = ["alone" if company == "0" else f"beside {company}" for company in result["company"]]
-    lines = [" | ".join(["engine", *titles]), " | ".join(["---"] + ["---:"] * len(titles))]
-    lines += [" | ".join([f"`{engine}`", *(cell(engine, c) for c in result["company"])]) for engine in engines]
-    return "\n".join(f"| {line} |" for line in lines) + (
+    titles = ["engine", *("alone" if company == "0" else f"beside {company}" for company in result["company"])]
+    lines = [[f"`{engine}`", *(cell(engine, company) for company in result["company"])] for engine in engines]
+    return grid(titles, lines) + (
         "\n\nOutput tokens per second, in brackets how many times slower than alone; beside so many processes that "
         f"only loop, or a torch program with two threads; {result['machine']['cores']} cores. {caption(result)}"
     )
-
-
-def command(result: dict) -> str:
-    """How to make it again; where it was written to is nobody's concern."""
-    return re.sub(r" --json \S+", "", result["command"])
 
 
 def comparison(results: list[dict]) -> str:
     """Several results in one table, a row each: every engine's tok/s, the last stage against the best other (of the
     medians; the least and the most of a round), and its share of the limit."""
     engines = list(dict.fromkeys(row["engine"] for result in results for row in result["summary"]))
+    engines.sort(key=lambda engine: not engine.startswith("stage"))  # peers after the stages
     last = [engine for engine in engines if engine.startswith("stage")][-1]
-    kinds = ["workload", "type"] + ["sampling"] * any(
-        result.get("sampling", "greedy") != "greedy" for result in results
-    )
-    titles = [*kinds, *(f"`{engine}`" for engine in engines), "over the best other", "of the limit"]
-    lines = [" | ".join(titles), " | ".join(["---"] * len(kinds) + ["---:"] * (len(titles) - len(kinds)))]
+    kinds = ["workload", "type"]
+    kinds += ["sampling"] * any(result.get("sampling", "greedy") != "greedy" for result in results)
+    lines = []
     for result in results:
         rows = {row["engine"]: row for row in result["summary"]}
         speeds = {engine: row["tokens_per_second"] for engine, row in rows.items()}
         best = max((engine for engine in speeds if engine != last), key=lambda engine: speeds[engine])
-        cells = [f"{speeds[engine]:,.1f}" if engine in speeds else "" for engine in engines]
         ours, theirs = ([run["seconds"] for run in result["runs"] if run["engine"] == name] for name in (last, best))
-        rounds = [other / own for own, other in zip(ours, theirs, strict=True)]
+        rounds = [other / own for own, other in zip(ours, theirs, strict=False)]
         spread = f"{min(rounds):.2f} to {max(rounds):.2f}" if len(rounds) > 1 else "one round"
-        ratio = f"{speeds[last] / speeds[best]:.2f} × ({spread})"
-        cells += [ratio, f"{rows[last]['limit_share']:.0%}"]
         other = "" if result["model"] == results[0]["model"] else f", `{result['model']}`"
         told = [result["workload"] + other, result["dtype"], sampled(result)][: len(kinds)]
-        lines.append(" | ".join([*told, *cells]))
+        told += [f"{speeds[engine]:,.1f}" if engine in speeds else "" for engine in engines]
+        lines.append([*told, f"{speeds[last] / speeds[best]:.2f} × ({spread})", f"{rows[last]['limit_share']:.0%}"])
     machine = results[0]["machine"]
-    packages = {name: version for own in results[0]["versions"].values() for name, version in own.items()}
+    packages = {
+        name: version for result in results for own in result["versions"].values() for name, version in own.items()
+    }
     packages.pop("torch", None)
     others = "; " + ", ".join(" ".join(package) for package in packages.items()) if packages else ""
+    random = " with random weights" if results[0].get("load_format", "dummy") == "dummy" else ""
     limits = [(result["bandwidth"] / 1e9, result["matmul_rate"] / 1e9) for result in results]
-    return "\n".join(f"| {line} |" for line in lines) + (
-        f"\n\nOutput tokens per second; {results[0]['model']} with random weights; {machine['device']}, "
+    titles = [*kinds, *(f"`{engine}`" for engine in engines), "over the best other", "of the limit"]
+    return grid(titles, lines, left=range(len(kinds))) + (
+        f"\n\nOutput tokens per second; {results[0]['model']}{random}; {machine['device']}, "
         f"{machine['threads']} threads, torch {machine['torch']}{others}. "
         f"In brackets: the least and the most of a round. A row is one run of all its engines, such as "
         f"`{command(results[0])}`. The limits, probed in these runs: "
@@ -357,55 +323,10 @@ def with_tables(readme: str) -> str:
         elif kind == "company":
             text = "\n\n".join(map(company_table, results))
         else:
-            text = importlib.import_module(MAKERS[kind]).table(*results)
+            text = importlib.import_module(f"bench.{kind}").table(*results)
         return f"{begin}\n{text}\n\n{end}"
 
     return BLOCK.sub(fill, readme)
-
-
-def check_outputs(outputs: dict[str, Path | None], inputs: dict[str, Path]) -> None:
-    """Raise ValueError or OSError if a file can't be written, or would overwrite what was read or another one; both are
-    option -> path. To be called before the work: nothing that was measured is to be lost for the name of a file."""
-    taken, given = dict(inputs), {option: path for option, path in outputs.items() if path is not None}
-    formats = plots.Picture().canvas.get_supported_filetypes()
-    for option, path in given.items():
-        for other, its in taken.items():
-            linked = its.exists() and path.exists() and its.samefile(path)
-            if linked or os.path.realpath(its) == os.path.realpath(path):
-                raise ValueError(f"{option} {path} is the file of {other}")
-        if option == "--plot" and path.suffix.lower().removeprefix(".") not in formats:
-            raise ValueError(f"{option} {path}: the name of a picture ends in one of {', '.join(formats)}")
-        if path.is_dir():
-            raise ValueError(f"{option} {path} is a directory")
-        taken[option] = path
-    for option, path in given.items():
-        if path.is_file() or not path.exists():
-            path.open("ab").close()
-        elif not os.access(path, os.W_OK):  # a pipe or a device, such as /dev/stdout: opening it may wait
-            raise ValueError(f"{option} {path} can't be written")
-
-
-def write_result(path: Path, result: dict) -> None:
-    """A result as JSON, with a line for each entry, and for each item of an entry that has items with items."""
-    lines = []
-    for name, value in rounded(result).items():
-        items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
-        text = json.dumps(value, ensure_ascii=False)
-        if any(isinstance(item, list | dict) for item in items):
-            begins = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(value)
-            inner = (f"  {key}{json.dumps(item, ensure_ascii=False)}" for key, item in zip(begins, items, strict=True))
-            text = text[0] + "\n" + ",\n".join(inner) + "\n " + text[-1]
-        lines.append(f" {json.dumps(name)}: {text}")
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-
-
-def rounded(value: Any) -> Any:
-    """With six digits of each number."""
-    if isinstance(value, dict):
-        return {name: rounded(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(inner) for inner in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def readmes() -> list[Path]:

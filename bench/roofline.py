@@ -10,7 +10,7 @@ does two operations per weight and row. So a step takes at least
     max(bytes / bandwidth, operations / rate)
 
 and a larger batch is free until the second term is larger than the first. The tool measures both numbers with torch,
-prints the limit for batches of 1 to 64, and beside it what stage 3 reaches: the median of its decode steps.
+prints the limit for batches of 1 to 64, and next to it what stage 3 reaches: the median of its decode steps.
 """
 
 import argparse

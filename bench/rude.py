@@ -20,10 +20,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from bench.run import command, grid, script
 from tools.server import server
 
 NAME, PLACES = "served", 8
@@ -220,84 +220,59 @@ def beside(client: Callable, port: int, seconds: float, seed: int) -> dict[str, 
         time.sleep(1)  # until what it asked for is aborted
 
 
-def measure(kinds: list[str], seconds: float, rounds: int) -> list[dict]:
+def measure(args: argparse.Namespace) -> Iterator[dict]:
+    if wrong := sorted(set(args.kinds) - set(KINDS)):
+        raise ValueError(f"--kinds are some of {','.join(KINDS)}, got {wrong[0]!r}")
     runs: list[dict] = []
     options = ["--model", "gpt2", "--load-format", "dummy", "--served-model-name", NAME, "--max-num-seqs", PLACES]
     with server("--stage", "6", *options, "--quiet") as (url, _):
         port = int(url.rpartition(":")[2])
         waits(port, 2, 0)  # to warm up
-        for name in kinds:
+        for name in args.kinds:
             what, rude, polite = KINDS[name]
             found = {who: {"ttft": [], "itl": []} for who in ("polite", "rude")}
-            for i in range(rounds):
+            for i in range(args.rounds):
                 for who, client in (("polite", polite), ("rude", rude)):
-                    for key, values in beside(client, port, seconds, i).items():
+                    for key, values in beside(client, port, args.seconds, i).items():
                         found[who][key] += values
             run = {"kind": name, "what": what, "requests": {who: len(found[who]["ttft"]) for who in found}}
             for key in ("ttft", "itl"):
                 run[key] = {who: {p: percentile(found[who][key], p / 100) for p in (50, 99)} for who in found}
                 run[key]["ratio"] = run[key]["rude"][99] / run[key]["polite"][99]
             runs.append(run)
-            print(line(run), flush=True)
-    return runs
+            print(name, json.dumps(run), file=sys.stderr)
+            yield {"runs": runs}
 
 
-HEADER = (
-    "| beside | TTFT p50, p99 beside the polite | beside the rude | ratio of p99 "
-    "| ITL p50, p99 beside the polite | beside the rude | ratio of p99 |\n| --- |" + " ---: |" * 6
-)
-
-
-def line(run: dict) -> str:
-    cells = [run["what"]]
+def cells(run: dict) -> list[str]:
+    row = [run["what"]]
     for key in ("ttft", "itl"):
         for who in ("polite", "rude"):
             median, most = run[key][who].values()
-            cells.append(f"{median:,.0f}, {most:,.0f} ms")
-        cells.append(f"{run[key]['ratio']:.2f}")
-    return f"| {' | '.join(cells)} |"
+            row.append(f"{median:,.0f}, {most:,.0f} ms")
+        row.append(f"{run[key]['ratio']:.2f}")
+    return row
 
 
 def table(result: dict) -> str:
+    titles = ["beside"]
+    for key in ("TTFT", "ITL"):
+        titles += [f"{key} p50, p99 beside the polite", "beside the rude", "ratio of p99"]
     at, runs = result["machine"], result["runs"]
-    rows = "\n".join(map(line, runs))
     requests = [number for run in runs for number in run["requests"].values()]
-    return (
-        f"{HEADER}\n{rows}\n\nFrom {min(requests)} to {max(requests)} requests of {TOKENS} tokens beside each; GPT-2's "
-        f"sizes with random weights, stage 6, at most {PLACES} at once; {at['device']}, {at['cores']} cores, which the "
-        f"clients and other programs share. `{result['command']}`"
+    return grid(titles, map(cells, runs)) + (
+        f"\n\nFrom {min(requests)} to {max(requests)} requests of {TOKENS} tokens beside each; GPT-2's sizes with "
+        f"random weights, stage 6, at most {PLACES} at once; {at['device']}, {at['cores']} cores, which the clients "
+        f"and other programs share. `{command(result)}`"
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    import torch  # here, and these: the clients are processes that import this module
-
-    from bench.machine import describe
-    from bench.report import check_outputs, write_result
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS), help=", ".join(KINDS))
-    parser.add_argument("--seconds", type=float, default=6, help="beside each, a round (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=2, help="of taking turns (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args(argv)
-    try:
-        if wrong := sorted(set(args.kinds) - set(KINDS)):
-            raise ValueError(f"--kinds are some of {','.join(KINDS)}, got {wrong[0]!r}")
-        check_outputs({"--json": args.json}, {})
-    except ValueError as error:
-        print(f"bench.rude: error: {error}", file=sys.stderr)
-        return 2
-    print(HEADER, flush=True)
-    runs = measure(args.kinds, args.seconds, args.rounds)
-    command = f"python -m bench.rude --kinds {','.join(args.kinds)} --seconds {args.seconds:g} --rounds {args.rounds}"
-    if args.kinds == list(KINDS):
-        command = command.replace(f" --kinds {','.join(KINDS)}", "")
-    result = {"command": command, "machine": describe(torch.device("cpu")), "runs": runs}
-    if args.json:
-        write_result(args.json, result)
-    return 0
-
+OPTIONS = {
+    "--kinds": dict(type=lambda text: text.split(","), default=list(KINDS), help=", ".join(KINDS)),
+    "--seconds": dict(type=float, default=6, help="beside each, a round (default: %(default)s)"),
+    "--rounds": dict(type=int, default=2, help="of taking turns (default: %(default)s)"),
+}
+main = script(measure, table, options=OPTIONS)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,21 +8,18 @@ Everything is measured in turn, round after round; a figure is the median, with 
 """
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from statistics import median
 
 import torch
 
-from bench.machine import describe
-from bench.report import write_result
+from bench.run import grid, in_turn, script, source
 from stage06_fast.kernels.c_sampler import CSampler
 from tools.engines import STAGES
 
 ROWS = 32
-ROUNDS = 5
 MODES = {
     "greedy": dict(temperature=0),
     "temperature 1": dict(temperature=1.0),
@@ -44,13 +41,7 @@ def logits_of(model: str, load_format: str) -> torch.Tensor:
     return torch.stack(list(logits.values()))
 
 
-def in_turn(works: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """What each work returns, round after round, after one round that warms up."""
-    rounds = [{name: work() for name, work in works.items()} for _ in range(1 + ROUNDS)]
-    return {name: [one[name] for one in rounds[1:]] for name in works}
-
-
-def alone(logits: torch.Tensor) -> dict[str, dict[str, list[float]]]:
+def alone(logits: torch.Tensor, rounds: int) -> dict[str, dict[str, list[float]]]:
     """Microseconds of a row, by mode and by what samples."""
     kernel, stage, all_threads, result = CSampler(), STAGES[5], torch.get_num_threads(), {}
 
@@ -65,45 +56,38 @@ def alone(logits: torch.Tensor) -> dict[str, dict[str, list[float]]]:
     for mode, settings in MODES.items():
         params = stage.SamplingParams(**settings)
         requests = [stage.make_request(params, range(100), range(50), seed=i) for i in range(ROWS)]
-        result[mode] = in_turn({
+        ways = {
             "row by row": lambda requests=requests: timed(lambda: stage.sample(logits, requests), all_threads),
             "kernel, one thread": lambda requests=requests: timed(lambda: kernel(logits, requests), 1),
             "kernel": lambda requests=requests: timed(lambda: kernel(logits, requests), all_threads),
-        })  # fmt: skip
+        }
+        result[mode] = in_turn(ways, rounds)
     return result
 
 
+def measure(args: argparse.Namespace) -> dict:
+    return {
+        "rounds": {model: alone(logits_of(model, load_format), args.repeat) for model, load_format in MODELS.items()}
+    }
+
+
 def shown(values: list[float]) -> str:
-    return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+    return f"{median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
 def table(result: dict) -> str:
     """A table for each model's logits."""
-    lines = []
-    for model, modes in result["alone"].items():
-        columns = list(next(iter(modes.values())))
-        lines += [f"| {model}: µs a row | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
-        lines += [f"| {mode} | " + " | ".join(map(shown, by.values())) + " |" for mode, by in modes.items()] + [""]
-    machine = result["machine"]
-    return "\n".join(lines) + (
-        f"\n{ROUNDS} rounds in turn: median (least to most); {machine['device']}, {machine['threads']} threads, "
-        f"torch {machine['torch']}. `python -m bench.sampler`"
-    )
+    tables = [
+        grid(
+            [f"{model}: µs a row", *next(iter(modes.values()))],
+            [[mode, *map(shown, by.values())] for mode, by in modes.items()],
+        )
+        for model, modes in result["rounds"].items()
+    ]
+    return "\n\n".join([*tables, f"In brackets: the least and the most of a round. {source(result)}"])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
-    args = parser.parse_args()
-    result = {
-        "command": f"python -m bench.sampler {' '.join(sys.argv[1:])}".strip(),
-        "machine": describe(torch.device("cpu")),
-        "alone": {model: alone(logits_of(model, load_format)) for model, load_format in MODELS.items()},
-    }
-    print(table(result))
-    if args.json:
-        write_result(args.json, result)
-    return 0
+main = script(measure, table, rounds=5)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,12 @@ go on when a tale ends.
 import argparse
 import statistics
 import sys
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import stage04_continuous
-from bench.machine import describe
-from bench.report import write_result
+from bench.run import command, grid, script
 from stage01_single import LLM, SamplingParams
 
 OPENING = "Once upon a time"
@@ -27,7 +25,7 @@ TOP_P = 0.9
 TEMPERATURES = (0, 0.4, 0.8, 1.0, 1.5)
 LENGTH, WINDOW, SEEDS = 700, 16, 8
 SHOWN = 5
-CPU = torch.device("cpu")
+CERTAIN = 0.1  # bits: a token with less is as good as certain
 
 
 def entropy(probabilities: Tensor) -> float:
@@ -73,7 +71,9 @@ def tale(llm: LLM) -> dict:
         entropies.append(entropy(probabilities))
         sizes.append(size)
         outside += token_id not in probabilities.topk(size).indices
-    return {"entropies": entropies, "nuclei": sizes, "drawn outside": outside}
+    certain = sum(bits < CERTAIN for bits in entropies) / len(entropies)
+    entropies = {"mean": statistics.mean(entropies), "most": max(entropies), "certain": certain}
+    return {"tokens": len(output), "entropy": entropies, "nuclei": [min(sizes), max(sizes)], "drawn outside": outside}
 
 
 def repeated(token_ids: list[int]) -> float:
@@ -100,47 +100,39 @@ def repetition(llm: stage04_continuous.LLM) -> dict[str, float]:
     return shares
 
 
+def measure(args: argparse.Namespace) -> dict:
+    llm = LLM("tinytales", dtype="float32", device="cpu")
+    moments = [moment(llm, text) for text in MOMENTS]
+    several = stage04_continuous.LLM("tinytales", dtype="float32", device="cpu")
+    return {"moments": moments, "tale": tale(llm), "repetition": repetition(several)}
+
+
 def table(result: dict) -> str:
     """The two moments, the tale, and the repetitions."""
-    lines = ["| after | the likeliest tokens | entropy, bits | nucleus of 90% |", "| --- | --- | ---: | ---: |"]
+    rows = []
     for own in result["moments"]:
         tokens = ", ".join(f"`{token.strip()}` {p:.1%}" for token, p in own["best"])
-        lines.append(f"| *{own['text']}* | {tokens} | {own['entropy']:.2f} | {own['nucleus']} |")
+        rows.append([f"*{own['text']}*", tokens, f"{own['entropy']:.2f}", str(own["nucleus"])])
+    moments = grid(["after", "the likeliest tokens", "entropy, bits", "nucleus of 90%"], rows, left=(0, 1))
     temperatures = [t for t in result["repetition"] if t != "0"]
-    lines += ["", "| temperature | " + " | ".join(["0 (greedy)", *temperatures]) + " |"]
-    lines.append("| --- |" + " ---: |" * len(result["repetition"]))
     last = result["moments"][-1]
-    own = ["0.00", *(f"{last['by temperature'][t]:.2f}" for t in temperatures)]
-    lines.append(f"| entropy after *{last['text']}*, bits | " + " | ".join(own) + " |")
-    shares = " | ".join(f"{share:.1%}" for share in result["repetition"].values())
-    lines.append(f"| share of {WINDOW}-token windows that came before | {shares} |")
-    tale, count = result["tale"], len(result["tale"]["entropies"])
-    certain = sum(bits < 0.1 for bits in tale["entropies"]) / count
-    return "\n".join(lines) + (
-        f"\n\nAlong a tale of {count} tokens, drawn at temperature 1: {statistics.mean(tale['entropies']):.2f} bits a "
-        f"token on average, less than 0.1 bits at {certain:.0%} of them, {max(tale['entropies']):.1f} bits at most; "
-        f"nuclei of {min(tale['nuclei'])} to {max(tale['nuclei'])} tokens, and {tale['drawn outside']} tokens from "
-        f"outside of them. Windows: texts of {LENGTH} tokens, {SEEDS} for each temperature above 0. "
-        "tinytales, float32. `python -m bench.sampling`"
+    entropies = ["0.00", *(f"{last['by temperature'][t]:.2f}" for t in temperatures)]
+    shares = [f"{share:.1%}" for share in result["repetition"].values()]
+    rows = [
+        [f"entropy after *{last['text']}*, bits", *entropies],
+        [f"share of {WINDOW}-token windows that came before", *shares],
+    ]
+    tale, entropy = result["tale"], result["tale"]["entropy"]
+    return f"{moments}\n\n{grid(['temperature', '0 (greedy)', *temperatures], rows)}" + (
+        f"\n\nAlong a tale of {tale['tokens']} tokens, drawn at temperature 1: {entropy['mean']:.2f} bits a token on "
+        f"average, less than {CERTAIN} bits at {entropy['certain']:.0%} of them, {entropy['most']:.1f} bits at most; "
+        f"nuclei of {tale['nuclei'][0]} to {tale['nuclei'][1]} tokens, and {tale['drawn outside']} tokens from outside "
+        f"of them. Windows: texts of {LENGTH} tokens, {SEEDS} for each temperature above 0. tinytales, float32. "
+        f"`{command(result)}`"
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was counted to this file")
-    args = parser.parse_args()
-    llm = LLM("tinytales", dtype="float32", device="cpu")
-    result = {
-        "command": f"python -m bench.sampling {' '.join(sys.argv[1:])}".strip(),
-        "machine": describe(CPU),
-        "moments": [moment(llm, text) for text in MOMENTS],
-        "tale": tale(llm),
-        "repetition": repetition(stage04_continuous.LLM("tinytales", dtype="float32", device="cpu")),
-    }
-    print(table(result))
-    if args.json:
-        write_result(args.json, result)
-    return 0
+main = script(measure, table)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
-import torch
-
-from bench.machine import describe
-from bench.report import write_result
+from bench.run import grid, in_turn, script, source
 
 
 def timed(command: list[str], output: Path, rows: int) -> dict[str, float]:
-    """Run a command that writes so many lines to this file."""
+    """Run a command that writes `rows` lines to this file."""
     start, moments = time.perf_counter(), []
     with subprocess.Popen(command) as process:
         while process.poll() is None:
@@ -36,37 +34,46 @@ def timed(command: list[str], output: Path, rows: int) -> dict[str, float]:
     return {"rows_per_second": (last - first) / (ended - begun), "seconds_before": begun - start}
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stage", type=int, default=6)
-    parser.add_argument("--rows", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args(argv)
+def measure(args: argparse.Namespace) -> dict:
     cores = len(os.sched_getaffinity(0))
     kinds = {
         "one process": [],
         "one actor": ["--ray", "auto", "--actors", "1", "--cpus-per-actor", str(cores)],
         f"{cores} actors": ["--ray", "auto", "--actors", str(cores), "--cpus-per-actor", "1"],
     }
-    rounds: dict[str, list[dict]] = {kind: [] for kind in kinds}
+    before: dict[str, list[float]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory() as name:
         source = Path(name) / "in.jsonl"
         lines = [{"prompt": f"Once upon a time, {i} foxes"} for i in range(args.rows)]
         source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        for number in range(args.rounds):
-            for kind, flags in kinds.items():
-                output = Path(name) / f"{kind} {number}.jsonl"
-                command = [sys.executable, "-m", f"stage{args.stage:02}", "--input", str(source)]
-                command += ["--output", str(output), "--max-tokens", str(args.max_tokens), "--ignore-eos", "--quiet"]
-                command += flags
-                rounds[kind].append(timed(command, output, args.rows))
-                print(f"{kind}: {json.dumps(rounds[kind][-1])}", flush=True)
-    if args.json:
-        result = {"machine": describe(torch.device("cpu")), **vars(args), "json": None, "rounds": rounds}
-        write_result(args.json, result)
-    return 0
+
+        def rows_per_second(kind: str) -> float:
+            output = Path(name) / f"{kind} {len(before[kind])}.jsonl"
+            command = [sys.executable, "-m", f"stage{args.stage:02}", "--input", str(source), "--output", str(output)]
+            command += ["--max-tokens", str(args.max_tokens), "--ignore-eos", "--quiet", *kinds[kind]]
+            found = timed(command, output, args.rows)
+            print(f"{kind}: {json.dumps(found)}", file=sys.stderr)
+            before[kind].append(found["seconds_before"])
+            return found["rows_per_second"]
+
+        rounds = in_turn({kind: lambda kind=kind: rows_per_second(kind) for kind in kinds}, args.repeat, warm_up=False)
+    return {"stage": args.stage, "rows": args.rows, "max_tokens": args.max_tokens, "rounds": rounds, "before": before}
+
+
+def table(result: dict) -> str:
+    rows = [
+        [kind, f"{median(own):.1f} ({min(own):.1f} to {max(own):.1f})", f"{median(result['before'][kind]):.0f}"]
+        for kind, own in result["rounds"].items()
+    ]
+    return f"{grid(['', 'rows per second', 'seconds before the first result'], rows)}\n\n{source(result)}"
+
+
+OPTIONS = {
+    "--stage": dict(type=int, default=6),
+    "--rows": dict(type=int, default=2000),
+    "--max-tokens": dict(type=int, default=64),
+}
+main = script(measure, table, rounds=3, options=OPTIONS)
 
 
 if __name__ == "__main__":

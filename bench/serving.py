@@ -10,7 +10,7 @@ and get the same requests at the same times: random tokens, as many in as out, a
 take turns at each rate. A request counts towards goodput if its first token came within --ttft ms, and each further
 one, on average, within --tpot ms. The client shares the cores with the server, as on the machine of a user.
 
-guidellm keeps so many requests under way instead, of texts that it writes, and takes the time between tokens per
+guidellm keeps a number of requests under way instead, of texts that it writes, and takes the time between tokens per
 request, as a mean. (Its Poisson schedule, in 0.8.1, sends all requests after the first ten at once.)
 """
 
@@ -32,9 +32,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench import plots
-from bench.machine import describe
 from bench.peers import PEERS, ROOT
-from bench.report import check_outputs, write_result
+from bench.run import command, grid, script
 from bench.throughput import write_model
 from tools.engines import STAGES
 from tools.environments import python_of
@@ -143,29 +142,41 @@ def counted(url: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
 
 
-def measure(args: argparse.Namespace, model: Path, folder: Path) -> list[dict]:
+def measure(args: argparse.Namespace) -> Iterator[dict]:
     """Every engine at every rate; the servers of all engines run, and all but one of them wait."""
-    runs = []
-    with contextlib.ExitStack() as stack:
-        urls = {}
-        for engine in args.engines:
-            urls[engine] = stack.enter_context(started(engine, model, args.max_num_seqs))
-            load(urls[engine], model, "inf", argparse.Namespace(**{**vars(args), "requests": 4}), folder)  # to warm up
-        jobs = [("vllm", load, rate) for rate in args.rates]
-        jobs += [("guidellm", guide, n) for n in args.streams]
-        for generator, generate, rate in jobs:
+    if wrong := set(args.engines) - set(ENGINES):
+        raise ValueError(f"--engines are some of {','.join(ENGINES)}, got {wrong.pop()}")
+    if not PEERS["vllm"].python.exists():
+        raise ValueError("vLLM is not there: python -m bench.peers vllm")
+    if args.streams and not python_of("guidellm").exists():
+        raise ValueError("guidellm is not there: python -m tools.environments guidellm")
+    told = {name: getattr(args, name) for name in ("requests", "tokens", "max_num_seqs", "ttft", "tpot")}
+    runs, urls = [], {}
+    with tempfile.TemporaryDirectory() as name:
+        folder, model = Path(name), Path(name) / "model"
+        model.mkdir()
+        write_model(model, STAGES[-1].part("model").ModelConfig())
+        with contextlib.ExitStack() as stack:
             for engine in args.engines:
-                before = counted(urls[engine])
-                run = generate(urls[engine], model, rate, args, folder)
-                rate_told = rate if generator == "vllm" else f"{rate} at once"
-                run |= {"generator": generator, "engine": engine, "rate": rate_told}
-                if engine != "vllm":  # whose counters are off
-                    run["counted"] = counted(urls[engine]) - before
-                runs.append(run)
-                print(line(run), flush=True)
-                if args.json:  # what is there is not lost if the next run fails
-                    write_result(args.json, {"runs": runs})
-    return runs
+                urls[engine] = stack.enter_context(started(engine, model, args.max_num_seqs))
+                few = argparse.Namespace(**{**vars(args), "requests": 4})
+                load(urls[engine], model, "inf", few, folder)  # to warm up
+            jobs = [("vllm", load, rate) for rate in args.rates]
+            jobs += [("guidellm", guide, n) for n in args.streams]
+            for generator, generate, rate in jobs:
+                for engine in args.engines:
+                    before = counted(urls[engine])
+                    run = generate(urls[engine], model, rate, args, folder)
+                    rate_told = rate if generator == "vllm" else f"{rate} at once"
+                    run |= {"generator": generator, "engine": engine, "rate": rate_told}
+                    if engine != "vllm":  # whose counters are off
+                        run["counted"] = counted(urls[engine]) - before
+                    print(" | ".join(cells(run)), file=sys.stderr)
+                    runs.append(run)
+                    yield {"runs": runs, **told}
+        if args.rates:
+            models = {"GPT-2's sizes": model, "the bundled model": ROOT / "models" / "tinytales"}
+            yield {"runs": runs, **told, "overhead": {name: overhead(model) for name, model in models.items()}}
 
 
 def overhead(model: Path) -> dict[str, float]:
@@ -198,37 +209,35 @@ def name_of(engine: str) -> str:
     return "vLLM's server" if engine == "vllm" else f"stage {engine}"
 
 
-HEADER = "| load | server | completed, requests/s | goodput | TTFT p50 | p99 | ITL p50 | p99 | failed |"
-
-
-def line(run: dict) -> str:
+def cells(run: dict) -> list[str]:
     """A row of the table; a run without goodput has no cell for it."""
-    cells = [run["rate"], name_of(run["engine"]), f"{run['request_throughput']:.2f}"]
-    cells += [f"{run['request_goodput'] or 0:.2f}"] if "request_goodput" in run else []
-    cells += [f"{run[f'{p}_{name}_ms']:,.0f} ms" for name in ("ttft", "itl") for p in ("p50", "p99")]
-    return f"| {' | '.join([*cells, str(run.get('failed', 0))])} |"
+    row = [run["rate"], name_of(run["engine"]), f"{run['request_throughput']:.2f}"]
+    row += [f"{run['request_goodput'] or 0:.2f}"] if "request_goodput" in run else []
+    row += [f"{run[f'{p}_{name}_ms']:,.0f} ms" for name in ("ttft", "itl") for p in ("p50", "p99")]
+    return [*row, str(run.get("failed", 0))]
 
 
 def table(result: dict) -> str:
     """The table of a result, and what it was measured on."""
     tables = []
     titles = {"vllm": "By vLLM's load generator, load in requests/s:", "guidellm": "By guidellm:"}
+    goodput = any("request_goodput" in run for run in result["runs"])
     for generator, title in titles.items():
         runs = [run for run in result["runs"] if run.get("generator", "vllm") == generator]
+        head = ["load", "server", "completed, requests/s", *["goodput"] * ("request_goodput" in (runs or [{}])[0])]
+        head += ["TTFT p50", "p99", "ITL p50", "p99", "failed"]
         if runs:
-            header = HEADER if "request_goodput" in runs[0] else HEADER.replace(" goodput |", "")
-            rule = "| ---: | --- |" + " ---: |" * (header.count("|") - 3)
-            tables.append("\n".join([f"{title}\n", header, rule, *map(line, runs)]))
-    goodput = any("request_goodput" in run for run in result["runs"])
+            tables.append(f"{title}\n\n{grid(head, map(cells, runs), left=(1,))}")
     at = result["machine"]
-    return (
-        "\n\n".join(tables)
-        + f"\n\n{result['requests']} requests of {result['tokens']} tokens in and out at each load, at "
-        f"most {result['max_num_seqs']} at once; GPT-2's sizes with random weights, float32; {at['device']}, "
+    caption = (
+        f"{result['requests']} requests of {result['tokens']} tokens in and out at each load, at most "
+        f"{result['max_num_seqs']} at once; GPT-2's sizes with random weights, float32; {at['device']}, "
         f"{at['cores']} cores, which the client shares. "
         + (f"Goodput: first token within {result['ttft']} ms, {result['tpot']} ms a token. " if goodput else "")
-        + f"`{result['command']}`"
-    ) + (f"\n\n{overhead_in_words(result['overhead'])}" if "overhead" in result else "")
+        + f"`{command(result)}`"
+    )
+    told = [overhead_in_words(result["overhead"])] if "overhead" in result else []
+    return "\n\n".join([*tables, caption, *told])
 
 
 def overhead_in_words(ways: dict[str, dict[str, float]]) -> str:
@@ -236,55 +245,25 @@ def overhead_in_words(ways: dict[str, dict[str, float]]) -> str:
     return f"A single stream, with nothing else to do, takes per token, without and with HTTP: {', '.join(times)}."
 
 
+def plot(result: dict) -> plots.Picture:
+    return plots.latency_against_throughput([run for run in result["runs"] if run["generator"] == "vllm"])
+
+
 def numbers(text: str) -> list[str]:
     return [number for number in text.split(",") if number]
 
 
-def main(argv: list[str] | None = None) -> int:
-    import torch
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", type=lambda text: text.split(","), default=list(ENGINES))
-    parser.add_argument("--rates", type=numbers, default=["0.5", "1", "2", "inf"], help="of vllm bench serve")
-    parser.add_argument("--streams", type=numbers, default=["4", "16"], help="guidellm's requests at once")
-    parser.add_argument("--requests", type=int, default=40, help="at each rate (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=64, help="in and out, each (default: %(default)s)")
-    parser.add_argument("--max-num-seqs", type=int, default=16, help="requests at once (default: %(default)s)")
-    parser.add_argument("--ttft", type=int, default=1000, metavar="MS")
-    parser.add_argument("--tpot", type=int, default=200, metavar="MS")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--plot", type=Path, metavar="FILE")
-    args = parser.parse_args(argv)
-    try:
-        if wrong := set(args.engines) - set(ENGINES):
-            raise ValueError(f"--engines are some of {','.join(ENGINES)}, got {wrong.pop()}")
-        check_outputs({"--json": args.json, "--plot": args.plot}, {})
-        if not PEERS["vllm"].python.exists():
-            raise ValueError("vLLM is not there: python -m bench.peers vllm")
-        if args.streams and not python_of("guidellm").exists():
-            raise ValueError("guidellm is not there: python -m tools.environments guidellm")
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            (folder / "model").mkdir()
-            write_model(folder / "model", STAGES[-1].part("model").ModelConfig())
-            runs = measure(args, folder / "model", folder)
-            models = {"GPT-2's sizes": folder / "model", "the bundled model": ROOT / "models" / "tinytales"}
-            ways = {name: overhead(model) for name, model in models.items()} if args.rates else None
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"python -m bench.serving: error: {error}", file=sys.stderr)
-        return 2
-    command = f"python -m bench.serving --engines {','.join(args.engines)} --rates {','.join(args.rates) or repr('')}"
-    command += f" --streams {','.join(args.streams) or repr('')} --requests {args.requests}"
-    told = {name: getattr(args, name) for name in ("requests", "tokens", "max_num_seqs", "ttft", "tpot")}
-    result = {"runs": runs, "machine": describe(torch.device("cpu")), **told, "command": command}
-    result |= {"overhead": ways} if ways else {}
-    print(f"\n{table(result)}")
-    if args.json:
-        write_result(args.json, result)
-    if args.plot:
-        plots.latency_against_throughput([r for r in runs if r["generator"] == "vllm"]).savefig(args.plot)
-    return 0
-
+OPTIONS = {
+    "--engines": dict(type=numbers, default=list(ENGINES)),
+    "--rates": dict(type=numbers, default=["0.5", "1", "2", "inf"], help="of vllm bench serve"),
+    "--streams": dict(type=numbers, default=["4", "16"], help="guidellm's requests at once"),
+    "--requests": dict(type=int, default=40, help="at each rate (default: %(default)s)"),
+    "--tokens": dict(type=int, default=64, help="in and out, each (default: %(default)s)"),
+    "--max-num-seqs": dict(type=int, default=16, help="requests at once (default: %(default)s)"),
+    "--ttft": dict(type=int, default=1000, metavar="MS"),
+    "--tpot": dict(type=int, default=200, metavar="MS"),
+}
+main = script(measure, table, options=OPTIONS, plot=plot)
 
 if __name__ == "__main__":
     sys.exit(main())

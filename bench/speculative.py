@@ -1,4 +1,4 @@
-"""What guessing gains: stage 7 beside stage 6, on real text at GPT-2's cost (bench/wide.py).
+"""What guessing gains: stage 7 against stage 6, on real text at GPT-2's cost (bench/wide.py).
 
     python -m bench.speculative --json bench/results/speculative-float32.json --plot bench/results/speculative.png
     python -m bench.speculative --dtype bfloat16 --json bench/results/speculative-bfloat16.json
@@ -7,29 +7,25 @@ Three kinds of text. "tales": openings, sampled with temperature 0.8 and seeds. 
 answer is to be four sentences of it in a row (a form, `structured_outputs`, holds it to that; the model chooses which).
 "list": lines that are to be put into another order. The last two copy from their prompts, greedily.
 
-Everyone completes the same requests in every turn, one engine after the other, REPEAT turns; a gain is the ratio to
-stage 6 in the same turn, and the median of these is shown. All outputs are compared: they must be stage 6's.
-`independent` is the draft model with random numbers of its own.
+All engines complete the same requests in every round, one after the other; a gain is the ratio to stage 6 in the same
+round, and the median of these is shown. All outputs are compared: they must be stage 6's.
+`independent` is the draft model with its own random numbers.
 """
 
 import argparse
 import contextlib
 import itertools
 import json
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import matplotlib as mpl
-import torch
-
-from bench import wide
-from bench.machine import describe, is_busy
-from bench.report import write_result
+from bench import plots, wide
+from bench.run import grid, script, source
 from stagewise import sampling_params
 from tools.engines import STAGES
 
@@ -38,7 +34,7 @@ from tale_grammar import write_tale
 
 SIX, SEVEN = (next(stage for stage in STAGES if stage.number == number) for number in (6, 7))
 DRAFT = "tinytales-draft"
-REPEAT, TOKENS = 3, 128
+TOKENS = 128
 COUNTS = (1, 4, 32)
 FIXED = (1, 2, 4, 8, 16)
 OPENINGS = (
@@ -126,57 +122,61 @@ class Bench:
         fixed = FIXED[:3] if self.count >= 16 else FIXED  # with so many, more guesses only take longer
         return [*rows, *((f"draft model, {k}", DRAFT, k) for k in fixed), ("independent", DRAFT, "auto")]
 
-    def run(self, text: str) -> tuple[list[dict], list]:
-        """A turn: a record of each engine."""
+    def run(self, text: str) -> list[dict]:
+        """A round: a record of each engine."""
         jobs = TEXTS[text](max(self.count, 4))
-        records, outputs = [], []
-        first = self.complete(self.six, SIX, jobs, outputs)
-        records.append({"engine": "stage 6", **first})
+        first = self.complete(self.six, jobs)
+        records = [{"engine": "stage 6", **first, "same": True}]
         for name, drafter, number in self.variants(text):
             llm = self.by[drafter]
             speculator = llm.engine.speculator
             speculator.num_drafts, speculator.planner = number, self.planners[drafter] if number == "auto" else None
             with own_numbers(name == "independent"):
-                records.append({"engine": name, "num_drafts": number, **self.complete(llm, SEVEN, jobs, outputs)})
-        return records, outputs
+                record = {"engine": name, "num_drafts": number, **self.complete(llm, jobs)}
+            stats = llm.stats
+            record |= {"drafts": stats.num_drafts, "drafted": stats.num_draft_tokens}
+            record |= {"accepted": stats.num_accepted_tokens, "by_place": stats.num_accepted_tokens_per_pos}
+            records.append({**record, "same": record["outputs"] == first["outputs"]})
+        return records
 
-    def complete(self, llm: Any, stage: Any, jobs: list, outputs: list) -> dict:
+    def complete(self, llm: Any, jobs: list) -> dict:
         llm.stats = type(llm.stats)()
         start = time.perf_counter()
         params = [sampling_params(llm, **how) for _, how in jobs]
         results = llm.generate([prompt for prompt, _ in jobs], params)
         seconds = time.perf_counter() - start
-        outputs.append([(c.token_ids, c.text, c.finish_reason) for result in results for c in result.outputs])
-        waits = [(r.metrics.e2e - r.metrics.ttft) / max(1, len(r.outputs[0].token_ids) - 1) for r in results]
-        stats, tokens = llm.stats, sum(len(result.outputs[0].token_ids) for result in results)
-        record = {"tokens": tokens, "seconds": seconds, "speed": tokens / seconds, "forwards": stats.num_forwards}
-        record |= {"per_token": statistics.median(waits), "same": outputs[-1] == outputs[0]}
-        if stage is SEVEN:
-            record |= {"drafts": stats.num_drafts, "drafted": stats.num_draft_tokens}
-            record |= {"accepted": stats.num_accepted_tokens, "by_place": stats.num_accepted_tokens_per_pos}
-        return record
+        outputs = [(c.token_ids, c.text, c.finish_reason) for result in results for c in result.outputs]
+        tokens = sum(len(result.outputs[0].token_ids) for result in results)
+        told = {"tokens": tokens, "speed": tokens / seconds, "forwards": llm.stats.num_forwards}
+        return {**told, "outputs": outputs}
 
 
-def measure(folder: str, dtype: str, counts: list[int], texts: list[str], repeat: int) -> Iterator[dict]:
-    """Cells: of each text, number of requests and engine the medians over all turns."""
-    for count in counts:
-        bench = Bench(folder, dtype, count)
-        planner = bench.planners[DRAFT]
-        # With many at once only the first kind: there all that matters is that nobody guesses.
-        for text in texts[: 1 if count >= 16 else None]:
-            bench.run(text)  # whatever is done only once
-            turns = []
-            for turn in range(repeat):
-                print(f"{dtype}, {count} at once, {text}: turn {turn + 1} of {repeat}", file=sys.stderr)
-                turns.append(bench.run(text)[0])
-            for i, last in enumerate(turns[-1]):
-                own = [records[i] for records in turns]
-                gains = [record["speed"] / records[0]["speed"] for record, records in zip(own, turns, strict=True)]
-                cell = {"text": text, "count": count, **last, "gain": statistics.median(gains), "gains": gains}
-                for name in ("speed", "seconds", "per_token"):
-                    cell[name] = statistics.median(record[name] for record in own)
-                cell["same"] = all(record["same"] for record in own)
-                yield cell | derived(cell, planner.costs.seconds, planner.drafter.draft_cost)
+def measure(args: argparse.Namespace) -> Iterator[dict]:
+    """Cells, one after the other: of each text, number of requests and engine."""
+    cells = []
+    with tempfile.TemporaryDirectory() as folder:
+        directory = str(wide.make(args.directory or Path(folder, "wide")))
+        for count in args.requests:
+            bench = Bench(directory, args.dtype, count)
+            # With many at once only the first kind: there all that matters is that nobody guesses.
+            for text in args.texts[: 1 if count >= 16 else None]:
+                print(f"{args.dtype}, {count} at once, {text}", file=sys.stderr)
+                cells += cells_of(bench, text, args.repeat)
+                yield {"dtype": args.dtype, "cells": cells}
+
+
+def cells_of(bench: Bench, text: str, rounds: int) -> Iterator[dict]:
+    """A cell for each engine; its rounds are the gains."""
+    bench.run(text)  # whatever is done only once
+    planner = bench.planners[DRAFT]
+    found = [bench.run(text) for _ in range(rounds)]
+    for own in zip(*found, strict=True):
+        gains = [one["speed"] / records[0]["speed"] for one, records in zip(own, found, strict=True)]
+        cell = {"text": text, "count": bench.count, "engine": own[-1]["engine"]}
+        cell |= {"same": all(one["same"] for one in own), "rounds": gains}
+        cell["speed"] = median(one["speed"] for one in own)
+        more = derived({**own[-1], "count": bench.count}, planner.costs.seconds, planner.drafter.draft_cost)
+        yield cell | ({"num_drafts": own[-1]["num_drafts"]} if "num_drafts" in own[-1] else {}) | more
 
 
 def derived(cell: dict, costs: list[float], draft_seconds: float) -> dict:
@@ -194,124 +194,75 @@ def derived(cell: dict, costs: list[float], draft_seconds: float) -> dict:
         rows = min(cell["count"] * (k + 1), len(costs) - 1)
         slope = costs[-1] - costs[-2]
         seconds = costs[rows] + max(0, cell["count"] * (k + 1) - rows) * slope + k * draft_seconds
-        more |= {"expected": expected, "predicted": expected * costs[cell["count"]] / seconds}
+        more["predicted"] = expected * costs[cell["count"]] / seconds
     return more
 
 
 def table(result: dict) -> str:
     """A row per text and engine, a group of columns per number of requests."""
     counts = sorted({cell["count"] for cell in result["cells"]})
-    lines = [
-        "text | who guesses | " + " | ".join(f"{n} at once" for n in counts) + " | right | tokens a step | refused",
-        "--- | --- | " + " | ".join(["---:"] * (len(counts) + 3)),
-    ]
     cells = {(cell["text"], cell["engine"], cell["count"]): cell for cell in result["cells"]}
+    rows = []
     for text, engine in dict.fromkeys((cell["text"], cell["engine"]) for cell in result["cells"]):
-        row = []
+        row = [text, {"stage 6": "nobody (stage 6)"}.get(engine, engine)]
         for count in counts:
             cell = cells.get((text, engine, count))
             speed = f"{cell['speed']:,.0f} tok/s" if cell and engine == "stage 6" else ""
-            row.append("" if cell is None else speed or f"{cell['gain']:.2f} ×")
+            row.append("" if cell is None else speed or f"{median(cell['rounds']):.2f} ×")
         one = cells.get((text, engine, counts[0]), {})
-        more = [f"{one['rate']:.0%}", f"{one['a_step']:.1f}", f"{one['refused']:.2f}"] if "rate" in one else [""] * 3
-        lines.append(" | ".join([text, {"stage 6": "nobody (stage 6)"}.get(engine, engine), *row, *more]))
-    machine = result["machine"]
-    busy = ", beside other programs" if is_busy(machine) else ""
+        row += [f"{one['rate']:.0%}", f"{one['a_step']:.1f}", f"{one['refused']:.2f}"] if "rate" in one else [""] * 3
+        rows.append(row)
     same = (
         "All outputs are stage 6's, token for token." if all(c["same"] for c in result["cells"]) else "NOT ALL EQUAL."
     )
-    return "\n".join(f"| {line} |" for line in lines) + (
-        f"\n\nSpeed against stage 6 in the same turn, median of {result['repeat']} turns. A number behind a name says "
-        f"how many guesses a step has; none means `auto`. The last columns, with {counts[0]} at once: how many of the "
-        "guesses that were tried were right, tokens a step, and guesses refused or never tried for each token "
-        f"of output. {same} {result['dtype']}, {machine['device']}, {machine['threads']} threads{busy}. "
-        f"`{result['command']}`"
+    titles = ["text", "who guesses", *(f"{n} at once" for n in counts), "right", "tokens a step", "refused"]
+    return grid(titles, rows, left=(0, 1)) + (
+        "\n\nSpeed against stage 6 in the same round. A number after a name says how many guesses a step has; none "
+        f"means `auto`. The last columns, with {counts[0]} at once: how many of the guesses that were tried were "
+        f"right, tokens a step, and guesses refused or never tried for each token of output. {same} {result['dtype']}; "
+        f"{source(result)}"
     )
 
 
-def plot(result: dict) -> Any:
+@plots.styled
+def plot(result: dict) -> plots.Picture:
     """The gain by the number of guesses, measured and predicted, and by the number of requests."""
-    from bench.plots import STYLE, Picture
-
-    with mpl.rc_context(STYLE):
-        return drawn(result, Picture(figsize=(8.2, 3.2)))
-
-
-def drawn(result: dict, picture: Any) -> Any:
-    from bench.plots import BLUE, GREEN, ORANGE, PURPLE
-
+    picture = plots.Picture(figsize=(8.2, 3.2))
     cells = [cell for cell in result["cells"] if cell["text"] == "tales"]
     left, right = picture.subplots(1, 2)
     counts = sorted({cell["count"] for cell in cells})
-    for count, color, marker in zip(counts, (BLUE, ORANGE, PURPLE), ("o", "s", "^"), strict=False):
+    for count, color, marker in zip(counts, (plots.BLUE, plots.ORANGE, plots.PURPLE), ("o", "s", "^"), strict=False):
         own = [cell for cell in cells if cell["count"] == count and "predicted" in cell]
-        ks = [cell["num_drafts"] for cell in own]
-        left.plot(ks, [c["gain"] for c in own], color=color, marker=marker, label=f"{count} at once")
+        ks, gains = [cell["num_drafts"] for cell in own], [median(cell["rounds"]) for cell in own]
+        left.plot(ks, gains, color=color, marker=marker, label=f"{count} at once")
         if count < 16:  # with more, the rows are beyond those that were timed
             left.plot(ks, [c["predicted"] for c in own], color=color, linestyle=":", linewidth=1)
-    left.axhline(1, color="#888888", linewidth=0.8)
-    left.set(xscale="log", xlabel="guesses a step", ylabel="times stage 6's speed", ylim=(0, None))
+    left.set(xscale="log", xlabel="guesses a step", ylabel="times stage 6's speed")
     left.set_xticks(FIXED, [str(k) for k in FIXED])
-    left.minorticks_off()
     left.set_title("A fixed number of guesses (dotted: predicted)")
-    left.legend(fontsize=8)
-    names = {"draft model": (BLUE, "o"), "independent": (GREEN, "D"), "prompt lookup": (ORANGE, "s")}
-    for name, (color, marker) in names.items():
+    looks = {"draft model": (plots.BLUE, "o"), "independent": (plots.GREEN, "D"), "prompt lookup": (plots.ORANGE, "s")}
+    for name, (color, marker) in looks.items():
         own = [cell for cell in cells if cell["engine"] == name]
-        right.plot([c["count"] for c in own], [c["gain"] for c in own], color=color, marker=marker, label=name)
-    right.axhline(1, color="#888888", linewidth=0.8)
-    right.set(xscale="log", xlabel="requests at once", ylim=(0, None))
+        gains = [median(cell["rounds"]) for cell in own]
+        right.plot([c["count"] for c in own], gains, color=color, marker=marker, label=name)
+    right.set(xscale="log", xlabel="requests at once")
     right.set_xticks(counts, [str(count) for count in counts])
-    right.minorticks_off()
     right.set_title("auto: the fewer requests, the more it gains")
-    right.legend(fontsize=8)
+    for axes in (left, right):
+        axes.axhline(1, color="#888888", linewidth=0.8)
+        axes.set_ylim(0, None)
+        axes.minorticks_off()
+        axes.legend(fontsize=8)
     return picture
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--dtype", choices=("float32", "bfloat16"), default="float32")
-    add("--requests", type=int, nargs="+", default=list(COUNTS), metavar="N", help="how many run at once")
-    add("--texts", nargs="+", choices=TEXTS, default=list(TEXTS))
-    add("--repeat", type=int, default=REPEAT, metavar="N", help=f"turns; default: {REPEAT}")
-    add("--directory", type=Path, metavar="DIR", help="keep the wide checkpoint here, 445 MB")
-    add("--json", type=Path, metavar="FILE", help="write what was measured to this file")
-    add("--plot", type=Path, metavar="FILE", help="draw it")
-    args = parser.parse_args()
-    from bench.report import check_outputs
-
-    cells: list[dict] = []
-    try:
-        check_outputs({"--json": args.json, "--plot": args.plot}, {})
-        with tempfile.TemporaryDirectory() as folder:
-            directory = str(wide.make(args.directory or Path(folder, "wide")))
-            for cell in measure(directory, args.dtype, args.requests, args.texts, args.repeat):
-                cells.append(cell)
-    except (ValueError, OSError) as error:
-        print(f"speculative: {error}", file=sys.stderr)
-        if not cells:
-            return 1
-    except KeyboardInterrupt:  # what is there is kept
-        if not cells:
-            return 130
-    words = [f"--dtype {args.dtype}"] if args.dtype != "float32" else []
-    words += [f"--json {args.json}"] if args.json else []
-    result = {
-        "command": " ".join(["python -m bench.speculative", *words]),
-        "machine": describe(torch.device("cpu")),
-        "dtype": args.dtype,
-        "repeat": args.repeat,
-        "cells": cells,
-    }
-    if args.json:
-        write_result(args.json, result)
-    if args.plot:
-        args.plot.parent.mkdir(parents=True, exist_ok=True)
-        plot(result).savefig(args.plot)
-    print(table(result))
-    return 0
-
+OPTIONS = {
+    "--dtype": dict(choices=("float32", "bfloat16"), default="float32"),
+    "--requests": dict(type=int, nargs="+", default=list(COUNTS), metavar="N", help="how many run at once"),
+    "--texts": dict(nargs="+", choices=TEXTS, default=list(TEXTS)),
+    "--directory": dict(type=Path, metavar="DIR", help="keep the wide checkpoint here, 445 MB"),
+}
+main = script(measure, table, rounds=3, options=OPTIONS, plot=plot)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -36,7 +36,6 @@ import math
 import operator
 import os
 import re
-import shlex
 import shutil
 import statistics
 import subprocess
@@ -50,12 +49,13 @@ from tqdm import tqdm
 from bench import plots, workloads
 from bench.machine import describe, int8_rate, kernel_limits, least_seconds, matmul_rate, read_bandwidth
 from bench.peers import PEERS
-from bench.report import beside, check_outputs, summarize, tables, write_result
+from bench.report import beside, seconds_of, summarize, tables
+from bench.run import check_outputs, script
 from tools.engines import STAGES
 from tools.sync_stages import ROOT
 
 LAST = STAGES[-1]
-DESCRIPTIONS = str(workloads.__doc__).split("\n\n")[1]
+__doc__ = str(__doc__) + "\n" + str(workloads.__doc__).split("\n\n")[1]  # what each workload is
 FEW = 8  # requests of a workload beside company, where an engine may be thirty times slower
 MOST_COMPANY = 256  # processes
 LONGEST = 1e6  # seconds
@@ -131,84 +131,72 @@ def stage_or_path(text: str) -> int | str:
     return f"./{text}" if text.startswith("stage") or text in PEERS else text
 
 
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    names = [stage.number for stage in STAGES]
-    parser = argparse.ArgumentParser(
-        description=f"{__doc__}\n{DESCRIPTIONS}", formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--stages", type=stage_or_path, nargs="*", default=names, metavar="N|DIRECTORY", help="which; default: all"
-    )
-    parser.add_argument("--peers", default="", metavar="A,B", help=f"other engines: {', '.join(PEERS)}")
-    parser.add_argument("--workload", default="tail", metavar="NAME|FILE", help=", ".join(workloads.SIZES))
-    parser.add_argument(
-        "--requests", type=int, metavar="N", help=f"how many; default: the workload's, with --company at most {FEW}"
-    )
-    parser.add_argument("--max-num-seqs", type=int, metavar="N", help="how many at once; default: the workload's")
-    parser.add_argument("--kv-cache-bytes", type=int, metavar="N", help="the same memory for every stage's KV cache")
-    parser.add_argument(
-        "--sampling", choices=workloads.SAMPLING, default="greedy", help="how tokens are chosen; default: greedy"
-    )
-    parser.add_argument("--rate", type=float, help="requests that arrive per second, Poisson; stages 4 and later")
-    parser.add_argument("--seed", type=int, default=0, help="of the workload and of the arrivals")
-    parser.add_argument("--model", default="gpt2", help="as for the stages; default: gpt2's sizes")
-    parser.add_argument(
-        "--load-format",
-        choices=("dummy", "auto"),
-        default="dummy",
-        help="dummy: random weights, no download; auto: the checkpoint's",
-    )
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
-    parser.add_argument(
-        "--weights", choices=("int8", "as-is"), help="of stage 8; default: its own, int8 on a CPU, as-is on CUDA"
-    )
-    parser.add_argument("--speculate", metavar="NAME", help="of stages 7 and later; off: a token for each forward pass")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: CUDA if there is one")
-    parser.add_argument(
-        "--company", metavar="N|torch,…", help="busy processes beside each engine: how many, or a torch program"
-    )
-    parser.add_argument(
-        "--limit", type=float, metavar="SECONDS", help='end a run that takes longer, which the table calls "over"'
-    )
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of each engine; default: 3")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured to this file")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison")
-    args = parser.parse_args(argv)
-    args.peers = [name for name in args.peers.split(",") if name]
+def names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+NUMBERS = [stage.number for stage in STAGES]
+OPTIONS: dict[str, dict] = {
+    "--stages": dict(type=stage_or_path, nargs="*", default=NUMBERS, metavar="N|DIRECTORY", help="which; default: all"),
+    "--peers": dict(type=names, default=[], metavar="A,B", help=f"other engines: {', '.join(PEERS)}"),
+    "--workload": dict(default="tail", metavar="NAME|FILE", help=", ".join(workloads.SIZES)),
+    "--requests": dict(type=int, metavar="N", help=f"how many; default: the workload's, with --company at most {FEW}"),
+    "--max-num-seqs": dict(type=int, metavar="N", help="how many at once; default: the workload's"),
+    "--kv-cache-bytes": dict(type=int, metavar="N", help="the same memory for every stage's KV cache"),
+    "--sampling": dict(choices=workloads.SAMPLING, default="greedy", help="how tokens are chosen; default: greedy"),
+    "--rate": dict(type=float, help="requests that arrive per second, Poisson; stages 4 and later"),
+    "--seed": dict(type=int, default=0, help="of the workload and of the arrivals"),
+    "--model": dict(default="gpt2", help="as for the stages; default: gpt2's sizes"),
+    "--load-format": dict(
+        choices=("dummy", "auto"), default="dummy", help="dummy: random weights, no download; auto: the checkpoint's"
+    ),
+    "--dtype": dict(choices=("auto", "float32", "bfloat16", "float16"), default="auto"),
+    "--weights": dict(choices=("int8", "as-is"), help="of stage 8; default: its own, int8 on a CPU, as-is on CUDA"),
+    "--speculate": dict(metavar="NAME", help="of stages 7 and later; off: a token for each forward pass"),
+    "--device": dict(default="auto", help="cpu, cuda, cuda:1; default: CUDA if there is one"),
+    "--company": dict(metavar="N|torch,…", help="busy processes beside each engine: how many, or a torch program"),
+    "--limit": dict(type=float, metavar="SECONDS", help='end a run that takes longer, which the table calls "over"'),
+}
+
+
+def check(args: argparse.Namespace) -> None:
+    """Sort the engines and the companies that are asked for. Raises ValueError for what makes no sense."""
     args.own = list(dict.fromkeys(name for name in args.stages if isinstance(name, str)))
     args.stages = [number for number in args.stages if isinstance(number, int)]
-    for name, given, known in (("stage", args.stages, names), ("peer", args.peers, list(PEERS))):
+    for name, given, known in (("stage", args.stages, NUMBERS), ("peer", args.peers, list(PEERS))):
         if unknown := [x for x in given if x not in known]:
-            parser.error(f"there is no {name} {unknown[0]}; there are {', '.join(map(str, known))}")
-    if not args.stages and not args.own and not args.peers:
-        parser.error("give at least one stage or peer")
-    for name in ("requests", "max_num_seqs", "kv_cache_bytes", "rate", "limit", "repeat"):
+            raise ValueError(f"there is no {name} {unknown[0]}; there are {', '.join(map(str, known))}")
+    for name in ("requests", "max_num_seqs", "kv_cache_bytes", "rate", "limit"):
         if getattr(args, name) is not None and not getattr(args, name) > 0:
-            parser.error(f"--{name.replace('_', '-')} must be more than 0, got {getattr(args, name)}")
-    if args.limit and args.limit > LONGEST:
-        parser.error(f"--limit must be at most {LONGEST:,.0f} seconds, got {args.limit:g}")
-    if args.rate == math.inf:
-        parser.error("--rate must be a number; without it all requests are there at the start")
-    if args.company is not None:
-        args.company = args.company.split(",")
-        for company in args.company:
-            whole = company.isascii() and company.isdecimal() and company == str(int(company[:9]))
-            if company != "torch" and not (whole and int(company) <= MOST_COMPANY):
-                parser.error(f"--company is torch or a number from 0 to {MOST_COMPANY}, got {company!r}")
-        if len(set(args.company)) < len(args.company):
-            parser.error("--company names one twice")
-        if len(args.company) > 1 and args.plot:
-            parser.error("--plot draws the engines beside one company, not several")
-    if args.rate and (args.peers or min(args.stages, default=4) < 4):
-        parser.error("--rate needs an engine that takes requests while it runs: stage 4 or a later one")
-    if args.workload not in workloads.SIZES and not Path(args.workload).is_file():
-        parser.error(f"workload {args.workload!r} is neither a file nor one of {', '.join(workloads.SIZES)}")
-    if args.kv_cache_bytes and max(args.stages, default=0) < 3 and not args.own:
-        parser.error("--kv-cache-bytes needs a stage that has a KV cache: stage 3 or a later one")
-    if args.peers and args.kv_cache_bytes:
-        parser.error("--kv-cache-bytes is for the stages only; leave it out with --peers")
+            raise ValueError(f"--{name.replace('_', '-')} must be more than 0, got {getattr(args, name)}")
+    args.company = None if args.company is None else args.company.split(",")
+    for company in args.company or ():
+        whole = company.isascii() and company.isdecimal() and company == str(int(company[:9]))
+        if company != "torch" and not (whole and int(company) <= MOST_COMPANY):
+            raise ValueError(f"--company is torch or a number from 0 to {MOST_COMPANY}, got {company!r}")
     args.companies = args.company if args.company and len(args.company) > 1 else []
-    return args
+    for wrong, words in (
+        (not (args.stages or args.own or args.peers), "give at least one stage or peer"),
+        ((args.limit or 0) > LONGEST, f"--limit must be at most {LONGEST:,.0f} seconds, got {args.limit}"),
+        (args.rate == math.inf, "--rate must be a number; without it all requests are there at the start"),
+        (len(set(args.companies)) < len(args.companies), "--company names one twice"),
+        (args.companies and args.plot, "--plot draws the engines beside one company, not several"),
+        (
+            args.rate and (args.peers or min(args.stages, default=4) < 4),
+            "--rate needs an engine that takes requests while it runs: stage 4 or a later one",
+        ),
+        (
+            args.workload not in workloads.SIZES and not Path(args.workload).is_file(),
+            f"workload {args.workload!r} is neither a file nor one of {', '.join(workloads.SIZES)}",
+        ),
+        (
+            args.kv_cache_bytes and max(args.stages, default=0) < 3 and not args.own,
+            "--kv-cache-bytes needs a stage that has a KV cache: stage 3 or a later one",
+        ),
+        (args.peers and args.kv_cache_bytes, "--kv-cache-bytes is for the stages only; leave it out with --peers"),
+    ):
+        if wrong:
+            raise ValueError(words)
 
 
 def read_requests(args: argparse.Namespace, config) -> workloads.Workload:
@@ -308,7 +296,7 @@ def prepare(args: argparse.Namespace) -> tuple[object, Path, dict]:
     return config, directory, job
 
 
-def measure(
+def run_beside_probes(
     args: argparse.Namespace, config, directory: Path, job: dict, failures: dict[str, str]
 ) -> tuple[list[dict], list[dict], tuple[float, float, float | None]]:
     """(runs, those that took longer than the limit, what `probe` says of the machine, and its rate of integer products
@@ -339,7 +327,7 @@ def measure(
 def circumstances(
     args: argparse.Namespace, config, job: dict, over: list[dict], limits: tuple[float, float, float | None]
 ) -> dict[str, object]:
-    """What a result says beside what the engines did: the workload, the model, the machine and what it could do."""
+    """What a result says besides what the engines did: the workload, the model, the machine and what it could do."""
     bandwidth, rate, of_integers = limits
     itemsize = getattr(torch, job["dtype"]).itemsize
 
@@ -382,49 +370,28 @@ def other_tokens(runs: list[dict]) -> str | None:
     return None
 
 
-def tell(result: dict, args: argparse.Namespace) -> int:
-    """Write and print a result; returns the exit status."""
-    status = 0
-    try:  # the file first: a terminal that has gone is no reason to lose it
-        if args.json:
-            write_result(args.json, result)
-        if args.plot and result["runs"]:
-            plots.ladder(result).savefig(args.plot)
-    except OSError as error:
-        print(f"throughput: {error}", file=sys.stderr)
-        status = 1
-    print(tables(result))
-    return status
-
-
-def main(argv: list[str] | None = None) -> int:
-    args = parse_arguments(argv)
-    if hasattr(sys.stdout, "reconfigure"):  # a terminal may have no ×
-        sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        config, directory, job = prepare(args)
-    except (ValueError, OSError) as error:
-        print(f"throughput: {error}", file=sys.stderr)
-        return 2
+def measure(args: argparse.Namespace) -> dict:
+    check(args)
+    config, directory, job = prepare(args)
     failures: dict[str, str] = {}
-    runs, over, limits = measure(args, config, directory, job, failures)
+    runs, over, limits = run_beside_probes(args, config, directory, job, failures)
     for engine, reason in failures.items():
         print(f"{engine} is missing: {reason}", file=sys.stderr)
     if not runs and not over:
-        return 1
+        raise RuntimeError("nothing was measured")
     same_tokens([run for run in runs if args.sampling == "greedy" or run["engine"] not in PEERS])
     wrong = other_tokens(runs)
     if wrong and job["dtype"] == "float32":
-        print(f"{wrong}: no speed is printed", file=sys.stderr)
-        return 1
-    command = f"python -m bench.throughput {shlex.join(sys.argv[1:] if argv is None else argv)}"
-    result = {"command": command, **circumstances(args, config, job, over, limits), "missing": failures}
-    result |= summarize(runs, job["arrivals"], result["least_seconds"], result.get("int8_least_seconds"))
-    return tell(result, args) or (1 if failures else 0)
+        raise RuntimeError(f"{wrong}: no speed is printed")
+    result = {**circumstances(args, config, job, over, limits), "missing": failures}
+    return result | summarize(runs, job["arrivals"], result["least_seconds"], result.get("int8_least_seconds"))
 
+
+def plot(result: dict) -> plots.Picture | None:
+    return plots.ladder(result) if result["runs"] else None
+
+
+main = script(measure, tables, rounds=3, options=OPTIONS, plot=plot, figures=seconds_of)
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:  # before there was a run to tell of
-        sys.exit(130)
+    sys.exit(main())

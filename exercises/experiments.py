@@ -306,7 +306,7 @@ def same_bits(model: str = "gpt2", dtype: str = "float32") -> Outcome:
     load_kernel()  # raises RuntimeError without a compiler: then stage 6 is by torch, too
     changed, numbers = [], {}
     for number in (5, 6):
-        numbers[number] = bits.measure(STAGES[number - 1], model, dtype, CHANGES)
+        numbers[number] = bits.compare_all(STAGES[number - 1], model, dtype, CHANGES)
         changed.append([name for name, row in numbers[number].items() if row["different"] or row["lost"]])
     in_all = [sum(row["compared"] + row["lost"] for row in numbers[number].values()) for number in (5, 6)]
     largest = max(row["largest"] for row in numbers[5].values())

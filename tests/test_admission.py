@@ -12,7 +12,7 @@ import statistics
 import pytest
 
 from bench.admission import SEEDS, count, make_request, policies
-from bench.report import rounded
+from bench.run import rounded
 from bench.workloads import make_workload
 from stage05_paged.block_manager import BlockManager
 from stage05_paged.policies import POLICIES
@@ -412,7 +412,7 @@ def test_the_tokens_are_the_same(stage, policy, small_checkpoint):
 def test_the_committed_counts():
     """What chapter 5 says of two of the policies comes out again."""
     committed = json.loads((ROOT / "bench/results/admission.json").read_text())["counts"]["at once"]
-    for name in ("strict", "16, room"):
+    for name in ("nobody", "the next 16, with a free block for each that runs"):
         policy = policies(Scheduler)[name]
         counts = [count(policy, make_workload("mixed", seed=seed), 0) for seed in SEEDS]
         assert rounded({what: statistics.mean(one[what] for one in counts) for what in counts[0]}) == committed[name]

@@ -35,10 +35,10 @@ def test_a_moment_of_the_bundled_model():
 
 
 def test_the_table_of_batches():
-    passes = [{"length": n, "one": 0.01, "all": 0.02} for n in batch.LENGTHS]
-    own = {"passes": passes, "stage 1": 2.0, "stage 2": 1.0}
-    machine = {"device": "A", "threads": 2, "torch": "2"}
-    result = {"models": {"gpt2": own}, "machine": machine}
+    passes = {f"{rows} rows": {str(n): [0.01 * k] for n in batch.LENGTHS} for k, rows in ((1, 1), (2, batch.ROWS))}
+    own = {**passes, "stage 1": [2.0], "stage 2": [1.0]}
+    machine = {"device": "A", "threads": 1, "cores": 2, "torch": "2"}
+    result = {"rounds": {"gpt2": own}, "machine": machine, "command": "x"}
     text = batch.table(result)
     assert "| 16 | 10.0 | 20.0 | 4.00 × |" in text
     assert "gpt2 160 tok/s in stage 1 and 320 in stage 2 (2.00 ×)" in text

@@ -38,6 +38,7 @@ def test_a_panel_has_the_weights_of_32_outputs_side_by_side(steps):
 
 def test_the_table_counts_each_weight_once():
     numbers = layer.IN * layer.OUT * layer.LAYERS
-    seconds = {str(rows): numbers / 1e9 for rows in layer.TOKENS}  # a billion weights a second
-    machine = {"device": "A", "threads": 2, "torch": "2"}
-    assert "| plain | 4.0, 2 | 4.0, 16 | 4.0, 128 |" in layer.table({"seconds": {"plain": seconds}, "machine": machine})
+    seconds = {str(rows): [numbers / 1e9] for rows in layer.TOKENS}  # a billion weights a second
+    machine = {"device": "A", "threads": 2, "cores": 2, "torch": "2"}
+    result = {"rounds": {"plain": seconds}, "machine": machine, "command": "x"}
+    assert "| plain | 4.0, 2 | 4.0, 16 | 4.0, 128 |" in layer.table(result)

@@ -9,20 +9,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
-from bench import caches, conditions, engines, forms, machine, race, report, throughput, workloads
+from bench import caches, conditions, engines, machine, race, report, throughput, workloads
 from bench.machine import least_seconds, pass_work
-from bench.peers import PEERS
+from bench.peers import PEERS, llama_cpp_sampler
+from bench.run import check_outputs
 from stage01_single.model import ModelConfig
 from stagewise.stages import IDEAS
 from tests.adapter import ROOT, STAGES, write_checkpoint
 
 SLOTS, CONTEXT = 4, 160
+MACHINE = {"device": "A", "threads": 1, "cores": 2, "torch": "2"}
 
 
 @pytest.fixture(scope="module")
@@ -549,16 +552,16 @@ def test_a_result_does_not_overwrite_the_workload(babble, requests_file, tmp_pat
 def test_outputs_are_checked_before_the_work(tmp_path):
     """Also files that can't be opened by trying: a pipe without a reader would wait for one."""
     (tmp_path / "result.json").write_text("kept")
-    report.check_outputs({"--json": tmp_path / "result.json", "--plot": tmp_path / "new.png"}, {})
+    check_outputs({"--json": tmp_path / "result.json", "--plot": tmp_path / "new.png"}, {})
     assert (tmp_path / "result.json").read_text() == "kept"
     os.link(tmp_path / "result.json", tmp_path / "link.png")
     with pytest.raises(ValueError, match=r"link\.png is the file of --json"):
-        report.check_outputs({"--json": tmp_path / "result.json", "--plot": tmp_path / "link.png"}, {})
+        check_outputs({"--json": tmp_path / "result.json", "--plot": tmp_path / "link.png"}, {})
     with pytest.raises(FileNotFoundError):
-        report.check_outputs({"--json": tmp_path / "nowhere" / "result.json"}, {})
+        check_outputs({"--json": tmp_path / "nowhere" / "result.json"}, {})
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
-        report.check_outputs({"--json": tmp_path / "pipe"}, {})
+        check_outputs({"--json": tmp_path / "pipe"}, {})
 
 
 # --- Company ----------------------------------------------------------------------------------------------------------
@@ -566,6 +569,7 @@ def test_outputs_are_checked_before_the_work(tmp_path):
 STAND_IN = """
 import json, time
 from pathlib import Path
+from statistics import median
 import psutil
 from bench.conditions import measured
 
@@ -878,11 +882,9 @@ def test_the_front_page_says_how_it_compares_with_vllm():
 def test_the_picture_of_the_memory_hierarchy_shows_what_was_measured():
     result = json.loads((ROOT / "bench" / "results" / "caches.json").read_text())
     picture = (ROOT / "stage06_fast" / "pictures" / "hierarchy.svg").read_text(encoding="utf-8")
-    rows = {row["bytes"]: row for row in result["rows"]}
     for size in (16 << 10, 128 << 10, 2 << 20, 256 << 20):
-        row = rows[size]
-        nanoseconds = f"{row['nanoseconds']:.1f}" if row["nanoseconds"] < 10 else f"{row['nanoseconds']:.0f}"
-        assert f">{row['bytes_per_second'] / 1e9:.0f} GB/s · {nanoseconds} ns<" in picture
+        speed, load = (median(result["rounds"][kind][str(size)]) for kind in ("GB/s", "ns"))
+        assert f">{speed:.0f} GB/s · {f'{load:.1f}' if load < 10 else f'{load:.0f}'} ns<" in picture
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -896,11 +898,14 @@ def test_the_probe_of_the_caches_reads_all_that_it_says():
     assert sorted(seen) == [*range(0, size // 8, numbers)]
     probes = caches.load_probes()
     assert probes.chase(places.data_ptr(), 0, 3) == seen[3]
-    row = caches.measure(probes, size, repeat=2)
-    pieces = caches.measure_pieces(probes, 4096, size=1 << 20, repeat=2)
-    result = {"rows": [row], "pieces": [pieces], "levels": [{"level": 1, "bytes": 1 << 15}], "machine": {"device": "A"}}
+    rounds = {
+        "GB/s": {str(size): [caches.read_speed(probes, size, repeat=2)]},
+        "ns": {str(size): [caches.load_nanoseconds(probes, size, repeat=2)]},
+        "pieces": {"4096": [caches.piece_speed(probes, 4096, size=1 << 20, repeat=2)]},
+    }
+    result = {"rounds": rounds, "levels": [{"level": 1, "bytes": 1 << 15}], "machine": MACHINE, "command": "x"}
     assert "| 16 KB | level 1 | " in caches.table(result)
-    assert "in pieces of 4 KB. One thread; A, caches: level 1 32 KB." in caches.table(result)
+    assert "in pieces of 4 KB. Caches: level 1 32 KB. A, 1 thread, torch 2; one run each. `x`" in caches.table(result)
 
 
 def test_report_prints_a_result(capsys, tmp_path):
@@ -943,21 +948,36 @@ def test_a_slow_product_is_measured_on_small_matrices(monkeypatch):
     assert sizes == [256, 300]
 
 
-# --- What a form costs -----------------------------------------------------------------------------------------------
+def test_a_comparison_has_a_column_for_each_peer_whatever_is_sampled():
+    def result(sampling, speeds, rounds=2):
+        runs = [
+            {"engine": engine, "seconds": 100 / speed * (1 + 0.01 * i)}
+            for engine, speed in speeds.items()
+            for i in range(rounds)
+        ]
+        summary = [{"engine": e, "tokens_per_second": speed, "limit_share": 0.5} for e, speed in speeds.items()]
+        what = {"workload": "decode", "dtype": "bfloat16", "sampling": sampling, "model": "gpt2", "command": "x"}
+        versions = {name: {name: "1", "torch": "2"} for name in speeds if name in PEERS}
+        limits = {"bandwidth": 1e9, "matmul_rate": 1e9}
+        return {**what, **limits, "summary": summary, "runs": runs, "machine": MACHINE, "versions": versions}
+
+    text = report.comparison([
+        result("greedy", {"stage06_fast": 30.0, "openvino": 20.0}),
+        result("chat", {"stage06_fast": 30.0, "vllm": 25.0, "openvino": 10.0, "llama-cpp": 5.0}, rounds=3),
+    ])  # fmt: skip
+    head, _, greedy, chat, *_ = text.splitlines()
+    assert head.split(" | ")[2:7] == ["sampling", "`stage06_fast`", "`openvino`", "`vllm`", "`llama-cpp`"]
+    assert "| greedy | 30.0 | 20.0 |  |  | 1.50 × (1.50 to 1.50) | 50% |" in greedy
+    assert "repetition penalty 1.1 | 30.0 | 10.0 | 25.0 | 5.0 | 1.20 × (1.20 to 1.20) |" in chat
+    assert "openvino 1, vllm 1, llama-cpp 1" in text
 
 
-def test_a_forms_cost_is_a_difference_within_its_turn():
-    """A machine that slows down from turn to turn changes both times, and not the cost."""
-    costs = {"vllm": 3e-4, "stage 6": 1e-4}
-    cells = [
-        {"engine": engine, "turn": turn, "count": count, "form": form, "same": 0, "seconds": turn + 1 + cost * (i > 0)}
-        for turn in range(5)
-        for count in forms.COUNTS
-        for i, form in enumerate(forms.FORMS)
-        for engine, cost in costs.items()
-    ]
-    rows = forms.summarize(cells)
-    assert len(rows) == len(forms.ENGINES) * len(forms.COUNTS) * len(forms.FORMS)
-    for row in rows:
-        assert row["cost"] == pytest.approx(costs[row["engine"]] * (row["form"] != "none"))
-        assert row["seconds"] == pytest.approx(3 + row["cost"])
+def test_llama_cpps_repetition_penalty_sees_all_tokens(monkeypatch):
+    """It penalizes only so many of the last ones as it is told."""
+    told = []
+    names = ("chain_init", "chain_default_params", "chain_add", "init_top_k", "init_temp", "init_top_p", "init_dist")
+    llama = SimpleNamespace(**{f"llama_sampler_{name}": lambda *_: None for name in (*names, "accept")})
+    llama.llama_sampler_init_penalties = lambda n_vocab, last_n, repeat, freq, present: told.append((n_vocab, last_n))
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(llama_cpp=llama))
+    llama_cpp_sampler(100, workloads.SAMPLING["chat"], 0, [1, 2, 3], 4)
+    assert told == [(100, 7)]

@@ -1,0 +1,219 @@
+"""The runner of all measurements: options, rounds in turn, the machine, the command, the file and the table.
+
+A script says what it measures and how that looks:
+
+    def measure(args) -> dict                   # or a generator that yields the result so far, again and again
+    def table(result) -> str                    # Markdown, with `source(result)` at its end
+
+    main = script(measure, table, rounds=3)
+
+Timed figures stand under "rounds", at any depth: a list for each, with a number for each round. Tables show medians.
+If rounds are more than a tenth apart, other programs used the machine, and the runner says so.
+
+Nothing but the standard library is imported here: other engines' environments have no more.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+CLOSE = 0.1  # how far rounds may be apart
+
+
+def in_turn(cases: dict[Any, Callable[[], float]], rounds: int, warm_up: bool = True) -> dict[Any, list[float]]:
+    """What each case returns in each round; every other round goes backwards. The first, to warm up, does not count."""
+    found: dict[Any, list[float]] = {name: [] for name in cases}
+    for number in range(-warm_up, rounds):
+        for name in list(cases)[:: -1 if number % 2 else 1]:
+            figure = cases[name]()
+            if number >= 0:
+                found[name].append(figure)
+    return found
+
+
+def figures(found: Any, inside: bool = False) -> Iterator[list[float]]:
+    """The rounds of each figure of a result: the lists under "rounds", at any depth."""
+    for key, value in found.items() if isinstance(found, dict) else enumerate(found):
+        if isinstance(value, list) and (inside or key == "rounds"):
+            yield value
+        elif isinstance(value, dict | list):
+            yield from figures(value, inside or key == "rounds")
+
+
+def apart(figures: Iterable[list[float]]) -> float | None:
+    """How far the rounds of a figure are apart, at most: 0.1 if the largest is a tenth more than the smallest. None if
+    no figure has several rounds."""
+    return max((max(own) / min(own) - 1 for own in figures if len(own) > 1 and min(own) > 0), default=None)
+
+
+def in_rounds(figures: Iterable[list[float]]) -> str:
+    """For a caption: how many rounds there were, and how far they were apart."""
+    figures = list(figures)
+    number = max(map(len, figures), default=1)
+    return "one run each" if number == 1 else f"medians of {number} runs in turn, within {apart(figures) or 0:.0%}"
+
+
+def tell_spread(name: str, how_far: float | None) -> None:
+    if how_far is not None and how_far > CLOSE:
+        print(f"{name}: the rounds are up to {how_far:.0%} apart, so other programs used the machine: this is no "
+              "result for a page, unless the page says so", file=sys.stderr)  # fmt: skip
+
+
+def grid(titles: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> str:
+    """A table in Markdown. left: which columns are aligned to the left."""
+    sides = ["---" if i in left else "---:" for i in range(len(titles))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [titles, sides, *rows])
+
+
+def source(result: dict) -> str:
+    """The end of a caption: the machine, the rounds if there were several, and the command."""
+    machine, measured = result["machine"], list(figures(result))
+    threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
+    rounds = f"; {in_rounds(measured)}" if measured else ""
+    busy = ", beside other programs" if is_busy(machine) else ""
+    return f"{machine['device']}, {threads}, torch {machine['torch']}{rounds}{busy}. `{command(result)}`"
+
+
+def is_busy(machine: dict) -> bool:
+    """Whether others used the machine: more was ready to run than its cores and this program's threads take."""
+    return (machine.get("load") or 0) > machine["cores"] + machine["threads"]
+
+
+def command(result: dict) -> str:
+    """How to measure it again; which file it was written to does not matter."""
+    return re.sub(r" --(json|plot) \S+", "", result["command"])
+
+
+def script(
+    measure: Callable[[argparse.Namespace], dict | Iterator[dict]],
+    table: Callable[[dict], str],
+    *,
+    rounds: int | None = None,
+    options: dict[str, dict[str, Any]] | None = None,
+    plot: Callable[[dict], Any] | None = None,
+    figures: Callable[[dict], Iterable[list[float]]] = figures,
+) -> Callable[..., int]:
+    """The `main` of a script.
+
+    Args:
+        rounds: how many there are by default, if any.
+        options: flag -> what argparse is told of it.
+        plot: draws a result; None if there is nothing to draw.
+        figures: the rounds of each figure of a result.
+    """
+
+    def main(argv: list[str] | None = None) -> int:
+        module = sys.modules[measure.__module__]
+        name = module.__spec__.name if module.__spec__ else module.__name__
+        parser = argparse.ArgumentParser(
+            prog=f"python -m {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        for flag, told in (options or {}).items():
+            parser.add_argument(flag, **told)
+        if rounds:
+            parser.add_argument("--repeat", type=int, default=rounds, metavar="N", help="rounds; default: %(default)s")
+        parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
+        if plot:
+            parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it")
+        args = parser.parse_args(argv)
+        if rounds and args.repeat < 1:
+            parser.error(f"--repeat must be at least 1, got {args.repeat}")
+        words = shlex.join(sys.argv[1:] if argv is None else argv)
+        begin = {"command": f"python -m {name} {words}".strip()}
+        outputs = {"--json": args.json, "--plot": args.plot if plot else None}
+        new = [path for path in outputs.values() if path and not path.exists()]
+        try:
+            check_outputs(outputs, {})
+        except (ValueError, OSError) as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            return 2
+        result, status = {}, 0
+        try:
+            found = measure(args)
+            for fields in [found] if isinstance(found, dict) else found:
+                result = begin | {"machine": here()} | fields
+                if args.json:  # what was measured is not lost, whatever happens next
+                    write_result(args.json, result)
+        except (ValueError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            status = 2 if isinstance(error, ValueError | OSError) and not result else 1
+        except KeyboardInterrupt:
+            print(f"{name}: interrupted", file=sys.stderr)
+            status = 130
+        if hasattr(sys.stdout, "reconfigure"):  # a terminal may have no ×
+            sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
+        if result:
+            result = json.loads(json.dumps(result))  # keys as a file has them
+            print(table(result))
+            if plot and args.plot and (picture := plot(result)):
+                picture.savefig(args.plot)
+            tell_spread(name, apart(figures(result)))
+        else:
+            for path in new:
+                path.unlink()
+        return status or (1 if result.get("missing") else 0)
+
+    return main
+
+
+def here() -> dict:
+    import torch
+
+    from bench.machine import describe
+
+    return describe(torch.device("cpu"))
+
+
+def check_outputs(outputs: dict[str, Path | None], inputs: dict[str, Path]) -> None:
+    """Raise ValueError or OSError if a file can't be written, or would overwrite what was read or another one; both are
+    option -> path. To be called before the work: nothing that was measured is to be lost for the name of a file."""
+    taken, given = dict(inputs), {option: path for option, path in outputs.items() if path is not None}
+    for option, path in given.items():
+        for other, its in taken.items():
+            linked = its.exists() and path.exists() and its.samefile(path)
+            if linked or os.path.realpath(its) == os.path.realpath(path):
+                raise ValueError(f"{option} {path} is the file of {other}")
+        if option != "--json":
+            from matplotlib.backend_bases import FigureCanvasBase
+
+            formats = FigureCanvasBase.get_supported_filetypes()
+            if path.suffix.lower().removeprefix(".") not in formats:
+                raise ValueError(f"{option} {path}: the name of a picture ends in one of {', '.join(formats)}")
+        if path.is_dir():
+            raise ValueError(f"{option} {path} is a directory")
+        taken[option] = path
+    for option, path in given.items():
+        if path.is_file() or not path.exists():
+            path.open("ab").close()
+        elif not os.access(path, os.W_OK):  # a pipe or a device, such as /dev/stdout: opening it may wait
+            raise ValueError(f"{option} {path} can't be written")
+
+
+def write_result(path: Path, result: dict) -> None:
+    """A result as JSON, with a line for each entry, and for each item of an entry that has items with items."""
+    lines = []
+    for name, value in rounded(result).items():
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+        text = json.dumps(value, ensure_ascii=False)
+        if any(isinstance(item, list | dict) for item in items):
+            begins = [f"{json.dumps(str(key))}: " for key in value] if isinstance(value, dict) else [""] * len(value)
+            inner = (f"  {key}{json.dumps(item, ensure_ascii=False)}" for key, item in zip(begins, items, strict=True))
+            text = text[0] + "\n" + ",\n".join(inner) + "\n " + text[-1]
+        lines.append(f" {json.dumps(name)}: {text}")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def rounded(value: Any) -> Any:
+    """With six digits of each number."""
+    if isinstance(value, dict):
+        return {name: rounded(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(inner) for inner in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
