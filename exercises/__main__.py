@@ -146,6 +146,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("action", choices=actions, nargs="?", default="list")
     parser.add_argument("numbers", nargs="*", metavar="N.M")
     args = parser.parse_args(argv)
+    if args.action == "list" and args.numbers:
+        parser.error("list takes no exercise: it shows all")
     if args.action != "list" and not args.numbers:
         parser.error(f"which one? For example: {args.action} {next(iter(exercises()))}")
     if unknown := [n for n in args.numbers if n not in exercises() and not (n == "all" and args.action == "check")]:

@@ -39,6 +39,8 @@ def convert(source: Path, directory: Path, gelu: str | None, n_head: int | None,
         raise ValueError(f"{directory} exists: give a directory that is new or empty")
     if not source.exists():
         raise ValueError(f"there is no file or directory {source}")
+    if idle := [flag for flag, value in (("--gelu", gelu), ("--n-head", n_head)) if source.is_dir() and value]:
+        raise ValueError(f"{idle[0]} is for the file of a training program: {source} has a config.json")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as folder:
         made = Path(folder) / "model"
@@ -74,7 +76,7 @@ def of_training(source: Path, made: Path, gelu: str | None, n_head: int | None, 
         raise ValueError(f"--n-head is {n_head}, and {source} says {heads}")
     if (heads := n_head or heads) is None:
         raise ValueError(f"{source} does not say how many heads there are, which no tensor shows: give --n-head")
-    gelu = GELUS.get(told.get("activation_function", ""), gelu)
+    given, gelu = gelu, GELUS.get(told.get("activation_function", ""), gelu)
     if gelu is None:
         raise ValueError(
             f"{source} does not say which GELU it was trained with: give --gelu tanh for GPT-2's form; the exact one, "
@@ -82,6 +84,8 @@ def of_training(source: Path, made: Path, gelu: str | None, n_head: int | None, 
         )
     if gelu == "exact":
         raise ValueError(f"{source} was trained with the exact GELU: only GPT-2's, the tanh form, can be run here")
+    if given not in (None, gelu):
+        raise ValueError(f"--gelu is {given}, and {source} says {told['activation_function']}")
     config = {
         **dict(model_type="gpt2", architectures=["GPT2LMHeadModel"], activation_function="gelu_new"),
         **dict(n_layer=len(layers), n_head=heads, n_embd=n_embd, n_inner=tensors["h.0.mlp.c_fc.weight"].shape[1]),

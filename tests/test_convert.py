@@ -138,6 +138,11 @@ def test_training_checkpoints_that_are_refused(model, converted, tmp_path):
         ({"model": tensors, **heads}, (), "does not say which GELU it was trained with: give --gelu tanh"),
         ({"model": tensors, **heads}, ("--gelu", "exact"), "only GPT-2's, the tanh form, can be run here"),
         ({"model": tensors, "config": {"n_head": 3, "activation_function": "gelu"}}, tanh, "with the exact GELU"),
+        (
+            {"model": tensors, "config": {"n_head": 3, "activation_function": "gelu_new"}},
+            ("--gelu", "exact"),
+            "--gelu is exact, and ",
+        ),
         ({"model": tensors}, tanh, "does not say how many heads there are, which no tensor shows: give --n-head"),
         ({"model": tensors, **heads}, (*tanh, "--n-head", 4), "--n-head is 4, and"),
         ({"model": tensors, "config": {"n_head": "many"}}, tanh, "n_head must be a whole number"),
