@@ -74,7 +74,7 @@ SAMPLING = {
 }
 
 PROMPTS = ("texts", "prompts", "prompts_file")
-DRAWING = (*(SAMPLING.keys() - {"max_tokens", "temperature"}), "seed", "speculate", "num_drafts")
+DRAWING = [name for name in SAMPLING if name not in ("max_tokens", "temperature")] + ["seed", "speculate", "num_drafts"]
 SCORES = (*DRAWING, "max_tokens", "temperature", "generation_config", "beam_width"), "which generates nothing"
 # A flag, and which others it leaves no use for, and why.
 EXCLUDES = {
@@ -88,8 +88,8 @@ EXCLUDES = {
 }
 # A flag, and which others it has no use without: one of these.
 NEEDS = {
-    **dict.fromkeys(("prompt_column", "prompt_template", "id_column", "choices_column", "choices", "score"), ("input",)),
-    **dict.fromkeys(("ray", "output", "resume", "strict"), ("input",)),
+    **dict.fromkeys(("prompt_column", "prompt_template", "id_column", "strict"), ("input",)),
+    **dict.fromkeys(("choices_column", "choices", "score", "ray", "output", "resume"), ("input",)),
     **dict.fromkeys(("actors", "cpus_per_actor", "gpus_per_actor"), ("ray",)),
     **dict.fromkeys(("length_penalty", "early_stopping"), ("beam_width",)),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), ("json", "input")),
