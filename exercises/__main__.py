@@ -16,6 +16,8 @@ import os
 import sys
 from collections.abc import Callable
 
+from stagewise.console import reason
+
 from . import predict
 from .catalogue import Exercise, Grade, exercises, grade, prepare_streams, progress, read_progress
 
@@ -165,7 +167,7 @@ def guarded(command: Callable[[], int]) -> int:
     except BrokenPipeError:  # the reader of stdout has gone: `| head`
         return 1
     except (ValueError, OSError) as error:
-        print(f"exercises: {error}", file=sys.stderr)
+        print(f"exercises: {reason(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -181,7 +183,7 @@ def write_out(status: int) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return status or 1
-        print(f"exercises: {error}", file=sys.stderr)
+        print(f"exercises: {reason(error)}", file=sys.stderr)
         return 2
     return status
 

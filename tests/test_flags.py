@@ -4,8 +4,12 @@ from dataclasses import fields
 
 import pytest
 
+from bench import plots, report
+from exercises import __main__ as exercises
 from stagewise import convert, push, score
+from stagewise.__main__ import run as run_command
 from stagewise.flags import PROMPTS, build_parser, check_flags, given_flags
+from stagewise.scaleout import simulate
 from tests.adapter import STAGES
 
 pytestmark = pytest.mark.covers("config.py")
@@ -72,6 +76,10 @@ MODES = {
         [*(set(INPUT) - {"strict"}), *SCORING, *RAY, *ALWAYS],
     ),
 }
+
+
+def run(argv):
+    return run_command(argv[0], argv[1:], f"stagewise {argv[0]}")
 
 
 def arguments_of(action):
@@ -160,3 +168,44 @@ def test_flags_of_the_other_commands(tmp_path, capsys):
         stdout, stderr = capsys.readouterr()
         assert (stdout, stderr.count("\n")) == ("", 1)
         assert f"error: {says}" in stderr
+
+
+def test_a_path_that_is_wrong_is_a_sentence(tmp_path, capsys):
+    """In every command: the file and the reason, without the system's number of it; told before the work."""
+    (tmp_path / "file").write_text('{"text": "a"}\n')
+    none, below, folder = tmp_path / "none", tmp_path / "file" / "x.jsonl", tmp_path / "folder"
+    folder.mkdir()
+    reads = [
+        (run, ["run", "--prompts-file"], []),
+        (run, ["run", "--config"], []),
+        (run, ["serve", "--chat-template"], []),
+        (run, ["replay"], ["-o", tmp_path / "page.html"]),
+        (run, ["score"], []),
+        (run, ["push"], ["--folder", none]),
+        (report.main, [], []),
+        (plots.main, ["kv"], ["--output", tmp_path / "a.png"]),
+        (simulate.main, [], []),
+    ]
+    writes = [
+        (run, ["run", "a", "--trace"]),
+        (run, ["score", tmp_path / "file", "--per-line"]),
+        (run, ["batch", "--input", tmp_path / "file", "--prompt-template", "a", "--output"]),
+        (simulate.main, [tmp_path / "file", "--json"]),
+    ]
+    kinds = {none: "No such file", below: "Not a directory", folder: "Is a directory"}
+    cases = [
+        (main, [*before, path, *after], path, says) for path, says in kinds.items() for main, before, after in reads
+    ]
+    cases += [(main, [*before, path], path, "") for path in (below, folder) for main, before in writes]
+    cases.append((exercises.main, ["grade", folder, "--table", below.with_suffix(".csv")], below.parent, "directory"))
+    cases.append((exercises.main, ["start", "1", "--directory", below], below.parent, "exists"))
+    for main, arguments, path, says in cases:
+        try:
+            status = main(list(map(str, arguments)))
+        except SystemExit as ended:
+            status = ended.code
+        stderr = capsys.readouterr().err.splitlines()[-1]
+        assert status == 2, arguments
+        assert path.name in stderr, (arguments, stderr)
+        assert says in stderr, (arguments, stderr)
+        assert "Errno" not in stderr, (arguments, stderr)
