@@ -27,6 +27,11 @@ HEADS = ("n_head", "n_heads", "num_heads", "num_attention_heads")
 HEADS_OF = {(12, 768): 12, (24, 1024): 16, (36, 1280): 20, (48, 1600): 25}  # GPT-2's own: (n_layer, n_embd) -> n_head
 GPT2_TOKENS = 50257, 51281  # a vocabulary may be rounded up, mostly to 50,304
 GELUS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "exact"}
+# What transformers' errors are about that tell a developer what to pass, and would have it run a pickle's code.
+REASONS = {
+    "weights_only": "a .bin is damaged, or holds more than tensors, which could run code",
+    "ignore_mismatched_sizes": "its tensors have other shapes than config.json says",
+}
 TEXTS = (
     "Once upon a time, there's a fox; it didn't say 3.14  \n\n\tnaïve <|endoftext|> 日本語 👍🏽 e\u0301",
     "'s 'S 't’s ''s   <|endoftext|x \x00\x7f\xa0\u2028 1,000,000 __init__(self)",
@@ -121,6 +126,8 @@ def load_content(path: Path) -> dict[str, Any]:
 
 def check_begin(path: Path, begin: bytes) -> None:
     """Raise ValueError for files of other kinds."""
+    if not begin:
+        raise ValueError(f"{path} is empty")
     kinds = {
         b"version https://git-lfs": "is Git LFS's pointer to a file: fetch that with `git lfs pull`",
         b"GGUF": "is GGUF, whose weights are usually rounded: give the original model",
@@ -264,7 +271,8 @@ def by_transformers(source: Path, read: Callable[[], Any]) -> Any:
     try:
         return read()
     except Exception as error:  # it has many
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        reason = next((ours for theirs, ours in REASONS.items() if theirs in str(error)), str(error))
+        reason = reason.strip().split("\n")[0] or type(error).__name__
         raise ValueError(f"{source}: transformers can't read it: {reason:.300}") from error
 
 
