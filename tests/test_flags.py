@@ -12,8 +12,6 @@ from stagewise.flags import PROMPTS, build_parser, check_flags, given_flags
 from stagewise.scaleout import simulate
 from tests.adapter import STAGES
 
-pytestmark = pytest.mark.covers("config.py")
-
 LIMITS = ["max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "n", "truncate_prompt_tokens"]
 FILTERS = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
 PROCESSED = ["logit_bias", "bad_words", "allowed_token_ids", "structured_outputs"]
