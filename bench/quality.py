@@ -38,8 +38,6 @@ from typing import Any
 
 import numpy as np
 
-from stagewise.console import reason
-
 ROOT = Path(__file__).parent.parent
 TALES, SIMULATED, GREEDY, SAMPLES = 100, 50, 128, 200
 COPIES = 4  # of each feature, for llama.cpp
@@ -726,7 +724,7 @@ def main(argv: list[str] | None = None) -> int:
         speeds = [json.loads(path.read_text(encoding="utf-8")) for path in args.speeds]
         result = json.loads(args.draw.read_text(encoding="utf-8")) if args.draw else {}
     except (ValueError, OSError) as error:
-        print(f"quality: {reason(error)}", file=sys.stderr)
+        print(f"quality: {error}", file=sys.stderr)
         return 2
     if not args.draw:
         words = " ".join(sys.argv[1:] if argv is None else argv)

@@ -166,6 +166,10 @@ def test_what_a_line_carries_and_does_not_use_is_told(tmp_path):
     place = 'a line\'s own parameters stand in its "sampling", those of all lines are flags'
     assert f"warning: fields are carried through and not used: do_sample, max_tokens; {place}\n" in stderr
     assert "carried under others: text -> input_text\n" in stderr
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a fox", "sampling": {"top_k": 5}}\n')
+    status, _, stderr = LAST.main("--input", tmp_path / "in.jsonl", "--output", tmp_path / "s", "--score", "text")
+    assert status == 0
+    assert "not used: sampling; what is scored draws nothing\n" in stderr
     (result,) = read_results(tmp_path / "out.jsonl")
     assert (result["max_tokens"], len(result["token_ids"])) == (5, 8)
 

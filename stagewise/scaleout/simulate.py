@@ -23,7 +23,6 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..console import Outcome, naming
 from ..sampling import Sampling
 from ..stages import STAGES
 from . import driver
@@ -84,19 +83,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=1, help="that a row takes (default: %(default)s)")
     parser.add_argument("--ray", action="store_true", help="real Ray, two actors that answer at once")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    args, outcome = parser.parse_args(argv), Outcome(parser.prog)
-    with outcome:
-        simulate(args)
-    return outcome.status
-
-
-def simulate(args: argparse.Namespace) -> None:
-    """Run it, and print and write what was measured. Raises ValueError or OSError."""
-    with naming(args.results):
-        lines = args.results.read_text(encoding="utf-8").splitlines()
-    results = [result for result in map(json.loads, lines) if "text" in result]
-    if args.json:
-        args.json.open("a").close()  # an error now, not after the work
+    args = parser.parse_args(argv)
+    for path, mode in ((args.results, "r"), (args.json, "a")):
+        try:  # now, not after the work
+            path and path.open(mode).close()
+        except OSError as error:
+            parser.error(f"{path}: {error.strerror}")
+    results = [result for result in map(json.loads, args.results.open(encoding="utf-8")) if "text" in result]
     lags: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         source = Path(name) / "in.jsonl"
@@ -136,6 +129,7 @@ def simulate(args: argparse.Namespace) -> None:
     print(json.dumps(figures, indent=1))
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
