@@ -9,7 +9,6 @@ from exercises import __main__ as exercises
 from stagewise import convert, push, score
 from stagewise.__main__ import run as run_command
 from stagewise.flags import PROMPTS, build_parser, check_flags, given_flags
-from stagewise.scaleout import simulate
 from tests.adapter import STAGES
 
 LIMITS = ["max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "n", "truncate_prompt_tokens"]
@@ -182,13 +181,11 @@ def test_a_path_that_is_wrong_is_a_sentence(tmp_path, capsys):
         (run, ["push"], ["--folder", none]),
         (report.main, [], []),
         (plots.main, ["kv"], ["--output", tmp_path / "a.png"]),
-        (simulate.main, [], []),
     ]
     writes = [
         (run, ["run", "a", "--trace"]),
         (run, ["score", tmp_path / "file", "--per-line"]),
         (run, ["batch", "--input", tmp_path / "file", "--prompt-template", "a", "--output"]),
-        (simulate.main, [tmp_path / "file", "--json"]),
     ]
     kinds = {none: "No such file", below: "Not a directory", folder: "Is a directory"}
     cases = [

@@ -604,6 +604,14 @@ def test_what_was_tried_in_vain_is_tried_again(stage, small_checkpoint):
     assert before < wrong.stats.num_drafts
 
 
+def test_a_clock_that_stands_still(stage, small_checkpoint, monkeypatch):
+    """As in a test of somebody's that freezes time."""
+    params = stage.SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    expected = stage.LLM(small_checkpoint, device="cpu").generate([[1, 2, 1, 2]], params)[0].outputs
+    monkeypatch.setattr(time, "perf_counter", lambda: 1.0)
+    assert stage.LLM(small_checkpoint, device="cpu").generate([[1, 2, 1, 2]], params)[0].outputs == expected
+
+
 def test_steps_are_timed_by_their_tokens(stage, small_checkpoint):
     costs = stage.LLM(small_checkpoint, device="cpu").engine.speculator.planner.costs
     sizes, seconds = sorted(costs.measured), costs.seconds
@@ -620,14 +628,6 @@ def test_steps_are_timed_by_their_tokens(stage, small_checkpoint):
         costs.add(3, 1.5)  # steps of three or four take longer now
     assert costs.seconds[1] == costs.seconds[2] == 1.0
     assert costs.seconds[4] == pytest.approx(1.75, abs=0.3)
-
-
-def test_a_clock_that_stands_still(stage, small_checkpoint, monkeypatch):
-    """As in a test of somebody's that freezes time."""
-    params = stage.SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    expected = stage.LLM(small_checkpoint, device="cpu").generate([[1, 2, 1, 2]], params)[0].outputs
-    monkeypatch.setattr(time, "perf_counter", lambda: 1.0)
-    assert stage.LLM(small_checkpoint, device="cpu").generate([[1, 2, 1, 2]], params)[0].outputs == expected
 
 
 # --- Drafters ---------------------------------------------------------------------------------------------------------

@@ -86,7 +86,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     for path, mode in ((args.results, "r"), (args.json, "a")):
         try:  # now, not after the work
-            path and path.open(mode).close()
+            if path:
+                path.open(mode).close()
         except OSError as error:
             parser.error(f"{path}: {error.strerror}")
     results = [result for result in map(json.loads, args.results.open(encoding="utf-8")) if "text" in result]
