@@ -28,6 +28,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
+from stagewise.console import reason
 from stagewise.replay.trace import read_trace
 from stagewise.stages import IDEAS
 
@@ -556,7 +557,7 @@ def main(argv: list[str] | None = None) -> int:
             figure = KINDS[args.kind](traces)
         figure.savefig(args.output)
     except (ValueError, OSError) as error:
-        print(f"plots: {error}", file=sys.stderr)
+        print(f"plots: {reason(error)}", file=sys.stderr)
         return 2
     return 0
 

@@ -26,6 +26,7 @@ import numpy as np
 from bench import plots, race
 from bench.run import check_outputs, command, grid, in_rounds, is_busy
 from bench.workloads import SAMPLING
+from stagewise.console import reason
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- (\w+):((?: \S+\.json)+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -366,7 +367,7 @@ def main(argv: list[str] | None = None) -> int:
             raise ValueError(f"{args.result} has several companies: there is no picture of these")
         check_outputs({"--plot": args.plot}, {"the result": args.result})
     except (OSError, ValueError) as error:
-        print(f"report: {error}", file=sys.stderr)
+        print(f"report: {reason(error)}", file=sys.stderr)
         return 2
     print(tables(result))
     if args.plot:

@@ -16,6 +16,8 @@ import os
 import sys
 from collections.abc import Callable
 
+from stagewise.console import reason
+
 from . import predict
 from .catalogue import Exercise, Grade, exercises, grade, prepare_streams, progress, read_progress
 
@@ -146,6 +148,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("action", choices=actions, nargs="?", default="list")
     parser.add_argument("numbers", nargs="*", metavar="N.M")
     args = parser.parse_args(argv)
+    if args.action == "list" and args.numbers:
+        parser.error("list takes no exercise: it shows all")
     if args.action != "list" and not args.numbers:
         parser.error(f"which one? For example: {args.action} {next(iter(exercises()))}")
     if unknown := [n for n in args.numbers if n not in exercises() and not (n == "all" and args.action == "check")]:
@@ -163,7 +167,7 @@ def guarded(command: Callable[[], int]) -> int:
     except BrokenPipeError:  # the reader of stdout has gone: `| head`
         return 1
     except (ValueError, OSError) as error:
-        print(f"exercises: {error}", file=sys.stderr)
+        print(f"exercises: {reason(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -179,7 +183,7 @@ def write_out(status: int) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return status or 1
-        print(f"exercises: {error}", file=sys.stderr)
+        print(f"exercises: {reason(error)}", file=sys.stderr)
         return 2
     return status
 

@@ -153,7 +153,7 @@ class Costs:
 def interpolate(measured: dict[int, float], max_size: int) -> list[float]:
     """Values for all sizes up to max_size from those of some: linear in between, extrapolated beyond the last, and
     never falling."""
-    sizes, values = sorted(measured), [0.0]
+    sizes, values = sorted(measured), [1e-9]  # not 0, even if the clock stands still
     for size in range(1, max_size + 1):
         i = next((i for i, known in enumerate(sizes) if known >= size), len(sizes) - 1) or 1
         low, high = sizes[i - 1], sizes[i]

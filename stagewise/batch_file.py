@@ -211,6 +211,7 @@ class LineReader:
         self.columns, self.renamed, self.unused = columns, set[str](), set[str]()
         self._names = {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS} - {"logits_processors"}
         self._like_sampling = self._names | {*BEAM_FIELDS, *ELSEWHERE_NAMED} - {*columns.named}
+        self._like_sampling |= {"sampling"} if columns.is_scored else set()
 
     def read_lines(self, dataset: Dataset) -> list[Line]:
         """The lines of the input; a bad line comes with its error, as far as no model is needed to see it."""
@@ -284,6 +285,7 @@ class LineReader:
         if self.unused:
             names = ", ".join(sorted(self.unused))
             place = 'a line\'s own parameters stand in its "sampling", those of all lines are flags'
+            place = "what is scored draws nothing" if self.columns.is_scored else place
             tell(f"{source}: warning: fields are carried through and not used: {names}; {place}")
 
     def _carried(self, values: dict) -> dict:

@@ -18,7 +18,7 @@ from .beams import Beams, completed_by_beams
 from .closing_line import closing_line
 from .console import Outcome, flush_streams, naming, one_interrupt, prepare_streams, tell
 from .dataset import STDIN, Dataset, check_columns, check_dataset, is_on_disk, read_bytes, read_dataset
-from .flags import beams_of, build_parser, columns_of, options_of, pairs_of, sampling_of
+from .flags import beams_of, build_parser, check_flags, columns_of, given_flags, options_of, pairs_of, sampling_of
 from .interactive import converse
 from .manifest import manifest_path
 from .progress import Progress
@@ -131,26 +131,8 @@ def check(
     ValueError or OSError, before the model is loaded, if it can't be."""
     if sys.stdout is None and not args.input:
         raise ValueError("stdout is closed: there is no place for the results")
-    batch = args.input or args.output or args.resume
-    given = args.texts or args.prompts or args.prompts_file
-    if batch and (not (args.input and args.output) or given):
-        raise ValueError("a batch file needs both --input and --output, and no prompts")
-    if args.interactive and args.n > 1:
-        raise ValueError("--interactive shows one completion of a prompt, not --n of them")
-    if args.interactive and (args.input or given or args.json):
-        raise ValueError("--interactive reads its prompts from the terminal, and prints text")
     if args.interactive and sys.stdin is None:
         raise ValueError("--interactive reads its prompts from stdin, which is closed")
-    for name in ("actors", "cpus_per_actor", "gpus_per_actor"):
-        if getattr(args, name, None) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} needs --ray")
-    for name in ("logprobs", "prompt_logprobs"):
-        if getattr(args, name, None) is not None and not (args.json or args.input):
-            raise ValueError(f"--{name.replace('_', '-')} are shown with --json, or in the results of --input")
-    if args.stats and args.quiet:
-        raise ValueError("give either --stats or --quiet")
-    if args.policy == "priority" and not args.input:
-        raise ValueError("--policy priority needs --input, whose lines may have a priority")
     prompts = [] if args.input or args.interactive else read_prompts(args)
     sampling = sampling_of(stage, args)
     columns = columns_of(args)
@@ -191,6 +173,10 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
     prepare_streams()
     parser = build_parser(stage, prog, picks_stage=picks_stage)
     args, outcome, started = parser.parse_args(argv), Outcome(prog), time.perf_counter()
+    with outcome:
+        check_flags(stage, args, given_flags(parser, argv))
+    if outcome.status:
+        return outcome.status
     llm = trace = None
     limits: Counter[str] = Counter()
     worked = None  # the seconds in which there was work, where that is not the whole run

@@ -27,6 +27,11 @@ HEADS = ("n_head", "n_heads", "num_heads", "num_attention_heads")
 HEADS_OF = {(12, 768): 12, (24, 1024): 16, (36, 1280): 20, (48, 1600): 25}  # GPT-2's own: (n_layer, n_embd) -> n_head
 GPT2_TOKENS = 50257, 51281  # a vocabulary may be rounded up, mostly to 50,304
 GELUS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "exact"}
+# What transformers' errors are about that tell a developer what to pass, and would have it run a pickle's code.
+REASONS = {
+    "weights_only": "a .bin is damaged, or holds more than tensors, which could run code",
+    "ignore_mismatched_sizes": "its tensors have other shapes than config.json says",
+}
 TEXTS = (
     "Once upon a time, there's a fox; it didn't say 3.14  \n\n\tnaïve <|endoftext|> 日本語 👍🏽 e\u0301",
     "'s 'S 't’s ''s   <|endoftext|x \x00\x7f\xa0\u2028 1,000,000 __init__(self)",
@@ -39,6 +44,8 @@ def convert(source: Path, directory: Path, gelu: str | None, n_head: int | None,
         raise ValueError(f"{directory} exists: give a directory that is new or empty")
     if not source.exists():
         raise ValueError(f"there is no file or directory {source}")
+    if idle := [flag for flag, value in (("--gelu", gelu), ("--n-head", n_head)) if source.is_dir() and value]:
+        raise ValueError(f"{idle[0]} is for the file of a training program: {source} has a config.json")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as folder:
         made = Path(folder) / "model"
@@ -74,7 +81,7 @@ def of_training(source: Path, made: Path, gelu: str | None, n_head: int | None, 
         raise ValueError(f"--n-head is {n_head}, and {source} says {heads}")
     if (heads := n_head or heads) is None:
         raise ValueError(f"{source} does not say how many heads there are, which no tensor shows: give --n-head")
-    gelu = GELUS.get(told.get("activation_function", ""), gelu)
+    given, gelu = gelu, GELUS.get(told.get("activation_function", ""), gelu)
     if gelu is None:
         raise ValueError(
             f"{source} does not say which GELU it was trained with: give --gelu tanh for GPT-2's form; the exact one, "
@@ -82,6 +89,8 @@ def of_training(source: Path, made: Path, gelu: str | None, n_head: int | None, 
         )
     if gelu == "exact":
         raise ValueError(f"{source} was trained with the exact GELU: only GPT-2's, the tanh form, can be run here")
+    if given not in (None, gelu):
+        raise ValueError(f"--gelu is {given}, and {source} says {told['activation_function']}")
     config = {
         **dict(model_type="gpt2", architectures=["GPT2LMHeadModel"], activation_function="gelu_new"),
         **dict(n_layer=len(layers), n_head=heads, n_embd=n_embd, n_inner=tensors["h.0.mlp.c_fc.weight"].shape[1]),
@@ -117,6 +126,8 @@ def load_content(path: Path) -> dict[str, Any]:
 
 def check_begin(path: Path, begin: bytes) -> None:
     """Raise ValueError for files of other kinds."""
+    if not begin:
+        raise ValueError(f"{path} is empty")
     kinds = {
         b"version https://git-lfs": "is Git LFS's pointer to a file: fetch that with `git lfs pull`",
         b"GGUF": "is GGUF, whose weights are usually rounded: give the original model",
@@ -260,7 +271,8 @@ def by_transformers(source: Path, read: Callable[[], Any]) -> Any:
     try:
         return read()
     except Exception as error:  # it has many
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        reason = next((ours for theirs, ours in REASONS.items() if theirs in str(error)), str(error))
+        reason = reason.strip().split("\n")[0] or type(error).__name__
         raise ValueError(f"{source}: transformers can't read it: {reason:.300}") from error
 
 

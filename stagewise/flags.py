@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -72,6 +73,30 @@ SAMPLING = {
     "prompt_logprobs": dict(type=int, metavar="K", help="the same of the prompt's tokens; --max-tokens may be 0 then"),
 }
 
+PROMPTS = ("texts", "prompts", "prompts_file")
+DRAWING = [name for name in SAMPLING if name not in ("max_tokens", "temperature")] + ["seed", "speculate", "num_drafts"]
+SCORES = (*DRAWING, "max_tokens", "temperature", "generation_config", "beam_width"), "which generates nothing"
+# A flag, and which others it leaves no use for, and why.
+EXCLUDES = {
+    **dict.fromkeys(("score", "choices", "choices_column"), SCORES),
+    "beam_width": (DRAWING, "which draws nothing"),
+    "interactive": ((*PROMPTS, "json", "n", "beam_width"), "which reads prompts from the terminal and streams texts"),
+    "structured_outputs": (("stop", "stop_token_ids", "include_stop_str_in_output"), "which says where an output ends"),
+    "input": ((*PROMPTS, "interactive"), "which has the prompts"),
+    "ray": (("trace", "strict", "json", "stats"), "whose engines are in other processes"),
+    "quiet": (("stats",), "which prints none"),
+}
+# A flag, and which others it has no use without: one of these.
+NEEDS = {
+    **dict.fromkeys(("prompt_column", "prompt_template", "id_column", "strict"), ("input",)),
+    **dict.fromkeys(("choices_column", "choices", "score", "ray", "output", "resume"), ("input",)),
+    **dict.fromkeys(("actors", "cpus_per_actor", "gpus_per_actor"), ("ray",)),
+    **dict.fromkeys(("length_penalty", "early_stopping"), ("beam_width",)),
+    **dict.fromkeys(("logprobs", "prompt_logprobs"), ("json", "input")),
+    "include_stop_str_in_output": ("stop", "input"),
+    "input": ("output",),
+}
+
 
 def add_options(stage: Stage, add: Callable[..., Any]) -> None:
     """A flag for each option of the stage's engine. add: `ArgumentParser.add_argument`"""
@@ -92,7 +117,9 @@ def add_options(stage: Stage, add: Callable[..., Any]) -> None:
 
 
 def options_of(stage: Stage, args: argparse.Namespace) -> dict[str, Any]:
-    """The options of the stage's engine by name, as the flags gave them."""
+    """The options of the stage's engine by name, as the flags gave them. Raises ValueError."""
+    if getattr(args, "speculate", None) == "off" and args.num_drafts != "auto":
+        raise ValueError("--num-drafts can't go with --speculate off, which drafts nothing")
     options = fields(stage.EngineConfig)
     return {option.name: getattr(args, option.name) for option in options if option.metadata["flag"].get("name", True)}
 
@@ -187,6 +214,34 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     return parser
 
 
+def given_flags(parser: Parser, argv: list[str]) -> set[str]:
+    """The flags that the command line and its --config name, as attributes of what is parsed."""
+    config = read_config(argv)[1].items()
+    words = [f"--{name.replace('_', '-')}" for name, value in config if value is not False and value != []]
+    words += itertools.takewhile(lambda word: word != "--", argv)
+    known = {flag: action.dest for flag, action in parser._option_string_actions.items()}
+    return {known[flag] for word in words if (flag := word.partition("=")[0]) in known}
+
+
+def check_flags(stage: Stage, args: argparse.Namespace, given: set[str]) -> None:
+    """Raise ValueError for a flag that was given and that this run has no use for."""
+    given = given | ({"texts"} if args.texts else set())
+
+    def flag(name: str) -> str:
+        return "TEXT" if name == "texts" else f"--{name.replace('_', '-')}"
+
+    for name, (others, why) in EXCLUDES.items():
+        if name in given and (idle := [other for other in others if other in given]):
+            raise ValueError(f"{flag(idle[0])} can't go with {flag(name)}, {why}")
+    for name, others in NEEDS.items():
+        if name in given and given.isdisjoint(others):
+            raise ValueError(f"{flag(name)} needs {' or '.join(map(flag, others))}")
+    if args.policy == "priority" and "input" not in given:
+        raise ValueError("--policy priority needs --input, whose lines may have a priority")
+    if {"input", "json"} <= given and not stage.can_serve:  # in the others the closing line is JSON
+        raise ValueError("--json can't go with --input, whose results are JSON anyway")
+
+
 def sampling_of(stage: Stage, args: argparse.Namespace) -> Sampling:
     """What the flags ask of the sampler. Raises ValueError if it can't be."""
     names = SAMPLING.keys() & {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS}
@@ -196,13 +251,9 @@ def sampling_of(stage: Stage, args: argparse.Namespace) -> Sampling:
 def beams_of(stage: Stage, args: argparse.Namespace, sampling: Sampling) -> Beams | None:
     """The beam search that the flags ask for. Raises ValueError beside what a search has no use for."""
     if args.beam_width is None:
-        if idle := [name for name in ("length_penalty", "early_stopping") if getattr(args, name, None) is not None]:
-            raise ValueError(f"--{idle[0].replace('_', '-')} needs --beam-width")
         return None
-    if args.interactive:
-        raise ValueError("--beam-width is for prompts and files: a search has no tokens to stream")
     draws = args.temperature not in (0, SAMPLING["temperature"]["default"])
-    if idle := [*drawing(sampling), *(["n"] if args.n > 1 else []), *(["temperature"] if draws else [])]:
+    if idle := [*drawing(sampling), *(["temperature"] if draws else [])]:  # maybe of --generation-config
         raise ValueError(f"--{idle[0].replace('_', '-')} can't go with --beam-width, which draws nothing")
     stage.check_whole_number("--beam-width", args.beam_width, 1)
     stopping = {None: False, "false": False, "true": True, "never": "never"}[args.early_stopping]
@@ -210,15 +261,11 @@ def beams_of(stage: Stage, args: argparse.Namespace, sampling: Sampling) -> Beam
 
 
 def columns_of(args: argparse.Namespace) -> Columns:
-    """Which fields of --input have what. Raises ValueError if that is not clear, or there is no --input."""
+    """Which fields of --input have what. Raises ValueError if that is not clear."""
     if args.choices and args.choices_column:
         raise ValueError("give either --choices-column or --choices")
     choices = tuple(args.choices) if args.choices else args.choices_column
-    columns = Columns(args.prompt_column, args.id_column, args.prompt_template, choices, args.score)
-    if not args.input and (columns != Columns() or args.strict):
-        flags = "--prompt-column, --prompt-template, --id-column, --choices-column, --choices, --score and --strict"
-        raise ValueError(f"{flags} are for --input")
-    return columns
+    return Columns(args.prompt_column, args.id_column, args.prompt_template, choices, args.score)
 
 
 def pairs_of(args: argparse.Namespace) -> list[tuple[str, Path]]:

@@ -153,6 +153,8 @@ def build_parser(prog: str) -> Parser:
 def main(argv: list[str] | None = None, prog: str = "stagewise push") -> int:
     args, outcome = build_parser(prog).parse_args(argv), Outcome(prog)
     with outcome:
+        if args.public and args.folder:
+            raise ValueError("--public is for --repo: nothing is sent")
         name = args.repo or args.folder.name
         files = files_of(args.results, name, args.reference)
         if args.folder is not None:

@@ -291,6 +291,24 @@ def read_scores(source: Path | str, reference: Reference) -> tuple[list[dict], s
     return scores, problem
 
 
+def check_used(args: argparse.Namespace, scores: list[dict]) -> None:
+    """Raise ValueError for a flag that none of these lines has a use for."""
+    lines = [line for line in scores if "error" not in line and "unscored" not in line]
+    kinds = {
+        "a text": [line for line in lines if "exact_match" in line],
+        "choices": [line for line in lines if "accuracy" in line and "logprob" not in line],
+        "neither": [line for line in lines if "logprob" in line],
+    }
+    if args.reference is not None and lines and len(kinds["neither"]) == len(lines):
+        raise ValueError(f"--reference is for lines with a text or with choices: {args.results} has neither")
+    for flag, value, kind, other in (
+        ("--extract", args.extract, "a text", "choices"),
+        ("--labels-from", args.labels_from, "choices", "a text"),
+    ):
+        if value is not None and kinds[other] and not kinds[kind]:
+            raise ValueError(f"{flag} is for lines with {kind}: those of {args.results} have {other}")
+
+
 def build_parser(prog: str) -> Parser:
     parser = Parser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     help = "the --output of a batch run; of the Hub hf://datasets/USER/NAME, with /FILE if it has several; - is stdin"
@@ -321,6 +339,7 @@ def main(argv: list[str] | None = None, prog: str = "stagewise score") -> int:
         if args.reference is None and (args.extract is not None or args.labels_from is not None):
             raise ValueError("--extract and --labels-from need --reference")
         scores, problem = read_scores(args.results, Reference(args.reference, args.extract, args.labels_from or 0))
+        check_used(args, scores)
         with naming("stdout"):
             print(json.dumps(summarize(scores), indent=2, allow_nan=False), flush=True)
         if problem:

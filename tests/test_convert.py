@@ -138,6 +138,11 @@ def test_training_checkpoints_that_are_refused(model, converted, tmp_path):
         ({"model": tensors, **heads}, (), "does not say which GELU it was trained with: give --gelu tanh"),
         ({"model": tensors, **heads}, ("--gelu", "exact"), "only GPT-2's, the tanh form, can be run here"),
         ({"model": tensors, "config": {"n_head": 3, "activation_function": "gelu"}}, tanh, "with the exact GELU"),
+        (
+            {"model": tensors, "config": {"n_head": 3, "activation_function": "gelu_new"}},
+            ("--gelu", "exact"),
+            "--gelu is exact, and ",
+        ),
         ({"model": tensors}, tanh, "does not say how many heads there are, which no tensor shows: give --n-head"),
         ({"model": tensors, **heads}, (*tanh, "--n-head", 4), "--n-head is 4, and"),
         ({"model": tensors, "config": {"n_head": "many"}}, tanh, "n_head must be a whole number"),
@@ -163,7 +168,7 @@ def test_training_checkpoints_that_are_refused(model, converted, tmp_path):
         (b"\n<!DOCTYPE html>", "is a web page, not a model: download the file itself"),
         (b"GGUF\3\0\0\0", "is GGUF, whose weights are usually rounded: give the original model"),
         (b"{}", "is JSON, not a model: give its directory"),
-        (b"", "is truncated or damaged"),
+        (b"", "is empty"),
     ]:
         path.write_bytes(content)
         status, said, _ = converted(path, *tanh)
@@ -212,6 +217,7 @@ def test_directories_of_programs(model, converted, tmp_path, monkeypatch):
     for content, says in (
         (b"version https://git-lfs.github", "fetch that with `git lfs pull`"),
         (b"<html>", "web page"),
+        (b"", "is empty"),
     ):
         (broken / "model.safetensors").write_bytes(content)
         status, said, _ = converted(broken)
@@ -220,11 +226,16 @@ def test_directories_of_programs(model, converted, tmp_path, monkeypatch):
     for change, says in (
         ({"lm_head.weight": torch.ones(50304, 48)}, "lm_head.weight differs from wte.weight"),
         ({"transformer.ln_f.bias": None}, "lacks 1 tensors of a GPT2LMHeadModel, such as transformer.ln_f.bias"),
+        ({"transformer.ln_f.bias": torch.ones(7)}, "its tensors have other shapes than config.json says"),
     ):
         kept = {name: tensor for name, tensor in {**tensors, **change}.items() if tensor is not None}
         save_file(kept, broken / "model.safetensors", {"format": "pt"})
         status, said, _ = converted(broken)
         assert (status, says in said) == (2, True), said
+    (broken / "model.safetensors").unlink()
+    torch.save({"transformer.wte.weight": Trainer()}, broken / "pytorch_model.bin")
+    status, said, _ = converted(broken)
+    assert (status, "a .bin is damaged, or holds more than tensors" in said, "weights_only" in said) == (2, True, False)
     assert "exists: give a directory that is new or empty" in failure(main, [str(model), str(model)])
     assert "there is no file or directory" in converted(tmp_path / "nothing")[1]
     monkeypatch.setitem(sys.modules, "transformers", None)

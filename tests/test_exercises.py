@@ -399,6 +399,7 @@ def test_a_prediction_is_kept():
 def test_bad_commands_are_named(capsys):
     for arguments, words in (
         (["check"], "which one?"),
+        (["list", "1.1"], "list takes no exercise"),
         (["check", "9.9"], "there is no exercise '9.9'"),
         (["hint", "1.1", "1.2"], "takes one exercise"),
         (["reveal", "all"], "there is no exercise 'all'"),

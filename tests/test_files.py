@@ -166,6 +166,10 @@ def test_what_a_line_carries_and_does_not_use_is_told(tmp_path):
     place = 'a line\'s own parameters stand in its "sampling", those of all lines are flags'
     assert f"warning: fields are carried through and not used: do_sample, max_tokens; {place}\n" in stderr
     assert "carried under others: text -> input_text\n" in stderr
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a fox", "sampling": {"top_k": 5}}\n')
+    status, _, stderr = LAST.main("--input", tmp_path / "in.jsonl", "--output", tmp_path / "s", "--score", "text")
+    assert status == 0
+    assert "not used: sampling; what is scored draws nothing\n" in stderr
     (result,) = read_results(tmp_path / "out.jsonl")
     assert (result["max_tokens"], len(result["token_ids"])) == (5, 8)
 
@@ -193,7 +197,7 @@ def test_strict_runs_nothing_if_a_line_is_wrong(tmp_path):
     source.write_text(lines([{"prompt": "A fox"}, {"prompt": "A hen", "sampling": {"truncate_prompt_tokens": 1}}]))
     assert LAST.main(*command)[0] == 0
     assert len(read_results(output)) == 2
-    assert "--strict are for --input" in LAST.main("--prompts", "a", "--strict")[2]
+    assert "--strict needs --input" in LAST.main("--prompts", "a", "--strict")[2]
 
 
 def test_an_input_from_stdin(tmp_path, monkeypatch):
@@ -282,7 +286,8 @@ def test_datasets_of_the_field(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_bytes(SHAPES[name])
     run, scoring = commands_of_the_page()[name]
-    status, _, stderr = LAST.main(*run[2:], *([] if "--max-tokens" in run else ["--max-tokens", "8"]), "--quiet")
+    generates = not {"--max-tokens", "--score", "--choices", "--choices-column"} & {*run}
+    status, _, stderr = LAST.main(*run[2:], *(["--max-tokens", "8"] if generates else []), "--quiet")
     assert status == 0, stderr
     assert score.main(scoring[2:]) == 0
     summary, results = json.loads(capsys.readouterr().out), read_results(tmp_path / run[run.index("--output") + 1])

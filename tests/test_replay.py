@@ -83,6 +83,19 @@ def changed(where, **changes):
         ),
         (changed("event", colour="red"), "line 2: the event 'queued' has an unknown field, 'colour'"),
         ([*changed("header")[:2], "{]"], "line 3: is no JSON"),
+        (
+            changed("header", num_blocks=3 * 10**9),
+            "line 1: the header: num_blocks can't be 3000000000, over 10,000,000",
+        ),
+        (changed("header", num_slots=10**7 + 1), "line 1: the header: num_slots can't be 10000001, over 10,000,000"),
+        *(
+            (
+                [header, json.dumps(step | {"start": 1.0}).replace('"start": 1.0', f'"start": {value}')],
+                f"line 2: {value} is not finite",
+            )
+            for header, step, *_ in [changed("step")]
+            for value in ("1e999", "-1e999", "NaN", "Infinity")
+        ),
     ],
 )
 def test_reader_names_file_and_line(tmp_path, records, message):

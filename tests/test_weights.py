@@ -189,6 +189,16 @@ def test_thousands_of_unknown_tensors(stage, damaged):
     assert time.perf_counter() - started < 10  # it took minutes
 
 
+def test_a_file_is_not_opened_for_each_of_its_tensors(stage, damaged, monkeypatch):
+    """Opening it reads the names of all."""
+    part, opened = stage.part("weights"), []
+    original = part.safe_open
+    monkeypatch.setattr(part, "safe_open", lambda *arguments, **more: opened.append(1) or original(*arguments, **more))
+    stage.LLM(damaged, device="cpu")
+    assert len(load_file(damaged / "model.safetensors")) > 20
+    assert len(opened) <= 4
+
+
 def test_too_large_for_the_memory(stage, damaged):
     edit_config(damaged, n_embd=60_000, n_inner=10**6, n_layer=50)
     for load_format in ("auto", "dummy"):

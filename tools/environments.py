@@ -44,5 +44,8 @@ def make(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        make(name)
+    try:
+        for name in sys.argv[1:]:
+            make(name)
+    except ValueError as error:
+        sys.exit(str(error))

@@ -16,6 +16,8 @@ ROOT = Path(__file__).parent.parent
 
 def main() -> None:
     paths = [Path(name) for name in sys.argv[1:]] or sorted((ROOT / "notebooks").glob("*.ipynb"))
+    if lost := [path for path in paths if not path.is_file()]:
+        sys.exit(f"there is no notebook {lost[0]}")
     for path in paths:
         notebook, started = nbformat.read(path, as_version=4), time.perf_counter()
         place = {"metadata": {"path": path.parent}}

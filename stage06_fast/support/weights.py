@@ -60,6 +60,7 @@ STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 GENERATION = "generation_config.json"
 DEFAULTS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 DEFAULTS |= {"max_new_tokens": "max_tokens"}  # name in generation_config.json -> in SamplingParams
+MOST_MAPPED = 1 << 24  # bytes of a file: what has been read stays in memory until it is closed
 
 
 class Checkpoint:
@@ -221,10 +222,15 @@ def weight_files(directory: Path) -> list[Path]:
 
 def open_weights(path: Path) -> dict[str, Callable[[], Tensor]]:
     """The name of each tensor in a file, and what reads it. Raises ValueError if the file holds something else."""
+    opened, num_bytes = None, 0
 
-    def read(name: str) -> Tensor:  # opened for each: what has been read stays in memory until the file is closed
-        with safe_open(path, framework="pt") as file:
-            return file.get_tensor(name)
+    def read(name: str) -> Tensor:
+        nonlocal opened, num_bytes
+        if opened is None or num_bytes > MOST_MAPPED:  # opening for each tensor would be quadratic
+            opened, num_bytes = safe_open(path, framework="pt"), 0
+        tensor = opened.get_tensor(name)
+        num_bytes += tensor.nbytes
+        return tensor
 
     try:
         if path.suffix == ".bin":

@@ -83,6 +83,7 @@ Event: {"kind": …, "request_id": …, "index": …, …}
 """
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,7 @@ REASONS = ("running", "budget", "whole", "scores", "blocks", "preempted")  # of 
 
 # The fields by name, and what each may be.
 NULL, TIME = type(None), (int, float)
+LARGEST = 10**7  # number of a header, of blocks say: a page draws each
 HEADER = dict(trace=int, stage=str, model=str, options=dict, max_model_len=int)
 HEADER_OF_SOME = dict(num_slots=int, num_blocks=(int, NULL), bytes_per_token=(int, NULL), free=list, num_findable=int)
 STEP = dict(
@@ -225,7 +227,7 @@ def read_trace(path: Path) -> Trace:
     records, known, free = [], set(), set()
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line, parse_constant=no_constant))
+            records.append(json.loads(line, parse_constant=finite, parse_float=finite))
             if number == 1:
                 check_header(records[0])
                 free = set(records[0].get("free", range(records[0].get("num_blocks") or 0)))
@@ -252,8 +254,11 @@ def is_json(line: bytes) -> bool:
     return True
 
 
-def no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+def finite(number: str) -> float:
+    """A number of the file. Raises ValueError for one that a page could not read."""
+    if not math.isfinite(value := float(number)):
+        raise ValueError(f"{number} is not finite")
+    return value
 
 
 def check_header(record: object) -> None:
@@ -264,6 +269,9 @@ def check_header(record: object) -> None:
     if record["trace"] != VERSION:
         raise ValueError(f"a trace of version {record['trace']!r}, this program reads {VERSION}: make it again")
     check("the header", record, HEADER, HEADER_OF_SOME)
+    for name in ("max_model_len", "num_slots", "num_blocks"):
+        if (record.get(name) or 0) > LARGEST:
+            raise ValueError(f"the header: {name} can't be {record[name]}, over {LARGEST:,}")
     one_of("stage", record["stage"], tuple(PACKAGES.values()))
 
 

@@ -20,10 +20,6 @@ def run(stage: Stage, args: argparse.Namespace, prog: str) -> int:
     """Complete each --input on a cluster; returns the exit status."""
     outcome, started, total, errors = Outcome(prog), time.perf_counter(), 0, 0
     with one_interrupt(), outcome:
-        others = args.texts, args.prompts, args.prompts_file, args.interactive, args.trace, args.strict
-        if not args.input or not args.output or any(others):
-            message = "--ray needs --input and --output, and takes no prompts, --interactive, --trace or --strict"
-            raise ValueError(message)
         if importlib.util.find_spec("ray") is None:
             raise ValueError("--ray needs Ray: pip install 'ray[data]'")
         defaults, options = sampling_of(stage, args), options_of(stage, args)

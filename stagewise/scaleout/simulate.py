@@ -84,6 +84,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ray", action="store_true", help="real Ray, two actors that answer at once")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
+    for path, mode in ((args.results, "r"), (args.json, "a")):
+        try:  # now, not after the work
+            if path:
+                path.open(mode).close()
+        except OSError as error:
+            parser.error(f"{path}: {error.strerror}")
     results = [result for result in map(json.loads, args.results.open(encoding="utf-8")) if "text" in result]
     lags: list[float] = []
     with tempfile.TemporaryDirectory() as name:

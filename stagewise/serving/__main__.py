@@ -94,6 +94,8 @@ def check(stage: Stage, args: argparse.Namespace) -> None:
     for origin in args.allow_origin:
         if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
             raise ValueError(f"--allow-origin {origin!r} is no origin: write it as https://example.org, without a path")
+    if args.log_prompts and args.quiet:
+        raise ValueError("--log-prompts can't go with --quiet, which logs nothing")
     args.limits = limits_of(args, stage)
     args.only_here = is_loopback(args.host)
     if args.page is None:

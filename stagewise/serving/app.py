@@ -40,8 +40,8 @@ REQUEST_ID = re.compile(rb"[!-~]{1,200}")  # of a client's, which comes back in 
 HERE = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d*)?")  # what a browser on this machine calls it
 CHATS = "/v1/chat/completions"
 HINTS = {
-    "/v1/responses": f": ask {CHATS} instead; for this openai-agents has set_default_openai_api('chat_completions'), "
-    "@ai-sdk/openai has openai.chat(MODEL), inspect has -M responses_api=false",
+    "/v1/responses": f": ask {CHATS} instead; for this openai-agents has set_default_openai_api('chat_completions') "
+    "(setOpenAIAPI in JavaScript), @ai-sdk/openai has openai.chat(MODEL), inspect has -M responses_api=false",
     "/v1/messages": f": ask {CHATS} instead, in OpenAI's form",
     "/v1/embeddings": ": this model makes no embeddings",
     **{path: f": it is /v1{path}" for path in ("/completions", "/chat/completions", "/models")},

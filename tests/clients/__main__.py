@@ -20,7 +20,9 @@ from . import vllm_tests
 HERE = Path(__file__).parent
 TESTS = {
     "openai": "test_openai.py",
-    "openai-npm": "test_openai_npm.py",  # npm makes its environment
+    "openai-npm": "test_openai_npm.py",  # npm makes the environment of these three
+    "ai-sdk-npm": "test_ai_sdk_npm.py",
+    "openai-agents-npm": "test_openai_agents_npm.py",
     "litellm": "test_litellm.py",
     "langchain": "test_langchain.py",
     "llama-index": "test_llama_index.py",
@@ -30,6 +32,9 @@ TESTS = {
     "pydantic-ai": "test_pydantic_ai.py",
     "any-llm": "test_any_llm.py",
     "aisuite": "test_aisuite.py",
+    "mirascope": "test_mirascope.py",
+    "chatlas": "test_chatlas.py",
+    "shell-gpt": "test_shell_gpt.py",
     "inspect": "test_inspect.py",
     "lm-eval": "test_lm_eval.py",
     "guidellm": "test_guidellm.py",
@@ -43,7 +48,7 @@ def run(name: str) -> int:
     path = TESTS[name]
     if path is None:
         return vllm_tests.run([])
-    if name == "openai-npm":
+    if name.endswith("-npm"):
         python = Path(sys.executable)
     else:
         make(name)

@@ -1,14 +1,8 @@
 """OpenAI's package for JavaScript: models, a completion, a chat, streams, errors as its exceptions."""
 
-import json
-import shutil
-import subprocess
+from .npm import run
 
-import pytest
-
-from tools.environments import ENVIRONMENTS
-
-PACKAGE = "openai@7.57.0"
+PACKAGES = ["openai@7.57.0"]
 SCRIPT = """
 import OpenAI from "openai";
 const client = new OpenAI({ baseURL: process.argv[2] + "/v1", apiKey: "none", maxRetries: 0 });
@@ -32,23 +26,8 @@ console.log(JSON.stringify(said));
 """
 
 
-@pytest.fixture(scope="module")
-def folder():
-    folder = ENVIRONMENTS / "openai-npm"
-    if not (folder / "node_modules" / "openai").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        npm = shutil.which("npm")
-        assert npm, "no npm; on Debian: apt-get install npm"
-        subprocess.run([npm, "install", "--silent", "--no-audit", "--no-fund", PACKAGE], cwd=folder, check=True)
-    return folder
-
-
-def test_what_it_does(url, texts, folder):
-    (folder / "script.mjs").write_text(SCRIPT, encoding="utf-8")
-    done = subprocess.run(["node", "script.mjs", url], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said == {
+def test_what_it_does(url, texts):
+    assert run("openai-npm", PACKAGES, SCRIPT, url) == {
         "models": ["tinytales"],
         "text": texts[0],
         "stream": texts[0],

@@ -1,0 +1,206 @@
+"""A flag that is given is used, or an error that names it: each flag of the command line in each of its modes."""
+
+from dataclasses import fields
+
+import pytest
+
+from bench import plots, report
+from exercises import __main__ as exercises
+from stagewise import convert, push, score
+from stagewise.__main__ import run as run_command
+from stagewise.flags import PROMPTS, build_parser, check_flags, given_flags
+from tests.adapter import STAGES
+
+LIMITS = ["max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "n", "truncate_prompt_tokens"]
+FILTERS = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
+PROCESSED = ["logit_bias", "bad_words", "allowed_token_ids", "structured_outputs"]
+SAMPLING = [*LIMITS, *FILTERS, *PROCESSED, "skip_special_tokens", "generation_config"]
+LOGPROBS, BEAMS = ["logprobs", "prompt_logprobs"], ["beam_width", "length_penalty", "early_stopping"]
+INPUT = ["input", "output", "resume", "prompt_column", "prompt_template", "id_column", "strict"]
+SCORING = ["choices_column", "choices", "score"]
+RAY = ["ray", "actors", "cpus_per_actor", "gpus_per_actor"]
+OF_FILES = [*LOGPROBS, *SCORING, "beam_width", "include_stop_str_in_output"]
+DRAWING = ["seed", "speculate", "num_drafts"]
+ALWAYS = ["stage", "config", "quiet"]
+# A mode: what asks for it, and which flags it has a use for, besides those of the engine that do not draw.
+MODES = {
+    "prompts": (
+        ["A fox"],
+        [*PROMPTS, *SAMPLING, *DRAWING, *ALWAYS, "json", "trace", "stats", "beam_width"],
+    ),
+    "prompts as JSON": (
+        ["--json", "--prompts", "A fox"],
+        [*PROMPTS, *SAMPLING, *LOGPROBS, *DRAWING, *ALWAYS, "json", "trace", "stats", "beam_width"],
+    ),
+    "beams": (
+        ["A fox", "--beam-width", "2"],
+        [*PROMPTS, *BEAMS, *ALWAYS, "max_tokens", "temperature", "generation_config", "json", "trace", "stats"],
+    ),
+    "interactive": (
+        ["--interactive"],
+        [*(set(SAMPLING) - {"n"}), *DRAWING, *ALWAYS, "interactive", "trace", "stats"],
+    ),
+    "a form": (
+        ["A fox", "--structured-outputs", '{"choice": ["a"]}'],
+        [*PROMPTS, *(set(SAMPLING) - {"stop", "stop_token_ids"}), *DRAWING, *ALWAYS, "json", "trace", "stats"],
+    ),
+    "files": (
+        ["--input", "a", "--output", "b"],
+        [*INPUT, *SAMPLING, *OF_FILES, *DRAWING, *ALWAYS, "json", "trace", "stats", "ray"],
+    ),
+    "beams of files": (
+        ["--input", "a", "--output", "b", "--beam-width", "2"],
+        [*INPUT, *BEAMS, *ALWAYS, "max_tokens", "temperature", "generation_config", "json", "trace", "stats", "ray"],
+    ),
+    "scores": (
+        ["--input", "a", "--output", "b", "--score", "text"],
+        [*INPUT, *ALWAYS, *SCORING, "json", "trace", "stats", "ray"],
+    ),
+    "choices": (
+        ["--input", "a", "--output", "b", "--choices", "yes", "no"],
+        [*INPUT, *ALWAYS, *SCORING, "json", "trace", "stats", "ray"],
+    ),
+    "a column of choices": (
+        ["--input", "a", "--output", "b", "--choices-column", "c"],
+        [*INPUT, *ALWAYS, *SCORING, "json", "trace", "stats", "ray"],
+    ),
+    "a cluster": (
+        ["--input", "a", "--output", "b", "--ray", "auto"],
+        [*(set(INPUT) - {"strict"}), *SAMPLING, *OF_FILES, *DRAWING, *RAY, *ALWAYS],
+    ),
+    "scores by a cluster": (
+        ["--input", "a", "--output", "b", "--ray", "auto", "--score", "text"],
+        [*(set(INPUT) - {"strict"}), *SCORING, *RAY, *ALWAYS],
+    ),
+}
+
+
+def run(argv):
+    return run_command(argv[0], argv[1:], f"stagewise {argv[0]}")
+
+
+def arguments_of(action):
+    """How a flag is given, with a value that it takes."""
+    if not action.option_strings:
+        return ["A hen"]
+    if action.nargs == 0:
+        return [action.option_strings[-1]]
+    values = {"config": None, "stage": "8", "logit_bias": "3=1", "structured_outputs": '{"choice": ["a"]}'}
+    value = values.get(action.dest, str((action.choices or ["1"])[0]))
+    return [] if value is None else [action.option_strings[0], value]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_flag_is_used_or_refused(mode):
+    base, used = MODES[mode]
+    stage = STAGES[-1]
+    parser = build_parser(stage, "run", picks_stage=True)
+    options = {option.name for option in fields(stage.EngineConfig)} - {*DRAWING}
+    accepted, errors = set(), {}
+    for action in parser._actions:
+        if action.dest == "help":
+            continue
+        more = arguments_of(action)
+        argv = [*base, *more] if action.option_strings else [*more, *base]
+        args = parser.parse_args(argv)
+        try:
+            check_flags(stage, args, given_flags(parser, argv))
+        except ValueError as error:
+            errors[action.option_strings[0] if action.option_strings else "TEXT"] = str(error)
+        else:
+            accepted.add(action.dest)
+    assert accepted == {*used, *options}
+    assert all(flag in error for flag, error in errors.items())
+
+
+def test_flags_of_a_file_count_too(tmp_path):
+    path, stage = tmp_path / "flags.toml", STAGES[-1]
+    path.write_text('score = "text"\ninput = ["a"]\noutput = ["b"]\nquiet = false\nstop = []\n')
+    parser = build_parser(stage, "run")
+    argv = ["--config", str(path), "--", "--top-k"]
+    assert given_flags(parser, argv) == {"config", "score", "input", "output"}
+    argv = ["--top-k=0", *argv[:2]]
+    with pytest.raises(ValueError, match="--top-k can't go with --score, which generates nothing"):
+        check_flags(stage, parser.parse_args(argv), given_flags(parser, argv))
+
+
+def test_they_are_checked_before_the_model_is_loaded(tmp_path):
+    files = ["--input", tmp_path / "none", "--output", tmp_path / "out", "--model", "nonesuch"]
+    for stage, arguments, says in (
+        (STAGES[4], [*files, "--score", "text", "--temperature", "0"], "--temperature can't go with --score"),
+        (STAGES[4], [*files, "--ray", "auto", "--choices", "a", "--n", 2], "--n can't go with --choices"),
+        (STAGES[4], [*files, "--ray", "auto", "--stats"], "--stats can't go with --ray"),
+        (STAGES[7], ["a", "--speculate", "off", "--num-drafts", 3], "--num-drafts can't go with --speculate off"),
+        (STAGES[1], [*files, "--json"], "--json can't go with --input, whose results are JSON anyway"),
+        (STAGES[0], ["a", "--include-stop-str-in-output"], "--include-stop-str-in-output needs --stop"),
+    ):
+        status, stdout, stderr = stage.main(*arguments)
+        assert (status, stdout, stderr.count("\n")) == (2, "", 1), stderr
+        assert f"error: {says}" in stderr
+
+
+def test_flags_of_the_other_commands(tmp_path, capsys):
+    lines = {
+        "texts": '{"id": 1, "text": "a", "finish_reason": "stop", "answer": "a"}',
+        "choices": '{"id": 1, "choices": ["a", "b"], "scores": [{"logprob": -1, "num_tokens": 1}, '
+        '{"logprob": -2, "num_tokens": 1}], "answer": 0}',
+        "scores": '{"id": 1, "scores": [{"logprob": -1, "num_tokens": 1}], "answer": 0}',
+    }
+    for name, line in lines.items():
+        (tmp_path / name).write_text(line + "\n")
+    of_scores = {name: [str(tmp_path / name), "--reference", "answer"] for name in lines}
+    folder = tmp_path / "model"
+    folder.mkdir()
+    assert not any(score.main(argv[: 1 if name == "scores" else 3]) for name, argv in of_scores.items())
+    capsys.readouterr()
+    for main, argv, says in (
+        (score.main, [*of_scores["texts"], "--labels-from", "1"], "--labels-from is for lines with choices"),
+        (score.main, [*of_scores["choices"], "--extract", "a"], "--extract is for lines with a text"),
+        (score.main, of_scores["scores"], "--reference is for lines with a text or with choices"),
+        (convert.main, [str(folder), str(tmp_path / "new"), "--gelu", "tanh"], "--gelu is for the file of a training"),
+        (convert.main, [str(folder), str(tmp_path / "new"), "--n-head", "2"], "--n-head is for the file of a training"),
+        (push.main, [str(tmp_path / "texts"), "--folder", str(tmp_path / "f"), "--public"], "--public is for --repo"),
+    ):
+        assert main(list(argv)) == 2, argv
+        stdout, stderr = capsys.readouterr()
+        assert (stdout, stderr.count("\n")) == ("", 1)
+        assert f"error: {says}" in stderr
+
+
+def test_a_path_that_is_wrong_is_a_sentence(tmp_path, capsys):
+    """In every command: the file and the reason, without the system's number of it; told before the work."""
+    (tmp_path / "file").write_text('{"text": "a"}\n')
+    none, below, folder = tmp_path / "none", tmp_path / "file" / "x.jsonl", tmp_path / "folder"
+    folder.mkdir()
+    reads = [
+        (run, ["run", "--prompts-file"], []),
+        (run, ["run", "--config"], []),
+        (run, ["serve", "--chat-template"], []),
+        (run, ["replay"], ["-o", tmp_path / "page.html"]),
+        (run, ["score"], []),
+        (run, ["push"], ["--folder", none]),
+        (report.main, [], []),
+        (plots.main, ["kv"], ["--output", tmp_path / "a.png"]),
+    ]
+    writes = [
+        (run, ["run", "a", "--trace"]),
+        (run, ["score", tmp_path / "file", "--per-line"]),
+        (run, ["batch", "--input", tmp_path / "file", "--prompt-template", "a", "--output"]),
+    ]
+    kinds = {none: "No such file", below: "Not a directory", folder: "Is a directory"}
+    cases = [
+        (main, [*before, path, *after], path, says) for path, says in kinds.items() for main, before, after in reads
+    ]
+    cases += [(main, [*before, path], path, "") for path in (below, folder) for main, before in writes]
+    cases.append((exercises.main, ["grade", folder, "--table", below.with_suffix(".csv")], below.parent, "directory"))
+    cases.append((exercises.main, ["start", "1", "--directory", below], below.parent, "exists"))
+    for main, arguments, path, says in cases:
+        try:
+            status = main(list(map(str, arguments)))
+        except SystemExit as ended:
+            status = ended.code
+        stderr = capsys.readouterr().err.splitlines()[-1]
+        assert status == 2, arguments
+        assert path.name in stderr, (arguments, stderr)
+        assert says in stderr, (arguments, stderr)
+        assert "Errno" not in stderr, (arguments, stderr)
