@@ -256,7 +256,7 @@ def check_draws(stage, num_rows: int, seed: int) -> None:
         params = stage.SamplingParams(**random_params(rng, vocab_size))
         requests.append(stage.make_request(params, prompt, output, seed=rng.randrange(2**64), eos_token_ids=[0]))
         requests[-1].index = i % 3
-    got, expected = kernel(logits, requests), stage.sample(logits, requests)
+    expected, got = stage.sample(logits, requests), kernel(logits, requests)
     for i, (token, right) in enumerate(zip(got, expected, strict=True)):
         if isinstance(right, Exception):
             assert repr(token) == repr(right)
