@@ -934,6 +934,7 @@ def test_the_size_of_the_pool(stage, small_checkpoint, monkeypatch):
     assert llm(max_num_seqs=5).num_blocks == 4  # half of what is free
 
 
+@pytest.mark.covers("config.py")
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
