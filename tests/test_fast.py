@@ -654,6 +654,7 @@ def large_checkpoint(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("large"), **sizes)
 
 
+@pytest.mark.covers("runner.py", "support/weights.py")
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc is asked to give memory back")
 def test_a_model_is_in_memory_once(stage, large_checkpoint):
     """Each matrix is freed after it is packed, and the memory goes back to the system. (Twice it did not.)"""
