@@ -279,6 +279,15 @@ def test_the_kernel_draws_what_the_rows_draw(stage, seed):
     check_draws(stage, 32, seed)
 
 
+@pytest.mark.parametrize("stage", FAST[:1], ids=str)
+def test_all_rows_go_to_the_kernel_at_once(stage):
+    """If there is one; else each is sampled."""
+    sample_rows, logits = stage.part("sampler").sample_rows, random_logits(2)
+    requests = [stage.make_request(stage.SamplingParams(temperature=0))] * 2
+    assert sample_rows(logits, requests, lambda *given: given) == (logits, requests)
+    assert sample_rows(logits, requests, None) == [(int(row.argmax()), None) for row in logits]
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("part", range(100))
 def test_a_million_draws(part):
