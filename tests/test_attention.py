@@ -193,6 +193,8 @@ def test_the_largest_heads(stage):
 def test_auto_on_a_gpu(stage, monkeypatch, caplog):
     """It is Triton, or torch where that is missing."""
     part, cuda = stage.part("attention"), torch.device("cuda")
+    stage.part("kernels.triton_kernel")  # for the interpreter, which the other tests need
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
     assert part.pick_backend("auto", cuda, 64)[0] == "triton"
     monkeypatch.setattr(part.importlib.util, "find_spec", lambda name: None)
     assert part.pick_backend("auto", cuda, 64) == ("torch", part.paged_attention)

@@ -235,7 +235,7 @@ def random_params(rng: random.Random, vocab_size: int) -> dict:
         top_k=rng.choice([0, 0, 1, 2, 40, 50, 1000, 10**6]),
         top_p=rng.choice([1.0, 1.0, 0.95, 0.9, 0.5, 0.1, 1e-6, 1 - 1e-9]),
         min_p=rng.choice([0.0, 0.0, 0.0, 0.05, 0.5, 1.0]),
-        repetition_penalty=rng.choice([1.0, 1.0, 1.1, 0.7, 100.0]),
+        repetition_penalty=rng.choice([1.0, 1.0, 1.1, 0.7, 2.0, 100.0]),
         presence_penalty=rng.choice([0.0, 0.0, 0.6, -1.3]),
         frequency_penalty=rng.choice([0.0, 0.0, 0.25, -100.0]),
         min_tokens=rng.choice([0, 0, 20]),
