@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .support.memory import free_memory
 
-SHARE_OF_FREE_MEMORY = 0.5  # what a cache may take by default; the rest is for the activations of a prefill
+SHARE_OF_FREE_MEMORY = 0.5  # a cache's share by default; the rest is for a prefill's activations
 
 
 class KVCache:

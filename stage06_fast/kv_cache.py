@@ -1,7 +1,7 @@
 """The keys and values of all requests, in blocks, and how much memory they take.
 
-The cache is a pool of blocks, each with room for `block_size` tokens in every layer. Which block belongs to whom is the
-block manager's business; the cache gets places. Place s is number s % block_size of block s // block_size.
+The cache is a pool of blocks, each with room for `block_size` tokens in every layer. The block manager decides which
+request has which blocks; the cache gets places. Place s is number s % block_size of block s // block_size.
 """
 
 import functools
@@ -13,7 +13,7 @@ from torch import Tensor
 from .attention import PagedAttention
 from .support.memory import empty, free_memory
 
-SHARE_OF_FREE_MEMORY = 0.5  # what the cache may take by default; the rest is for the activations of a prefill
+SHARE_OF_FREE_MEMORY = 0.5  # the cache's share by default; the rest is for a prefill's activations
 SHARE_OF_FREE_CUDA_MEMORY = 0.9  # after those have been measured
 PREFAULT = 128 << 20  # numbers whose memory is touched at the start: 7,281 tokens of GPT-2 small
 
@@ -46,13 +46,13 @@ class KVCache:
         self.values[:, :first].zero_()
 
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Put a layer's keys and values of new tokens where they belong.
+        """Write a layer's keys and values of new tokens to their places.
 
-        slot_mapping: [num_tokens], a slot each; k, v: [num_tokens, n_head, head_dim]
+        slot_mapping: [num_tokens], a place each; k, v: [num_tokens, n_head, head_dim]
         """
-        blocks, rows = slot_mapping // self.block_size, slot_mapping % self.block_size
-        self.keys[layer][blocks, :, :, rows] = k
-        self.values[layer][blocks, :, rows] = v
+        blocks, offsets = slot_mapping // self.block_size, slot_mapping % self.block_size
+        self.keys[layer][blocks, :, :, offsets] = k
+        self.values[layer][blocks, :, offsets] = v
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks, in every layer: (from, to)."""
@@ -68,8 +68,8 @@ def bytes_per_token(n_layer: int, n_embd: int, dtype: torch.dtype) -> int:
 
 
 def default_cache_bytes(device: torch.device, full_step: Callable[[], None]) -> int:
-    """What the cache may take. On a CPU half of the memory that is free now; on CUDA, where no other program needs it,
-    90% of it without what a full step takes, which is run to see."""
+    """What the cache may take. On a CPU half of the memory that is free now; on CUDA, which we have to
+    ourselves, 90% of it, less what one full step takes (run to measure it)."""
     if device.type != "cuda":
         return int(free_memory(device) * SHARE_OF_FREE_MEMORY)
     before = torch.cuda.memory_allocated(device)

@@ -2,20 +2,20 @@
 
     paged_attention(query, k_cache, v_cache, block_tables, query_start_loc, seq_lens) -> out
 
-A step's tokens stand one after another, and a request has one of them (a decode) or many (a prefill, or a piece of
-one); for attention both are the same thing: some queries, and behind them the keys that they may see.
+A step's tokens are concatenated. A request has one of them (a decode) or several (a prefill, or a piece of one).
+Attention treats both alike: queries, and the keys that they may see.
 
     query            [num_tokens, n_head, head_dim]
     k_cache          [num_blocks, n_head, head_dim, block_size], keys transposed (see kernels/attention.c)
     v_cache          [num_blocks, n_head, block_size, head_dim], of the same dtype: float32, bfloat16 or float16
     block_tables     [num_seqs, table_width] int64: position p of request i lies in block_tables[i, p // block_size];
-                     what is behind its last block is not read
+                     entries past its last block are not read
     query_start_loc  [num_seqs + 1] int64: request i has the queries query_start_loc[i] to query_start_loc[i + 1]
     seq_lens         [num_seqs] int64: keys of each request; its queries are the last of its sequence, and each sees the
                      keys up to its own position
     out              [num_tokens, n_head, head_dim], in the query's dtype; sums are kept in float32
 
-What lies in the cache outside of these keys is never used, not even multiplied by zero: it may be NaN.
+The rest of the cache is never used, not even multiplied by zero: it may be NaN.
 """
 
 import functools
@@ -37,7 +37,7 @@ PagedAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tens
 def paged_attention(
     query: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, query_start_loc: Tensor, seq_lens: Tensor
 ) -> Tensor:
-    """In plain torch, a request at a time: gather its keys and values, and attend. The reference of the kernels."""
+    """In plain torch, one request at a time: gather its keys and values, and attend. The reference for the kernels."""
     block_size, out = k_cache.shape[3], torch.empty_like(query)
     starts = query_start_loc.tolist()
     for i, n_seq in enumerate(seq_lens.tolist()):
@@ -55,7 +55,7 @@ def paged_attention(
 def pick_backend(
     name: str, device: torch.device, head_dim: int, on: Collection[str] = ("prefill", "tiles")
 ) -> tuple[str, PagedAttention]:
-    """The name and the function of a backend; "auto" is Triton on CUDA, on a CPU C, and torch where there is neither.
+    """The name and the function of a backend. "auto" is Triton on CUDA and C on a CPU, or torch without these.
 
     Raises:
         ValueError: there is no such backend, or it does not run here; says why.

@@ -96,7 +96,7 @@ class Runner:
             return sample_rows(logits, batch.ready, self.sampler)
 
     def _pick_num_blocks(self, config: EngineConfig, max_model_len: int, small_cache: KVCache) -> int:
-        """How many blocks the options ask for, or can be of use and fit into what is free."""
+        """The blocks that the options say; by default as many as can be used and fit into free memory."""
         block_bytes = config.block_size * self.bytes_per_token
         if config.num_blocks is not None:
             return config.num_blocks
@@ -127,10 +127,10 @@ class Runner:
         return seconds
 
     @torch.inference_mode()
-    def try_step(self, num_tokens: int, cache: KVCache) -> Tensor:
-        """The logits of a step of this size, on whatever the cache holds."""
+    def try_step(self, num_tokens: int, cache: KVCache) -> None:
+        """Run a step of this size, on whatever the cache holds."""
         tokens = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
         ends = torch.tensor([0, len(tokens)], dtype=torch.int64, device=self.device)
         table = torch.zeros(1, -(-len(tokens) // cache.block_size), dtype=torch.int64, device=self.device)
         batch = Batch(tokens, tokens, tokens, table, ends, ends[1:], logits_indices=tokens)
-        return self.model(batch, cache)
+        self.model(batch, cache)

@@ -185,6 +185,22 @@ def test_a_backend_that_can_not_be(stage, name, device, head_dim, says):
         stage.part("attention").pick_backend(name, torch.device(device), head_dim)
 
 
+def test_the_largest_heads(stage):
+    for name, device, head_dim in (("c", "cpu", 256), ("triton", "cuda", 128)):
+        assert stage.part("attention").pick_backend(name, torch.device(device), head_dim)[0] == name
+
+
+def test_auto_on_a_gpu(stage, monkeypatch, caplog):
+    """It is Triton, or torch where that is missing."""
+    part, cuda = stage.part("attention"), torch.device("cuda")
+    stage.part("kernels.triton_kernel")  # for the interpreter, which the other tests need
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert part.pick_backend("auto", cuda, 64)[0] == "triton"
+    monkeypatch.setattr(part.importlib.util, "find_spec", lambda name: None)
+    assert part.pick_backend("auto", cuda, 64) == ("torch", part.paged_attention)
+    assert "the package triton is not installed" in caplog.text
+
+
 def test_triton_needs_cuda_or_its_interpreter(stage, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(ValueError, match="'triton' does not run here: it needs CUDA; on a CPU set TRITON_INTERPRET=1"):

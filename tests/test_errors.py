@@ -13,7 +13,7 @@ from tests.adapter import STAGES
 from tests.test_serving import ask, read_events, serving
 
 PROMPT = "Once upon a time"
-pytestmark = pytest.mark.covers("engine.py", "sampler.py", "request.py", "support/outputs.py")
+pytestmark = pytest.mark.covers("engine.py", "sampler.py", "kernels/c_sampler.py", "request.py", "support/outputs.py")
 SERVING = [stage for stage in STAGES if stage.number >= 4]
 
 

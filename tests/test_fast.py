@@ -400,8 +400,11 @@ def test_tiles_and_torch_do_not_disturb_each_other(stage, checkpoint):
         assert run(stage, checkpoint, dtype="bfloat16")[0] == ids
 
 
-@about_the_model
-def test_an_unknown_optimization(stage):
+@pytest.mark.covers("config.py", "fast_model.py")
+def test_what_may_be_turned_off(stage):
+    """Any names of optimizations, in anything that has several."""
+    names = ("pages",) * 9
+    assert stage.part("config").EngineConfig(disable=iter(names)).disable == names
     with pytest.raises(ValueError, match="disable: there is no optimization 'speed'; there are linear, tiles, "):
         stage.LLM(device="cpu", disable=["speed"])
     with pytest.raises(ValueError, match="disable must be a list of names, got 'tiles'"):
@@ -651,6 +654,7 @@ def large_checkpoint(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("large"), **sizes)
 
 
+@pytest.mark.covers("runner.py", "support/weights.py")
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc is asked to give memory back")
 def test_a_model_is_in_memory_once(stage, large_checkpoint):
     """Each matrix is freed after it is packed, and the memory goes back to the system. (Twice it did not.)"""

@@ -279,14 +279,11 @@ def test_defaults_and_ranges_of_options(stage):
     assert {name: getattr(config(), name) for name in DEFAULTS[stage.number]} == DEFAULTS[stage.number]
     for name in filter(stage.has_option, OPTION_RANGES):
         low, high = OPTION_RANGES[name]
-        assert getattr(config(**{name: low}), name) == low
-        refused = [low - 1]
-        if high:
-            assert getattr(config(**{name: high}), name) == high
-            refused.append(high + 1)
-        for value in refused:
-            with pytest.raises(ValueError, match=name):
-                config(**{name: value})
+        limits = f"from {low} to {high}" if high else f"of at least {low}"
+        for end, beyond in [(low, low - 1), *([(high, high + 1)] if high else [])]:
+            assert getattr(config(**{name: end}), name) == end
+            with pytest.raises(ValueError, match=f"{name} must be a whole number {limits}, got {beyond}"):
+                config(**{name: beyond})
 
 
 @pytest.mark.covers("support/llm_base.py")

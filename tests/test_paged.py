@@ -925,7 +925,7 @@ def test_the_size_of_the_pool(stage, small_checkpoint, monkeypatch):
     told = llm(num_blocks=7).describe()
     assert told.startswith("cpu (")
     assert told.endswith("7 blocks in 0 MB of KV cache")
-    assert llm(kv_cache_bytes=7 * BLOCK_BYTES + 5).num_blocks == 7
+    assert [llm(kv_cache_bytes=n * BLOCK_BYTES + 5 * (n > 1)).num_blocks for n in (1, 7)] == [1, 7]
     assert llm(kv_cache_bytes=7 * BLOCK_BYTES, dtype="bfloat16").num_blocks == 14
     with pytest.raises(ValueError, match=f"a block of 16 tokens needs {BLOCK_BYTES:,} bytes, .* {BLOCK_BYTES - 1:,}"):
         llm(kv_cache_bytes=BLOCK_BYTES - 1)
@@ -934,6 +934,7 @@ def test_the_size_of_the_pool(stage, small_checkpoint, monkeypatch):
     assert llm(max_num_seqs=5).num_blocks == 4  # half of what is free
 
 
+@pytest.mark.covers("config.py")
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -981,11 +982,21 @@ def test_what_a_gpu_has_for_the_cache(stage, monkeypatch):
 
 
 @pytest.mark.covers("kv_cache.py", "runner.py")
-def test_the_step_that_is_run_to_see_what_it_takes(stage, small_checkpoint):
-    """On CUDA the default size of the pool depends on it; here it must at least run, over the model's limits or not."""
-    for num_tokens in (300, 1):
-        llm = engine(stage, small_checkpoint, max_num_batched_tokens=num_tokens)
-        llm.engine.runner.full_step(llm.engine.config, llm.engine.runner.cache)
+@pytest.mark.parametrize("num_tokens", [300, 1])
+def test_the_step_that_is_run_to_see_what_it_takes(stage, small_checkpoint, monkeypatch, num_tokens):
+    """The largest there is, one request's with all its logits. On CUDA the default size of the pool depends on it; here
+    it must at least run, over the model's limits or not, on a cache of a single block."""
+    part, steps, options = stage.part("runner"), [], dict(device="cpu", max_num_batched_tokens=num_tokens)
+    monkeypatch.setattr(part, "default_cache_bytes", lambda _, full_step: full_step() or 7 * BLOCK_BYTES)
+    llm = stage.LLM(small_checkpoint, **options)
+    assert llm.engine.runner.num_blocks == 7
+    monkeypatch.setattr(llm.engine.runner, "model", lambda batch, _: steps.append(batch))
+    llm.engine.runner.full_step(llm.engine.config, llm.engine.runner.cache)
+    (step,) = steps
+    assert step.query_start_loc.tolist() == [0, num_tokens]
+    assert step.seq_lens.tolist() == [num_tokens]
+    assert step.block_tables.tolist() == [[0] * -(-num_tokens // 16)]
+    assert step.token_ids.tolist() == step.slot_mapping.tolist() == step.logits_indices.tolist() == [0] * num_tokens
 
 
 @about_outputs

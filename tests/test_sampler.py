@@ -235,7 +235,7 @@ def random_params(rng: random.Random, vocab_size: int) -> dict:
         top_k=rng.choice([0, 0, 1, 2, 40, 50, 1000, 10**6]),
         top_p=rng.choice([1.0, 1.0, 0.95, 0.9, 0.5, 0.1, 1e-6, 1 - 1e-9]),
         min_p=rng.choice([0.0, 0.0, 0.0, 0.05, 0.5, 1.0]),
-        repetition_penalty=rng.choice([1.0, 1.0, 1.1, 0.7, 100.0]),
+        repetition_penalty=rng.choice([1.0, 1.0, 1.1, 0.7, 2.0, 100.0]),
         presence_penalty=rng.choice([0.0, 0.0, 0.6, -1.3]),
         frequency_penalty=rng.choice([0.0, 0.0, 0.25, -100.0]),
         min_tokens=rng.choice([0, 0, 20]),
@@ -256,7 +256,7 @@ def check_draws(stage, num_rows: int, seed: int) -> None:
         params = stage.SamplingParams(**random_params(rng, vocab_size))
         requests.append(stage.make_request(params, prompt, output, seed=rng.randrange(2**64), eos_token_ids=[0]))
         requests[-1].index = i % 3
-    got, expected = kernel(logits, requests), stage.sample(logits, requests)
+    expected, got = stage.sample(logits, requests), kernel(logits, requests)
     for i, (token, right) in enumerate(zip(got, expected, strict=True)):
         if isinstance(right, Exception):
             assert repr(token) == repr(right)
@@ -277,6 +277,15 @@ def check_draws(stage, num_rows: int, seed: int) -> None:
 @pytest.mark.parametrize("stage", FAST[:1], ids=str)
 def test_the_kernel_draws_what_the_rows_draw(stage, seed):
     check_draws(stage, 32, seed)
+
+
+@pytest.mark.parametrize("stage", FAST[:1], ids=str)
+def test_all_rows_go_to_the_kernel_at_once(stage):
+    """If there is one; else each is sampled."""
+    sample_rows, logits = stage.part("sampler").sample_rows, random_logits(2)
+    requests = [stage.make_request(stage.SamplingParams(temperature=0))] * 2
+    assert sample_rows(logits, requests, lambda *given: given) == (logits, requests)
+    assert sample_rows(logits, requests, None) == [(int(row.argmax()), None) for row in logits]
 
 
 @pytest.mark.soak

@@ -630,6 +630,64 @@ def test_steps_are_timed_by_their_tokens(stage, small_checkpoint):
     assert costs.seconds[4] == pytest.approx(1.75, abs=0.3)
 
 
+def test_the_draft_models_limits(stage, small_checkpoint, draft_checkpoint):
+    """Drafts end with its context of 40 tokens. Its steps are as large as the engine's, so prompts may take two."""
+    options = dict(speculate=draft_checkpoint, max_num_batched_tokens=60)
+    drafter = stage.LLM(small_checkpoint, device="cpu", **options).engine.speculator.drafter
+    params = stage.SamplingParams(max_tokens=100)
+    requests = [stage.make_request(params, [1] * length, []) for length in (39, 40, 41)]
+    for numbers in ([2, 0, 0], [2, 1, 0]):
+        drafts = drafter.draft(dict.fromkeys(requests, 9))
+        assert [len(drafts.get(request, [])) for request in requests] == numbers
+
+
+def test_the_draft_models_clock(stage, small_checkpoint, monkeypatch):
+    """Its cost follows the steps whose requests have at most two new tokens each, not those that read a prompt."""
+    drafter = stage.LLM(small_checkpoint, device="cpu", speculate=small_checkpoint).engine.speculator.drafter
+    part, clock = stage.part("drafters"), [100.0]
+
+    def next_tokens(new, _):
+        clock[0] += 2
+        return dict.fromkeys(new, 7)
+
+    monkeypatch.setattr(part, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(drafter, "_next", next_tokens)
+    first, second, third = requests_of(stage, 3)  # of five tokens each
+    for counts, seen, cost in (
+        ({first: 1, second: 1, third: 1}, 2, 1.0),
+        ({first: 1, second: 1, third: 1}, 3, 1.1),
+        ({first: 3, second: 2, third: 0}, 1, 1.19),
+    ):
+        drafter.draft_cost = 1.0
+        for number, request in enumerate(counts):
+            slot = drafter._slots[request] = part.DraftSlot(number)
+            slot.tokens = request.token_ids[:seen]
+        assert drafter.draft(counts) == {request: [7] * count for request, count in counts.items() if count}
+        assert drafter.draft_cost == pytest.approx(cost)
+
+
+@pytest.mark.covers("runner.py")
+@pytest.mark.parametrize(("device", "waiting", "latest"), [("cpu", 0, (3, 7)), ("cuda", 5, (0, 0))])
+def test_the_runners_clock(stage, small_checkpoint, monkeypatch, device, waiting, latest):
+    """The better of two times, after a step that sets things up. CUDA is waited for, but not in every forward pass."""
+    runner = stage.LLM(small_checkpoint, device="cpu", speculate="off", num_blocks=8).engine.runner
+    clock, seconds, tried = [100], iter([50, 3, 2, 6, 1, 4, 5, 7]), []
+
+    def advance(seconds):
+        clock[0] += seconds
+
+    monkeypatch.setattr(stage.part("runner"), "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: advance(waiting))
+    monkeypatch.setattr(runner, "try_step", lambda size, _: tried.append(size) or advance(next(seconds)))
+    monkeypatch.setattr(runner, "model", lambda *_: advance(next(seconds)))
+    runner.device = torch.device(device)
+    assert runner.time_steps((1, 2, 4)) == {1: 1 + waiting, 2: 2 + waiting, 4: 5 + waiting}
+    assert tried == [4, 1, 2, 4, 1, 2, 4]
+    assert runner.last_step == (0, 0)
+    runner.forward(SimpleNamespace(block_copies=[], num_tokens=3, to=lambda _: None))
+    assert runner.last_step == latest
+
+
 # --- Drafters ---------------------------------------------------------------------------------------------------------
 
 

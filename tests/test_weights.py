@@ -206,6 +206,19 @@ def test_too_large_for_the_memory(stage, damaged):
             stage.LLM(damaged, device="cpu", load_format=load_format)
 
 
+def test_the_memory_that_the_weights_take(stage, small_checkpoint, monkeypatch):
+    """Each has the size of its dtype, in int8 a byte."""
+    weights, model = stage.part("weights"), stage.part("model")
+    sizes = weights.read_config(small_checkpoint, Path(small_checkpoint), "auto")
+    with torch.device("meta"):
+        count = sum(p.numel() for p in model.GPT2(model.ModelConfig(**sizes)).parameters())
+    monkeypatch.setattr(weights, "free_memory", lambda _: 5)
+    cases = [({"dtype": "float32"}, 4), ({"dtype": "bfloat16"}, 2), ({"weights": "int8"}, 1)]
+    for options, size in cases if stage.has_option("weights") else cases[:2]:
+        with pytest.raises(ValueError, match=f"the weights take {count * size:,} bytes of memory, there are 5 free"):
+            stage.LLM(small_checkpoint, device="cpu", **options)
+
+
 def test_missing_and_unexpected_tensors(stage, damaged):
     edit_tensors(damaged, lambda tensors: tensors.pop("transformer.h.1.mlp.c_fc.bias"))
     with pytest.raises(ValueError, match=r"missing h\.1\.mlp\.c_fc\.bias"):

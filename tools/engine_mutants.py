@@ -1,19 +1,19 @@
-"""Wrong engines by machine: one change in a file of a stage, against the tests that cover it.
+"""Mutation testing of the engines: one change in a file of a stage, against the tests that cover the file.
 
     python tools/engine_mutants.py                                  # files that differ from the branch main
     python tools/engine_mutants.py stage05_paged/block_manager.py   # some files
     python tools/engine_mutants.py --all --sample 20 --seed 1       # twenty out of all
-    python tools/engine_mutants.py --list stage01_single/request.py # only say what they are
+    python tools/engine_mutants.py --list stage01_single/request.py # only print their names
 
-The files are those of a stage's top level, of its `support/`, and `kernels/c_sampler.py`. Only what a stage brings is
-changed: all lines of a file that is new in it, and of one that it changes those that differ from the stage before. The
-operators are those for the solutions of exercises, without changes at the border of functions, and without what hardly
-ever shows in counts and in tuned numbers: `!=` for `<` or `>`, `>=` for `==`, a thousandth more.
+The files are those at a stage's top level and in its `support/`, and `kernels/c_sampler.py`. A mutant changes a line
+that the stage brings: any line of a new file, and in a changed file the lines that differ from the stage before. The
+operators are those for the exercises' solutions, except changes at a function's border and three that counts and
+tuned numbers hardly ever show: `<` or `>` to `!=`, `==` to `>=`, and a constant a thousandth larger.
 
-Each mutant is written into a copy of this directory. There the tests that say that they cover the file
-(`pytest.mark.covers`) run for this stage, the quickest first, until one fails or takes several times as long as it
-should: either kills it. A mutant that no test can tell from the original is equivalent: it is listed, with its
-reason, in `tests/equivalent_mutants.txt`. Any other that survives is a hole in the tests.
+Each mutant is written into a copy of this directory. There the tests marked as covering the file
+(`pytest.mark.covers`) run for this stage, quickest first, until one fails or takes several times as long as it
+should: either kills the mutant. A mutant that no test can tell from the original is equivalent:
+`tests/equivalent_mutants.txt` lists it with the reason. Any other survivor is a hole in the tests.
 """
 
 import argparse
@@ -49,7 +49,7 @@ OWN = ("tools", "tests", "stagewise", "exercises", "bench")  # packages that a c
 
 
 def files() -> list[str]:
-    """All files that are changed: ring 1, `support/` and the sampler of each stage, where it brings or changes them."""
+    """All files with mutants: what each stage brings or changes in ring 1, `support/` and the sampler."""
     return [
         f"{stage}/{name}"
         for stage, listed in read_stages().items()
@@ -70,7 +70,7 @@ def brought(path: str) -> set[int]:
 
 
 def mutants(path: str) -> list[Mutant]:
-    """All of a file of a stage. What is only logged is left as it is."""
+    """All mutants of a file of a stage. Log messages stay as they are."""
     source, lines = (ROOT / path).read_text(encoding="utf-8"), brought(path)
     logged = {i for i, line in enumerate(source.splitlines(), 1) if "logg" in line}
     made = [mutant for mutant in in_python(source) if not hardly_shows(mutant)]
@@ -78,7 +78,7 @@ def mutants(path: str) -> list[Mutant]:
 
 
 def hardly_shows(mutant: Mutant) -> bool:
-    """A comparison that only a count below zero would tell from the original, or a number that is a thousandth more."""
+    """A comparison that differs only for a count below zero, or a number a thousandth larger."""
     if mutant.kind == "comparison":
         before, after = mutant.before, mutant.after
         return (") != (" in after and " == " not in before) or (") >= (" in after and " > " not in before)
@@ -93,10 +93,10 @@ def listed() -> dict[tuple[str, str], str]:
 
 
 class Covering:
-    """A plugin of pytest: the tests that cover a file run, in one stage, the quickest first. If none says so, those
-    that name no file, which run in every stage. A test that takes much longer than before ends the process.
+    """A plugin of pytest that runs the tests covering a file, in one stage, quickest first. If no test names the file,
+    it runs those that name none, which cover all stages. A test that takes much longer than before ends the process.
 
-    seconds: how long each test took as it is; without, there is no limit.
+    seconds: how long each test takes without a mutant; if empty, there is no limit.
     """
 
     def __init__(self, path: str, seconds: dict[str, float]):
@@ -125,7 +125,7 @@ class Covering:
 
 
 class Copy:
-    """A copy of this directory, in which tests run in processes that have loaded torch and transformers before."""
+    """A copy of this directory. Tests run there in forked processes, with torch and transformers already loaded."""
 
     def __init__(self, directory: Path):
         self.directory, self.seconds = directory, dict[str, dict[str, float]]()
@@ -137,7 +137,7 @@ class Copy:
 
     def killed(self, path: str, mutant: Mutant) -> str:
         """ "killed", "timeout" or "survived"."""
-        if path not in self.seconds:  # as it is, the tests pass, in this time
+        if path not in self.seconds:  # without a mutant the tests pass, in this time
             if self._run(path) != 0:
                 raise SystemExit(f"no test covers {path}, or they fail:\n{(self.directory / 'log').read_text()}")
             self.seconds[path] = json.loads((self.directory / "seconds").read_text())
@@ -152,7 +152,9 @@ class Copy:
     def _write(self, path: str, text: str) -> None:
         file = self.directory / path
         file.write_text(text, encoding="utf-8")
-        for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):  # its time may be the same, to the second
+        for compiled in file.parent.glob(
+            f"__pycache__/{file.stem}.*"
+        ):  # its source may have the same time, to the second
             compiled.unlink()
 
     def _run(self, path: str) -> int:
@@ -165,7 +167,7 @@ class Copy:
         return process.exitcode
 
     def _test(self, path: str) -> None:
-        """In a process of its own, which imports all from the copy."""
+        """Run pytest in this forked process, which imports everything from the copy."""
         os.setpgrp()
         os.chdir(self.directory)
         os.environ["PYTHONPATH"] = sys.path[0] = str(self.directory)
@@ -190,7 +192,7 @@ class Copy:
 
 
 def load_libraries() -> None:
-    """Once, for all tests; with what tests/conftest.py sets before."""
+    """Once, for all tests, with the environment that tests/conftest.py sets."""
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
     import torch
 
@@ -199,7 +201,7 @@ def load_libraries() -> None:
 
 
 def chosen(args: argparse.Namespace) -> Iterator[tuple[str, Mutant]]:
-    """The mutants of the files that are asked for, or a sample of them."""
+    """The mutants of the requested files, or a sample of them."""
     known, paths = files(), args.files
     if not args.all and not paths:
         command = ["git", "diff", "--name-only", args.since]
@@ -217,10 +219,10 @@ def main() -> int:
     parser.add_argument("files", nargs="*", metavar="FILE", help="such as stage05_paged/batch.py")
     parser.add_argument("--since", default="main", metavar="REF", help="without files: those that differ from it")
     parser.add_argument("--all", action="store_true", help="all files of all stages")
-    parser.add_argument("--sample", type=int, metavar="N", help="only so many mutants, drawn by --seed")
-    parser.add_argument("--seed", type=int, default=0, help="which sample")
-    parser.add_argument("--list", action="store_true", help="only say what they are")
-    parser.add_argument("--verbose", action="store_true", help="say what became of each, and how long it took")
+    parser.add_argument("--sample", type=int, metavar="N", help="only N of them, drawn by --seed")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--list", action="store_true", help="only print their names")
+    parser.add_argument("--verbose", action="store_true", help="print the result of each, and its time")
     args = parser.parse_args()
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     with tempfile.TemporaryDirectory() as directory:
