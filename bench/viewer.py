@@ -32,10 +32,10 @@ from tqdm import tqdm
 from bench.machine import describe
 from bench.report import write_result
 from bench.throughput import write_model
+from stagewise.openai.limits import Limits
 from stagewise.serving import live
 from stagewise.serving.__main__ import build_parser, make_service
-from stagewise.serving.completions import Service
-from stagewise.serving.limits import Limits
+from stagewise.serving.service import Service
 from stagewise.stages import Stage
 from tools.engines import STAGES
 

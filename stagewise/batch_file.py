@@ -18,7 +18,7 @@ From stage 4 on a line with `"score": true` is scored instead: how likely is its
 objects with `logprob`, `num_tokens`, `is_greedy` and, for texts, `num_bytes`; and, of choices, the likeliest one's
 number, `choice`.
 
-OpenAI's batch lines are taken too, and answered as OpenAI does (see openai_lines.py).
+OpenAI's batch lines are taken too, and answered as OpenAI does (see openai/lines.py).
 
 Lines are written in the order in which they are done. A line's answer depends on the line, its number and the settings
 alone, so a run that was killed and resumed ends with the same lines as one that was not: to the byte, if no sum's
@@ -52,7 +52,7 @@ from .beams import BEAM_FIELDS, Beams, completed_by_beams, drawing, read_beams
 from .console import naming, tell
 from .dataset import Columns, Dataset, find, has, is_on_disk
 from .manifest import begin, describe_run, resume
-from .openai_lines import answer, answer_id, is_request, refusal, to_line
+from .openai.lines import answer, answer_id, is_request, refusal, to_line
 from .progress import Progress
 from .sampling import MORE_FIELDS, Sampling
 from .stages import Setup, Stage, check_beams, setup_of
@@ -117,7 +117,7 @@ class Line:
     def refusal(self) -> dict:
         """What is written of a line that is wrong."""
         if self.is_openai:
-            return refusal(self.fields, self.error) | {"id": self.answer_id}
+            return refusal(self.answer_id, self.fields["custom_id"], self.error)
         return {**self.fields, "id": self.id, "error": self.error}
 
     def begin(self) -> str:
@@ -522,7 +522,8 @@ def result_of(stage: Stage, line: Line, outputs: list) -> dict:
     """The result line of an input line."""
     if line.is_openai:
         message = failure(outputs[0])
-        return refusal(line.fields, message, "generation_failed") if message else answer(line.fields, outputs[0])
+        name, custom_id = line.answer_id, line.fields["custom_id"]
+        return refusal(name, custom_id, message, "generation_failed") if message else answer(line.fields, outputs[0])
     return {**line.fields, "id": line.id, **(scores_of(stage, line, outputs) if line.is_scored else texts_of(outputs))}
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .completions import Run, Service
-from .errors import APIError
-from .protocol import Job
+from ..openai.errors import APIError
+from ..openai.job import Job
+from .service import Run, Service
 
 DONE = b"data: [DONE]\n\n"
 
@@ -83,7 +83,7 @@ class Answer:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with Run(self.service, self.job) as run:
             scope["run"] = run  # for the log
-            if self.job.stream:
+            if self.job.fields["stream"]:
                 await self._stream(run, send)
             else:
                 answer = await self.service.whole(run, to_json)
