@@ -544,7 +544,7 @@ def test_push_tells_what_is_wrong(tmp_path, capsys):
         ("", None, "it holds no results"),
         ("[1]\n", None, "it holds no results"),
         ('{"id": 1, "text": "a"}\n', None, "is not the output of a batch run"),
-        ('{"id": 1, "text": "a"}\n', "{", "r.jsonl.run.json: "),
+        ('{"id": 1, "text": "a"}\n', "{", "r.jsonl.run.json can't be read as a manifest: "),
         ('{"id": 1, "text": "a"}\n', "{}", "is no manifest of a batch run"),
     ):
         if content is not None:
