@@ -49,11 +49,10 @@ except ModuleNotFoundError:  # Windows
     fcntl = None
 
 from .beams import BEAM_FIELDS, Beams, completed_by_beams, drawing, read_beams
-from .console import naming, tell
+from .console import Progress, naming, tell
 from .dataset import Columns, Dataset, find, has, is_on_disk
 from .manifest import begin, describe_run, resume
 from .openai.lines import answer, answer_id, is_request, refusal, to_line
-from .progress import Progress
 from .sampling import MORE_FIELDS, Sampling
 from .stages import Setup, Stage, check_beams, setup_of
 from .strict_json import no_duplicates, to_json

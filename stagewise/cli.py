@@ -15,17 +15,25 @@ from typing import Any
 
 from .batch_file import failure, open_output, run_batch_file
 from .beams import Beams, completed_by_beams
-from .closing_line import closing_line
-from .console import Outcome, flush_streams, naming, one_interrupt, prepare_streams, tell
+from .console import (
+    Outcome,
+    Progress,
+    Wrapper,
+    closing_line,
+    flush_streams,
+    naming,
+    one_interrupt,
+    prepare_streams,
+    tell,
+    wrapped,
+)
 from .dataset import STDIN, Dataset, check_columns, check_dataset, is_on_disk, read_bytes, read_dataset
 from .flags import beams_of, build_parser, columns_of, options_of, pairs_of, sampling_of
 from .interactive import converse
 from .manifest import manifest_path
-from .progress import Progress
 from .sampling import Sampling
 from .stages import Stage, limit_threads
 from .strict_json import to_json
-from .terminal import Wrapper, wrapped
 from .trace_file import check_trace, write_trace
 from .tracing import Trace
 from .wrap import wrap

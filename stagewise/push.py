@@ -15,9 +15,10 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, DatasetCardData, HfApi
 
-from .console import Outcome, Parser, naming
+from .console import Outcome, naming
 from .manifest import manifest_path
 from .manifest import read as read_manifest
+from .parser import Parser
 from .score import Reference, read_scores, summarize
 
 CARD = """---

@@ -10,8 +10,9 @@ import re
 import sys
 from pathlib import Path
 
-from ..console import Outcome, Parser, flush_streams, prepare_streams, tell
+from ..console import Outcome, flush_streams, prepare_streams, tell
 from ..flags import add_options, options_of, pick_stage
+from ..parser import Parser
 from ..stages import EXACT, SERVING, Stage, limit_threads
 from . import __doc__ as description
 
