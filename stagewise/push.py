@@ -16,6 +16,7 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, DatasetCardData, HfApi
 
 from .console import Outcome, naming
+from .dataset import telling
 from .manifest import manifest_path
 from .manifest import read as read_manifest
 from .parser import Parser
@@ -166,10 +167,7 @@ def main(argv: list[str] | None = None, prog: str = "stagewise push") -> int:
 def push(files: dict[str, bytes], repo: str, public: bool) -> str:
     """Send files to the Hub, in one commit. Returns the address of the dataset; raises OSError if it fails."""
     api, added = HfApi(), [CommitOperationAdd(name, content) for name, content in files.items()]
-    try:
+    with telling(f"{repo} can't be written"):
         url = api.create_repo(repo, repo_type="dataset", private=not public, exist_ok=True)
         api.create_commit(repo, added, commit_message="Results of a batch run", repo_type="dataset")
-    except Exception as error:  # the client's many network errors, told as one
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise OSError(f"{repo} can't be written: {reason}") from error
     return str(url)
