@@ -9,47 +9,35 @@ from typing import Any, NoReturn
 
 from .console import naming, reason
 
-# What other programs (Hugging Face's `generate` and its scripts, vLLM, rosellm) call it, and what it is called here.
+# What it is called here, and what other programs (Hugging Face's `generate` and its scripts, vLLM, rosellm) call it.
 OTHER_NAMES = {
-    "--max-new-tokens": "--max-tokens",
-    "--max-length": "--max-tokens (of the output alone)",
-    "--max-output-tokens": "--max-tokens",
-    "--min-new-tokens": "--min-tokens",
-    "--do-sample": "--temperature (0 is greedy, more draws)",
-    "--greedy": "--temperature 0",
-    "--num-beams": "--beam-width",
-    "--num-return-sequences": "--n",
-    "--eos-token-id": "--stop-token-ids",
-    "--stop-strings": "--stop",
-    "--no-stop-on-eos": "--ignore-eos",
-    "--typical-p": "--top-p or --min-p",
-    "--prompt": "--prompts",
-    "--text": "--prompts",
-    "--prompt-file": "--prompts-file",
-    "--input-file": "--input",
-    "--output-file": "--output",
-    "--model-name": "--model",
-    "--model-path": "--model",
-    "--model-id": "--model",
-    "--hf-model-id": "--model",
-    "--model-name-or-path": "--model",
-    "--checkpoint": "--model",
-    "--checkpoint-path": "--model",
-    "--ckpt": "--model",
-    "--tokenizer-name": "--tokenizer",
-    "--tokenizer-path": "--tokenizer",
-    "--torch-dtype": "--dtype",
-    "--precision": "--dtype",
-    "--no-amp": "--dtype float32",
-    "--fp16": "--dtype float16",
-    "--bf16": "--dtype bfloat16",
-    "--batch-size": "--max-num-seqs",
-    "--max-batch-size": "--max-num-seqs",
-    "--context-length": "--max-model-len",
-    "--block-len": "--block-size",
+    "--max-tokens": "--max-new-tokens --max-output-tokens",
+    "--max-tokens (of the output alone)": "--max-length",
+    "--min-tokens": "--min-new-tokens",
+    "--temperature (0 is greedy, more draws)": "--do-sample",
+    "--temperature 0": "--greedy",
+    "--beam-width": "--num-beams",
+    "--n": "--num-return-sequences",
+    "--stop-token-ids": "--eos-token-id",
+    "--stop": "--stop-strings",
+    "--ignore-eos": "--no-stop-on-eos",
+    "--top-p or --min-p": "--typical-p",
+    "--prompts": "--prompt --text",
+    "--prompts-file": "--prompt-file",
+    "--input": "--input-file",
+    "--output": "--output-file",
+    "--model": "--model-name --model-path --model-id --model-name-or-path --hf-model-id "
+    "--checkpoint --checkpoint-path --ckpt",
+    "--tokenizer": "--tokenizer-name --tokenizer-path",
+    "--dtype": "--torch-dtype --precision",
+    "--dtype float32": "--no-amp",
+    "--dtype float16": "--fp16",
+    "--dtype bfloat16": "--bf16",
+    "--max-num-seqs": "--batch-size --max-batch-size",
+    "--max-model-len": "--context-length",
+    "--block-size": "--block-len",
 }
-
-
+NAME_OF = {other: name for name, others in OTHER_NAMES.items() for other in others.split()}
 DEFAULTS = {"--stop-on-eos": "an output ends at the end token, unless --ignore-eos is given"}
 
 
@@ -117,7 +105,7 @@ class Parser(argparse.ArgumentParser):
         known = self._option_string_actions
         if flag in known:
             return f"{word} is written {flag}"
-        if (name := OTHER_NAMES.get(flag)) and name.split()[0] in known:
+        if (name := NAME_OF.get(flag)) and name.split()[0] in known:
             return f"for {flag} give {name}"
         if flag in DEFAULTS:
             return f"{flag} is not needed: {DEFAULTS[flag]}"
