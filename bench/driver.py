@@ -23,9 +23,9 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from stagewise.batch_file import How
 from stagewise.sampling import Sampling
 from stagewise.scaleout import driver
-from stagewise.scaleout.worker import How
 from stagewise.stages import STAGES
 
 STAGE = STAGES[6]

@@ -125,6 +125,21 @@ class Line:
         return to_json(carried).removesuffix("}")
 
 
+@dataclass(frozen=True)
+class How:
+    """How the lines of an input are completed.
+
+    Attributes:
+        sampling: the fields of the command line.
+        beams: how to search for the completions of every line, if not None.
+        columns: which fields have what a line needs.
+    """
+
+    sampling: Sampling
+    beams: Beams | None = None
+    columns: Columns = Columns()  # noqa: RUF009 (it is frozen)
+
+
 Job = tuple[int, Line]  # a line, behind its place in the input
 Answer = tuple[int, bytes, bool]  # of a line's place: its result, as JSON, and whether that is an error
 Counts = tuple[int, int]  # how many lines an output has, and how many of them are errors
@@ -187,29 +202,18 @@ class LineReader:
 
     Args:
         config: the engine's EngineConfig.
-        defaults: the sampling fields of the command line.
         llm: checks what depends on the model; None where there is no engine, and somebody else checks.
-        columns: which fields have what a line needs.
-        beams: how to search for the completions of every line, if not None.
 
     Attributes:
         renamed: the fields that are carried under another name.
         unused: fields that would be parameters in a line's `sampling`, and are only carried through.
     """
 
-    def __init__(
-        self,
-        stage: Stage,
-        config: Any,
-        defaults: Sampling,
-        llm: Any = None,
-        columns: Columns = Columns(),  # noqa: B008 (it is frozen)
-        beams: Beams | None = None,
-    ):
-        self.stage, self.config, self.defaults, self.llm, self.beams = stage, config, defaults, llm, beams
-        self.columns, self.renamed, self.unused = columns, set[str](), set[str]()
+    def __init__(self, stage: Stage, config: Any, how: How, llm: Any = None):
+        self.stage, self.config, self.llm, self.renamed, self.unused = stage, config, llm, set[str](), set[str]()
+        self.defaults, self.beams, self.columns = how.sampling, how.beams, how.columns
         self._names = {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS} - {"logits_processors"}
-        self._like_sampling = self._names | {*BEAM_FIELDS, *ELSEWHERE_NAMED} - {*columns.named}
+        self._like_sampling = self._names | {*BEAM_FIELDS, *ELSEWHERE_NAMED} - {*how.columns.named}
 
     def read_lines(self, dataset: Dataset) -> list[Line]:
         """The lines of the input; a bad line comes with its error, as far as no model is needed to see it."""
@@ -431,28 +435,26 @@ def run_batch_file(
     llm: Any,
     dataset: Dataset,
     file: FileIO,
-    defaults: Sampling,
+    how: How,
     *,
     quiet: bool,
-    beams: Beams | None = None,
-    columns: Columns = Columns(),  # noqa: B008 (it is frozen)
     strict: bool = False,
 ) -> Counts:
-    """Answer every line of the input that the output, a file of `open_output`, does not answer yet; by beams if these
-    are given. strict: check all lines first, and answer none if one is wrong.
+    """Answer every line of the input that the output, a file of `open_output`, does not answer yet. strict: check all
+    lines first, and answer none if one is wrong.
 
     Raises:
         ValueError: the output is of another run (see manifest.py), or not of this input.
         OSError: a file can't be read or written; what was written before is there.
     """
     setup = setup_of(llm)
-    reader = LineReader(stage, setup.config, defaults, llm, columns, beams)
+    reader = LineReader(stage, setup.config, how, llm)
     lines = reader.read_lines(dataset)
     if not quiet:
         reader.tell_names(dataset.name)
     if strict:
         check_all(reader, lines, dataset.name, quiet)
-    run = describe_batch(stage, setup, dataset, defaults, beams, columns)
+    run = describe_batch(stage, setup, dataset, how)
     job = BatchJob(lines, run, [file])
     return job.run(lambda jobs: in_parts(stage, jobs, llm, reader), longest_first=stage.can_serve, quiet=quiet)
 
@@ -477,12 +479,10 @@ def in_parts(stage: Stage, jobs: list[Job], llm: Any, reader: LineReader) -> Ite
         yield from completed(stage, [job for job in part if not job[1].error], llm)
 
 
-def describe_batch(
-    stage: Stage, setup: Setup, dataset: Dataset, defaults: Sampling, beams: Beams | None, columns: Columns
-) -> dict:
+def describe_batch(stage: Stage, setup: Setup, dataset: Dataset, how: How) -> dict:
     """All that the answers depend on, see manifest.py."""
-    run = describe_run(stage, setup, dataset, defaults) | {"beam_search": beams and asdict(beams)}
-    return run | {"columns": columns.to_dict()}
+    run = describe_run(stage, setup, dataset, how.sampling) | {"beam_search": how.beams and asdict(how.beams)}
+    return run | {"columns": how.columns.to_dict()}
 
 
 def refused(jobs: list[Job]) -> Iterator[Answer]:

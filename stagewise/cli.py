@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from io import FileIO
 from typing import Any
 
-from .batch_file import failure, open_output, run_batch_file
+from .batch_file import How, failure, open_output, run_batch_file
 from .beams import Beams, completed_by_beams
 from .console import (
     Outcome,
@@ -178,17 +178,11 @@ def check(
 
 
 def complete_files(
-    stage: Stage,
-    llm: Any,
-    files: list[tuple[Dataset, FileIO]],
-    sampling: Sampling,
-    outcome: Outcome,
-    quiet: bool,
-    **more: Any,
+    stage: Stage, llm: Any, files: list[tuple[Dataset, FileIO]], how: How, outcome: Outcome, **more: Any
 ) -> None:
     """Complete the lines of each --input. more: as of `run_batch_file`."""
     for dataset, output in files:
-        total, errors = run_batch_file(stage, llm, dataset, output, sampling, quiet=quiet, **more)
+        total, errors = run_batch_file(stage, llm, dataset, output, how, **more)
         if errors:
             tell(f"{outcome.prog}: {errors} of {total} lines are errors, see {output.name}")
             outcome.status = 1
@@ -233,8 +227,8 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                 elif outputs:
                     if STDIN not in args.input:  # which can't be read again
                         outcome.goes_on = "the same command with --resume goes on"
-                    more = {"beams": beams, "columns": columns_of(args), "strict": args.strict}
-                    complete_files(stage, llm, outputs, sampling, outcome, args.quiet, **more)
+                    how = How(sampling, beams, columns_of(args))
+                    complete_files(stage, llm, outputs, how, outcome, quiet=args.quiet, strict=args.strict)
                 elif len(prompts) == args.n == 1 and beams is None and sys.stdout.isatty() and not args.json:
                     outcome.failed(stream(llm, prompts[0], params))
                 else:
