@@ -18,7 +18,7 @@ From stage 4 on a line with `"score": true` is scored instead: how likely is its
 objects with `logprob`, `num_tokens`, `is_greedy` and, for texts, `num_bytes`; and, of choices, the likeliest one's
 number, `choice`.
 
-OpenAI's batch lines are taken too, and answered as OpenAI does (see openai_lines.py).
+OpenAI's batch lines are taken too, and answered as OpenAI does (see openai/lines.py).
 
 Lines are written in the order in which they are done. A line's answer depends on the line, its number and the settings
 alone, so a run that was killed and resumed ends with the same lines as one that was not: to the byte, if no sum's
@@ -49,11 +49,10 @@ except ModuleNotFoundError:  # Windows
     fcntl = None
 
 from .beams import BEAM_FIELDS, Beams, completed_by_beams, drawing, read_beams
-from .console import naming, tell
+from .console import Progress, naming, tell
 from .dataset import Columns, Dataset, find, has, is_on_disk
 from .manifest import begin, describe_run, resume
-from .openai_lines import answer, answer_id, is_request, refusal, to_line
-from .progress import Progress
+from .openai.lines import answer, answer_id, is_request, refusal, to_line
 from .sampling import MORE_FIELDS, Sampling
 from .stages import Setup, Stage, check_beams, setup_of
 from .strict_json import no_duplicates, to_json
@@ -117,13 +116,28 @@ class Line:
     def refusal(self) -> dict:
         """What is written of a line that is wrong."""
         if self.is_openai:
-            return refusal(self.fields, self.error) | {"id": self.answer_id}
+            return refusal(self.answer_id, self.fields["custom_id"], self.error)
         return {**self.fields, "id": self.id, "error": self.error}
 
     def begin(self) -> str:
         """What its result begins with, as JSON, whether that is an error or not."""
         carried = {"id": self.answer_id} if self.is_openai else {**self.fields, "id": self.id}
         return to_json(carried).removesuffix("}")
+
+
+@dataclass(frozen=True)
+class How:
+    """How the lines of an input are completed.
+
+    Attributes:
+        sampling: the fields of the command line.
+        beams: how to search for the completions of every line, if not None.
+        columns: which fields have what a line needs.
+    """
+
+    sampling: Sampling
+    beams: Beams | None = None
+    columns: Columns = Columns()  # noqa: RUF009 (it is frozen)
 
 
 Job = tuple[int, Line]  # a line, behind its place in the input
@@ -188,30 +202,19 @@ class LineReader:
 
     Args:
         config: the engine's EngineConfig.
-        defaults: the sampling fields of the command line.
         llm: checks what depends on the model; None where there is no engine, and somebody else checks.
-        columns: which fields have what a line needs.
-        beams: how to search for the completions of every line, if not None.
 
     Attributes:
         renamed: the fields that are carried under another name.
         unused: fields that would be parameters in a line's `sampling`, and are only carried through.
     """
 
-    def __init__(
-        self,
-        stage: Stage,
-        config: Any,
-        defaults: Sampling,
-        llm: Any = None,
-        columns: Columns = Columns(),  # noqa: B008 (it is frozen)
-        beams: Beams | None = None,
-    ):
-        self.stage, self.config, self.defaults, self.llm, self.beams = stage, config, defaults, llm, beams
-        self.columns, self.renamed, self.unused = columns, set[str](), set[str]()
+    def __init__(self, stage: Stage, config: Any, how: How, llm: Any = None):
+        self.stage, self.config, self.llm, self.renamed, self.unused = stage, config, llm, set[str](), set[str]()
+        self.defaults, self.beams, self.columns = how.sampling, how.beams, how.columns
         self._names = {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS} - {"logits_processors"}
-        self._like_sampling = self._names | {*BEAM_FIELDS, *ELSEWHERE_NAMED} - {*columns.named}
-        self._like_sampling |= {"sampling"} if columns.is_scored else set()
+        self._like_sampling = self._names | {*BEAM_FIELDS, *ELSEWHERE_NAMED} - {*how.columns.named}
+        self._like_sampling |= {"sampling"} if how.columns.is_scored else set()
 
     def read_lines(self, dataset: Dataset) -> list[Line]:
         """The lines of the input; a bad line comes with its error, as far as no model is needed to see it."""
@@ -434,28 +437,26 @@ def run_batch_file(
     llm: Any,
     dataset: Dataset,
     file: FileIO,
-    defaults: Sampling,
+    how: How,
     *,
     quiet: bool,
-    beams: Beams | None = None,
-    columns: Columns = Columns(),  # noqa: B008 (it is frozen)
     strict: bool = False,
 ) -> Counts:
-    """Answer every line of the input that the output, a file of `open_output`, does not answer yet; by beams if these
-    are given. strict: check all lines first, and answer none if one is wrong.
+    """Answer every line of the input that the output, a file of `open_output`, does not answer yet. strict: check all
+    lines first, and answer none if one is wrong.
 
     Raises:
         ValueError: the output is of another run (see manifest.py), or not of this input.
         OSError: a file can't be read or written; what was written before is there.
     """
     setup = setup_of(llm)
-    reader = LineReader(stage, setup.config, defaults, llm, columns, beams)
+    reader = LineReader(stage, setup.config, how, llm)
     lines = reader.read_lines(dataset)
     if not quiet:
         reader.tell_names(dataset.name)
     if strict:
         check_all(reader, lines, dataset.name, quiet)
-    run = describe_batch(stage, setup, dataset, defaults, beams, columns)
+    run = describe_batch(stage, setup, dataset, how)
     job = BatchJob(lines, run, [file])
     return job.run(lambda jobs: in_parts(stage, jobs, llm, reader), longest_first=stage.can_serve, quiet=quiet)
 
@@ -480,12 +481,10 @@ def in_parts(stage: Stage, jobs: list[Job], llm: Any, reader: LineReader) -> Ite
         yield from completed(stage, [job for job in part if not job[1].error], llm)
 
 
-def describe_batch(
-    stage: Stage, setup: Setup, dataset: Dataset, defaults: Sampling, beams: Beams | None, columns: Columns
-) -> dict:
+def describe_batch(stage: Stage, setup: Setup, dataset: Dataset, how: How) -> dict:
     """All that the answers depend on, see manifest.py."""
-    run = describe_run(stage, setup, dataset, defaults) | {"beam_search": beams and asdict(beams)}
-    return run | {"columns": columns.to_dict()}
+    run = describe_run(stage, setup, dataset, how.sampling) | {"beam_search": how.beams and asdict(how.beams)}
+    return run | {"columns": how.columns.to_dict()}
 
 
 def refused(jobs: list[Job]) -> Iterator[Answer]:
@@ -524,7 +523,8 @@ def result_of(stage: Stage, line: Line, outputs: list) -> dict:
     """The result line of an input line."""
     if line.is_openai:
         message = failure(outputs[0])
-        return refusal(line.fields, message, "generation_failed") if message else answer(line.fields, outputs[0])
+        name, custom_id = line.answer_id, line.fields["custom_id"]
+        return refusal(name, custom_id, message, "generation_failed") if message else answer(line.fields, outputs[0])
     return {**line.fields, "id": line.id, **(scores_of(stage, line, outputs) if line.is_scored else texts_of(outputs))}
 
 

@@ -13,19 +13,27 @@ from collections.abc import Callable, Iterator
 from io import FileIO
 from typing import Any
 
-from .batch_file import failure, open_output, run_batch_file
+from .batch_file import How, failure, open_output, run_batch_file
 from .beams import Beams, completed_by_beams
-from .closing_line import closing_line
-from .console import Outcome, flush_streams, naming, one_interrupt, prepare_streams, tell
+from .console import (
+    Outcome,
+    Progress,
+    Wrapper,
+    closing_line,
+    flush_streams,
+    naming,
+    one_interrupt,
+    prepare_streams,
+    tell,
+    wrapped,
+)
 from .dataset import STDIN, Dataset, check_columns, check_dataset, is_on_disk, read_bytes, read_dataset
 from .flags import beams_of, build_parser, check_flags, columns_of, given_flags, options_of, pairs_of, sampling_of
 from .interactive import converse
 from .manifest import manifest_path
-from .progress import Progress
 from .sampling import Sampling
 from .stages import Stage, limit_threads
 from .strict_json import to_json
-from .terminal import Wrapper, wrapped
 from .trace_file import check_trace, write_trace
 from .tracing import Trace
 from .wrap import wrap
@@ -152,17 +160,11 @@ def check(
 
 
 def complete_files(
-    stage: Stage,
-    llm: Any,
-    files: list[tuple[Dataset, FileIO]],
-    sampling: Sampling,
-    outcome: Outcome,
-    quiet: bool,
-    **more: Any,
+    stage: Stage, llm: Any, files: list[tuple[Dataset, FileIO]], how: How, outcome: Outcome, **more: Any
 ) -> None:
     """Complete the lines of each --input. more: as of `run_batch_file`."""
     for dataset, output in files:
-        total, errors = run_batch_file(stage, llm, dataset, output, sampling, quiet=quiet, **more)
+        total, errors = run_batch_file(stage, llm, dataset, output, how, **more)
         if errors:
             tell(f"{outcome.prog}: {errors} of {total} lines are errors, see {output.name}")
             outcome.status = 1
@@ -211,8 +213,8 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                 elif outputs:
                     if STDIN not in args.input:  # which can't be read again
                         outcome.goes_on = "the same command with --resume goes on"
-                    more = {"beams": beams, "columns": columns_of(args), "strict": args.strict}
-                    complete_files(stage, llm, outputs, sampling, outcome, args.quiet, **more)
+                    how = How(sampling, beams, columns_of(args))
+                    complete_files(stage, llm, outputs, how, outcome, quiet=args.quiet, strict=args.strict)
                 elif len(prompts) == args.n == 1 and beams is None and sys.stdout.isatty() and not args.json:
                     outcome.failed(stream(llm, prompts[0], params))
                 else:

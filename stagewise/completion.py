@@ -5,7 +5,8 @@ eval "$(stagewise completion bash)"          # in ~/.bashrc; of zsh: stagewise c
 
 import argparse
 
-from .console import Outcome, Parser
+from .console import Outcome
+from .parser import Parser
 
 
 def whole_parser() -> argparse.ArgumentParser:

@@ -1,157 +1,34 @@
-"""What a command needs of its surroundings: streams that may be closed or full, Ctrl-C, exit statuses."""
+"""A command and its terminal: streams that may be closed or full, Ctrl-C, exit statuses; lines that end between words,
+and what is typed while something is printed; how far a run is, and what it did."""
 
-import argparse
 import contextlib
-import difflib
 import json
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn
 
-# What other programs (Hugging Face's `generate` and its scripts, vLLM, rosellm) call it, and what it is called here.
-OTHER_NAMES = {
-    "--max-new-tokens": "--max-tokens",
-    "--max-length": "--max-tokens (of the output alone)",
-    "--max-output-tokens": "--max-tokens",
-    "--min-new-tokens": "--min-tokens",
-    "--do-sample": "--temperature (0 is greedy, more draws)",
-    "--greedy": "--temperature 0",
-    "--num-beams": "--beam-width",
-    "--num-return-sequences": "--n",
-    "--eos-token-id": "--stop-token-ids",
-    "--stop-strings": "--stop",
-    "--no-stop-on-eos": "--ignore-eos",
-    "--typical-p": "--top-p or --min-p",
-    "--prompt": "--prompts",
-    "--text": "--prompts",
-    "--prompt-file": "--prompts-file",
-    "--input-file": "--input",
-    "--output-file": "--output",
-    "--model-name": "--model",
-    "--model-path": "--model",
-    "--model-id": "--model",
-    "--hf-model-id": "--model",
-    "--model-name-or-path": "--model",
-    "--checkpoint": "--model",
-    "--checkpoint-path": "--model",
-    "--ckpt": "--model",
-    "--tokenizer-name": "--tokenizer",
-    "--tokenizer-path": "--tokenizer",
-    "--torch-dtype": "--dtype",
-    "--precision": "--dtype",
-    "--no-amp": "--dtype float32",
-    "--fp16": "--dtype float16",
-    "--bf16": "--dtype bfloat16",
-    "--batch-size": "--max-num-seqs",
-    "--max-batch-size": "--max-num-seqs",
-    "--context-length": "--max-model-len",
-    "--block-len": "--block-size",
+from tqdm import tqdm
+
+from .stages import Stage
+
+try:
+    import termios
+except ModuleNotFoundError:  # Windows
+    termios: Any = None
+
+EVERY = 30  # seconds between two lines of a log
+WAITS = {
+    "ttft": "time to first token",
+    "itl": "inter-token latency",
+    "e2e": "whole request",
+    "queue_time": "in the queue",
 }
-
-
-DEFAULTS = {"--stop-on-eos": "an output ends at the end token, unless --ignore-eos is given"}
-
-
-class Parser(argparse.ArgumentParser):
-    """Errors are one line, with a hint where there is one.
-
-    others_that_have: of a flag that is not known here, the numbers of the stages that have it.
-    """
-
-    others_that_have: Callable[[str], list[int]] = staticmethod(lambda flag: [])
-
-    def __init__(self, *arguments: Any, **more: Any):
-        super().__init__(*arguments, **more)
-        if more.get("add_help", True):
-            help = "a TOML file of flags, as in max-tokens = 20; those of the command line go over it"
-            self.add_argument("--config", metavar="FILE", help=help)
-
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """With the flags of a --config before those of the command line."""
-        args = sys.argv[1:] if args is None else list(args)
-        try:
-            path, config = read_config(args)
-        except (ValueError, OSError) as error:
-            self.error(reason(error))
-        given = {arg.split("=")[0] for arg in args if arg.startswith("--")}
-        flags: list[str] = []
-        for name, value in config.items():
-            flag = f"--{name.replace('_', '-')}"
-            if flag not in self._option_string_actions:
-                hint = self._hint(flag)
-                self.error(f"{path}: there is no flag {flag}{f'; {hint}' if hint else ''}")
-            if given.isdisjoint((flag, f"--no-{flag[2:]}", *self._option_string_actions[flag].option_strings)):
-                flags += self._as_arguments(flag, value)
-        return super().parse_known_args([*flags, *args], namespace)
-
-    def _as_arguments(self, flag: str, value: Any) -> list[str]:
-        """A value of a --config as on the command line."""
-        if isinstance(value, bool) and self._option_string_actions[flag].nargs == 0:
-            off = f"--no-{flag[2:]}"
-            return [flag] if value else [off] if off in self._option_string_actions else []
-        if isinstance(value, list):
-            return [flag, *map(as_text, value)] if value else []
-        return [f"{flag}={as_text(value)}"]
-
-    def error(self, message: str) -> NoReturn:
-        """As for any other error: one line, without the usage, which --help shows."""
-        words = message.partition("unrecognized arguments: ")[2].split()
-        hints = [self._hint_of_place(words[0]) if words else None, *map(self._hint, words)]
-        hints = dict.fromkeys(filter(None, hints))
-        self.exit(2, f"{self.prog}: error: {message}{''.join(f'; {hint}' for hint in hints)}\n")
-
-    def _hint_of_place(self, word: str) -> str | None:
-        """Which flag takes what was given without one."""
-        if word.startswith("-"):
-            return None
-        flags = {"--prompts": "a text to complete", "--model": "a model"}
-        known = [f"{flag} for {what}" for flag, what in flags.items() if flag in self._option_string_actions]
-        return f"use {', '.join(known)}" if known else None
-
-    def _hint(self, word: str) -> str | None:
-        """What a flag that is not known here may be called."""
-        flag = word.partition("=")[0].replace("_", "-")
-        if not flag.startswith("--"):
-            return None
-        known = self._option_string_actions
-        if flag in known:
-            return f"{word} is written {flag}"
-        if (name := OTHER_NAMES.get(flag)) and name.split()[0] in known:
-            return f"for {flag} give {name}"
-        if flag in DEFAULTS:
-            return f"{flag} is not needed: {DEFAULTS[flag]}"
-        if has_it := self.others_that_have(flag):
-            return f"{flag} is there in stage{'s' if len(has_it) > 1 else ''} {', '.join(map(str, has_it))}"
-        close = difflib.get_close_matches(flag, known, n=1, cutoff=0.8)
-        return f"is {close[0]} meant?" if close else None
-
-
-def read_config(args: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
-    """The file that --config names, and its flags; none if it is not there. Raises ValueError or OSError."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", nargs="?")
-    path = parser.parse_known_args(args)[0].config
-    if path is None:
-        return None, {}
-    if sys.version_info >= (3, 11):
-        import tomllib  # pyright: ignore[reportMissingImports]
-    else:
-        import tomli as tomllib  # pyright: ignore[reportMissingImports]
-    try:
-        with naming(path), open(path, "rb") as file:
-            config = tomllib.load(file)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"--config {path} is no TOML: {error}") from None
-    if "config" in config:
-        raise ValueError(f"--config {path} names another: a file has all flags")
-    return path, config
-
-
-def as_text(value: Any) -> str:
-    """A value of TOML as on the command line."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def prepare_streams() -> None:
@@ -244,3 +121,206 @@ class Outcome:
         else:
             return False
         return True
+
+
+# --- What is printed and typed ----------------------------------------------------------------------------------------
+
+
+def is_terminal() -> bool:
+    """Whether somebody types, and reads what is printed."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty()
+
+
+def width_of(text: str) -> int:
+    """How many columns a terminal takes for this text."""
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    return len(text) + wide - sum(unicodedata.combining(character) > 0 for character in text)
+
+
+class Wrapper:
+    """Passes a text on that comes in pieces, with line breaks between words where a line would be too long. A word is
+    held until its end is known; a control character, which could be a command to the terminal, becomes U+FFFD.
+
+    Args:
+        write: takes the pieces.
+        columns: of the terminal; by default it is asked at every word, for windows change.
+    """
+
+    def __init__(self, write: Callable[[str], object], columns: int | None = None):
+        self.write, self.columns = write, columns
+        self.word, self.column = "", 0
+
+    def feed(self, text: str) -> None:
+        for character in text:
+            if character in " \n":
+                self._end_word(character)
+            else:
+                is_control = unicodedata.category(character) == "Cc" and character != "\t"
+                self.word += "\ufffd" if is_control else character
+
+    def _end_word(self, space: str = "") -> None:
+        """Pass the word on, and what is behind it."""
+        columns, width = self.columns or shutil.get_terminal_size().columns, width_of(self.word)
+        if self.column and self.word and self.column + width > columns:
+            self.write("\n")
+            self.column = 0
+        self.column = 0 if space == "\n" else self.column + width
+        if space == " " and self.column >= columns:
+            space = ""  # the line is full; the next word begins another
+        self.write(self.word + space)
+        self.column += space == " "
+        self.word = ""
+
+    def end(self) -> None:
+        """Pass on what is still held."""
+        if self.word:
+            self._end_word()
+
+
+def wrapped(text: str) -> str:
+    """The text as the terminal should have it."""
+    pieces: list[str] = []
+    wrapper = Wrapper(pieces.append)
+    wrapper.feed(text)
+    wrapper.end()
+    return "".join(pieces)
+
+
+@contextlib.contextmanager
+def without_echo() -> Iterator[None]:
+    """What is typed in this block does not appear in the middle of what is printed. It is not lost: whole lines can be
+    read from stdin, and the rest appears when the next line is read."""
+    if termios is None:
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    silent = before.copy()
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+# --- How far it is ----------------------------------------------------------------------------------------------------
+
+
+def duration(seconds: float) -> str:
+    """45 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
+class Progress:
+    """Counts what is done, on stderr, as a context manager. The estimate is by the run's mean speed so far: results
+    come in bursts, so the latest speed says little.
+
+    Args:
+        total: how many there are.
+        unit: what they are, one of them.
+        done: how many of them an earlier run did.
+        quiet: say nothing.
+    """
+
+    def __init__(self, total: int, unit: str, *, done: int = 0, quiet: bool = False):
+        self.total, self.unit, self.done, self.before = total, unit, done, done
+        self.has_bar = not quiet and sys.stderr.isatty()
+        self.is_log = not quiet and not self.has_bar
+        self.bar = tqdm(total=total, initial=done, unit=unit, smoothing=0, disable=not self.has_bar)
+        self.started = self.told = time.monotonic()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.bar.close()
+
+    def update(self) -> None:
+        """One more is done."""
+        self.done += 1
+        self.bar.update()
+        now = time.monotonic()
+        if self.is_log and now > self.told + EVERY and self.done < self.total:
+            self.told, passed = now, now - self.started
+            left = passed / (self.done - self.before) * (self.total - self.done)
+            counts = f"{self.done:,} of {self.total:,} {self.unit}s"
+            tell(f"{counts} after {duration(passed)}, about {duration(left)} left")
+
+    def write(self, text: str) -> None:
+        """A line on stdout, with the bar out of its way."""
+        if self.has_bar:
+            self.bar.write(text, file=sys.stdout)
+        else:
+            print(text)
+        sys.stdout.flush()
+
+
+# --- What it did ------------------------------------------------------------------------------------------------------
+
+
+def closing_line(
+    stage: Stage,
+    stats: Any,
+    seconds: float,
+    as_json: bool,
+    details: bool = False,
+    at_once: int | None = None,
+    limits: Mapping[str, int] = MappingProxyType({}),
+) -> str:
+    """What to print when a run is over.
+
+    Args:
+        stats: of an LLM.
+        seconds: what the run took.
+        as_json: a line of JSON, from stages that count latencies.
+        at_once: as many requests as may run at once, in a run of files.
+        limits: how many outputs stopped at each, as far as that is known.
+        details: below the sentence, a line for each thing that the stage counts.
+    """
+    tokens_per_second, has = stats.num_output_tokens / max(seconds, 1e-9), stats.__dataclass_fields__.keys()
+    latencies = stats.latencies.percentiles() if "latencies" in has else None
+    cached = stats.num_cached_tokens / max(1, stats.num_prompt_tokens) if "num_cached_tokens" in has else None
+    if as_json and latencies is not None:
+        counts = {"requests": stats.num_requests, "truncated": stats.num_truncated}
+        counts |= {"output_tokens": stats.num_output_tokens, "seconds": seconds}
+        if "num_drafts" in has:
+            counts |= {"drafted": stats.num_draft_tokens, "accepted": stats.num_accepted_tokens}
+        if cached is not None:
+            counts |= {"prefix_cache_hit_rate": cached, "preemptions": stats.num_preemptions}
+        return json.dumps({**counts, "tokens_per_second": tokens_per_second, **latencies})
+    requests = "1 request" if stats.num_requests == 1 else f"{stats.num_requests:,} requests"
+    requests += "" if at_once is None else f" (up to {at_once:,} at once)"
+    line = f"{requests}, {stats.num_output_tokens:,} tokens in {seconds:.2f} s: {tokens_per_second:.1f} tok/s"
+    if stats.num_truncated and sum(limits.values()) == stats.num_truncated:
+        parts = [f"{number:,} stopped at --{name.replace('_', '-')}" for name, number in sorted(limits.items())]
+        line += f"; {', '.join(parts)}"
+    elif stats.num_truncated:
+        line += f"; {stats.num_truncated:,} stopped at the length limit"
+    if not details:
+        return line
+    rows = {"ended by length": f"{stats.num_truncated:,}", "forward passes": f"{stats.num_forwards:,}"}
+    if stage.is_batched:
+        padding = stats.num_padding_tokens / max(1, stats.num_padding_tokens + stats.num_tokens_computed)
+        rows["padding"] = f"{padding:.0%} of the places computed"
+    if "kv_tokens_used" in has:
+        kv_use = stats.kv_tokens_used / max(1, stats.kv_tokens_reserved)
+        rows["KV cache"] = f"{kv_use:.0%} of what was reserved is used"
+    if cached is not None:
+        rows["prefix cache"] = f"{cached:.0%} of the prompts' tokens found"
+        rows["preemptions"] = f"{stats.num_preemptions:,}"
+    if "num_drafts" in has and stats.num_drafts:
+        rate, a_step = (
+            stats.num_accepted_tokens / stats.num_draft_tokens,
+            1 + stats.num_accepted_tokens / stats.num_drafts,
+        )
+        rows["drafted"] = f"{stats.num_draft_tokens:,} tokens, {stats.num_accepted_tokens:,} accepted ({rate:.0%})"
+        rows["tokens a step"] = f"{a_step:.1f} where there were drafts ({stats.num_drafts:,} times)"
+    elif "num_drafts" in has:
+        rows["drafted"] = "nothing"
+    if latencies is None:
+        rows["time to first token"] = f"mean {1e3 * stats.ttft_seconds / max(1, stats.num_requests):,.0f} ms"
+    for kind, percentiles in (latencies or {}).items():
+        rows[WAITS[kind]] = ", ".join(f"{p} {1e3 * s:,.0f} ms" for p, s in percentiles.items())
+    return "\n".join([line, *(f"  {name + ':':22}{value}" for name, value in rows.items())])

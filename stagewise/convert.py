@@ -16,7 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from .console import Outcome, Parser, tell
+from .console import Outcome, tell
+from .parser import Parser
 from .stages import STAGES, TOKENIZER_FILES
 
 WEIGHTS = ("model", "state_dict", "model_state_dict", "module")  # where a training program keeps the weights,

@@ -305,7 +305,7 @@ def fetch(name: str, flag: str = "--input ") -> bytes:
     """A file of the Hub, by huggingface_hub's file system. flag: names it in an error. Raises OSError."""
     from huggingface_hub import HfFileSystem
 
-    with telling(f"{flag}{name}"):
+    with telling(f"{flag}{name} can't be fetched"):
         return HfFileSystem().cat_file(name)  # pyright: ignore[reportReturnType]
 
 
@@ -314,7 +314,7 @@ def find_results(name: str) -> str:
     ValueError, OSError."""
     from huggingface_hub import HfFileSystem
 
-    with telling(name):
+    with telling(f"{name} can't be fetched"):
         files = sorted(map(str, HfFileSystem().glob(f"{name}/*.jsonl")))
     if len(files) != 1:
         there = f"one of {', '.join(Path(file).name for file in files)}" if files else "it has none of JSON lines"
@@ -323,27 +323,20 @@ def find_results(name: str) -> str:
 
 
 @contextlib.contextmanager
-def telling(what: str) -> Iterator[None]:
-    """The many network errors of the Hub's client, told as one OSError."""
+def telling(what: str, kind: type[Exception] = OSError) -> Iterator[None]:
+    """The many errors of a library (of the network, or for a damaged file) told as one of this kind, in a line."""
     try:
         yield
     except Exception as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise OSError(f"{what} can't be fetched: {reason}") from error
-
-
-def import_parquet(name: str):
-    try:
-        from pyarrow import parquet
-    except ModuleNotFoundError:
-        raise ValueError(f"--input {name}: parquet needs pyarrow, which `pip install pyarrow` brings") from None
-    return parquet
+        raise kind(f"{what}: {reason}") from error
 
 
 def import_arrow(name: str, what: str = "a folder"):
     try:
         import pyarrow
         import pyarrow.ipc
+        import pyarrow.parquet
     except ModuleNotFoundError:
         raise ValueError(f"--input {name}: {what} needs pyarrow, which `pip install pyarrow` brings") from None
     return pyarrow
@@ -375,23 +368,16 @@ def read_arrow(name: str) -> list[bytes]:
     """The rows of a folder of save_to_disk as lines of JSON."""
     ipc, rows = import_arrow(name).ipc, []
     for file in arrow_files(Path(name)):
-        try:
-            with file.open("rb") as stream:
-                rows += ipc.open_stream(stream).read_all().to_pylist()
-        except Exception as error:  # a damaged file can raise anything
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
-            raise ValueError(f"--input {file} can't be read as Arrow: {reason}") from error
+        with telling(f"--input {file} can't be read as Arrow", ValueError), file.open("rb") as stream:
+            rows += ipc.open_stream(stream).read_all().to_pylist()
     return as_lines(name, rows)
 
 
 def read_parquet(name: str, content: bytes) -> list[bytes]:
     """The rows as lines of JSON."""
-    parquet = import_parquet(name)
-    try:
+    parquet = import_arrow(name, "parquet").parquet
+    with telling(f"--input {name} can't be read as parquet", ValueError):
         rows = parquet.read_table(io.BytesIO(content)).to_pylist()
-    except Exception as error:  # a damaged file can raise anything
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ValueError(f"--input {name} can't be read as parquet: {reason}") from error
     return as_lines(name, rows)
 
 

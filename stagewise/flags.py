@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from .beams import Beams, drawing
-from .console import Parser, read_config
 from .dataset import Columns
+from .parser import Parser, read_config
 from .sampling import MORE_FIELDS, Sampling
 from .scaleout.flags import add_flags as add_cluster_flags
 from .stages import EXACT, PACKAGES, STAGES, Stage

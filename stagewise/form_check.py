@@ -99,18 +99,20 @@ def try_out(matcher: Any) -> str:
 
 
 class Words:
-    """The vocabulary, as llguidance wants it. How a text is cut into tokens makes no difference here."""
+    """The vocabulary, as llguidance wants it. encode: cuts a text that is the only one possible into tokens; in this
+    process, where it makes no difference how, into bytes."""
 
     bos_token_id = None
 
-    def __init__(self, tokens: list[bytes], special_token_ids: list[int], eos_token_id: int):
+    def __init__(self, tokens: list[bytes], special_token_ids: list[int], eos_token_id: int, encode: Any = None):
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special_token_ids, eos_token_id
-        self._bytes = {token[0]: i for i, token in enumerate(tokens) if len(token) == 1}
+        bytes_of = {token[0]: i for i, token in enumerate(tokens) if len(token) == 1}
+        self.encode = encode or (lambda text: [bytes_of[byte] for byte in text.encode()])
 
     def __call__(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):
             raise TypeError("texts only")
-        return [self._bytes[byte] for byte in text.encode()]
+        return self.encode(text) if text else []
 
 
 def answer(text: str) -> None:

@@ -17,7 +17,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .terminal import Wrapper, is_terminal, termios, without_echo
+from . import console
+from .console import Wrapper, is_terminal, without_echo
 
 Generate = Callable[[str], AsyncIterator[Any]]
 SIGN = "> "
@@ -164,12 +165,8 @@ def history() -> Iterator[None]:
             readline.write_history_file(path)
 
 
+@history()
 def on_terminal(generate: Generate) -> float:
-    with history():
-        return read_prompts(generate)
-
-
-def read_prompts(generate: Generate) -> float:
     sys.stdin.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     seconds, is_open = 0.0, True
     while is_open:
@@ -227,10 +224,10 @@ async def answer(generate: Generate, line: str) -> tuple[float, bool]:
 
     signal.signal(signal.SIGINT, answers.interrupt)
     answers.ask(line)
-    if termios is not None:
+    if console.termios is not None:
         answers.loop.add_reader(sys.stdin, typed)
     while not answers.queue.empty():
         await answers.show(begin, write, end)
-    if termios is not None:
+    if console.termios is not None:
         answers.loop.remove_reader(sys.stdin)
     return answers.seconds, is_open

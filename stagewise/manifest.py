@@ -4,12 +4,12 @@ It names everything that the answers depend on, so `--resume` can tell whether i
 """
 
 import hashlib
-import importlib.metadata
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+from . import __version__
 from .console import naming
 from .dataset import Dataset
 from .stages import Setup, Stage
@@ -25,7 +25,7 @@ def describe_run(stage: Stage, setup: Setup, dataset: Dataset, defaults: Any) ->
     """What a run's answers depend on."""
     config = setup.config
     return {
-        "version": version(),
+        "version": __version__,
         "stage": stage.package,
         "model": config.model,
         "weights": hash_of_checkpoint(stage, setup.directory, config),
@@ -88,10 +88,3 @@ def hash_of_checkpoint(stage: Stage, directory: Path, config: Any) -> str:
             while part := file.read(1 << 20):
                 total.update(part)
     return f"sha256:{total.hexdigest()}"
-
-
-def version() -> str:
-    try:
-        return importlib.metadata.version("stagewise")
-    except importlib.metadata.PackageNotFoundError:  # run from a directory that is not installed
-        return "unknown"

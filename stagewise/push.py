@@ -8,14 +8,18 @@ The manifest, answers.jsonl.run.json, lies beside the file: the run wrote it. Wi
 """
 
 import argparse
+import itertools
 import json
-import tempfile
 from collections import Counter
 from pathlib import Path
 
-from huggingface_hub import DatasetCardData, HfApi
+from huggingface_hub import CommitOperationAdd, DatasetCardData, HfApi
 
-from .console import Outcome, Parser, naming
+from .console import Outcome, naming
+from .dataset import telling
+from .manifest import manifest_path
+from .manifest import read as read_manifest
+from .parser import Parser
 from .score import Reference, read_scores, summarize
 
 CARD = """---
@@ -47,27 +51,23 @@ MOST_VALUES = 5  # of a sampling parameter, told with how many lines had each
 
 def read(path: Path) -> tuple[list[dict], dict]:
     """The lines of a result file, and its manifest. Raises ValueError or OSError, which name the file."""
-    manifest = Path(f"{path}.run.json")
     try:
         results = [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
         if not results or not all(isinstance(result, dict) for result in results):
             raise ValueError("it holds no results")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    try:
-        run = json.loads(manifest.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"there is no {manifest}: {path} is not the output of a batch run") from None
-    except ValueError as error:
-        raise ValueError(f"{manifest}: {error}") from None
-    if not isinstance(run, dict) or not {"stage", "model", "version", "sampling"} <= run.keys():
+    manifest = manifest_path(str(path))
+    if not manifest.exists():
+        raise ValueError(f"there is no {manifest}: {path} is not the output of a batch run")
+    run = read_manifest(manifest)
+    if not {"stage", "model", "version", "sampling"} <= run.keys():
         raise ValueError(f"{manifest} is no manifest of a batch run")
     return results, run
 
 
-def finish_reasons(results: list[dict]) -> Counter:
-    completions = [one for result in results for one in result.get("outputs", [result])]
-    return Counter(one["finish_reason"] for one in completions if isinstance(one, dict) and "finish_reason" in one)
+def is_truncated(completion: object) -> bool:
+    return isinstance(completion, dict) and completion.get("finish_reason") == "length"
 
 
 def sampling_values(results: list[dict], defaults: dict) -> list[tuple[str, str]]:
@@ -110,14 +110,14 @@ def card(name: str, path: Path, results: list[dict], run: dict, scores: dict | N
         name=name.split("/")[-1],
         lines=len(results),
         errors=sum(result.get("error") is not None for result in results),
-        truncated=finish_reasons(results)["length"],
+        truncated=sum(map(is_truncated, itertools.chain(*(result.get("outputs", [result]) for result in results)))),
         stage=run["stage"],
         version=run["version"],
         model=run["model"],
         settings=rows(settings),
         sampling=SAMPLING.format(rows=rows(values)) if (values := sampling_values(results, run["sampling"])) else "",
         file=path.name,
-        manifest=f"{path.name}.run.json",
+        manifest=manifest_path(path.name),
         scores=told,
     )
 
@@ -125,7 +125,7 @@ def card(name: str, path: Path, results: list[dict], run: dict, scores: dict | N
 def files_of(path: Path, name: str, reference: str | None) -> dict[str, bytes]:
     """Everything that the dataset has, by name."""
     results, run = read(path)
-    files = {file.name: file.read_bytes() for file in (path, Path(f"{path}.run.json"))}
+    files = {file.name: file.read_bytes() for file in (path, manifest_path(str(path)))}
     scores = None
     if reference is not None:
         scores = summarize(read_scores(path, Reference(reference))[0])
@@ -162,21 +162,14 @@ def main(argv: list[str] | None = None, prog: str = "stagewise push") -> int:
             write(args.folder, files)
             print(args.folder)
         else:
-            with tempfile.TemporaryDirectory() as folder:
-                write(Path(folder), files)
-                print(push(Path(folder), args.repo, args.public))
+            print(push(files, args.repo, args.public))
     return outcome.status
 
 
-def push(folder: Path, repo: str, public: bool) -> str:
-    """Send a folder to the Hub, in one commit. Returns the address of the dataset; raises OSError if it fails."""
-    api = HfApi()
-    try:
+def push(files: dict[str, bytes], repo: str, public: bool) -> str:
+    """Send files to the Hub, in one commit. Returns the address of the dataset; raises OSError if it fails."""
+    api, added = HfApi(), [CommitOperationAdd(name, content) for name, content in files.items()]
+    with telling(f"{repo} can't be written"):
         url = api.create_repo(repo, repo_type="dataset", private=not public, exist_ok=True)
-        api.upload_folder(
-            folder_path=folder, repo_id=repo, repo_type="dataset", commit_message="Results of a batch run"
-        )
-    except Exception as error:  # the client's many network errors, told as one
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise OSError(f"{repo} can't be written: {reason}") from error
+        api.create_commit(repo, added, commit_message="Results of a batch run", repo_type="dataset")
     return str(url)

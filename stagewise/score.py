@@ -49,8 +49,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from .console import Outcome, Parser, naming, tell
+from .console import Outcome, naming, tell
 from .dataset import HUB, STDIN, fetch, find, find_results, has, unpacked
+from .parser import Parser
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,13 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .form_check import SECONDS, FormCheck
+from .form_check import SECONDS, FormCheck, Words
 from .stages import end_tokens
 
 MAX_CHARACTERS = 2**16  # of a form
@@ -327,23 +326,8 @@ def vocabulary(tokenizer: Any, eos_token_ids: tuple[int, ...]) -> tuple[Any, byt
             num = max(tokenizer.num_tokens - 1, *eos_token_ids) + 1
             tokens = [tokenizer.token_bytes(i) or f"<|{i}|>".encode() for i in range(num)]
             special = sorted({*tokenizer.special, *eos_token_ids})
-            words = Words(
-                encode=tokenizer.encode,
-                tokens=tokens,
-                special_token_ids=special,
-                eos_token_id=eos_token_ids[0],
-                bos_token_id=None,
-            )
+            words = Words(tokens, special, eos_token_ids[0], tokenizer.encode)
             setup = dict(tokens=[token.hex() for token in tokens], special=special, eos=eos_token_ids, limits=LIMITS)
             words = llguidance.LLTokenizer(llguidance.TokenizerWrapper(words), eos_token=[*eos_token_ids])
             made[eos_token_ids] = words, json.dumps(setup).encode()
         return made[eos_token_ids]
-
-
-class Words(SimpleNamespace):
-    """A vocabulary, and how a text that is the only one possible is cut into tokens."""
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        if isinstance(text, bytes):
-            raise TypeError("texts only")
-        return self.encode(text) if text else []

@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .replay.trace import VERSION
 from .stages import Stage, stage_of
 from .wrap import wrap
-
-VERSION = 3  # of the trace
 
 
 @dataclass  # not frozen: to make it would take several times as long, in every step

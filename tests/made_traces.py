@@ -5,6 +5,8 @@ import json
 import random
 from pathlib import Path
 
+from stagewise.replay.state import State, name
+
 WORDS = "the a bear fox mouse owl harbor winter lantern old brave shy Otto Mira sang walked found said"
 TEXTS = [".", ",", *(f" {word}" for word in WORDS.split())]
 HOSTILE = [
@@ -313,3 +315,27 @@ def paged(
                 release(request, engine.after)
         engine.record(rows, **memory)
     return engine.header, engine.steps
+
+
+def snapshot(state: State) -> dict:
+    """A state as `snapshot` in page/state.js has it."""
+    live = state.waiting + [key for key in state.shown if key not in state.waiting]
+    held = sorted({block for key in live for block in state.completions[key].blocks})
+    visible = sorted({*held, *state.findable})
+
+    def by_name(attribute: str) -> dict:
+        return {name(key): getattr(state.completions[key], attribute) for key in live}
+
+    return dict(
+        waiting=[name(key) for key in state.waiting],
+        running=[name(key) for key in state.shown],
+        tokens=by_name("tokens"),
+        num_computed=by_name("num_computed"),
+        recomputed=by_name("recomputed"),
+        slots=by_name("slot"),
+        tables=by_name("blocks"),
+        free=list(state.free),
+        findable=state.findable,
+        contents={str(block): state.contents[block][0] for block in visible if block in state.contents},
+        counts=dict(state.counts),
+    )

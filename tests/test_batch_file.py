@@ -466,12 +466,9 @@ def test_resume_from_every_byte(batched_stage, tmp_path, small_checkpoint, monke
 
     def run(resume=True):
         with batch_file.open_output(str(source), output, resume) as file:
-            assert batch_file.run_batch_file(
-                batched_stage, llm, read_dataset(str(source)), file, params, quiet=True
-            ) == (
-                len(lines),
-                len(TAKEN),
-            )
+            how = batch_file.How(params)
+            done = batch_file.run_batch_file(batched_stage, llm, read_dataset(str(source)), file, how, quiet=True)
+            assert done == (len(lines), len(TAKEN))
 
     run(resume=False)
     content = output.read_bytes()

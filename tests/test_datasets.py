@@ -302,7 +302,9 @@ def test_the_longest_outputs_go_first(stage, tmp_path):
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     llm = stage.LLM(max_num_seqs=3, device="cpu")
     with batch_file.open_output(str(source), tmp_path / "out.jsonl", False) as file:
-        batch_file.run_batch_file(stage, llm, read_dataset(str(source)), file, Sampling(stage), quiet=True)
+        batch_file.run_batch_file(
+            stage, llm, read_dataset(str(source)), file, batch_file.How(Sampling(stage)), quiet=True
+        )
     assert llm.stats.num_forwards == 12
     llm = stage.LLM(max_num_seqs=3, device="cpu")
     params = [stage.SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
@@ -544,7 +546,7 @@ def test_push_tells_what_is_wrong(tmp_path, capsys):
         ("", None, "it holds no results"),
         ("[1]\n", None, "it holds no results"),
         ('{"id": 1, "text": "a"}\n', None, "is not the output of a batch run"),
-        ('{"id": 1, "text": "a"}\n', "{", "r.jsonl.run.json: "),
+        ('{"id": 1, "text": "a"}\n', "{", "r.jsonl.run.json can't be read as a manifest: "),
         ('{"id": 1, "text": "a"}\n', "{}", "is no manifest of a batch run"),
     ):
         if content is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from stagewise.replay import chrome, page
 from stagewise.replay.__main__ import main
-from stagewise.replay.state import snapshot, states
+from stagewise.replay.state import states
 from stagewise.replay.trace import read_trace
 from tests import made_traces
 
@@ -125,7 +125,7 @@ def test_a_torn_last_line_is_left_out(tmp_path):
 def test_states_agree_with_the_trace(trace):
     """What the states say follows from the events; what the steps say was counted by the engine."""
     for state, step in zip(states(trace), trace.steps, strict=True):
-        seen = snapshot(state)
+        seen = made_traces.snapshot(state)
         assert not set(seen["waiting"]) & set(seen["running"])
         assert {f"{row['request_id']}/{row['index']}" for row in step["rows"]} <= set(seen["running"])
         if trace.header["stage"] in ("stage05_paged", "stage06_fast"):

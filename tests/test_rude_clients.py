@@ -16,10 +16,11 @@ import time
 
 import pytest
 
-from stagewise.serving import completions, events, reading
+from stagewise.openai import answers
+from stagewise.openai.limits import Limits
+from stagewise.serving import events, reading, service
 from stagewise.serving.app import App
-from stagewise.serving.limits import Limits
-from stagewise.serving.protocol import MAX_DEPTH
+from stagewise.serving.reading import MAX_DEPTH
 from tests.adapter import ROOT
 from tests.test_serving import (
     JSON,
@@ -203,7 +204,7 @@ def test_many_prompts_are_submitted_and_given_up_one_by_one(tales):
         body = {"model": "tales", "prompt": [[i] for i in range(120)], "max_tokens": 1000, "ignore_eos": True}
         job = await asyncio.to_thread(tales.service.job, body)
         before = turns[0]
-        async with completions.Run(tales.service, job):
+        async with service.Run(tales.service, job):
             turns[1] = turns[0] - before
             before = turns[0]
         turns[2] = turns[0] - before
@@ -230,8 +231,8 @@ def test_a_long_answer_is_made_beside_the_event_loop(tales, monkeypatch):
 
         monkeypatch.setattr(where, name, watched)
 
-    watch(completions, "completion_choice")
-    watch(completions.Wording, "piece")
+    watch(answers, "completion_choice")
+    watch(answers.Wording, "piece")
     watch(events, "to_json")
     body = {"model": "tales", "prompt": [[7] * 50] * 3, "max_tokens": 1, "echo": True, "logprobs": 20, "seed": 1}
     answer = ask(tales, "/v1/completions", body)

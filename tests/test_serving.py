@@ -24,16 +24,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from transformers import GPT2Tokenizer
 
-from stagewise.openai_fields import IDLE
+from stagewise.openai.chat import ChatTemplate, load_template, special_tokens
+from stagewise.openai.fields import IDLE, SAMPLING
+from stagewise.openai.limits import Limits
 from stagewise.sampling import MORE_FIELDS, Sampling
 from stagewise.serving import batch, events
 from stagewise.serving.__main__ import add_server_flags, build_parser, check, main, make_service
 from stagewise.serving.app import App
-from stagewise.serving.chat import ChatTemplate, load_template, special_tokens
-from stagewise.serving.completions import Service
-from stagewise.serving.limits import Limits
-from stagewise.serving.protocol import SAMPLING
 from stagewise.serving.server import Server, listen
+from stagewise.serving.service import Service
 from stagewise.stages import SERVING as STAGES
 from stagewise.stages import Stage
 from tests.adapter import ROOT, TINYTALES
@@ -343,7 +342,7 @@ def test_every_sampling_field_reaches_the_engine():
         plain = {name: fields[name] for name in fields.keys() - {*MORE_FIELDS}}
         assert dataclasses.replace(job.params, logits_processors=()) == params(app, logprobs=4, **plain)
         assert (bias.ids.token_ids, bias.values, allowed.ids.token_ids) == ([5], [2.0], [3, 4, 5])
-        assert (words.words, job.priority) == ([[0], [5145]], -3)
+        assert (words.words, job.fields["priority"]) == ([[0], [5145]], -3)
         assert job.sampling.given["truncate_prompt_tokens"] == 9
         complete(app, prompt=[1], priority=-3)
 

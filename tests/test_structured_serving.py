@@ -8,10 +8,11 @@ import time
 import jsonschema
 import pytest
 
-from stagewise.serving.chat import load_template
-from stagewise.serving.errors import APIError
-from stagewise.serving.protocol import Fields
-from stagewise.serving.tools import CallReader, tools_of
+from stagewise.openai import fields as openai_fields
+from stagewise.openai.chat import load_template
+from stagewise.openai.errors import APIError
+from stagewise.openai.fields import Fields
+from stagewise.openai.tools import CallReader, tools_of
 from tests.adapter import STAGES
 from tests.test_rude_clients import connect, request
 from tests.test_serving import (
@@ -296,7 +297,7 @@ READ = [
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_calls_are_found_however_the_text_comes(text, calls, said, size):
     """What is no call stays text: nothing of an answer gets lost."""
-    reader = CallReader(tools_of(Fields({"tools": TOOLS}, {"tools", "tool_choice"})))
+    reader = CallReader(tools_of(Fields({"tools": TOOLS}, openai_fields.TOOLS)))
     parts = [text[i : i + size] for i in range(0, len(text), size)]
     content, found = "", []
     for part in [*parts, ""]:
@@ -310,10 +311,13 @@ def test_calls_are_found_however_the_text_comes(text, calls, said, size):
 def test_a_call_that_is_nested_too_deeply_is_an_error_of_its_request():
     """As text where the model chose to call, for it may be anything."""
     text = '{"name": "now", "arguments": {"a": ' + "[" * 20_000 + "]" * 20_000 + "}}"
-    required = CallReader(tools_of(Fields({"tools": TOOLS, "tool_choice": "required"}, {"tools", "tool_choice"})))
+    required = CallReader(tools_of(Fields({"tools": TOOLS, "tool_choice": "required"}, openai_fields.TOOLS)))
     with pytest.raises(APIError, match="the arguments of a call are nested too deeply"):
         required.read(f"[{text}]", ended=True)
-    reader, marked = CallReader(tools_of(Fields({"tools": TOOLS}, {"tools"}))), f"<tool_call>{text}</tool_call>"
+    reader, marked = (
+        CallReader(tools_of(Fields({"tools": TOOLS}, openai_fields.TOOLS))),
+        f"<tool_call>{text}</tool_call>",
+    )
     assert reader.read(marked, ended=True) == (marked, [])
 
 

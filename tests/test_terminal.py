@@ -15,10 +15,8 @@ from itertools import pairwise
 
 import pytest
 
-from stagewise import interactive, progress, terminal
-from stagewise.closing_line import closing_line
-from stagewise.progress import Progress
-from stagewise.terminal import Wrapper, width_of
+from stagewise import console, interactive
+from stagewise.console import Progress, Wrapper, closing_line, width_of
 from tests.adapter import ROOT, STAGES
 
 posix = pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are POSIX")
@@ -165,8 +163,7 @@ def test_the_time_of_typing_is_not_counted(is_terminal, monkeypatch):
         source = lines()
         monkeypatch.setattr("builtins.input", lambda sign: next(source, None) or throw(EOFError))
         monkeypatch.setattr(interactive, "is_terminal", lambda: True)
-        monkeypatch.setattr(interactive, "termios", None)
-        monkeypatch.setattr(terminal, "termios", None)
+        monkeypatch.setattr(console, "termios", None)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     else:
         given = types.SimpleNamespace(buffer=(line.encode() for line in lines()), isatty=lambda: False)
@@ -277,7 +274,7 @@ def test_a_terminal_has_a_bar_with_an_estimate(monkeypatch):
 
 def test_a_log_has_a_line_now_and_then(monkeypatch, capsys):
     clock = iter([0.0, 10.0, 31.0, 40.0, 3700.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     with Progress(1000, "line", done=10) as log:
         for _ in range(4):
             log.update()
@@ -286,7 +283,7 @@ def test_a_log_has_a_line_now_and_then(monkeypatch, capsys):
         "14 of 1,000 lines after 62 min, about 253.3 h left",
     ]
     monkeypatch.undo()
-    monkeypatch.setattr(progress, "EVERY", -1)
+    monkeypatch.setattr(console, "EVERY", -1)
     with Progress(1000, "line", quiet=True) as log:
         log.update()
     assert capsys.readouterr().err == ""
@@ -319,8 +316,8 @@ def test_a_sentence_and_what_a_stage_counts(stage):
 
 def test_without_terminal_settings(monkeypatch):
     """Where there is no termios (Windows), nothing is set, and nothing breaks."""
-    monkeypatch.setattr(terminal, "termios", None)
-    with terminal.without_echo():
+    monkeypatch.setattr(console, "termios", None)
+    with console.without_echo():
         pass
 
 

@@ -8,7 +8,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from ..console import Outcome, Parser, naming, tell
+from ..console import Outcome, naming, tell
+from ..parser import Parser
 from . import chrome, page
 from .trace import read_trace
 

@@ -223,29 +223,5 @@ def states(trace: Trace) -> Iterator[State]:
         state.end(step)
 
 
-def snapshot(state: State) -> dict:
-    """The same as `snapshot` in page/state.js."""
-    live = state.waiting + [key for key in state.shown if key not in state.waiting]
-    held = sorted({block for key in live for block in state.completions[key].blocks})
-    visible = sorted({*held, *state.findable})
-
-    def by_name(attribute: str) -> dict:
-        return {name(key): getattr(state.completions[key], attribute) for key in live}
-
-    return dict(
-        waiting=[name(key) for key in state.waiting],
-        running=[name(key) for key in state.shown],
-        tokens=by_name("tokens"),
-        num_computed=by_name("num_computed"),
-        recomputed=by_name("recomputed"),
-        slots=by_name("slot"),
-        tables=by_name("blocks"),
-        free=list(state.free),
-        findable=state.findable,
-        contents={str(block): state.contents[block][0] for block in visible if block in state.contents},
-        counts=dict(state.counts),
-    )
-
-
 def name(key: Key) -> str:
     return f"{key[0]}/{key[1]}"

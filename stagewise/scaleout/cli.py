@@ -9,11 +9,11 @@ import argparse
 import importlib.util
 import time
 
+from ..batch_file import How
 from ..console import Outcome, flush_streams, one_interrupt, tell
 from ..flags import beams_of, columns_of, options_of, pairs_of, sampling_of
 from ..stages import Stage
 from .driver import Cluster, complete_file
-from .worker import How
 
 
 def run(stage: Stage, args: argparse.Namespace, prog: str) -> int:

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..batch_file import Answer, BatchJob, Counts, Job, LineReader, describe_batch, open_output
+from ..batch_file import Answer, BatchJob, Counts, How, Job, LineReader, describe_batch, open_output
 from ..dataset import check_columns, check_dataset, read_dataset
 from ..stages import Stage
-from .worker import Completer, How, look_at_model
+from .worker import Completer, look_at_model
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run sends nothing anywhere
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
@@ -69,7 +69,7 @@ def complete_file(
     dataset = read_dataset(source)
     check_columns(dataset, how.columns)
     setup = stage.setup(options, "cuda" if cluster.gpus else "cpu")
-    reader = LineReader(stage, setup.config, how.defaults, None, how.columns, how.beams)
+    reader = LineReader(stage, setup.config, how)
     lines = reader.read_lines(dataset)
     if not quiet:
         reader.tell_names(source)
@@ -84,7 +84,7 @@ def complete_file(
     with contextlib.ExitStack() as stack:
         shards = shards_of(len(lines), output)
         files = [stack.enter_context(open_output(source, path, resume)) for path in shards]
-        run = describe_batch(stage, setup, dataset, how.defaults, how.beams, how.columns)
+        run = describe_batch(stage, setup, dataset, how)
         job = BatchJob(lines, run, files, LINES_PER_SHARD)
         return job.run(complete, longest_first=True, quiet=quiet)
 

@@ -4,29 +4,15 @@ import itertools
 import json
 import os
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..batch_file import LineReader, completed, refused
-from ..beams import Beams
-from ..dataset import Columns
+from ..batch_file import How, LineReader, completed, refused
 from ..manifest import hash_of_checkpoint
-from ..sampling import Sampling
 from ..stages import stage_of
 
 SHARE_OF_FREE_MEMORY = 0.5  # for the KV caches of all actors of a machine together
-
-
-@dataclass(frozen=True)
-class How:
-    """How lines are completed: the sampling fields of the command line, a search or none, and which fields have
-    the prompt and the id."""
-
-    defaults: Sampling
-    beams: Beams | None = None
-    columns: Columns = Columns()  # noqa: RUF009 (it is frozen)
 
 
 class Completer:
@@ -50,7 +36,7 @@ class Completer:
         if not num_gpus and options.get("num_blocks") is None and options["kv_cache_bytes"] is None:
             options = {**options, "kv_cache_bytes": cache_bytes(package, options, per_machine)}
         self.llm = self.stage.LLM(**options)
-        self.reader = LineReader(self.stage, self.llm.config, how.defaults, self.llm, how.columns, how.beams)
+        self.reader = LineReader(self.stage, self.llm.config, how, self.llm)
 
     def __call__(self, batch: dict) -> dict:
         """The results of a batch of lines.

@@ -10,18 +10,19 @@ import re
 import sys
 from pathlib import Path
 
-from ..console import Outcome, Parser, flush_streams, prepare_streams, tell
+from ..console import Outcome, flush_streams, prepare_streams, tell
 from ..flags import add_options, options_of, pick_stage
+from ..parser import Parser
 from ..stages import EXACT, SERVING, Stage, limit_threads
 from . import __doc__ as description
 
 try:
+    from ..openai.chat import load_template
+    from ..openai.limits import Limits, add_flags, limits_of
     from .app import App
-    from .chat import load_template
-    from .completions import Service
     from .lanes import SWITCH_SECONDS
-    from .limits import Limits, add_flags, limits_of
     from .server import Server, listen, url
+    from .service import Service
 except ModuleNotFoundError as error:
     command = "stagewise" if Path(sys.argv[0]).name == "stagewise" else "python -m stagewise"
     sys.exit(f'{command} serve: error: {error}; install what it needs: pip install -e ".[serve]"')

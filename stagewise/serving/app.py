@@ -8,7 +8,6 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Collection
-from importlib import metadata
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -21,18 +20,20 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from ..forms import may_have_form
-from ..openai_fields import IDLE
-from .chat import chat_prompt
-from .completions import Run, Service, full_text
-from .errors import APIError, bad_request
+from .. import __version__
+from ..openai.answers import full_text
+from ..openai.chat import chat_prompt
+from ..openai.errors import APIError, bad_request
+from ..openai.fields import IDLE, TEXT, TOOLS, TURNS, Field, Fields, flag
+from ..openai.forms import may_have_form
+from ..openai.job import Job, check_length, check_model
+from ..openai.tools import tools_of
 from .events import JSON, Answer, error_response
 from .levers import Levers
 from .live import Recorder, Viewer, asked_as, first_step
 from .page import make_page, policy, replay_page
-from .protocol import TOOL_FIELDS, TURNS, Fields, Job, check_length, check_model
 from .reading import CLIENT_GONE, read_json
-from .tools import tools_of
+from .service import Run, Service
 
 T = TypeVar("T")
 MAX_VISITORS = 64  # of the page, at once
@@ -189,9 +190,9 @@ class App:
         line = f"{scope['method']} {quote(scope['path'])} {status} {1e3 * seconds:.0f} ms, id {request_id}"
         if run := scope.get("run"):
             reasons = ", ".join(dict.fromkeys(run.finish_reasons)) or "abort"
-            line += f", {run.usage.num_prompt_tokens} + {run.usage.num_output_tokens} tokens, {reasons}"
-            if run.job.ignored:
-                line += f", ignored {', '.join(run.job.ignored)}"
+            line += f", {run.job.num_prompt_tokens} + {run.num_output_tokens} tokens, {reasons}"
+            if run.job.fields.ignored:
+                line += f", ignored {', '.join(run.job.fields.ignored)}"
             if self.log_prompts:
                 line += f", {json.dumps(run.job.prompts)}"
         return line
@@ -208,7 +209,7 @@ class App:
         return JSON({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
-        check_model(Fields(request.path_params, {"model"}), self.service.model_name)
+        check_model(Fields(request.path_params, {"model": TEXT}), self.service.model_name)
         return JSON(self._model())
 
     def _model(self) -> dict:
@@ -221,22 +222,17 @@ class App:
         return await self._read(request, self._encode)
 
     def _encode(self, body: dict) -> Response:
-        of_chats = TURNS | TOOL_FIELDS if body.get("messages") is not None else TURNS
-        known = {"model", "prompt", "return_token_strs", *of_chats}
-        fields, service = self.service.served.fields(body, known), self.service
-        if "model" in fields.values:
+        service, of_chats = self.service, TOOLS if body.get("messages") is not None else {}
+        fields = service.fields(body, {"model": TEXT, "prompt": TEXT, "return_token_strs": flag(), **TURNS, **of_chats})
+        if "model" in fields:
             check_model(fields, service.model_name)
-        if "messages" in fields.values:
-            if "prompt" in fields.values:
-                raise bad_request("give either prompt or messages", param="prompt")
-            prompt = chat_prompt(fields, service.chat, tools_of(fields))
-        else:
-            prompt = fields.get("prompt", str, "a text")
-        if prompt is None:
-            raise bad_request("prompt is missing", param="prompt")
+        if ("messages" in fields) == ("prompt" in fields):
+            what = "give either prompt or messages" if "prompt" in fields else "prompt is missing"
+            raise bad_request(what, param="prompt")
+        prompt = chat_prompt(fields, service.chat, tools_of(fields)) if "messages" in fields else fields["prompt"]
         check_length(prompt, service.max_model_len, "prompt")
         tokens = service.encode(prompt)
-        names = service.token_names(tokens) if fields.flag("return_token_strs") else None
+        names = service.token_names(tokens) if fields["return_token_strs"] else None
         counts = {"count": len(tokens), "max_model_len": service.max_model_len}
         return JSON({**counts, "tokens": tokens, "token_strs": names})
 
@@ -247,9 +243,13 @@ class App:
         return await self._read(request, self._decode)
 
     def _decode(self, body: dict) -> Response:
-        tokens = self._field(body, "tokens", list, "a list of token ids")
+        fields = Fields(body, {"model": TEXT, "tokens": Field(list, "a list of token ids")}, others=IDLE)
+        if "model" in fields:
+            check_model(fields, self.service.model_name)
+        if "tokens" not in fields:
+            raise bad_request("tokens is missing", param="tokens")
+        tokens, num = fields["tokens"], self.service.vocab_size
         check_length(tokens, self.service.max_model_len, "tokens")
-        num = self.service.engine.llm.vocab_size
         if wrong := [token for token in tokens if type(token) is not int or not 0 <= token < num]:
             message = f"tokens must be whole numbers from 0 to {num - 1}, got {wrong[0]!r:.80}"
             raise bad_request(message, param="tokens")
@@ -262,7 +262,7 @@ class App:
         return Response(status_code=503 if self.service.failed or self.draining else 200)
 
     async def version(self, request: Request) -> Response:
-        return JSON({"version": version(), "stage": self.service.stage.number})
+        return JSON({"version": __version__, "stage": self.service.stage.number})
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
@@ -310,23 +310,6 @@ class App:
         """What `make` makes of a body's fields, in a thread."""
         size, fields = await read_json(request, self.limits, self.service.lanes)
         return await self.service.lanes.do(size, lambda: make(fields), has_form=may_have_form(fields))
-
-    def _field(self, body: dict, name: str, kind: type, what: str) -> Any:
-        """The only field of a body, beside a model."""
-        fields = Fields(body, {"model", name}, others=IDLE)
-        if "model" in fields.values:
-            check_model(fields, self.service.model_name)
-        value = fields.get(name, kind, what)
-        if value is None:
-            raise bad_request(f"{name} is missing", param=name)
-        return value
-
-
-def version() -> str:
-    try:
-        return metadata.version("stagewise")
-    except metadata.PackageNotFoundError:  # run from a checkout
-        return "unknown"
 
 
 async def no_route(request: Request, error: HTTPException) -> Response:

@@ -17,19 +17,21 @@ import uuid
 from collections.abc import Callable
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
 
 from ..batch_file import append as append_line
 from ..console import Outcome, flush_streams, prepare_streams, tell
 from ..flags import pick_stage
+from ..openai.errors import APIError, bad_request
+from ..openai.fields import ANY, OBJECT, TEXT, Fields
+from ..openai.limits import Limits
+from ..openai.lines import refusal, response
 from ..stages import SERVING
 from .__main__ import build_parser, make_service
-from .completions import Run, Service
-from .errors import APIError, bad_request
 from .events import to_json
-from .limits import Limits
-from .protocol import Fields, parse_json
+from .reading import parse_json
+from .service import Run, Service
 
+LINE = {"custom_id": TEXT, "method": ANY, "url": ANY, "body": OBJECT}
 CHATS = {"/v1/completions": False, "/v1/chat/completions": True}
 LINES_AT_ONCE = 64  # more than run at once, so that the engine never waits for a line to be read
 NO_LIMIT = 2**62  # of the queue: what waits is bounded by the lines at once
@@ -69,46 +71,41 @@ class BatchFile:
 
     async def _answer(self, raw: bytes, number: int) -> None:
         """Answer a line, whatever is wrong with it."""
-        result: dict[str, Any] = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": None}
+        name, fields, status = uuid.uuid4().hex, {}, 0
         try:
-            line = self._read(raw, number, result)
-            result |= {"response": await self._respond(line), "error": None}
-            self.num_errors += result["response"]["status_code"] != 200
+            fields = parse_json(raw, "the line")
+            line = self._read(fields)
+            status, body = await self._respond(line["body"], CHATS[line["url"]])
+            answer = response(f"batch_req_{name}", line["custom_id"], f"req_{name}", body, status)
         except APIError as error:
-            message = {"code": error.code or "invalid_line", "message": error.message}
-            result |= {"response": None, "error": message}
-            self.num_errors += 1
+            custom_id, message = fields.get("custom_id"), f"line {number}: {error.message}"
+            answer = refusal(f"batch_req_{name}", custom_id, message, error.code or "invalid_line")
+        self.num_errors += status != 200
         self.num_lines += 1
-        self.append(to_json(result))
+        self.append(to_json(answer))
 
-    def _read(self, raw: bytes, number: int, result: dict) -> dict:
-        """A line's fields; its custom_id is put into the result as soon as it is known. Raises APIError."""
-        try:
-            fields = Fields(parse_json(raw, "the line"), {"custom_id", "method", "url", "body"})
-            custom_id = result["custom_id"] = fields.get("custom_id", str, "a text")
-            if custom_id is None or custom_id in self._ids:
-                raise bad_request("custom_id is missing" if custom_id is None else "custom_id is there twice")
-            self._ids.add(custom_id)
-            if fields.values.get("method") != "POST" or fields.values.get("url") not in CHATS:
-                raise bad_request(f"method must be POST, and url one of {', '.join(CHATS)}")
-            if fields.get("body", dict, "an object") is None:
-                raise bad_request("body is missing")
-            return fields.values
-        except APIError as error:
-            raise bad_request(f"line {number}: {error.message}") from None
+    def _read(self, line: dict) -> Fields:
+        """Raises APIError for what is no request."""
+        fields = Fields(line, LINE)
+        if "custom_id" not in fields or fields["custom_id"] in self._ids:
+            raise bad_request("custom_id is there twice" if "custom_id" in fields else "custom_id is missing")
+        self._ids.add(fields["custom_id"])
+        if fields["method"] != "POST" or fields["url"] not in CHATS:
+            raise bad_request(f"method must be POST, and url one of {', '.join(CHATS)}")
+        if "body" not in fields:
+            raise bad_request("body is missing")
+        return fields
 
-    async def _respond(self, line: dict) -> dict:
-        """What the server would answer."""
-        status, request_id = 200, f"req_{uuid.uuid4().hex}"
+    async def _respond(self, body: dict, chat: bool) -> tuple[int, dict]:
+        """What the server would answer: a status and a body."""
         try:
-            job = await asyncio.to_thread(self.service.job, line["body"], chat=CHATS[line["url"]])
-            if job.stream:
+            job = await asyncio.to_thread(self.service.job, body, chat=chat)
+            if job.fields["stream"]:
                 raise bad_request("stream must be false in a batch", param="stream")
             async with Run(self.service, job) as run:
-                body = await self.service.whole(run)
+                return 200, await self.service.whole(run)
         except APIError as error:
-            status, body = error.status, error.to_dict()
-        return {"status_code": status, "request_id": request_id, "body": body}
+            return error.status, error.to_dict()
 
 
 async def answer_file(service: Service, file: BufferedReader, append: Callable[[bytes], None]) -> BatchFile:

@@ -2,27 +2,23 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Coroutine
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .completions import Run, Service
-from .errors import APIError
-from .protocol import Job
+from .. import strict_json
+from ..openai.errors import APIError
+from ..openai.job import Job
+from .service import Run, Service
 
 DONE = b"data: [DONE]\n\n"
 
 
 def to_json(content: Any) -> bytes:
-    """JSON on one line, whoever says what a line is: in ASCII, for some readers end one at U+2028 or U+0085 too. A
-    number that JSON has no form for, a log-probability of minus infinity say, becomes null."""
-    try:
-        return json.dumps(content, allow_nan=False).encode()
-    except ValueError:
-        return to_json(json.loads(json.dumps(content), parse_constant=lambda _: None))
+    """In ASCII, because some readers end a line at U+2028 or U+0085 too."""
+    return strict_json.to_json(content, ascii=True).encode()
 
 
 def with_choices(answer: dict) -> bytes:
@@ -83,7 +79,7 @@ class Answer:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with Run(self.service, self.job) as run:
             scope["run"] = run  # for the log
-            if self.job.stream:
+            if self.job.fields["stream"]:
                 await self._stream(run, send)
             else:
                 answer = await self.service.whole(run, to_json)

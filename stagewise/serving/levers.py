@@ -4,10 +4,10 @@ part of it back, as if it had been started with less."""
 from collections.abc import Callable
 from typing import Any
 
+from ..openai.fields import Fields, number
 from ..stages import core_of, unfinished_requests, watch_requests
 from ..tracing import between_steps
-from .completions import Service
-from .protocol import Fields
+from .service import Service
 
 
 class HeldBack:
@@ -51,9 +51,7 @@ class Levers:
 
         May wait for a step: call this in a thread. Raises APIError for a lever that is not there, or can't go so far.
         """
-        levers = self.read()
-        fields = Fields(body, set(levers))
-        values = {name: fields.number(name, 1, lever["high"]) for name, lever in levers.items()}
+        values = Fields(body, {name: number(1, lever["high"]) for name, lever in self.read().items()})
         return between_steps(self.llm, lambda: self._move(values))
 
     def _move(self, values: dict[str, int]) -> dict[str, dict[str, int]]:

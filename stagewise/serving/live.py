@@ -28,8 +28,8 @@ from starlette.types import Receive, Scope, Send
 
 from ..replay.trace import Trace, whole_step
 from ..tracing import detach, guesses, look_on, new_texts
-from .completions import Service
 from .events import event, unless_gone
+from .service import Service
 
 PAUSE = 0.1  # seconds between two looks at what has come: a viewer that is woken at every step takes the engine's cores
 MAX_BEHIND = 1000  # records that may wait to be put into words; if there are more, the record begins again

@@ -1,14 +1,17 @@
 """A request's body: read up to a limit, and parsed in a thread if it is large."""
 
 import functools
+import json
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from .errors import APIError
+from ..openai.errors import APIError, bad_request
+from ..openai.limits import Limits
+from ..strict_json import no_duplicates
 from .lanes import SMALL, Lanes
-from .limits import Limits
-from .protocol import parse_json
 
+MAX_DEPTH = 64  # of lists and objects in one another
 CLIENT_GONE = 499  # in the log, where nothing was sent: the status that nginx has for this
 DROPPED = 8  # a body of up to this many times the limit is read before it is refused
 CLOSE = {"Connection": "close"}  # there may be more of the body on its way
@@ -44,3 +47,35 @@ async def read_body(request: Request, limit: int) -> bytes:
     if num_bytes > limit:
         raise too_long
     return bytes(body)
+
+
+def parse_json(raw: bytes, what: str = "the body", max_values: int | None = None) -> dict:
+    """The fields of a body. Raises APIError unless it is one object of strict JSON, with each key once."""
+    if max_values is not None and (num_values := sum(map(raw.count, (b",", b"[", b"{")))) > max_values:
+        # A comma in a text counts too: this is for finding out without a parser, which can't be interrupted.
+        raise APIError(413, f"{what} has about {num_values:,} values of JSON; the limit is {max_values:,}")
+    try:
+        body = json.loads(raw.decode("utf-8"), parse_constant=no_constant, object_pairs_hook=no_duplicates)
+        check_depth(body)
+    except RecursionError:
+        raise bad_request(f"{what} is not valid JSON: it is nested too deeply, over {MAX_DEPTH} levels") from None
+    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError too
+        raise bad_request(f"{what} is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise bad_request(f"{what} must be a JSON object, got {body!r:.80}")
+    return body
+
+
+def check_depth(body: Any) -> None:
+    """Raise RecursionError if lists and objects lie too deep in one another."""
+    level = [[body]]
+    for _ in range(MAX_DEPTH + 1):
+        inner = (value for outer in level for value in (outer.values() if isinstance(outer, dict) else outer))
+        level = [value for value in inner if isinstance(value, list | dict)]
+        if not level:
+            return
+    raise RecursionError
+
+
+def no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

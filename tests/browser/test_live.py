@@ -14,10 +14,11 @@ import urllib.request
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from stagewise.replay.state import snapshot, states
+from stagewise.replay.state import states
 from stagewise.replay.trace import Trace, check_header, check_step
 from tests.browser.conftest import ROOT, Browser
 from tests.browser.test_page import AXE
+from tests.made_traces import snapshot
 from tools.server import server
 
 OPTIONS = ("--stage", "6", "--model", "tinytales", "--num-blocks", "100", "--max-num-seqs", "8", "--quiet")

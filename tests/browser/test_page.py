@@ -7,7 +7,7 @@ import time
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from stagewise.replay.state import name, snapshot, states
+from stagewise.replay.state import name, states
 from stagewise.replay.trace import read_trace
 from tests import made_traces
 from tests.browser.conftest import ROOT
@@ -40,7 +40,7 @@ def some_steps(trace, most=25):
 def test_states_are_those_of_the_oracle(browser, made):
     page, trace = made
     browser.open(page)
-    wanted = [json.loads(json.dumps(snapshot(state))) for state in states(trace)]
+    wanted = [json.loads(json.dumps(made_traces.snapshot(state))) for state in states(trace)]
     for step in some_steps(trace, most=60):
         assert browser("return snapshot(page.replays[0], arguments[0])", step) == wanted[step], f"step {step}"
 
@@ -51,7 +51,7 @@ def test_page_shows_the_state(browser, made):
     expected = []
     for state in states(trace):
         ends = {name(key): row["start"] + row["num_tokens"] for key, row in state.rows.items() if row["num_tokens"]}
-        expected.append((snapshot(state), ends))
+        expected.append((made_traces.snapshot(state), ends))
     texts = {int(token): text for step in trace.steps for token, text in step["texts"].items()}
     for number in some_steps(trace):
         browser.go_to(number)

@@ -1,7 +1,5 @@
-"""From a checked `Job` to OpenAI's answer: its prompts run side by side, and what they say is put into words.
-
-A stream and a whole answer are made of the same pieces: a `Piece` is what a step added to a choice, and a whole choice
-is its pieces put together.
+"""The service: an engine that answers OpenAI's requests, for the server and for batch files. A `Job` runs as a `Run`:
+its prompts side by side, their outputs as pieces of the answer.
 """
 
 import asyncio
@@ -12,18 +10,16 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..beams import Beams, search
-from ..stages import Stage
-from .chat import ChatTemplate, chat_choice, chat_job, greeting
-from .errors import RETRY, APIError, bad_request
+from ..openai.answers import Piece, Wording, around, choice_of, greeting, of_prompt, usage
+from ..openai.errors import RETRY, APIError, bad_request
+from ..openai.job import Job, Served, chat_job, completion_job, field_of, too_long
+from ..openai.tools import CallReader
 from .lanes import SMALL, Lanes
-from .limits import Limits
 from .metrics import Meter, Metrics
-from .protocol import SAMPLING, Job, Served, completion_job, too_long
-from .tools import CallReader
 
 AT_ONCE = 16  # prompts of a request that are submitted, or given up, together; more of them one by one
 PROMPT_TOKEN_BYTES = 96  # and so many has one of a prompt's
@@ -31,166 +27,22 @@ TOKEN_BYTES = 64  # about so many has a token, or a log-probability, in JSON
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A token in words, where its text begins in the choice's, and how likely it was: `top` are the likely ones."""
-
-    text: str
-    raw: bytes
-    logprob: float | None = None
-    offset: int = 0
-    top: tuple["Token", ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Its text; its bytes if they are a part of a character, for a name has to tell one token from another."""
-        if "\ufffd" in self.text and self.text.encode() != self.raw:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.raw)
-        return self.text
-
-
-@dataclass
-class Piece:
-    """What is new of a choice; or, put together, all of it."""
-
-    index: int
-    text: str = ""
-    tokens: list[Token] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    length_limit: str | None = None
-
-    def add(self, other: "Piece") -> None:
-        self.text += other.text
-        self.tokens += other.tokens
-        self.token_ids += other.token_ids
-        self.finish_reason, self.stop_reason = other.finish_reason, other.stop_reason
-        self.length_limit = other.length_limit
-
-    @property
-    def ends(self) -> dict:
-        """Why it ended, for answers: beside OpenAI's field vLLM's, and of "length" which limit it was."""
-        limit = {"length_limit": self.length_limit} if self.length_limit else {}
-        return {"finish_reason": self.finish_reason, "stop_reason": self.stop_reason, **limit}
-
-
-def full_text(tokenizer: Any, token_ids: list[int]) -> str:
-    """The text of token ids, with the end token by its name, so that the text gives the same ids again."""
-    raw = b"".join(tokenizer.token_bytes(token) or tokenizer.token_text(token).encode() for token in token_ids)
-    return raw.decode("utf-8", errors="replace")
-
-
-class Wording:
-    """Puts the events of a choice into pieces, and keeps account of where its text is."""
-
-    def __init__(self, service: "Service", job: Job, prompt: int, index: int):
-        self.tokenizer, self.job, self.index = service.tokenizer, job, index
-        self.token_ids, self.prompt = job.token_ids[prompt], job.prompts[prompt]
-        self._new_detokenizer = functools.partial(service.stage.Detokenizer, self.tokenizer)
-        self._detokenizer, self._offset, self.begun = self._new_detokenizer(), 0, False
-        room = job.max_model_len - len(self.token_ids)
-        self._length_limit = "max_model_len" if job.params.max_tokens > room else "max_tokens"
-
-    def piece(self, event: Any, prompt_logprobs: list[dict | None] | None) -> Piece:
-        """What an event says. The first piece begins with the prompt if that is to be echoed."""
-        piece = Piece(self.index, finish_reason=event.finish_reason, stop_reason=event.stop_reason)
-        piece.length_limit = self._length_limit if event.finish_reason == "length" else None
-        if self.job.echo and not self.begun:
-            piece.text = self.prompt if isinstance(self.prompt, str) else full_text(self.tokenizer, self.token_ids)
-            piece.tokens = self._tokens(self.token_ids, prompt_logprobs)
-            self._detokenizer, self._offset = self._new_detokenizer(), len(piece.text)
-        self.begun = True
-        piece.text += event.text
-        piece.token_ids += event.token_ids
-        piece.tokens += self._tokens(event.token_ids, event.logprobs)
-        return piece
-
-    def _tokens(self, token_ids: list[int], logprobs: list[dict | None] | None) -> list[Token]:
-        pairs = zip(token_ids, logprobs or [], strict=False)  # an aborted prompt has fewer
-        return [self._token(token_id, likely) for token_id, likely in pairs]
-
-    def _token(self, token_id: int, likely: dict | None) -> Token:
-        text, offset = self.tokenizer.token_text(token_id), self._offset
-        raw = self.tokenizer.token_bytes(token_id)
-        self._offset += len(self._detokenizer.add(token_id)) if raw else len(text)
-        text = self._text(token_id, text)
-        if likely is None:
-            return Token(text, raw, offset=offset)
-        most = self.job.num_logprobs or 0  # a prompt's tokens may have more beside them, for `prompt_logprobs`
-        best = sorted((p for p in likely.items() if p[1].rank <= most or p[0] == token_id), key=lambda p: p[1].rank)
-        top = tuple(
-            Token(self._text(t, one.decoded_token), self.tokenizer.token_bytes(t), one.logprob) for t, one in best
-        )
-        return Token(text, raw, likely[token_id].logprob, offset, top)
-
-    def _text(self, token_id: int, text: str) -> str:
-        return f"token_id:{token_id}" if self.job.tokens_as_ids else text
-
-
-def completion_choice(job: Job, piece: Piece) -> dict:
-    """A choice of a completion, or of a chunk of one."""
-    logprobs = None
-    if job.num_logprobs is not None:
-        logprobs = {
-            "tokens": [token.name for token in piece.tokens],
-            "token_logprobs": [token.logprob for token in piece.tokens],
-            "top_logprobs": [likely(token) for token in piece.tokens],
-            "text_offset": [token.offset for token in piece.tokens],
-        }
-    ids = {"token_ids": piece.token_ids} if job.token_ids_told else {}
-    prompt = {"prompt_token_ids": None, "prompt_logprobs": None}
-    return {"index": piece.index, "text": piece.text, "logprobs": logprobs, **piece.ends, **ids, **prompt}
-
-
-def likely(token: Token) -> dict[str, float | None] | None:
-    """The token itself, and then the most likely ones in its place, as vLLM orders them."""
-    return {token.name: token.logprob, **{one.name: one.logprob for one in token.top}} if token.top else None
-
-
-def of_prompt(run: "Run", prompt: int) -> dict:
-    """What an answer tells of a prompt, as vLLM."""
-    job, entries = run.job, run.prompt_logprobs.get(prompt) if run.job.prompt_logprobs else None
-    told = entries and [one and {str(i): dataclasses.asdict(token) for i, token in one.items()} for one in entries]
-    return {"prompt_logprobs": told, **({"prompt_token_ids": job.token_ids[prompt]} if job.token_ids_told else {})}
-
-
-class Usage:
-    """Counts of tokens so far."""
-
-    def __init__(self, job: Job, has_cache: bool):
-        self.num_prompt_tokens, self.has_cache = job.num_prompt_tokens, has_cache
-        self.cached: dict[int, int] = {}  # of each prompt
-        self.num_output_tokens = 0
-
-    def count(self, prompt: int, event: Any) -> None:
-        self.num_output_tokens += len(event.token_ids)
-        if self.has_cache:
-            self.cached[prompt] = event.num_cached_tokens
-
-    def to_dict(self) -> dict:
-        prompt, output = self.num_prompt_tokens, self.num_output_tokens
-        counts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
-        if self.has_cache:
-            counts["prompt_tokens_details"] = {"cached_tokens": sum(self.cached.values())}
-        return counts
-
-
 class Run:
     """A job that runs, in an `async with`.
 
     Attributes:
         id, created: of the answer.
-        usage: what was told so far.
+        num_output_tokens: that were told so far.
         finish_reasons: of the choices of which it was told, in the order in which they ended.
     """
 
     def __init__(self, service: "Service", job: Job):
-        self.service, self.job, self.usage = service, job, Usage(job, service.stage.number >= 5)
-        self.id = f"{'chatcmpl' if job.chat else 'cmpl'}-{job.request_id or uuid.uuid4().hex}"
+        self.service, self.job, self.num_output_tokens = service, job, 0
+        self.id = f"{'chatcmpl' if job.chat else 'cmpl'}-{job.fields['request_id'] or uuid.uuid4().hex}"
         self.created = int(time.time())
         self.finish_reasons: list[str] = []
         self.prompt_logprobs: dict[int, list | None] = {}  # of each prompt; they come with its first event
+        self._num_cached: dict[int, int] = {}  # of each prompt, from stage 5 on
         self._news: asyncio.Queue = asyncio.Queue()  # holds no more than the tokens of this job
         self._tasks: list[asyncio.Task] = []
 
@@ -233,7 +85,8 @@ class Run:
     async def _follow(self, i: int) -> None:
         job = self.job
         where = {} if self.service.stage.number == 4 else {"num_ahead": i * job.n}
-        events = self.service.engine.generate(job.token_ids[i], job.params, priority=job.priority, **where)
+        where["priority"] = job.fields["priority"]
+        events = self.service.engine.generate(job.token_ids[i], job.params, **where)
         if job.beams is not None:
             events = self._beams(job.beams, i, where)
         async for event in events:
@@ -244,7 +97,6 @@ class Run:
     async def _beams(self, beams: Beams, i: int, where: dict[str, int]) -> AsyncGenerator[Any, None]:
         """What a search has found, an event for each completion."""
         job, stage, tokenizer = self.job, self.service.stage, self.service.tokenizer
-        where = {**where, "priority": job.priority}
         found = await search(stage, self.service.engine, job.token_ids[i], job.params, beams, **where)
         for j in range(job.n):
             if j >= len(found):  # fewer than n have ended before the greatest length
@@ -295,7 +147,9 @@ class Run:
             self.prompt_logprobs.setdefault(i, event.prompt_logprobs)
             if index not in wordings:
                 wordings[index] = Wording(self.service, job, i, index)
-            self.usage.count(i, event)
+            self.num_output_tokens += len(event.token_ids)
+            if self.service.stage.number >= 5:
+                self._num_cached[i] = event.num_cached_tokens
             if event.finish_reason is not None:
                 self.finish_reasons.append(event.finish_reason)
             wording, logprobs = wordings[index], self.prompt_logprobs[i]
@@ -305,46 +159,37 @@ class Run:
             else:
                 yield wording.piece(event, logprobs)
 
+    def usage(self) -> dict:
+        """Counts of tokens so far."""
+        cached = sum(self._num_cached.values()) if self.service.stage.number >= 5 else None
+        return usage(self.job.num_prompt_tokens, self.num_output_tokens, cached)
+
+    def answer(self, choices: list, *, chunk: bool = False) -> dict:
+        """OpenAI's object around choices."""
+        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.job.chat else "text_completion"
+        return around(self.id, kind, self.created, self.service.model_name, choices)
+
+    def of_prompt(self, i: int) -> dict:
+        return of_prompt(self.job, i, self.prompt_logprobs.get(i))
+
     def size(self, num_tokens: int) -> int:
         """About how many bytes of JSON so many tokens with their log-probabilities are."""
         return TOKEN_BYTES * num_tokens * (1 + (self.job.num_logprobs or 0))
 
 
-class Service:
+@dataclass(eq=False)
+class Service(Served):
     """An engine that answers OpenAI's requests: what the server and batch files have in common.
-
-    Args:
-        engine: an AsyncLLM of this stage.
-        model_name: how clients call the model.
-        limits: what one client may ask for; `max_queue_size` is the engine's.
-        chat: what makes prompts of chats; None: the model has no template for them.
-        defaults: of fields that a request leaves out.
 
     Attributes:
         lanes: where what takes long is done.
     """
 
-    def __init__(
-        self,
-        stage: Stage,
-        engine: Any,
-        model_name: str,
-        limits: Limits,
-        chat: ChatTemplate | None = None,
-        defaults: dict[str, Any] | None = None,
-        ignores_unknown: bool = False,
-    ):
-        self.stage, self.engine, self.model_name, self.chat = stage, engine, model_name, chat
-        self.defaults, self.ignores_unknown = defaults or {}, ignores_unknown
-        self.tokenizer, self.max_model_len = engine.llm.get_tokenizer(), engine.llm.max_model_len
-        self.limits, self.num_places = limits, limits.max_queue_size + engine.llm.config.max_num_seqs
-        self.lanes = Lanes()
-        self.metrics, self.created = Metrics(stage, engine, model_name), int(time.time())
-
-    @property
-    def served(self) -> Served:
-        names = self.tokenizer, self.model_name, self.max_model_len, self.engine.llm.vocab_size
-        return Served(self.stage, *names, self.limits, self.defaults, self.ignores_unknown)
+    def __post_init__(self):
+        super().__post_init__()
+        self.num_places = self.limits.max_queue_size + self.engine.llm.config.max_num_seqs
+        self.metrics = Metrics(self.stage, self.engine, self.model_name)
+        self.lanes, self.created = Lanes(), int(time.time())
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text. Raises APIError if it is no Unicode."""
@@ -374,7 +219,7 @@ class Service:
 
         Raises APIError: something is wrong with it; nothing runs then.
         """
-        job = chat_job(self.served, body, self.chat) if chat else completion_job(self.served, body)
+        job = chat_job(self, body) if chat else completion_job(self, body)
         self.check_room(job)  # before anything is spent on it
         job = dataclasses.replace(job, params=self._params(job))
         for i, token_ids in enumerate(job.token_ids):
@@ -386,15 +231,7 @@ class Service:
         try:
             return job.sampling.params_for(self.engine.llm, self.limits.form_seconds)
         except ValueError as error:
-            raise bad_request(str(error), param=self._field(job, error)) from None
-
-    @staticmethod
-    def _field(job: Job, error: ValueError) -> str | None:
-        """The field of a request that an error is about; None if it is none of them."""
-        name = str(error).split()[0]
-        if name.startswith("structured_outputs"):
-            return job.form_field
-        return name if name == "priority" or name in SAMPLING else None
+            raise bad_request(str(error), param=field_of(error, job.fields, job.form_field)) from None
 
     def check_room(self, job: Job) -> None:
         """Raise APIError unless a job takes no more than half of what is free; the other half is for others. Jobs of
@@ -416,22 +253,13 @@ class Service:
 
     def _validate(self, job: Job, token_ids: list[int], where: str) -> None:
         try:
-            self.engine.llm.validate(token_ids, job.params, job.priority)
+            self.engine.llm.validate(token_ids, job.params, job.fields["priority"])
         except ValueError as error:
             prompt = "messages" if job.chat else "prompt"
             if len(token_ids) + bool(job.params.max_tokens) > self.max_model_len:
                 raise too_long(self.max_model_len, f"{where}{error}", prompt) from None
-            raise bad_request(f"{where}{error}", param=self._field(job, error) or prompt) from None
-
-    def answer(self, run: Run, choices: list[dict], *, chunk: bool = False) -> dict:
-        """OpenAI's object around choices."""
-        kind = ("chat.completion.chunk" if chunk else "chat.completion") if run.job.chat else "text_completion"
-        return {"id": run.id, "object": kind, "created": run.created, "model": self.model_name, "choices": choices}
-
-    def choice(self, job: Job, piece: Piece, *, chunk: bool = False, reader: CallReader | None = None) -> dict:
-        if not job.chat:
-            return completion_choice(job, piece)
-        return chat_choice(job, piece, chunk, reader or (job.tools and CallReader(job.tools)))
+            param = field_of(error, job.fields, job.form_field) or prompt
+            raise bad_request(f"{where}{error}", param=param) from None
 
     @property
     def failed(self) -> bool:
@@ -441,19 +269,16 @@ class Service:
     async def whole(self, run: Run, form: Callable[[dict], Any] = lambda choice: choice) -> dict:
         """The answer to a job that does not stream, its choices in this form. They are made one by one, so that nobody
         waits for all of them: neither who has a smaller answer nor the end of the server."""
-        choices = [Piece(i) for i in range(run.job.num_choices)]
+        made, job, choices = [], run.job, [Piece(i) for i in range(run.job.num_choices)]
         async for piece in run.pieces():
             choices[piece.index].add(piece)
-        made, job = [], run.job
         for choice in choices:
-            size = len(choice.text) + run.size(len(choice.tokens))
-            prompt = choice.index // job.n
-            if job.prompt_logprobs:
-                size += PROMPT_TOKEN_BYTES * len(job.token_ids[prompt]) * (1 + job.params.prompt_logprobs)
-            more = {} if job.chat else of_prompt(run, prompt)
-            made.append(await self.aside(size, lambda one=choice, m=more: form({**self.choice(job, one), **m})))
-        more = of_prompt(run, 0) if job.chat else {}
-        return {**self.answer(run, made), "usage": run.usage.to_dict(), **more}
+            size, i = len(choice.text) + run.size(len(choice.tokens)), choice.index // job.n
+            if "prompt_logprobs" in job.fields:
+                size += PROMPT_TOKEN_BYTES * len(job.token_ids[i]) * (1 + job.params.prompt_logprobs)
+            more = {} if job.chat else run.of_prompt(i)
+            made.append(await self.aside(size, lambda one=choice, m=more: form({**choice_of(job, one), **m})))
+        return {**run.answer(made), "usage": run.usage(), **(run.of_prompt(0) if job.chat else {})}
 
     async def aside(self, size: int, work: Callable[[], T]) -> T:
         """Do this work in a lane if it is about so many bytes of JSON that others would wait for it."""
@@ -465,18 +290,19 @@ class Service:
     async def chunks(self, run: Run) -> AsyncGenerator[dict, None]:
         """The answer to a job that streams: a chunk for each step of each choice, also if it has no text yet."""
         job, begun, readers = run.job, set(), defaultdict(lambda: run.job.tools and CallReader(run.job.tools))
-        more: dict[str, Any] = {"usage": run.usage.to_dict() if job.usage_in_chunks else None} if job.usage else {}
+        counted = job.stream_options["include_usage"]
+        in_chunks = counted and job.stream_options["continuous_usage_stats"]
+        more: dict[str, Any] = {"usage": run.usage() if in_chunks else None} if counted else {}
         async with contextlib.aclosing(run.pieces()) as pieces:
             async for piece in pieces:
-                is_first = piece.index not in begun
+                told = piece.index not in begun and job.fields["return_token_ids"]
+                prompt = {"prompt_token_ids": job.token_ids[piece.index // job.n]} if told else {}
+                if job.chat and piece.index not in begun:
+                    yield {**run.answer([greeting(piece.index)], chunk=True), **prompt, **more}
                 begun.add(piece.index)
-                prompt = {"prompt_token_ids": job.token_ids[piece.index // job.n]} if job.token_ids_told else {}
-                if job.chat and is_first:
-                    yield {**self.answer(run, [greeting(piece.index)], chunk=True), **prompt, **more}
-                if job.usage_in_chunks:
-                    more["usage"] = run.usage.to_dict()
-                said = self.choice(job, piece, chunk=True, reader=readers[piece.index])
-                choice = {**said, **(prompt if is_first and not job.chat else {})}
-                yield {**self.answer(run, [choice], chunk=True), **more}
-        if job.usage:
-            yield {**self.answer(run, [], chunk=True), "usage": run.usage.to_dict()}
+                if in_chunks:
+                    more["usage"] = run.usage()
+                choice = choice_of(job, piece, chunk=True, reader=readers[piece.index])
+                yield {**run.answer([choice if job.chat else {**choice, **prompt}], chunk=True), **more}
+        if counted:
+            yield {**run.answer([], chunk=True), "usage": run.usage()}

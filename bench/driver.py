@@ -1,7 +1,7 @@
-"""Where the driver becomes the limit: a run whose engines only wait as long as real ones took.
+"""Where the driver of a cluster becomes the limit: a run whose engines only wait as long as real ones took.
 
-    python -m stagewise.scaleout.simulate answers.jsonl --actors 1000 --rows 100000 --seconds 0.9
-    python -m stagewise.scaleout.simulate answers.jsonl --ray --rows 20000
+    python -m bench.driver answers.jsonl --actors 1000 --rows 100000 --seconds 0.9
+    python -m bench.driver answers.jsonl --ray --rows 20000
 
 The lines and their results come from a result file of a real run. The first command simulates so many actors in the
 driver's process: each has rows under way, each row takes `--seconds` on average (exponentially distributed), and its
@@ -23,10 +23,10 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..sampling import Sampling
-from ..stages import STAGES
-from . import driver
-from .worker import How
+from stagewise.batch_file import How
+from stagewise.sampling import Sampling
+from stagewise.scaleout import driver
+from stagewise.stages import STAGES
 
 STAGE = STAGES[6]
 RESULT = ("text", "token_ids", "finish_reason", "stop_reason")

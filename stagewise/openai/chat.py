@@ -17,22 +17,9 @@ import jinja2.parser
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..openai_fields import IDLE, OLD_TOOLS, ONLY_TEXT, Others
 from .errors import bad_request
-from .protocol import (
-    CHAT,
-    MAX_TOKENS,
-    Fields,
-    Job,
-    Served,
-    check_model,
-    job_fields,
-    make_job,
-    number_of_logprobs,
-    prompt_logprobs,
-    sampling_of,
-)
-from .tools import CallReader, Tools, tools_of
+from .fields import OLD_TOOLS, ONLY_TEXT, TEXT, Field, Fields, Others
+from .tools import Tools
 
 # What an answer of ours or of others has beside its role and its content, so that a client can send it back.
 IDLE_IN_MESSAGES: Others = {
@@ -46,7 +33,12 @@ IDLE_IN_MESSAGES: Others = {
     "tool_call_id": (("",), "the template does not see it"),
     "cache_control": (dict, "it must be an object"),
 }
-
+MESSAGE = {
+    "role": TEXT,
+    "name": TEXT,
+    "content": Field((str, list), "a text, or a list of parts of type text"),
+}
+CALLS = {"tool_calls": Field(list, "a list of calls"), "tool_call_id": TEXT}
 
 SUPPLIED = {"messages", "tools", "documents", "add_generation_prompt"}  # and the special tokens
 GPT2_TOKENIZERS = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
@@ -239,8 +231,8 @@ def chat_prompt(fields: Fields, template: ChatTemplate | None, tools: Tools | No
     """The prompt that the messages of a request make. Raises APIError."""
     if template is None:
         raise bad_request("the model has no chat template: ask /v1/completions, or start with --chat-template FILE")
-    goes_on = fields.flag("continue_final_message")
-    begins = fields.flag("add_generation_prompt", not goes_on)
+    goes_on = fields["continue_final_message"]
+    begins = fields.get("add_generation_prompt", not goes_on)
     if begins and goes_on:
         message = "continue_final_message continues the last message, add_generation_prompt begins another: set one"
         raise bad_request(message, param="continue_final_message")
@@ -254,7 +246,7 @@ def chat_prompt(fields: Fields, template: ChatTemplate | None, tools: Tools | No
 def template_kwargs(fields: Fields, template: ChatTemplate) -> dict:
     """More variables of the template: the ones that it tests with `is defined`. Raises APIError for one that asks for
     something and that the template does not see."""
-    given = fields.get("chat_template_kwargs", dict, "an object", {})
+    given = fields["chat_template_kwargs"]
     for name, value in given.items():
         if name in template.special_tokens or name in SUPPLIED or (value and name not in template.optional):
             if fields.ignored is None:
@@ -264,55 +256,26 @@ def template_kwargs(fields: Fields, template: ChatTemplate) -> dict:
     return {name: value for name, value in given.items() if name in template.optional}
 
 
-def chat_job(served: Served, body: dict, template: ChatTemplate | None) -> Job:
-    """The job of a body of /v1/chat/completions. Raises APIError."""
-    fields = served.fields(body, CHAT, {**IDLE, "echo": ((False,), "an answer is the new message alone")})
-    check_model(fields, served.name)
-    tools = tools_of(fields)
-    prompt = chat_prompt(fields, template, tools)
-    common = job_fields(fields, 1, served.limits)
-    num_logprobs = number_of_logprobs(served, fields, "top_logprobs") or 0
-    if not fields.flag("logprobs"):
-        if num_logprobs:
-            raise bad_request("top_logprobs needs logprobs to be true", param="top_logprobs")
-        num_logprobs = None
-    given = [fields.number(name, 1, MAX_TOKENS) for name in ("max_completion_tokens", "max_tokens")]
-    if None not in given and given[0] != given[1]:
-        raise bad_request("max_tokens and max_completion_tokens are one limit: give one", param="max_tokens")
-    most = served.defaults.get("max_tokens", MAX_TOKENS)
-    more = {"logprobs": num_logprobs, "max_tokens": next((limit for limit in given if limit is not None), most)}
-    if tools is not None and tools.form is not None:
-        more["structured_outputs"], common["form_field"] = tools.form, "tools"
-    sampling = sampling_of(served, fields, common["beams"], **more, **prompt_logprobs(served, fields))
-    return make_job(served, [prompt], sampling, num_logprobs=num_logprobs, chat=True, tools=tools, **common)
-
-
 def read_messages(fields: Fields, with_calls: bool) -> list[dict]:
     """The messages, each with its role and its content as one text. Raises APIError."""
-    messages = fields.get("messages", list, "a list of messages")
-    if not messages:
+    if not fields["messages"]:
         raise bad_request("messages must be a list of at least one message", param="messages")
-    return [read_message(one, f"messages[{i}]", with_calls, fields.ignored) for i, one in enumerate(messages)]
+    return [read_message(one, f"messages[{i}]", with_calls, fields.ignored) for i, one in enumerate(fields["messages"])]
 
 
 def read_message(message: Any, where: str, with_calls: bool, ignored: list[str] | None) -> dict:
     if not isinstance(message, dict):
         raise bad_request(f"{where} must be an object, got {message!r:.80}", param=where)
-    known = {"role", "content", "name"} | ({"tool_calls", "tool_call_id"} if with_calls else set())
-    fields = Fields(message, known, f"{where}.", IDLE_IN_MESSAGES, ignored)
-    texts = ("role", "name", "tool_call_id")
-    read: dict[str, Any] = {name: fields.get(name, str, "a text") for name in texts if name in fields.values}
-    if calls := fields.get("tool_calls", list, "a list of calls"):
-        read["tool_calls"] = [read_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
-    if "role" not in read:
+    fields = Fields(message, MESSAGE | (CALLS if with_calls else {}), f"{where}.", IDLE_IN_MESSAGES, ignored)
+    if "role" not in fields:
         raise bad_request(f"{where}.role is missing", param=f"{where}.role")
-    content = fields.get("content", (str, list), "a text, or a list of parts of type text")
-    if isinstance(content, list):
-        content = "".join(read_part(part, f"{where}.content[{i}]", ignored) for i, part in enumerate(content))
-    if content is not None:
-        read["content"] = content
-    elif "tool_calls" not in read:
+    read = {name: value for name, value in fields.items() if name != "tool_calls" or value}
+    if "tool_calls" in read:
+        read["tool_calls"] = [read_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(read["tool_calls"])]
+    elif "content" not in read:
         raise bad_request(f"{where}.content is missing", param=f"{where}.content")
+    if isinstance(content := read.get("content"), list):
+        read["content"] = "".join(read_part(part, f"{where}.content[{i}]", ignored) for i, part in enumerate(content))
     return read
 
 
@@ -333,43 +296,7 @@ def read_part(part: Any, where: str, ignored: list[str] | None) -> str:
     if not isinstance(part, dict) or part.get("type") != "text":
         raise bad_request(f'{where} must be {{"type": "text", "text": …}}, got {part!r:.80}', param=where)
     others = {name: IDLE_IN_MESSAGES[name] for name in ("annotations", "cache_control")}
-    fields = Fields(part, {"type", "text"}, f"{where}.", others, ignored)
-    text = fields.get("text", str, "a text")
-    if text is None:
+    fields = Fields(part, {"type": TEXT, "text": TEXT}, f"{where}.", others, ignored)
+    if "text" not in fields:
         raise bad_request(f"{where}.text is missing", param=f"{where}.text")
-    return text
-
-
-def greeting(index: int) -> dict:
-    """The first chunk of a choice: who speaks."""
-    delta = {"role": "assistant", "content": ""}
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-
-def chat_choice(job: Job, piece: Any, chunk: bool, reader: CallReader | None = None) -> dict:
-    """A choice of a chat, or of a chunk of one. reader: of the calls in this choice."""
-    said: dict[str, Any] = {"content": piece.text}
-    ends = piece.ends
-    if reader is not None:
-        text, calls = reader.read(piece.text, piece.finish_reason is not None)
-        said = {"content": text or None} if calls or not chunk else {"content": text}
-        if calls:
-            said["tool_calls"] = calls if chunk else [{k: v for k, v in c.items() if k != "index"} for c in calls]
-        if reader.num_calls and piece.finish_reason == "stop":
-            ends["finish_reason"] = "tool_calls"
-    said = {"delta": said} if chunk else {"message": {"role": "assistant", **said}}
-    logprobs = None
-    if job.num_logprobs is not None:
-        content = [{**in_words(token), "top_logprobs": likely(token, job.num_logprobs)} for token in piece.tokens]
-        logprobs = {"content": content}
-    ids = {"token_ids": piece.token_ids} if job.token_ids_told else {}
-    return {"index": piece.index, **said, "logprobs": logprobs, **ends, **ids}
-
-
-def likely(token: Any, number: int) -> list[dict]:
-    """The most likely tokens in its place; the chosen one may not be among them."""
-    return [in_words(one) for one in token.top[:number]]
-
-
-def in_words(token: Any) -> dict:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.raw)}
+    return fields["text"]

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import bad_request
-from .protocol import Fields, asked_form
+from .fields import ANY, TEXT, Field, Fields
+from .forms import form_of
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 MAX_TOOLS = 128  # OpenAI's
+FUNCTION = {"name": TEXT, "description": ANY, "parameters": Field(dict, "a JSON schema"), "strict": ANY}
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,7 @@ def moved(schema: Any, place: str) -> Any:
 
 def tools_of(fields: Fields) -> Tools | None:
     """What a request lets its answer call; None: nothing. Raises APIError."""
-    given = fields.get("tools", list, "a list of functions") or []
-    parallel, choice = fields.flag("parallel_tool_calls", True), fields.values.get("tool_choice")
+    given, parallel, choice = fields["tools"], fields["parallel_tool_calls"], fields["tool_choice"]
     if len(given) > MAX_TOOLS:
         raise bad_request(f"tools has {len(given)} functions; the limit is {MAX_TOOLS}", param="tools")
     parameters: dict[str, dict] = {}
@@ -98,7 +99,7 @@ def tools_of(fields: Fields) -> Tools | None:
     if choice == "none" or not parameters:
         return None
     tools = Tools(given, parameters, choice or "auto", parallel)
-    if tools.form is not None and asked_form(fields) is not None:
+    if tools.form is not None and form_of(fields) is not None:
         raise bad_request("an answer that must call a tool has no other form", param="tool_choice")
     return tools
 
@@ -107,11 +108,10 @@ def read_tool(tool: Any, where: str) -> tuple[str, dict]:
     """A function's name, and the JSON schema of its arguments."""
     if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
         raise bad_request(f'{where} must be {{"type": "function", "function": {{…}}}}, got {tool!r:.80}', param="tools")
-    fields = Fields(tool["function"], {"name", "description", "parameters", "strict"}, f"{where}.function.")
-    name, schema = fields.get("name", str, "a text"), fields.get("parameters", dict, "a JSON schema", {})
-    if not name:
+    fields = Fields(tool["function"], FUNCTION, f"{where}.function.")
+    if not fields["name"]:
         raise bad_request(f"{where}.function.name is missing", param="tools")
-    return name, schema or {"type": "object", "properties": {}, "additionalProperties": False}
+    return fields["name"], fields["parameters"] or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class CallReader:

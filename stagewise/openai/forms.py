@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .openai_fields import FieldError
+from .errors import bad_request
 
 GUIDED = {f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")}
 FORM_FIELDS = ("response_format", "structured_outputs", *GUIDED)
@@ -13,13 +13,13 @@ FORM_FIELDS = ("response_format", "structured_outputs", *GUIDED)
 def form_of(values: Mapping[str, Any]) -> tuple[str, Any] | None:
     """The field among these that asks for a form, and SamplingParams' structured_outputs for it; None if there is none.
 
-    Raises FieldError.
+    Raises APIError.
     """
     asked = {name: as_structured(name, values[name]) for name in FORM_FIELDS if values.get(name) is not None}
     asked = {name: form for name, form in asked.items() if form is not None}
     if len(asked) > 1:
         name = [*asked][-1]
-        raise FieldError(name, f"{' and '.join(asked)} can't go together: an output has one form")
+        raise bad_request(f"{' and '.join(asked)} can't go together: an output has one form", param=name)
     return next(iter(asked.items()), None)
 
 
@@ -39,14 +39,14 @@ def of_response_format(value: Any) -> dict | None:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind not in ("text", "json_object", "json_schema"):
         kinds = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": …}}'
-        raise FieldError("response_format", f"response_format must be {kinds}, got {value!r:.80}")
+        raise bad_request(f"response_format must be {kinds}, got {value!r:.80}", param="response_format")
     if unknown := sorted(value.keys() - {"type", *(["json_schema"] if kind == "json_schema" else [])}):
-        raise FieldError("response_format", f"response_format has no field {unknown[0]!r:.80}")
+        raise bad_request(f"response_format has no field {unknown[0]!r:.80}", param="response_format")
     if kind != "json_schema":
         return {"json_object": True} if kind == "json_object" else None
     inner = value.get("json_schema")
     if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
-        raise FieldError("response_format", f"response_format.json_schema must have a schema, got {inner!r:.80}")
+        raise bad_request(f"response_format.json_schema must have a schema, got {inner!r:.80}", param="response_format")
     if unknown := sorted(inner.keys() - {"name", "description", "schema", "strict"}):
-        raise FieldError("response_format", f"response_format.json_schema has no field {unknown[0]!r:.80}")
+        raise bad_request(f"response_format.json_schema has no field {unknown[0]!r:.80}", param="response_format")
     return {"json": inner["schema"]}  # an output that is held to it at all is held to it strictly

@@ -15,27 +15,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .beams import BEAM_FIELDS
+from ..beams import BEAM_FIELDS
+from .answers import around, length_limit, usage
+from .fields import COMPLETION, IDLE, SAMPLING, objection
 from .forms import FORM_FIELDS, form_of
-from .openai_fields import IDLE, Others, asks_for_nothing
 
 URL, CHATS_URL = "/v1/completions", "/v1/chat/completions"
-IN_OTHER_FORM = {
-    "logprobs",
-    "prompt_logprobs",
-    "logits_processors",
-}  # fields of SamplingParams that OpenAI means otherwise
 ELSEWHERE = "not in the lines of --input; python -m stagewise.serving.batch answers it"
-NOT_IN_LINES: Others = {
-    "echo": ((False,), ELSEWHERE),
-    "logprobs": ((), ELSEWHERE),
-    "prompt_logprobs": ((), ELSEWHERE),
-    "return_token_ids": ((False,), ELSEWHERE),
-    "return_tokens_as_token_ids": ((False,), ELSEWHERE),
-    "truncation_side": (("left",), ELSEWHERE),
-    "stream": ((False,), "a line has one answer"),
-    "stream_options": (({},), "a line has one answer"),
-}
+NOT_IN_LINES = {name: ((field.default,), ELSEWHERE) for name, field in COMPLETION.items()}
+NOT_IN_LINES |= {name: ((COMPLETION[name].default,), "a line has one answer") for name in ("stream", "stream_options")}
+NOT_IN_LINES["n"] = ((1,), "this stage makes one completion")
 
 
 def is_request(values: dict) -> bool:
@@ -66,18 +55,15 @@ def to_line(request: dict, model: str, names: set[str]) -> dict:
         raise ValueError(f"body.prompt must be one text, or a list of token ids, got {prompt!r:.80}")
     line = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "sampling": {}}
     others = {**IDLE, **NOT_IN_LINES, "best_of": ((body.get("n", 1),), "no more are made than given")}
-    others |= {} if "n" in names else {"n": ((1,), "this stage makes one completion")}
     if (form := form_of(body)) is not None:
         line["sampling"]["structured_outputs"] = form[1]
     for name, value in body.items():
-        if name in FORM_FIELDS:
-            continue
-        if name in (names - IN_OTHER_FORM) | {*BEAM_FIELDS}:
+        if name in BEAM_FIELDS or (name in SAMPLING and name in names and name not in FORM_FIELDS):
             line["sampling"][name] = value
         elif name == "priority":
             line["priority"] = value
-        elif not asks_for_nothing(name, value, others, "body."):
-            raise ValueError(f"the field body.{name:.80} is not known here")
+        elif name not in FORM_FIELDS and (error := objection(name, value, others, "body.")):
+            raise error
     return line
 
 
@@ -90,19 +76,20 @@ def answer(request: dict, output: Any) -> dict:
     """What OpenAI's batch interface answers."""
     name = answer_id(request).removeprefix("batch_req_")
     choices = [
-        {"index": c.index, "text": c.text, "logprobs": None, "finish_reason": c.finish_reason}
-        | ({"length_limit": c.length_limit} if c.length_limit else {})
+        {"index": c.index, "text": c.text, "logprobs": None, "finish_reason": c.finish_reason, **length_limit(c)}
         for c in output.outputs
     ]
-    num_prompt, num_output = len(output.prompt_token_ids), sum(len(c.token_ids) for c in output.outputs)
-    usage = {"prompt_tokens": num_prompt, "completion_tokens": num_output, "total_tokens": num_prompt + num_output}
-    body = {"id": f"cmpl-{name}", "object": "text_completion", "created": int(time.time())}
-    body |= {"model": request["body"]["model"], "choices": choices, "usage": usage}
-    response = {"status_code": 200, "request_id": f"req_{name}", "body": body}
-    return {"id": answer_id(request), "custom_id": request["custom_id"], "response": response, "error": None}
+    body = around(f"cmpl-{name}", "text_completion", int(time.time()), request["body"]["model"], choices)
+    body["usage"] = usage(len(output.prompt_token_ids), sum(len(c.token_ids) for c in output.outputs))
+    return response(answer_id(request), request["custom_id"], f"req_{name}", body)
 
 
-def refusal(request: dict, message: str | None, code: str = "invalid_request") -> dict:
-    """The answer to a request that is wrong, or that failed."""
-    error = {"code": code, "message": message}
-    return {"id": answer_id(request), "custom_id": request["custom_id"], "response": None, "error": error}
+def response(name: str, custom_id: str, request_id: str, body: dict, status: int = 200) -> dict:
+    """The line of an answer."""
+    told = {"status_code": status, "request_id": request_id, "body": body}
+    return {"id": name, "custom_id": custom_id, "response": told, "error": None}
+
+
+def refusal(name: str, custom_id: str | None, message: str | None, code: str = "invalid_request") -> dict:
+    """The line of a request that is wrong, or that failed."""
+    return {"id": name, "custom_id": custom_id, "response": None, "error": {"code": code, "message": message}}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 RETRY = {"Retry-After": "1"}  # seconds; a step, and so a free place, takes less
 
 
-class APIError(Exception):
+class APIError(ValueError):
     """An error for the client.
 
     Args:

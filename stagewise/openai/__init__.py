@@ -1,0 +1,9 @@
+"""OpenAI's interface without HTTP, for the server, batch files and `--input`.
+
+fields.py   which fields a request may have, and what each may be
+job.py      a checked request: its fields as SamplingParams, its prompts as tokens
+chat.py     a chat's messages as a prompt; tools.py: the functions that it may call; forms.py: the form of an output
+answers.py  the shape of what is answered, whole and in chunks; errors.py: of an error
+limits.py   how much one request may ask for
+lines.py    lines of batch files
+"""

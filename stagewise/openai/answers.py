@@ -1,0 +1,193 @@
+"""The shape of what is answered: OpenAI's objects, with vLLM's further fields.
+
+A stream and a whole answer are made of the same pieces: a `Piece` is what a step added to a choice, and a whole choice
+is its pieces put together. Completions and chats differ in their choices alone.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .tools import CallReader
+
+if TYPE_CHECKING:  # it needs Jinja, and --input does not
+    from .job import Job, Served
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token in words, where its text begins in the choice's, and how likely it was: `top` are the likely ones."""
+
+    text: str
+    raw: bytes
+    logprob: float | None = None
+    offset: int = 0
+    top: tuple["Token", ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its text; its bytes if they are a part of a character, for a name has to tell one token from another."""
+        if "\ufffd" in self.text and self.text.encode() != self.raw:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.raw)
+        return self.text
+
+
+@dataclass
+class Piece:
+    """What is new of a choice; or, put together, all of it."""
+
+    index: int
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    length_limit: str | None = None
+
+    def add(self, other: "Piece") -> None:
+        self.text += other.text
+        self.tokens += other.tokens
+        self.token_ids += other.token_ids
+        self.finish_reason, self.stop_reason = other.finish_reason, other.stop_reason
+        self.length_limit = other.length_limit
+
+
+class Wording:
+    """Puts the events of a choice into pieces, and keeps account of where its text is."""
+
+    def __init__(self, served: "Served", job: "Job", prompt: int, index: int):
+        self.tokenizer, self.job, self.index = served.tokenizer, job, index
+        self.token_ids, self.prompt = job.token_ids[prompt], job.prompts[prompt]
+        self._new_detokenizer = functools.partial(served.stage.Detokenizer, self.tokenizer)
+        self._detokenizer, self._offset, self.begun = self._new_detokenizer(), 0, False
+        room = job.max_model_len - len(self.token_ids)
+        self._length_limit = "max_model_len" if job.params.max_tokens > room else "max_tokens"
+
+    def piece(self, event: Any, prompt_logprobs: list[dict | None] | None) -> Piece:
+        """What an event says. The first piece begins with the prompt if that is to be echoed."""
+        piece = Piece(self.index, finish_reason=event.finish_reason, stop_reason=event.stop_reason)
+        piece.length_limit = self._length_limit if event.finish_reason == "length" else None
+        if self.job.echo and not self.begun:
+            piece.text = self.prompt if isinstance(self.prompt, str) else full_text(self.tokenizer, self.token_ids)
+            piece.tokens = self._tokens(self.token_ids, prompt_logprobs)
+            self._detokenizer, self._offset = self._new_detokenizer(), len(piece.text)
+        self.begun = True
+        piece.text += event.text
+        piece.token_ids += event.token_ids
+        piece.tokens += self._tokens(event.token_ids, event.logprobs)
+        return piece
+
+    def _tokens(self, token_ids: list[int], logprobs: list[dict | None] | None) -> list[Token]:
+        pairs = zip(token_ids, logprobs or [], strict=False)  # an aborted prompt has fewer
+        return [self._token(token_id, likely) for token_id, likely in pairs]
+
+    def _token(self, token_id: int, likely: dict | None) -> Token:
+        text, offset = self.tokenizer.token_text(token_id), self._offset
+        raw = self.tokenizer.token_bytes(token_id)
+        self._offset += len(self._detokenizer.add(token_id)) if raw else len(text)
+        text = self._text(token_id, text)
+        if likely is None:
+            return Token(text, raw, offset=offset)
+        most = self.job.num_logprobs or 0  # a prompt's tokens may have more beside them, for `prompt_logprobs`
+        best = sorted((p for p in likely.items() if p[1].rank <= most or p[0] == token_id), key=lambda p: p[1].rank)
+        top = tuple(
+            Token(self._text(t, one.decoded_token), self.tokenizer.token_bytes(t), one.logprob) for t, one in best
+        )
+        return Token(text, raw, likely[token_id].logprob, offset, top)
+
+    def _text(self, token_id: int, text: str) -> str:
+        return f"token_id:{token_id}" if self.job.fields["return_tokens_as_token_ids"] else text
+
+
+def full_text(tokenizer: Any, token_ids: list[int]) -> str:
+    """The text of token ids, with the end token by its name, so that the text gives the same ids again."""
+    raw = b"".join(tokenizer.token_bytes(token) or tokenizer.token_text(token).encode() for token in token_ids)
+    return raw.decode("utf-8", errors="replace")
+
+
+# --- Choices ----------------------------------------------------------------------------------------------------------
+
+
+def choice_of(job: "Job", piece: Piece, *, chunk: bool = False, reader: CallReader | None = None) -> dict:
+    """A choice of an answer, or of a chunk of one. reader: of the calls in this choice, in a chunk."""
+    said = chat_choice(job, piece, chunk, reader) if job.chat else completion_choice(job, piece)
+    ids = {"token_ids": piece.token_ids} if job.fields["return_token_ids"] else {}
+    return {"index": piece.index, **said, "stop_reason": piece.stop_reason, **length_limit(piece), **ids}
+
+
+def completion_choice(job: "Job", piece: Piece) -> dict:
+    logprobs = None
+    if job.num_logprobs is not None:
+        logprobs = {
+            "tokens": [token.name for token in piece.tokens],
+            "token_logprobs": [token.logprob for token in piece.tokens],
+            "top_logprobs": [likely(token) for token in piece.tokens],
+            "text_offset": [token.offset for token in piece.tokens],
+        }
+    prompt = {"prompt_token_ids": None, "prompt_logprobs": None}
+    return {"text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason, **prompt}
+
+
+def chat_choice(job: "Job", piece: Piece, chunk: bool, reader: CallReader | None) -> dict:
+    said: dict[str, Any] = {"content": piece.text}
+    reader, reason = reader or (job.tools and CallReader(job.tools)), piece.finish_reason
+    if reader is not None:
+        text, calls = reader.read(piece.text, reason is not None)
+        said = {"content": text or None} if calls or not chunk else {"content": text}
+        if calls:
+            said["tool_calls"] = calls if chunk else [{k: v for k, v in c.items() if k != "index"} for c in calls]
+        if reader.num_calls and reason == "stop":
+            reason = "tool_calls"
+    logprobs = None
+    if job.num_logprobs is not None:
+        content = [
+            {**in_words(token), "top_logprobs": [in_words(one) for one in token.top[: job.num_logprobs]]}
+            for token in piece.tokens
+        ]
+        logprobs = {"content": content}
+    said = {"delta": said} if chunk else {"message": {"role": "assistant", **said}}
+    return {**said, "logprobs": logprobs, "finish_reason": reason}
+
+
+def greeting(index: int) -> dict:
+    """The first chunk of a chat's choice: who speaks."""
+    delta = {"role": "assistant", "content": ""}
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def length_limit(ended: Any) -> dict:
+    """Of "length", which limit it was."""
+    return {"length_limit": ended.length_limit} if ended.length_limit else {}
+
+
+def likely(token: Token) -> dict[str, float | None] | None:
+    """The token itself, and then the most likely ones in its place, as vLLM orders them."""
+    return {token.name: token.logprob, **{one.name: one.logprob for one in token.top}} if token.top else None
+
+
+def in_words(token: Token) -> dict:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.raw)}
+
+
+# --- What is around them ----------------------------------------------------------------------------------------------
+
+
+def around(name: str, kind: str, created: int, model: str, choices: list) -> dict:
+    """OpenAI's object around choices."""
+    return {"id": name, "object": kind, "created": created, "model": model, "choices": choices}
+
+
+def usage(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int | None = None) -> dict:
+    total = num_prompt_tokens + num_output_tokens
+    counts = {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_output_tokens, "total_tokens": total}
+    cached = {} if num_cached_tokens is None else {"prompt_tokens_details": {"cached_tokens": num_cached_tokens}}
+    return {**counts, **cached}
+
+
+def of_prompt(job: "Job", prompt: int, logprobs: list[dict | None] | None) -> dict:
+    """What an answer tells of a prompt, as vLLM."""
+    entries = logprobs if "prompt_logprobs" in job.fields else None
+    told = entries and [one and {str(i): dataclasses.asdict(token) for i, token in one.items()} for one in entries]
+    ids = {"prompt_token_ids": job.token_ids[prompt]} if job.fields["return_token_ids"] else {}
+    return {"prompt_logprobs": told, **ids}

@@ -1,0 +1,208 @@
+"""The fields of a request: OpenAI's and vLLM's further ones, each with what it may be.
+
+A field that is left out and one that is null are the same. Nothing is ignored, because a caller who sends a field
+expects something of it. A field is one of three kinds:
+
+    COMPLETION, CHAT   acted on. `Field` checks most of them; those in SAMPLING `Sampling` checks
+    IDLE               nothing here acts on it: accepted where it asks for nothing, else refused by name
+    any other          refused by name. (If the server is told --ignore-unknown-fields, the log names it.)
+
+Sources: OpenAI's API reference, "Create chat completion" and "Create completion"; vLLM's documentation, "OpenAI-
+compatible server", extra parameters.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from ..beams import BEAM_FIELDS
+from .errors import APIError, bad_request
+from .forms import FORM_FIELDS
+from .limits import Limits
+
+# Field -> what it may be, a type or some values, and why it can't be anything else.
+Others = Mapping[str, tuple[type | tuple, str]]
+
+
+@dataclass(frozen=True)
+class Field:
+    """What a field may be. A number has bounds; the upper one may be one of `Limits`, by its name.
+
+    Attributes:
+        kinds: its types; None: the code that uses it checks it.
+        what: the same in words.
+        values: the only ones, if there are few.
+        default: its value if a request has none.
+    """
+
+    kinds: type | tuple[type, ...] | None = None
+    what: str = ""
+    default: Any = None
+    low: int | None = None
+    high: int | str = 0
+    values: tuple = ()
+
+    def check(self, name: str, value: Any, limits: Limits | None) -> None:
+        """Raise APIError, which names the field, if it can't be this."""
+        if self.kinds is None:
+            return
+        what, fits = self.what, isinstance(value, self.kinds) and (self.kinds is bool or not isinstance(value, bool))
+        fits = fits and (not self.values or value in self.values)
+        if self.low is not None:
+            high = getattr(limits, self.high) if isinstance(self.high, str) else self.high
+            what, fits = f"a whole number from {self.low} to {high}", fits and self.low <= value <= high
+        if not fits:
+            raise bad_request(f"{name} must be {what}, got {value!r:.80}", param=name)
+
+
+def number(low: int, high: int | str, default: int | None = None) -> Field:
+    return Field(int, "", default, low, high)
+
+
+def flag(default: bool = False) -> Field:
+    return Field(bool, "true or false", default)
+
+
+MAX_TOKENS = 2**31 - 1  # the context ends an output long before
+ANY, TEXT, OBJECT, WHOLE = Field(), Field(str, "a text"), Field(dict, "an object"), Field(int, "a whole number")
+SAMPLING = (
+    *("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "max_tokens"),
+    *("logit_bias", "top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids"),
+    *("bad_words", "allowed_token_ids", "include_stop_str_in_output", "skip_special_tokens", "truncate_prompt_tokens"),
+    "structured_outputs",
+)
+COMMON = {
+    **dict.fromkeys((*SAMPLING, *BEAM_FIELDS, *FORM_FIELDS), ANY),  # `Sampling`, `read_beams` and `form_of` check them
+    "model": TEXT,
+    "n": number(1, "max_choices", 1),
+    "priority": number(-(2**63), 2**63 - 1, 0),
+    "request_id": TEXT,
+    "stream": flag(),
+    "stream_options": Field(dict, "an object", {}),
+    "prompt_logprobs": WHOLE,
+    "return_token_ids": flag(),
+    "return_tokens_as_token_ids": flag(),
+    "truncation_side": Field(str, '"left" or "right"', "left", values=("left", "right")),
+}
+COMPLETION = COMMON | {
+    "prompt": Field(default="<|endoftext|>"),  # OpenAI's: as if a new document began
+    "max_tokens": number(0, MAX_TOKENS),
+    "logprobs": WHOLE,
+    "best_of": number(1, "max_choices"),
+    "echo": flag(),
+}
+TURNS = {
+    "messages": Field(list, "a list of messages", []),
+    "add_generation_prompt": flag(),
+    "continue_final_message": flag(),
+    "chat_template_kwargs": Field(dict, "an object", {}),
+}
+TOOLS = {
+    "tools": Field(list, "a list of functions", []),
+    "tool_choice": ANY,
+    "parallel_tool_calls": flag(True),
+}
+CHAT = COMMON | TURNS | TOOLS
+CHAT |= dict.fromkeys(("max_tokens", "max_completion_tokens"), number(1, MAX_TOKENS))
+CHAT |= {"logprobs": flag(), "top_logprobs": WHOLE}
+STREAM_OPTIONS = {"include_usage": flag(), "continuous_usage_stats": flag()}
+
+NO_TOOLS = "only chats call tools"
+OLD_TOOLS = "`tools` and `tool_choice` have taken its place"
+ONLY_TEXT = "this model reads and writes text alone"
+IDLE: Others = {
+    # Notes of the caller, and hints for machines that are not there: nothing follows from them.
+    "user": (str, "it must be a text"),
+    "safety_identifier": (str, "it must be a text"),
+    "prompt_cache_key": (str, "it must be a text"),
+    "prompt_cache_retention": (str, "it must be a text"),
+    "metadata": (dict, "it must be an object"),
+    "guided_decoding_backend": (str, "it must be a text"),  # vLLM's; any library may compile a form
+    "cache_control": (dict, "it must be an object"),
+    "reasoning_effort": (str, "it must be a text"),  # of models that reason
+    "store": ((False,), "no answer is kept here"),
+    "service_tier": (("auto", "default"), "this server has one tier"),
+    # What this model can't do.
+    "suffix": (("",), "GPT-2 can't write towards a given end"),
+    "modalities": ((["text"],), ONLY_TEXT),
+    "audio": ((), ONLY_TEXT),
+    "mm_processor_kwargs": (({},), ONLY_TEXT),
+    "prompt_embeds": ((), "a prompt is a text, or token ids"),
+    "prediction": ((), "no prediction is made use of"),
+    "web_search_options": ((), "this model searches nothing"),
+    "include_reasoning": (bool, "it must be true or false"),
+    "thinking_token_budget": ((-1,), "this model does not reason"),
+    "typical_p": ((1, 1.0), "take top_p or min_p"),
+    "top_a": ((0, 0.0), "take top_p or min_p"),
+    "tfs": ((1, 1.0), "take top_p or min_p"),
+    "verbosity": (("medium",), "how long an output gets is up to the model, and to max_tokens"),
+    "tools": (([],), NO_TOOLS),
+    "tool_choice": (("none", "auto"), NO_TOOLS),
+    "parallel_tool_calls": (bool, "it must be true or false"),
+    "functions": (([],), OLD_TOOLS),
+    "function_call": (("none", "auto"), OLD_TOOLS),
+    "logits_processors": (([],), "no code of a request runs here"),
+    "documents": (([],), "put them into the messages"),
+    "chat_template": ((), "who starts the server names it, with --chat-template"),
+    "chat_template_kwargs": (({},), "only chats have a template"),
+    "cache_salt": ((), "all requests share one prefix cache"),
+    "kv_transfer_params": (({},), "the KV cache stays on this machine"),
+    "vllm_xargs": (({},), "there are no plug-ins"),
+    # What is so anyway.
+    "add_special_tokens": (bool, "it must be true or false"),  # GPT-2 adds none
+    "spaces_between_special_tokens": (bool, "it must be true or false"),  # GPT-2's are written without
+    "detokenize": ((True,), "an answer is text"),
+}
+
+
+class Fields(dict[str, Any]):
+    """The fields of a request that are acted on: those that are there and not null. `fields[name]` of any other is its
+    default.
+
+    Args:
+        known: which these are.
+        prefix: stands before the names in errors.
+        others: what may be there too, see IDLE.
+        ignored: a list that gets the names of all further fields; None: they are refused.
+        limits: where a number's bound may be.
+
+    Raises:
+        APIError: names the field.
+    """
+
+    def __init__(
+        self,
+        body: Mapping[str, Any],
+        known: Mapping[str, Field],
+        prefix: str = "",
+        others: Others = MappingProxyType({}),
+        ignored: list[str] | None = None,
+        limits: Limits | None = None,
+    ):
+        super().__init__({name: value for name, value in body.items() if value is not None and name in known})
+        self.known, self.prefix, self.ignored = known, prefix, ignored
+        for name in sorted(body.keys() - known.keys()):
+            error = None if body[name] is None else objection(name, body[name], others, prefix)
+            if error is None:
+                continue
+            if ignored is None:
+                raise error
+            ignored.append(prefix + name[:80])
+        for name, value in self.items():
+            known[name].check(prefix + name, value, limits)
+
+    def __missing__(self, name: str) -> Any:
+        return self.known[name].default
+
+
+def objection(name: str, value: Any, others: Others = IDLE, prefix: str = "") -> APIError | None:
+    """Why a field that nothing here acts on is refused; None if it is one of these others, and asks for nothing."""
+    if name not in others:
+        return bad_request(f"the field {prefix}{name:.80} is not known here", param=prefix + name[:80])
+    allowed, why = others[name]
+    if isinstance(allowed, type):
+        fine = isinstance(value, allowed)
+    else:
+        fine = any(type(value) is type(one) and value == one for one in allowed)  # for 1 is not True
+    return None if fine else bad_request(f"{prefix}{name} {value!r:.80} is not supported: {why}", param=prefix + name)

@@ -1,0 +1,322 @@
+"""From the fields of a request to a checked `Job`: what it asks of the sampler, and its prompts as tokens.
+
+Nothing is computed here. What completions and chats have in common is in `make_job`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..beams import BEAM_FIELDS, Beams, drawing, read_beams
+from ..sampling import Sampling
+from ..stages import Stage
+from .chat import ChatTemplate, chat_prompt
+from .errors import APIError, bad_request
+from .fields import CHAT, COMPLETION, IDLE, MAX_TOKENS, SAMPLING, STREAM_OPTIONS, Field, Fields, Others
+from .forms import form_of
+from .limits import Limits
+from .tools import Tools, tools_of
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions; a chat may fill the context
+MAX_TOKEN_CHARACTERS = 128  # GPT-2's longest token is a line of spaces
+MAX_ID_CHARACTERS = 200  # of a request_id, which comes back in each chunk
+TOO_LONG = "context_length_exceeded"
+
+
+@dataclass(eq=False)
+class Served:
+    """The model that is served, under which name, and within which limits.
+
+    Attributes:
+        engine: an AsyncLLM of this stage.
+        model_name: how clients call the model.
+        limits: what one client may ask for; `max_queue_size` is the engine's.
+        chat: what makes prompts of chats; None: the model has no template for them.
+        defaults: of sampling, from the model's generation_config.json.
+        ignores_unknown: fields that are not known are not refused.
+    """
+
+    stage: Stage
+    engine: Any
+    model_name: str
+    limits: Limits
+    chat: ChatTemplate | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    ignores_unknown: bool = False
+
+    def __post_init__(self):
+        llm = self.engine.llm
+        self.tokenizer, self.max_model_len, self.vocab_size = llm.get_tokenizer(), llm.max_model_len, llm.vocab_size
+
+    def fields(self, body: dict, known: Mapping[str, Field], others: Others = IDLE) -> Fields:
+        """Those of a request."""
+        ignored = [] if self.ignores_unknown else None
+        return Fields(body, known, others=others, ignored=ignored, limits=self.limits)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request that was found right.
+
+    Attributes:
+        fields: what it says; stream_options: what it says there.
+        prompts: as they were given, texts or token ids.
+        token_ids: of every prompt.
+        sampling: the sampling fields of every prompt.
+        params: the SamplingParams of the stage, without processors until the job is checked.
+        num_logprobs: how many likely tokens stand beside each; None: no log-probabilities.
+        beams: search for the n best completions.
+        form_field: the field that asks for a form of the output; None: there is none.
+        tools: what the answer may call; None: nothing.
+    """
+
+    fields: Fields
+    stream_options: Fields
+    prompts: list[str | list[int]]
+    token_ids: list[list[int]]
+    sampling: Sampling
+    params: Any
+    max_model_len: int
+    num_logprobs: int | None
+    beams: Beams | None
+    form_field: str | None
+    chat: bool = False
+    tools: Tools | None = None
+
+    @property
+    def n(self) -> int:
+        """Completions of every prompt; choice i * n + j of the answer is completion j of prompt i."""
+        return self.fields["n"]
+
+    @property
+    def echo(self) -> bool:
+        """Whether the prompt stands before each completion."""
+        return self.fields.get("echo", False)
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.n
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.token_ids))
+
+    @property
+    def num_tokens(self) -> int:
+        """What it may come to, prompts included. Each log-probability that is told beside a token counts as another:
+        it takes as much memory, and longer to be put into words."""
+        most, each = self.params.max_tokens, 1 + (self.num_logprobs or 0)
+        return each * self.n * sum(min(len(ids) + most, max(len(ids), self.max_model_len)) for ids in self.token_ids)
+
+
+def completion_job(served: Served, body: dict) -> Job:
+    """The job of a body of /v1/completions. Raises APIError."""
+    fields = served.fields(body, COMPLETION)
+    check_model(fields, served.model_name)
+    n, logprobs = fields["n"], number_of_logprobs(served, fields, "logprobs")
+    if fields.get("best_of", n) != n:
+        raise bad_request(f"best_of must be n, which is {n}: no more are made than given", param="best_of")
+    max_tokens = fields.get("max_tokens", served.defaults.get("max_tokens", DEFAULT_MAX_TOKENS))
+    # With max_tokens 0 the engine makes nothing of a prompt but its log-probabilities.
+    of_prompt = logprobs if fields["echo"] and logprobs is not None else 0 if max_tokens == 0 else None
+    asked = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": of_prompt}
+    return make_job(served, fields, split_prompts(fields["prompt"]), asked)
+
+
+def chat_job(served: Served, body: dict) -> Job:
+    """The job of a body of /v1/chat/completions. Raises APIError."""
+    fields = served.fields(body, CHAT, {**IDLE, "echo": ((False,), "an answer is the new message alone")})
+    check_model(fields, served.model_name)
+    tools = tools_of(fields)
+    logprobs = number_of_logprobs(served, fields, "top_logprobs") or 0
+    if logprobs and not fields["logprobs"]:
+        raise bad_request("top_logprobs needs logprobs to be true", param="top_logprobs")
+    limits = {fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields}
+    if len(limits) > 1:
+        raise bad_request("max_tokens and max_completion_tokens are one limit: give one", param="max_tokens")
+    max_tokens = limits.pop() if limits else served.defaults.get("max_tokens", MAX_TOKENS)
+    asked = {"max_tokens": max_tokens, "logprobs": logprobs if fields["logprobs"] else None}
+    return make_job(served, fields, [chat_prompt(fields, served.chat, tools)], asked, chat=True, tools=tools)
+
+
+def make_job(
+    served: Served,
+    fields: Fields,
+    prompts: list[str | list[int]],
+    asked: dict[str, int | None],
+    *,
+    chat: bool = False,
+    tools: Tools | None = None,
+) -> Job:
+    """asked: fields of the sampler that completions and chats read in ways of their own; `prompt_logprobs` is the least
+    that is needed of them."""
+    n, most = fields["n"], served.limits.max_choices
+    if len(prompts) * n > most:
+        raise bad_request(f"{len(prompts)} prompts and n {n} are more than {most} choices", param="n")
+    check_lengths(fields, served.limits)
+    own = number_of_logprobs(served, fields, "prompt_logprobs")
+    if own is not None:
+        asked = {**asked, "prompt_logprobs": max(own, asked.get("prompt_logprobs") or 0)}
+    form_field, form = form_of(fields) or (None, None)
+    if tools is not None and tools.form is not None:
+        form_field, form = "tools", tools.form
+    beams = read_search(served, fields, len(prompts))
+    given = {name: value for name, value in asked.items() if value is not None} | {"structured_outputs": form}
+    sampling = sampling_of(served, fields, given, form_field, beams)
+    kept = [cut(served, sampling, fields, prompt, i, chat) for i, prompt in enumerate(prompts)]
+    return Job(
+        fields=fields,
+        stream_options=read_stream_options(fields),
+        prompts=[prompt for prompt, _ in kept],
+        token_ids=[token_ids for _, token_ids in kept],
+        sampling=sampling,
+        params=sampling.params,
+        max_model_len=served.max_model_len,
+        num_logprobs=asked["logprobs"],
+        beams=beams,
+        form_field=form_field,
+        chat=chat,
+        tools=tools,
+    )
+
+
+# --- Checks of single fields ------------------------------------------------------------------------------------------
+
+
+def check_model(fields: Fields, name: str) -> None:
+    if "model" not in fields:
+        raise bad_request(f"model is missing; this server has {name!r}", param="model")
+    if fields["model"] != name:
+        message = f"the model {fields['model']!r:.80} does not exist here; this server has {name!r}"
+        raise APIError(404, message, param="model", code="model_not_found")
+
+
+def split_prompts(prompt: Any) -> list[str | list[int]]:
+    """One prompt or many, as a list."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        if all(type(item) is int for item in prompt):
+            return [prompt]
+        if all(isinstance(item, str) for item in prompt):
+            return prompt
+        if all(isinstance(item, list) and all(type(token) is int for token in item) for item in prompt):
+            return prompt
+    raise bad_request(
+        f"prompt must be a text, a list of texts, a list of token ids, or a list of such lists, got {prompt!r:.80}",
+        param="prompt",
+    )
+
+
+def check_lengths(fields: Fields, limits: Limits) -> None:
+    """Raise APIError for more texts, characters or tokens in one of these fields than the limits allow."""
+    columns = [("request_id", len(fields["request_id"] or ""), MAX_ID_CHARACTERS, "characters")]
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        given = fields[name]
+        num_ids = len(given) if isinstance(given, list | dict) else 0
+        columns.append((name, num_ids, limits.max_token_ids, "token ids"))
+    for name in ("stop", "bad_words"):
+        given = fields[name]
+        texts = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+        longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+        columns.append((name, len(texts), limits.max_stop_texts, "texts"))
+        columns.append((name, longest, limits.max_stop_characters, "characters in one"))
+    for name, number, most, what in columns:
+        if number > most:
+            raise bad_request(f"{name} has {number:,} {what}; the limit is {most:,}", param=name)
+
+
+def read_stream_options(fields: Fields) -> Fields:
+    if fields["stream_options"] and not fields["stream"]:
+        raise bad_request("stream_options needs stream to be true", param="stream_options")
+    if "prompt_logprobs" in fields and fields["stream"]:
+        raise bad_request("prompt_logprobs are not in streams: ask for a whole answer", param="prompt_logprobs")
+    others: Others = {"include_obfuscation": ((False,), "no chunk is padded")}
+    return Fields(fields["stream_options"], STREAM_OPTIONS, "stream_options.", others, fields.ignored)
+
+
+def number_of_logprobs(served: Served, fields: Fields, name: str) -> int | None:
+    """How many likely tokens are to stand beside each; vLLM's -1 means all."""
+    number, most = fields[name], served.limits.max_logprobs
+    if number is None:
+        return None
+    most = served.vocab_size if most == -1 else most
+    wanted = served.vocab_size if number == -1 else number
+    if not 0 <= wanted <= most:
+        all_of_them = f", all {wanted:,}" if number == -1 else ""
+        message = f"{name} must be a whole number from 0 to {most:,} (--max-logprobs), got {number!s:.80}{all_of_them}"
+        raise bad_request(message, param=name)
+    return wanted
+
+
+def read_search(served: Served, fields: Fields, num_prompts: int) -> Beams | None:
+    """The beam search that is asked for."""
+    n, most = fields["n"], served.limits.max_beams
+    try:
+        beams = read_beams({name: fields[name] for name in BEAM_FIELDS if name in fields}, n)
+    except ValueError as error:
+        raise bad_request(str(error), param=str(error).split()[0]) from None
+    if beams is not None and num_prompts * n > most:
+        message = f"use_beam_search with {num_prompts} prompts and n {n} is over the limit of {most} beams"
+        raise bad_request(f"{message} (--max-beams)", param="n")
+    if beams is not None and not served.stage.has_beams:
+        raise bad_request(f"use_beam_search: stage {served.stage.number} has no beams", param="use_beam_search")
+    return beams
+
+
+# --- What is asked of the engine --------------------------------------------------------------------------------------
+
+
+def sampling_of(
+    served: Served, fields: Fields, asked: dict[str, Any], form_field: str | None, beams: Beams | None
+) -> Sampling:
+    """The sampling fields of a request; `asked` goes over them."""
+    stage = served.stage
+    values = {**served.defaults, **{name: fields[name] for name in SAMPLING if name in fields}, **asked}
+    if values.get("top_k") == -1:
+        values["top_k"] = 0  # vLLM's -1 keeps all tokens, as 0 does
+    try:
+        if "n" not in stage.SamplingParams.__dataclass_fields__ and values.pop("n", 1) != 1:
+            raise ValueError(f"n must be 1, got {fields['n']!r:.80}: stage {stage.number} makes one completion")
+        sampling = Sampling(stage, **values)
+        if beams is not None and (idle := drawing(sampling)):
+            raise ValueError(f"{idle[0]} can't go with use_beam_search, which draws nothing")
+        return sampling
+    except ValueError as error:
+        raise bad_request(str(error), param=field_of(error, fields, form_field)) from None
+
+
+def field_of(error: ValueError, fields: Fields, form_field: str | None) -> str | None:
+    """The field of a request that an error is about, which begins with its name; None if it is none of them."""
+    name = str(error).split()[0]
+    if name.startswith("structured_outputs"):
+        return form_field
+    return name if name in fields else None
+
+
+def cut(
+    served: Served, sampling: Sampling, fields: Fields, prompt: str | list[int], number: int, chat: bool
+) -> tuple[str | list[int], list[int]]:
+    """A prompt, and its token ids. What is too much of it goes at its beginning, or at its end (`truncation_side`)."""
+    check_length(prompt, served.max_model_len, "messages" if chat else "prompt", f"prompt {number}")
+    turn = slice(None, None, 1 if fields["truncation_side"] == "left" else -1)
+    try:
+        token_ids = served.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        kept = sampling.last_tokens(token_ids[turn], served.max_model_len)[turn]
+    except ValueError as error:
+        name = "truncate_prompt_tokens" if str(error).startswith("truncate") else "prompt"
+        raise bad_request(f"prompt {number}: {error}", param=name) from None
+    return (kept if len(kept) < len(token_ids) else prompt), kept
+
+
+def check_length(prompt: str | list[int], max_model_len: int, param: str, name: str | None = None) -> None:
+    """Raise APIError for what is so long that to look at it would take seconds."""
+    if len(prompt) > max_model_len * MAX_TOKEN_CHARACTERS:
+        length = f"{len(prompt):,} {'characters' if isinstance(prompt, str) else 'tokens'}"
+        raise too_long(max_model_len, f"{name or param} has {length}, far more than that holds", param)
+
+
+def too_long(max_model_len: int, message: str, param: str) -> APIError:
+    """The error for more tokens than the context has. Its words and its code are those by which clients know it."""
+    message = f"This model's maximum context length is {max_model_len:,} tokens. However, {message}"
+    return bad_request(message, param=param, code=TOO_LONG)

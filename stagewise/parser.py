@@ -1,0 +1,141 @@
+"""The command line's arguments: errors in one line with a hint, and flags from a file (--config)."""
+
+import argparse
+import difflib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from .console import naming, reason
+
+# What it is called here, and what other programs (Hugging Face's `generate` and its scripts, vLLM, rosellm) call it.
+OTHER_NAMES = {
+    "--max-tokens": "--max-new-tokens --max-output-tokens",
+    "--max-tokens (of the output alone)": "--max-length",
+    "--min-tokens": "--min-new-tokens",
+    "--temperature (0 is greedy, more draws)": "--do-sample",
+    "--temperature 0": "--greedy",
+    "--beam-width": "--num-beams",
+    "--n": "--num-return-sequences",
+    "--stop-token-ids": "--eos-token-id",
+    "--stop": "--stop-strings",
+    "--ignore-eos": "--no-stop-on-eos",
+    "--top-p or --min-p": "--typical-p",
+    "--prompts": "--prompt --text",
+    "--prompts-file": "--prompt-file",
+    "--input": "--input-file",
+    "--output": "--output-file",
+    "--model": "--model-name --model-path --model-id --model-name-or-path --hf-model-id "
+    "--checkpoint --checkpoint-path --ckpt",
+    "--tokenizer": "--tokenizer-name --tokenizer-path",
+    "--dtype": "--torch-dtype --precision",
+    "--dtype float32": "--no-amp",
+    "--dtype float16": "--fp16",
+    "--dtype bfloat16": "--bf16",
+    "--max-num-seqs": "--batch-size --max-batch-size",
+    "--max-model-len": "--context-length",
+    "--block-size": "--block-len",
+}
+NAME_OF = {other: name for name, others in OTHER_NAMES.items() for other in others.split()}
+DEFAULTS = {"--stop-on-eos": "an output ends at the end token, unless --ignore-eos is given"}
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors are one line, with a hint where there is one.
+
+    others_that_have: of a flag that is not known here, the numbers of the stages that have it.
+    """
+
+    others_that_have: Callable[[str], list[int]] = staticmethod(lambda flag: [])
+
+    def __init__(self, *arguments: Any, **more: Any):
+        super().__init__(*arguments, **more)
+        if more.get("add_help", True):
+            help = "a TOML file of flags, as in max-tokens = 20; those of the command line go over it"
+            self.add_argument("--config", metavar="FILE", help=help)
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """With the flags of a --config before those of the command line."""
+        args = sys.argv[1:] if args is None else list(args)
+        try:
+            path, config = read_config(args)
+        except (ValueError, OSError) as error:
+            self.error(reason(error))
+        given = {arg.split("=")[0] for arg in args if arg.startswith("--")}
+        flags: list[str] = []
+        for name, value in config.items():
+            flag = f"--{name.replace('_', '-')}"
+            if flag not in self._option_string_actions:
+                hint = self._hint(flag)
+                self.error(f"{path}: there is no flag {flag}{f'; {hint}' if hint else ''}")
+            if given.isdisjoint((flag, f"--no-{flag[2:]}", *self._option_string_actions[flag].option_strings)):
+                flags += self._as_arguments(flag, value)
+        return super().parse_known_args([*flags, *args], namespace)
+
+    def _as_arguments(self, flag: str, value: Any) -> list[str]:
+        """A value of a --config as on the command line."""
+        if isinstance(value, bool) and self._option_string_actions[flag].nargs == 0:
+            off = f"--no-{flag[2:]}"
+            return [flag] if value else [off] if off in self._option_string_actions else []
+        if isinstance(value, list):
+            return [flag, *map(as_text, value)] if value else []
+        return [f"{flag}={as_text(value)}"]
+
+    def error(self, message: str) -> NoReturn:
+        """As for any other error: one line, without the usage, which --help shows."""
+        words = message.partition("unrecognized arguments: ")[2].split()
+        hints = [self._hint_of_place(words[0]) if words else None, *map(self._hint, words)]
+        hints = dict.fromkeys(filter(None, hints))
+        self.exit(2, f"{self.prog}: error: {message}{''.join(f'; {hint}' for hint in hints)}\n")
+
+    def _hint_of_place(self, word: str) -> str | None:
+        """Which flag takes what was given without one."""
+        if word.startswith("-"):
+            return None
+        flags = {"--prompts": "a text to complete", "--model": "a model"}
+        known = [f"{flag} for {what}" for flag, what in flags.items() if flag in self._option_string_actions]
+        return f"use {', '.join(known)}" if known else None
+
+    def _hint(self, word: str) -> str | None:
+        """What a flag that is not known here may be called."""
+        flag = word.partition("=")[0].replace("_", "-")
+        if not flag.startswith("--"):
+            return None
+        known = self._option_string_actions
+        if flag in known:
+            return f"{word} is written {flag}"
+        if (name := NAME_OF.get(flag)) and name.split()[0] in known:
+            return f"for {flag} give {name}"
+        if flag in DEFAULTS:
+            return f"{flag} is not needed: {DEFAULTS[flag]}"
+        if has_it := self.others_that_have(flag):
+            return f"{flag} is there in stage{'s' if len(has_it) > 1 else ''} {', '.join(map(str, has_it))}"
+        close = difflib.get_close_matches(flag, known, n=1, cutoff=0.8)
+        return f"is {close[0]} meant?" if close else None
+
+
+def read_config(args: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
+    """The file that --config names, and its flags; none if it is not there. Raises ValueError or OSError."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", nargs="?")
+    path = parser.parse_known_args(args)[0].config
+    if path is None:
+        return None, {}
+    if sys.version_info >= (3, 11):
+        import tomllib  # pyright: ignore[reportMissingImports]
+    else:
+        import tomli as tomllib  # pyright: ignore[reportMissingImports]
+    try:
+        with naming(path), open(path, "rb") as file:
+            config = tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"--config {path} is no TOML: {error}") from None
+    if "config" in config:
+        raise ValueError(f"--config {path} names another: a file has all flags")
+    return path, config
+
+
+def as_text(value: Any) -> str:
+    """A value of TOML as on the command line."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
