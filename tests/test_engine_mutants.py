@@ -1,4 +1,4 @@
-"""Wrong engines by machine: the tests that cover a file kill each, or it is listed as equivalent, with its reason."""
+"""Mutation testing of the engines: the tests that cover a file kill each mutant, or it is listed as equivalent."""
 
 import subprocess
 import sys
@@ -51,7 +51,11 @@ SAMPLES = {  # a sample of their mutants, each seen to be killed or listed
     "scheduler": (16, 2, *(f"stage05_paged/{name}.py" for name in ("scheduler", "policies", "block_manager"))),
     "paged": (12, 2, "stage05_paged/batch.py", "stage05_paged/request.py"),
     "beams": (8, 7, "stage05_paged/beam_search.py"),
+    "config": (10, 2, *(f"{stage}/config.py" for stage in ("stage01_single", "stage05_paged", "stage06_fast"))),
+    "runner": (10, 2, *(f"{stage}/runner.py" for stage in ("stage05_paged", "stage06_fast", "stage07_speculative"))),
+    "kernels": (10, 2, "stage05_paged/attention.py", "stage06_fast/kernels/c_sampler.py"),
     "threads": (10, 7, "stage06_fast/support/threads.py", "stage06_fast/support/openmp.py"),
+    "drafters": (8, 2, "stage07_speculative/drafters.py"),
     "speculator": (6, 2, "stage07_speculative/speculator.py"),
     "planner": (6, 7, "stage07_speculative/draft_planner.py"),
     "int8": (6, 7, "stage08_int8/quantize.py"),

@@ -414,6 +414,13 @@ def test_what_may_be_turned_off(stage):
     assert "there is no optimization 'speed'" in stderr
 
 
+@pytest.mark.covers("attention.py")
+@pytest.mark.parametrize("on", [["prefill"], ["tiles"], []], ids=str)
+def test_the_optimizations_of_attention(stage, on):
+    _, attention = stage.part("attention").pick_backend("c", torch.device("cpu"), 64, on)
+    assert attention.keywords == {"prompts": "prefill" in on, "tiles": "tiles" in on}
+
+
 @about_the_model
 def test_the_first_way_to_multiply_that_is_there_and_on(stage, monkeypatch):
     part, there = stage.part("fast_model"), set()
