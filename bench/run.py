@@ -157,7 +157,7 @@ def script(
             tell_spread(name, apart(figures(result)))
         else:
             for path in new:
-                path.unlink()
+                path.unlink(missing_ok=True)
         return status or (1 if result.get("missing") else 0)
 
     return main
