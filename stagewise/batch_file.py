@@ -210,11 +210,12 @@ class LineReader:
     """
 
     def __init__(self, stage: Stage, config: Any, how: How, llm: Any = None):
-        self.stage, self.config, self.llm, self.renamed, self.unused = stage, config, llm, set[str](), set[str]()
-        self.defaults, self.beams, self.columns = how.sampling, how.beams, how.columns
+        self.stage, self.config, self.llm, columns = stage, config, llm, how.columns
+        self.defaults, self.beams = how.sampling, how.beams
+        self.columns, self.renamed, self.unused = columns, set[str](), set[str]()
         self._names = {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS} - {"logits_processors"}
-        self._like_sampling = self._names | {*BEAM_FIELDS, *ELSEWHERE_NAMED} - {*how.columns.named}
-        self._like_sampling |= {"sampling"} if how.columns.is_scored else set()
+        self._like_sampling = self._names | {*BEAM_FIELDS, *ELSEWHERE_NAMED} - {*columns.named}
+        self._like_sampling |= {"sampling"} if columns.is_scored else set()
 
     def read_lines(self, dataset: Dataset) -> list[Line]:
         """The lines of the input; a bad line comes with its error, as far as no model is needed to see it."""
