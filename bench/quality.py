@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.run import check_outputs, command, grid, script
+from bench.run import check_outputs, command, grid, script, why
 
 ROOT = Path(__file__).parent.parent
 TALES, SIMULATED, GREEDY, SAMPLES = 100, 50, 128, 200
@@ -709,7 +709,7 @@ def draw(argv: list[str]) -> int:
         check_outputs({"--plot": args.plot, "--histogram": args.histogram}, {"--draw": args.draw})
         result, *speeds = (json.loads(path.read_text(encoding="utf-8")) for path in (args.draw, *args.speeds))
     except (ValueError, OSError) as error:
-        print(f"quality: {error}", file=sys.stderr)
+        print(f"quality: {why(error)}", file=sys.stderr)
         return 2
     if args.histogram:
         draw_histogram().savefig(args.histogram)

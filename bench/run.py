@@ -91,6 +91,12 @@ def command(result: dict) -> str:
     return re.sub(r" --(json|plot) \S+", "", result["command"])
 
 
+def why(error: Exception) -> str:
+    """What an error says, without a number of the operating system's."""
+    named = isinstance(error, OSError) and error.strerror and error.filename
+    return f"{error.filename}: {error.strerror}" if named else str(error)
+
+
 def script(
     measure: Callable[[argparse.Namespace], dict | Iterator[dict]],
     table: Callable[[dict], str],
@@ -132,7 +138,7 @@ def script(
         try:
             check_outputs(outputs, {})
         except (ValueError, OSError) as error:
-            print(f"{name}: {error}", file=sys.stderr)
+            print(f"{name}: {why(error)}", file=sys.stderr)
             return 2
         result, status = {}, 0
         try:
@@ -142,7 +148,7 @@ def script(
                 if args.json:  # what was measured is not lost, whatever happens next
                     write_result(args.json, result)
         except (ValueError, OSError, RuntimeError, subprocess.SubprocessError) as error:
-            print(f"{name}: {error}", file=sys.stderr)
+            print(f"{name}: {why(error)}", file=sys.stderr)
             status = 2 if isinstance(error, ValueError | OSError) and not result else 1
         except KeyboardInterrupt:
             print(f"{name}: interrupted", file=sys.stderr)

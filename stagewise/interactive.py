@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import console
-from .console import Wrapper, is_terminal, without_echo
+from .console import Wrapper, is_terminal, reason, without_echo
 
 Generate = Callable[[str], AsyncIterator[Any]]
 SIGN = "> "
@@ -122,7 +122,7 @@ def from_pipe(generate: Generate) -> float:
         while await answers.show(put, put, lambda: put("\n\n")):
             pass
         if answers.failure is not None:
-            raise OSError(f"stdin can't be read: {answers.failure}")
+            raise OSError(f"stdin can't be read: {reason(answers.failure)}")
         return answers.seconds
 
     return asyncio.run(run())
@@ -180,7 +180,7 @@ def on_terminal(generate: Generate) -> float:
             print()
             break
         except OSError as error:
-            raise OSError(f"stdin can't be read: {error}") from None
+            raise OSError(f"stdin can't be read: {reason(error)}") from None
         if line.strip():
             with without_echo():
                 took, is_open = asyncio.run(answer(generate, line))
