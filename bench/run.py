@@ -93,8 +93,9 @@ def command(result: dict) -> str:
 
 def why(error: Exception) -> str:
     """What an error says, without a number of the operating system's."""
-    named = isinstance(error, OSError) and error.strerror and error.filename
-    return f"{error.filename}: {error.strerror}" if named else str(error)
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def script(
