@@ -53,11 +53,12 @@ def apart(figures: Iterable[list[float]]) -> float | None:
     return max((max(own) / min(own) - 1 for own in figures if len(own) > 1 and min(own) > 0), default=None)
 
 
-def in_rounds(figures: Iterable[list[float]]) -> str:
-    """For a caption: how many rounds there were, and how far they were apart."""
+def in_rounds(figures: Iterable[list[float]], spread: bool = True) -> str:
+    """For a caption: how many rounds there were, and (if its table does not) how far they were apart."""
     figures = list(figures)
     number = max(map(len, figures), default=1)
-    return "one run each" if number == 1 else f"medians of {number} runs in turn, within {apart(figures) or 0:.0%}"
+    within = f", within {apart(figures) or 0:.0%}" if spread else ""
+    return "one run each" if number == 1 else f"medians of {number} runs in turn{within}"
 
 
 def tell_spread(name: str, how_far: float | None) -> None:
@@ -72,11 +73,12 @@ def grid(titles: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[
     return "\n".join(f"| {' | '.join(line)} |" for line in [titles, sides, *rows])
 
 
-def source(result: dict) -> str:
-    """The end of a caption: the machine, the rounds if there were several, and the command."""
+def source(result: dict, spread: bool = True) -> str:
+    """The end of a caption: the machine, the rounds if there were several, and the command. spread: False for a table
+    that shows it itself."""
     machine, measured = result["machine"], list(figures(result))
     threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
-    rounds = f"; {in_rounds(measured)}" if measured else ""
+    rounds = f"; {in_rounds(measured, spread)}" if measured else ""
     busy = ", beside other programs" if is_busy(machine) else ""
     return f"{machine['device']}, {threads}, torch {machine['torch']}{rounds}{busy}. `{command(result)}`"
 

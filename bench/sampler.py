@@ -84,10 +84,10 @@ def table(result: dict) -> str:
         )
         for model, modes in result["rounds"].items()
     ]
-    return "\n\n".join([*tables, f"In brackets: the least and the most of a round. {source(result)}"])
+    return "\n\n".join([*tables, f"In brackets: the least and the most of a round. {source(result, spread=False)}"])
 
 
-main = script(measure, table, rounds=5)
+main = script(measure, table, rounds=5, figures=lambda result: [])  # the table has the spread of each
 
 
 if __name__ == "__main__":

@@ -1,5 +1,16 @@
-"""What surrounds the engines, once for all of them: the command line, batch runs, traces, replay, serving, clusters;
-and logits processors."""
+"""What surrounds the engines, once for all of them.
+
+__main__.py       the command `stagewise`: run (cli.py), batch, serve, replay, convert, score, push
+cli.py            a run of prompts; flags.py: what its flags are; parser.py: how they are read, --config too;
+                  console.py: streams, exit codes, the closing line; interactive.py: prompts that somebody types
+batch_file.py     --input and --output; dataset.py: reading files; manifest.py: what --resume compares;
+                  openai/: OpenAI's fields and answers, also of the server
+processors.py     logits processors; structured_outputs.py: forms of outputs, compiled by form_compiler.py in a process
+                  that can be killed; sampling.py: sampling parameters by vLLM's and OpenAI's names
+tracing.py        records what an engine does; trace_file.py: --trace; replay/: shows it
+serving/          the server; scaleout/: runs on Ray
+stages.py         the registry of the stages
+"""
 
 from typing import TYPE_CHECKING, Any
 

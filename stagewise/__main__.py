@@ -31,7 +31,7 @@ def run(command: str, argv: list[str], prog: str) -> int:
     elif command == "push":
         from .push import main
     elif command == "completion":
-        from .completion import main
+        from .shell_completion import main
     else:
         from .cli import main as of_stage
         from .flags import pick_stage

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .form_check import SECONDS
+from .form_compiler import SECONDS
 from .structured_outputs import Form, Structured
 
 MAX_BIAS = 100.0  # OpenAI's limit

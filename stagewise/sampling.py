@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from .form_check import SECONDS
+from .form_compiler import SECONDS
 from .processors import AllowedTokenIds, BadWords, LogitBias, checked_words, whole_number
 from .stages import Stage, end_tokens, stage_of
 from .structured_outputs import Form, Structured

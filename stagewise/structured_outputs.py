@@ -7,7 +7,7 @@ optional dependency. A matcher goes on by a token at a time; what may follow an 
 wherever a matcher is missing it is made from the tokens.
 
 A form may come from a stranger. The limits below keep each step short, by counting the work. Compiling can't be limited
-so: form_check.py does that first, in a process that can be killed.
+so: form_compiler.py does that first, in a process that can be killed.
 """
 
 import functools
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .form_check import SECONDS, FormCheck, Words
+from .form_compiler import SECONDS, FormCheck, Words
 from .stages import end_tokens
 
 MAX_CHARACTERS = 2**16  # of a form
@@ -316,7 +316,7 @@ _making = threading.Lock()
 
 
 def vocabulary(tokenizer: Any, eos_token_ids: tuple[int, ...]) -> tuple[Any, bytes]:
-    """All tokens as llguidance wants them, and as form_check.py does; made once, for that takes some tenths of a
+    """All tokens as llguidance wants them, and as form_compiler.py does; made once, for that takes some tenths of a
     second."""
     import llguidance
 

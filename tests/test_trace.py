@@ -1,6 +1,7 @@
 """What the engine counts, exactly: forward passes, tokens computed, padding, and the trace that the plots read."""
 
 import json
+import threading
 import time
 
 import pytest
@@ -363,12 +364,19 @@ def test_steps_are_counted_on_when_the_counters_are_not(stage, small_checkpoint)
 @pytest.mark.parametrize("stage", STAGES[3:], ids=str)
 def test_who_is_aborted_last_is_told_though_no_step_comes(stage, small_checkpoint):
     """Whenever the engine comes to rest there is a record without rows, and one only, for those that want it."""
-    params = stage.SamplingParams(max_tokens=100, ignore_eos=True)
+    is_left = threading.Event()
+
+    def until_it_is_left(prompt, output, logits):  # or the engine may have ended it before
+        assert not output or is_left.wait(60)
+        return logits
+
+    params = stage.SamplingParams(max_tokens=100, ignore_eos=True, logits_processors=(until_it_is_left,))
     llm, trace = stage.LLM(small_checkpoint, device="cpu"), []
     tracing.look_on(llm, trace.append)
     stream = llm.stream([[1, 2, 3]], params)
     next(stream)
     stream.close()
+    is_left.set()
     assert unfinished(llm) == []
     assert not trace[-1].rows
     llm.generate([[4, 5]], stage.SamplingParams(max_tokens=2, ignore_eos=True))

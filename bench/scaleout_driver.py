@@ -1,7 +1,7 @@
 """Where the driver of a cluster becomes the limit: a run whose engines only wait as long as real ones took.
 
-    python -m bench.driver answers.jsonl --actors 1000 --rows 100000 --seconds 0.9
-    python -m bench.driver answers.jsonl --ray --rows 20000
+    python -m bench.scaleout_driver answers.jsonl --actors 1000 --rows 100000 --seconds 0.9
+    python -m bench.scaleout_driver answers.jsonl --ray --rows 20000
 
 The lines and their results come from a result file of a real run. The first command simulates so many actors in the
 driver's process: each has rows under way, each row takes `--seconds` on average (exponentially distributed), and its
