@@ -90,7 +90,7 @@ class Wording:
         text = self._text(token_id, text)
         if likely is None:
             return Token(text, raw, offset=offset)
-        most = self.job.num_logprobs or 0  # a prompt's tokens may have more beside them, for `prompt_logprobs`
+        most = self.job.num_logprobs or 0  # a prompt's tokens may come with more, for `prompt_logprobs`
         best = sorted((p for p in likely.items() if p[1].rank <= most or p[0] == token_id), key=lambda p: p[1].rank)
         top = tuple(
             Token(self._text(t, one.decoded_token), self.tokenizer.token_bytes(t), one.logprob) for t, one in best
