@@ -778,6 +778,18 @@ def test_when_beams_stop(stage, ending_checkpoint, early_stopping):
 
 
 @about_beams
+def test_never_stops_while_a_beam_could_be_better(stage):
+    """With a penalty below 0 a beam scores best if it ends now. By the greatest length this search would stop."""
+    request = stage.make_request(stage.SamplingParams(max_tokens=10), [5], eos_token_ids=[0])
+    search = stage.part("beam_search").BeamSearch(request, 2, -1.0, "never")
+    search.advance(torch.tensor([[0.08, 0.90, 0.02]]).log())
+    search.advance(torch.tensor([[0.45, 0.54, 0.01], [0.2, 0.5, 0.3]]).log())
+    assert [tokens for *_, tokens in search.finished] == [[1, 0], [0]]
+    assert [beam.output_token_ids for beam in search.beams] == [[1, 1], [2, 1]]
+    assert not search.done
+
+
+@about_beams
 def test_beams_of_the_bundled_model(stage):
     model = GPT2LMHeadModel.from_pretrained(TINYTALES, dtype=torch.float32).eval()
     prompt = stage.tokenizer().encode("There was once a shy bear")

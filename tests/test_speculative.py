@@ -505,6 +505,19 @@ def test_auto_tries_what_it_does_not_know(stage, small_checkpoint):
         assert least <= llm.stats.num_draft_tokens <= most
 
 
+def test_how_much_one_try_counts(stage, small_checkpoint):
+    """The rate that is assumed counts as two tries, that of all requests as six of one's own: 2/3, and 4/7."""
+    planner, (request,) = speculator_with(stage, small_checkpoint, FREE).planner, requests_of(stage, 1)
+    own = stage.part("draft_planner").Acceptance(30)
+    cases = (planner.overall, {}, 1.60, 1.68), (own, {request: own}, 1.52, 1.53)
+    for acceptance, by_request, last, first in cases:
+        planner.by_request, acceptance.num_accepted, acceptance.num_tried = by_request, 1.0, 1.0
+        for seconds, counts in ((last, {request: 1}), (first, {})):  # drafts just pay, or just don't
+            planner.costs.seconds = [0.0, 1.0, seconds, *[100.0] * 62]
+            assert planner.best_counts({request: 16}, 1) == counts
+        acceptance.num_accepted = acceptance.num_tried = 0.0
+
+
 def test_one_request_gets_two_guesses_until_eight_were_tried(stage, small_checkpoint):
     planner = speculator_with(stage, small_checkpoint, FREE).planner
     first, second, third = requests_of(stage, 3)
