@@ -697,7 +697,7 @@ measure_all = script(measure, table, options=OPTIONS)
 
 def draw(argv: list[str]) -> int:
     """Print and draw what was measured."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(prog="python -m bench.quality", description=draw.__doc__)
     parser.add_argument("--draw", type=Path, metavar="FILE", required=True, help="a result")
     parser.add_argument("--speeds", type=Path, nargs="*", default=[], metavar="FILE", help="of bench.throughput")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw quality over speed; needs --speeds")
@@ -725,7 +725,7 @@ def main(argv: list[str] | None = None) -> int:
         name, job = words[1], json.loads(Path(words[2]).read_text())
         Path(job["result"]).write_text(json.dumps(run_peer(name, job)))
         return 0
-    return draw(words) if "--draw" in words else measure_all(argv)
+    return draw(words) if any(word.partition("=")[0] == "--draw" for word in words) else measure_all(argv)
 
 
 if __name__ == "__main__":

@@ -259,8 +259,8 @@ def company_table(result: dict) -> str:
     titles = ["engine", *("alone" if company == "0" else f"beside {company}" for company in result["company"])]
     lines = [[f"`{engine}`", *(cell(engine, company) for company in result["company"])] for engine in engines]
     return grid(titles, lines) + (
-        "\n\nOutput tokens per second, in brackets how many times slower than alone; beside so many processes that "
-        f"only loop, or a torch program with two threads; {result['machine']['cores']} cores. {caption(result)}"
+        "\n\nOutput tokens per second, in brackets how many times slower than alone; beside processes that only "
+        f"loop, or a torch program with two threads; {result['machine']['cores']} cores. {caption(result)}"
     )
 
 

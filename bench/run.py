@@ -160,9 +160,13 @@ def script(
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
         if result:
             result = json.loads(json.dumps(result))  # keys as a file has them
+            try:  # before the table: a terminal that has gone is no reason to lose it
+                if plot and args.plot and (picture := plot(result)):
+                    picture.savefig(args.plot)
+            except OSError as error:
+                print(f"{name}: {why(error)}", file=sys.stderr)
+                status = status or 1
             print(table(result))
-            if plot and args.plot and (picture := plot(result)):
-                picture.savefig(args.plot)
             tell_spread(name, apart(figures(result)))
         else:
             for path in new:

@@ -43,13 +43,13 @@ def measure(args: argparse.Namespace) -> dict:
     }
     before: dict[str, list[float]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory() as name:
-        source = Path(name) / "in.jsonl"
+        inputs = Path(name) / "in.jsonl"
         lines = [{"prompt": f"Once upon a time, {i} foxes"} for i in range(args.rows)]
-        source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        inputs.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
         def rows_per_second(kind: str) -> float:
             output = Path(name) / f"{kind} {len(before[kind])}.jsonl"
-            command = [sys.executable, "-m", f"stage{args.stage:02}", "--input", str(source), "--output", str(output)]
+            command = [sys.executable, "-m", f"stage{args.stage:02}", "--input", str(inputs), "--output", str(output)]
             command += ["--max-tokens", str(args.max_tokens), "--ignore-eos", "--quiet", *kinds[kind]]
             found = timed(command, output, args.rows)
             print(f"{kind}: {json.dumps(found)}", file=sys.stderr)

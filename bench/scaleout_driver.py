@@ -3,7 +3,7 @@
     python -m bench.scaleout_driver answers.jsonl --actors 1000 --rows 100000 --seconds 0.9
     python -m bench.scaleout_driver answers.jsonl --ray --rows 20000
 
-The lines and their results come from a result file of a real run. The first command simulates so many actors in the
+The lines and their results come from a result file of a real run. The first command simulates the actors in the
 driver's process: each has rows under way, each row takes `--seconds` on average (exponentially distributed), and its
 result comes when it is due. If the driver can't keep up, results come late, and the run takes longer than the actors
 do. Everything else is the driver's own work: it reads the input, checks and names each line, and writes the results.
@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.run import grid, script, source
 from stagewise.batch_file import How
 from stagewise.sampling import Sampling
 from stagewise.scaleout import driver
@@ -30,6 +31,18 @@ from stagewise.stages import STAGES
 
 STAGE = STAGES[6]
 RESULT = ("text", "token_ids", "finish_reason", "stop_reason")
+
+
+def read_results(path: Path) -> list[dict]:
+    """The results of a run. Raises ValueError or OSError."""
+    try:
+        lines = [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    results = [line for line in lines if isinstance(line, dict) and line.keys() >= {*RESULT}]
+    if not results:
+        raise ValueError(f"{path} has no results of a batch run")
+    return results
 
 
 def recorded(results: list[dict]) -> type:
@@ -54,7 +67,7 @@ def line_of(raw: bytes, name: str, results: list[dict]) -> bytes:
 
 
 def due(rows: list[dict], places: int, seconds: float, lags: list[float], results: list[dict]) -> Iterator:
-    """As `driver.completed`: results at the times at which engines with so many places would have them.
+    """As `driver.completed`: results at the times at which engines with `places` places would have them.
 
     lags: gets, of each result, how much later than due it was asked for, in seconds.
     """
@@ -74,46 +87,25 @@ def due(rows: list[dict], places: int, seconds: float, lags: list[float], result
             heapq.heappush(under_way, (at + rng.expovariate(1 / seconds), row["place"], row))
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="of a real run")
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--actors", type=int, default=1000)
-    parser.add_argument("--at-once", type=int, default=8, help="rows under way in an actor (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=1, help="that a row takes (default: %(default)s)")
-    parser.add_argument("--ray", action="store_true", help="real Ray, two actors that answer at once")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args(argv)
-    for path, mode in ((args.results, "r"), (args.json, "a")):
-        try:  # now, not after the work
-            if path:
-                path.open(mode).close()
-        except OSError as error:
-            parser.error(f"{path}: {error.strerror}")
-    results = [result for result in map(json.loads, args.results.open(encoding="utf-8")) if "text" in result]
+def measure(args: argparse.Namespace) -> dict:
+    for name in ("rows", "actors", "at_once", "seconds"):
+        if not getattr(args, name) > 0:
+            raise ValueError(f"--{name.replace('_', '-')} must be more than 0, got {getattr(args, name)}")
+    results = read_results(args.results)
     lags: list[float] = []
     with tempfile.TemporaryDirectory() as name:
-        source = Path(name) / "in.jsonl"
+        inputs = Path(name) / "in.jsonl"
         prompts = [{k: v for k, v in result.items() if k not in (*RESULT, "id")} for result in results]
-        source.write_text("".join(json.dumps(prompts[i % len(prompts)]) + "\n" for i in range(args.rows)))
+        inputs.write_text("".join(json.dumps(prompts[i % len(prompts)]) + "\n" for i in range(args.rows)))
         places = args.actors * args.at_once
         if args.ray:
             driver.Completer = recorded(results)
         else:
             driver.completed = lambda _, rows, *__: due(rows, places, args.seconds, lags, results)
         options = {"model": "tinytales", "load_format": "auto", "max_num_seqs": args.at_once, "dtype": "float32"}
-        cluster = driver.Cluster("auto", 2, 1, 0)
+        how, cluster, output = How(Sampling(STAGE)), driver.Cluster("auto", 2, 1, 0), Path(name) / "out.jsonl"
         start, cpu = time.perf_counter(), time.process_time()
-        driver.complete_file(
-            STAGE,
-            str(source),
-            Path(name) / "out.jsonl",
-            options,
-            How(Sampling(STAGE)),
-            cluster,
-            resume=False,
-            quiet=False,
-        )
+        driver.complete_file(STAGE, str(inputs), output, options, how, cluster, resume=False, quiet=False)
         seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     figures = {
         "rows": args.rows,
@@ -127,10 +119,31 @@ def main(argv: list[str] | None = None) -> int:
         demand = places / args.seconds
         figures |= {"actors": args.actors, "rows_per_second_of_actors": demand}
         figures |= {"lag_p50": sorted(lags)[len(lags) // 2], "lag_p99": sorted(lags)[int(0.99 * len(lags))]}
-    print(json.dumps(figures, indent=1))
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    return 0
+    return figures
+
+
+def table(result: dict) -> str:
+    cells = {
+        "rows": f"{result['rows']:,}",
+        "rows per second": f"{result['rows_per_second']:,.0f}",
+        "the driver's CPU time for a row": f"{result['driver_cpu_microseconds_a_row'] / 1000:.2f} ms",
+        "its memory": f"{result['memory_mb']:,.0f} MB",
+    }
+    if "actors" in result:
+        cells["rows per second of the actors"] = f"{result['rows_per_second_of_actors']:,.0f}"
+        cells |= {f"{p} of a result's delay": f"{1000 * result[f'lag_{p}']:.1f} ms" for p in ("p50", "p99")}
+    return f"{grid([*cells], [[*cells.values()]], left=())}\n\n{source(result)}"
+
+
+OPTIONS = {
+    "results": dict(type=Path, metavar="RESULTS", help="of a real run"),
+    "--rows": dict(type=int, default=100_000, metavar="N", help="default: %(default)s"),
+    "--actors": dict(type=int, default=1000, metavar="N", help="default: %(default)s"),
+    "--at-once": dict(type=int, default=8, metavar="N", help="rows under way in an actor; default: %(default)s"),
+    "--seconds": dict(type=float, default=1, help="that a row takes; default: %(default)s"),
+    "--ray": dict(action="store_true", help="real Ray, two actors that answer at once"),
+}
+main = script(measure, table, options=OPTIONS)
 
 
 if __name__ == "__main__":

@@ -192,7 +192,7 @@ class BlockManager:
         return min(end, len(blocks) * self.block_size) - sequence.num_tokens
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
-        """Take back the blocks behind a sequence's first tokens."""
+        """Take back the blocks after a sequence's first tokens."""
         blocks = self._tables[sequence].blocks
         while len(blocks) > self.num_needed(num_tokens):
             self._decref(blocks.pop())

@@ -25,7 +25,7 @@ class Batch:
         ready: the requests that get a token in this step. After a prompt, as many of its
             completions as may run start with the same logits.
         sampled, scored: rows of the logits: one for each of `ready`, and the rows that score a prompt.
-        drafts: what was guessed of each request's output, behind the token that it brings; it goes through the model
+        drafts: what was guessed of each request's output, after the token that it brings; it goes through the model
             in the same step, and brings as many more rows of logits.
         tables: the blocks of each row.
         block_copies: (from, to) of the blocks to copy before the step.

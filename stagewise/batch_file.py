@@ -14,7 +14,7 @@ From stage 5 on a line with `"sampling": {"use_beam_search": true, "n": 4}` gets
 finds; `length_penalty` and `early_stopping` say how, as the flags do that search for every line.
 
 From stage 4 on a line with `"score": true` is scored instead: how likely is its `continuation`, or each of its
-`choices`, behind the prompt? Without either, how likely is the prompt as a text? Its result has `scores`, a list of
+`choices`, after the prompt? Without either, how likely is the prompt as a text? Its result has `scores`, a list of
 objects with `logprob`, `num_tokens`, `is_greedy` and, for texts, `num_bytes`; and, of choices, the likeliest one's
 number, `choice`.
 
@@ -140,7 +140,7 @@ class How:
     columns: Columns = Columns()  # noqa: RUF009 (it is frozen)
 
 
-Job = tuple[int, Line]  # a line, behind its place in the input
+Job = tuple[int, Line]  # a line, after its place in the input
 Answer = tuple[int, bytes, bool]  # of a line's place: its result, as JSON, and whether that is an error
 Counts = tuple[int, int]  # how many lines an output has, and how many of them are errors
 
@@ -344,7 +344,7 @@ class LineReader:
         line.prompts, line.params = [prompt], line.sampling.params
 
     def _pairs(self, prompt: str | list[int], values: dict) -> list:
-        """What is to be scored of a line: continuations, each behind its prompt."""
+        """What is to be scored of a line: continuations, each after its prompt."""
         if not self.stage.can_score:
             raise ValueError(f"{self.stage.command} scores no lines: take a later stage")
         pair = self.stage.Pair
@@ -581,7 +581,7 @@ def read_finished(file: FileIO, lines: dict[Any, Line]) -> dict[str | int, bool]
             if not raw.endswith(b"\n"):
                 if not any(begins(line, raw) for line in lines.values()):
                     raise ValueError(
-                        f"--resume: {file.name}, what is behind its last whole line is no result of this input"
+                        f"--resume: {file.name}, what follows its last whole line is no result of this input"
                     )
                 file.truncate(size)
                 break
@@ -600,7 +600,7 @@ def read_finished(file: FileIO, lines: dict[Any, Line]) -> dict[str | int, bool]
 
 
 def read_result(raw: bytes, lines: dict[str | int, Line]) -> tuple[Line, dict]:
-    """A line of the output, behind the input's line that it answers. Raises an error if it answers none."""
+    """A line of the output, after the input's line that it answers. Raises an error if it answers none."""
     result = json.loads(raw.decode("utf-8"))
     line = lines.get(result["id"]) or lines[result.get("custom_id", result["id"])]
     if line.is_openai:

@@ -159,7 +159,7 @@ class Wrapper:
                 self.word += "\ufffd" if is_control else character
 
     def _end_word(self, space: str = "") -> None:
-        """Pass the word on, and what is behind it."""
+        """Pass the word on, and what follows it."""
         columns, width = self.columns or shutil.get_terminal_size().columns, width_of(self.word)
         if self.column and self.word and self.column + width > columns:
             self.write("\n")

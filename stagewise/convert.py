@@ -46,7 +46,7 @@ def convert(source: Path, directory: Path, gelu: str | None, n_head: int | None,
     if not source.exists():
         raise ValueError(f"there is no file or directory {source}")
     if idle := [flag for flag, value in (("--gelu", gelu), ("--n-head", n_head)) if source.is_dir() and value]:
-        raise ValueError(f"{idle[0]} is for the file of a training program: {source} has a config.json")
+        raise ValueError(f"{idle[0]} is for the file of a training program: {source} is a directory")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as folder:
         made = Path(folder) / "model"

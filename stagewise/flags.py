@@ -67,7 +67,7 @@ SAMPLING = {
         metavar="JSON",
         help='form of the output: {"json": SCHEMA}, or regex, choice, grammar, json_object',
     ),
-    "include_stop_str_in_output": dict(action="store_true", help="end behind the stop text"),
+    "include_stop_str_in_output": dict(action="store_true", help="end after the stop text"),
     "skip_special_tokens": dict(action=argparse.BooleanOptionalAction, default=True, help="no text for the end token"),
     "truncate_prompt_tokens": dict(type=int, metavar="N", help="of longer prompts take the last N tokens"),
     "prompt_logprobs": dict(type=int, metavar="K", help="the same of the prompt's tokens; --max-tokens may be 0 then"),
@@ -235,7 +235,8 @@ def check_flags(stage: Stage, args: argparse.Namespace, given: set[str]) -> None
             raise ValueError(f"{flag(idle[0])} can't go with {flag(name)}, {why}")
     for name, others in NEEDS.items():
         if name in given and given.isdisjoint(others):
-            raise ValueError(f"{flag(name)} needs {' or '.join(map(flag, others))}")
+            there = [other for other in others if other != "input" or stage.is_batched]
+            raise ValueError(f"{flag(name)} needs {' or '.join(map(flag, there))}")
     if args.policy == "priority" and "input" not in given:
         raise ValueError("--policy priority needs --input, whose lines may have a priority")
     if {"input", "json"} <= given and not stage.can_serve:  # in the others the closing line is JSON

@@ -1,6 +1,6 @@
 """`--interactive`: type a prompt and watch it stream.
 
-On a terminal a line is typed behind a prompt sign, with readline's keys and history; then its completion streams. What
+On a terminal a line is typed after a prompt sign, with readline's keys and history; then its completion streams. What
 is typed meanwhile is not echoed: a whole line joins the running batch at once and is shown in its turn, the rest waits
 at the next prompt sign. Ctrl-C stops the completion that is shown, Ctrl-D ends the program. From a pipe all lines are
 prompts at once; results are printed in their order, each with its prompt.
@@ -72,7 +72,7 @@ class Answers:
         self.queue.put_nowait(None)
 
     async def _complete(self, prompt: str, pieces: asyncio.Queue) -> None:
-        """Put the pieces of a completion into its queue, None behind the last."""
+        """Put the pieces of a completion into its queue, None after the last."""
         try:
             async for event in self.generate(prompt):
                 pieces.put_nowait(event.text)

@@ -11,7 +11,7 @@ def to_json(values: Any, *, ascii: bool = False) -> str:
         line = json.dumps(values, ensure_ascii=ascii, allow_nan=False)
     except ValueError:
         return to_json(json.loads(json.dumps(values), parse_constant=lambda _: None), ascii=ascii)
-    return line.encode("utf-8", "backslashreplace").decode("utf-8")
+    return line if ascii else line.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """bench/run.py: rounds in turn, how far they are apart, and what of a measurement is kept."""
 
+import errno
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,6 +62,27 @@ def test_what_was_measured_is_kept(error, status, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out == "table of [1]\n"
     assert ("it broke" in err) == (status == 1)
+
+
+def test_a_picture_is_there_before_the_table(tmp_path, capsys):
+    """A terminal that has gone is no reason to lose it, and a full disk none to lose the table."""
+    file = tmp_path / "x.png"
+
+    def gone(result):
+        raise BrokenPipeError
+
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    picture = SimpleNamespace(savefig=lambda path: path.write_bytes(b"drawn"))
+    with pytest.raises(BrokenPipeError):
+        run.script(lambda args: {"rows": []}, gone, plot=lambda result: picture)(["--plot", str(file)])
+    assert file.read_bytes() == b"drawn"
+    picture.savefig = full
+    main = run.script(lambda args: {"rows": []}, lambda result: "the table", plot=lambda result: picture)
+    assert main(["--plot", str(file)]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err) == ("the table\n", f"tests.test_bench_run: {file}: No space left on device\n")
 
 
 def test_a_file_that_cannot_be_written_is_named_before_the_work(tmp_path, capsys):

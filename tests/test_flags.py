@@ -132,7 +132,8 @@ def test_they_are_checked_before_the_model_is_loaded(tmp_path):
         (STAGES[4], [*files, "--ray", "auto", "--stats"], "--stats can't go with --ray"),
         (STAGES[7], ["a", "--speculate", "off", "--num-drafts", 3], "--num-drafts can't go with --speculate off"),
         (STAGES[1], [*files, "--json"], "--json can't go with --input, whose results are JSON anyway"),
-        (STAGES[0], ["a", "--include-stop-str-in-output"], "--include-stop-str-in-output needs --stop"),
+        (STAGES[0], ["a", "--include-stop-str-in-output"], "--include-stop-str-in-output needs --stop\n"),
+        (STAGES[0], ["a", "--logprobs", 1], "--logprobs needs --json\n"),
     ):
         status, stdout, stderr = stage.main(*arguments)
         assert (status, stdout, stderr.count("\n")) == (2, "", 1), stderr
@@ -149,7 +150,7 @@ def test_flags_of_the_other_commands(tmp_path, capsys):
     for name, line in lines.items():
         (tmp_path / name).write_text(line + "\n")
     of_scores = {name: [str(tmp_path / name), "--reference", "answer"] for name in lines}
-    folder = tmp_path / "model"
+    folder, of_training = tmp_path / "model", "--n-head is for the file of a training program"
     folder.mkdir()
     assert not any(score.main(argv[: 1 if name == "scores" else 3]) for name, argv in of_scores.items())
     capsys.readouterr()
@@ -158,7 +159,7 @@ def test_flags_of_the_other_commands(tmp_path, capsys):
         (score.main, [*of_scores["choices"], "--extract", "a"], "--extract is for lines with a text"),
         (score.main, of_scores["scores"], "--reference is for lines with a text or with choices"),
         (convert.main, [str(folder), str(tmp_path / "new"), "--gelu", "tanh"], "--gelu is for the file of a training"),
-        (convert.main, [str(folder), str(tmp_path / "new"), "--n-head", "2"], "--n-head is for the file of a training"),
+        (convert.main, [str(folder), str(tmp_path / "new"), "--n-head", "2"], f"{of_training}: {folder} is a dir"),
         (push.main, [str(tmp_path / "texts"), "--folder", str(tmp_path / "f"), "--public"], "--public is for --repo"),
     ):
         assert main(list(argv)) == 2, argv

@@ -1523,7 +1523,7 @@ def test_a_batch_file_is_answered_line_by_line(tmp_path, capsys, tales):
     refused |= {"field": batch_line("field", prompt="x", foo=1)}
     wrong = ["nonsense", "[]", "{}", good[0], batch_line("url", "/v1/nothing"), batch_line("method", method="GET")]
     wrong += ['{"custom_id": "c", "custom_id": "d"}', json.dumps({**json.loads(good[0]), "custom_id": 7})]
-    wrong += [json.dumps({**json.loads(good[0]), "custom_id": "body", "body": []})]
+    wrong += [json.dumps({**json.loads(good[0]), "custom_id": "body", "body": []}), batch_line("no text", ["/v1"])]
     path.write_text("\n".join([*good, "", *refused.values(), *wrong]) + "\n", encoding="utf-8")
     flags = [str(path), "-o", str(output), "--chat-template", str(template)]
     assert batch.main(flags) == 1

@@ -152,9 +152,7 @@ class Copy:
     def _write(self, path: str, text: str) -> None:
         file = self.directory / path
         file.write_text(text, encoding="utf-8")
-        for compiled in file.parent.glob(
-            f"__pycache__/{file.stem}.*"
-        ):  # its source may have the same time, to the second
+        for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):  # the source's time may be the same
             compiled.unlink()
 
     def _run(self, path: str) -> int:

@@ -63,6 +63,7 @@ class Wording:
         self._detokenizer, self._offset, self.begun = self._new_detokenizer(), 0, False
         room = job.max_model_len - len(self.token_ids)
         self._length_limit = "max_model_len" if job.params.max_tokens > room else "max_tokens"
+        self._by_ids = job.fields["return_tokens_as_token_ids"]
 
     def piece(self, event: Any, prompt_logprobs: list[dict | None] | None) -> Piece:
         """What an event says. The first piece begins with the prompt if that is to be echoed."""
@@ -89,7 +90,7 @@ class Wording:
         text = self._text(token_id, text)
         if likely is None:
             return Token(text, raw, offset=offset)
-        most = self.job.num_logprobs or 0  # a prompt's tokens may have more beside them, for `prompt_logprobs`
+        most = self.job.num_logprobs or 0  # a prompt's tokens may come with more, for `prompt_logprobs`
         best = sorted((p for p in likely.items() if p[1].rank <= most or p[0] == token_id), key=lambda p: p[1].rank)
         top = tuple(
             Token(self._text(t, one.decoded_token), self.tokenizer.token_bytes(t), one.logprob) for t, one in best
@@ -97,7 +98,7 @@ class Wording:
         return Token(text, raw, likely[token_id].logprob, offset, top)
 
     def _text(self, token_id: int, text: str) -> str:
-        return f"token_id:{token_id}" if self.job.fields["return_tokens_as_token_ids"] else text
+        return f"token_id:{token_id}" if self._by_ids else text
 
 
 def full_text(tokenizer: Any, token_ids: list[int]) -> str:

@@ -21,7 +21,7 @@ from .errors import bad_request
 from .fields import OLD_TOOLS, ONLY_TEXT, TEXT, Field, Fields, Others
 from .tools import Tools
 
-# What an answer of ours or of others has beside its role and its content, so that a client can send it back.
+# What an answer of ours or of others has besides its role and its content, so that a client can send it back.
 IDLE_IN_MESSAGES: Others = {
     "refusal": (("",), "the template does not see it"),
     "reasoning": (("",), "the template does not see it"),

@@ -64,7 +64,7 @@ class Job:
         token_ids: of every prompt.
         sampling: the sampling fields of every prompt.
         params: the SamplingParams of the stage, without processors until the job is checked.
-        num_logprobs: how many likely tokens stand beside each; None: no log-probabilities.
+        num_logprobs: how many likely tokens are told with each; None: no log-probabilities.
         beams: search for the n best completions.
         form_field: the field that asks for a form of the output; None: there is none.
         tools: what the answer may call; None: nothing.
@@ -103,7 +103,7 @@ class Job:
 
     @property
     def num_tokens(self) -> int:
-        """What it may come to, prompts included. Each log-probability that is told beside a token counts as another:
+        """What it may come to, prompts included. Each log-probability that is told with a token counts as another:
         it takes as much memory, and longer to be put into words."""
         most, each = self.params.max_tokens, 1 + (self.num_logprobs or 0)
         return each * self.n * sum(min(len(ids) + most, max(len(ids), self.max_model_len)) for ids in self.token_ids)
@@ -148,7 +148,7 @@ def make_job(
     chat: bool = False,
     tools: Tools | None = None,
 ) -> Job:
-    """asked: fields of the sampler that completions and chats read in ways of their own; `prompt_logprobs` is the least
+    """asked: fields of the sampler that completions and chats read differently; `prompt_logprobs` is the least
     that is needed of them."""
     n, most = fields["n"], served.limits.max_choices
     if len(prompts) * n > most:
@@ -236,7 +236,7 @@ def read_stream_options(fields: Fields) -> Fields:
 
 
 def number_of_logprobs(served: Served, fields: Fields, name: str) -> int | None:
-    """How many likely tokens are to stand beside each; vLLM's -1 means all."""
+    """How many likely tokens to tell with each; vLLM's -1 means all."""
     number, most = fields[name], served.limits.max_logprobs
     if number is None:
         return None

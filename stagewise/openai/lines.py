@@ -1,4 +1,4 @@
-"""Lines of OpenAI's batch files, which `--input` takes beside its own: requests to /v1/completions, and their answers.
+"""Lines of OpenAI's batch files, which `--input` takes besides its own: requests to /v1/completions, and their answers.
 
 A request is {"custom_id": …, "method": "POST", "url": "/v1/completions", "body": {"model": …, "prompt": …}}. The body
 may have sampling fields, `use_beam_search` with what belongs to it, and `priority`; what it leaves out is as on the

@@ -54,7 +54,7 @@ class Process:
         return made
 
     def engine(self, step: dict, begin: int, start: int, end: int) -> list[dict]:
-        """The step, and its parts one behind the other within it."""
+        """The step, and its parts one after another within it."""
         made, at = [self.span(f"step {step['step']}", ENGINE, begin, end, rows=len(step["rows"]))], begin
         for part in PARTS:
             if part == "forward":

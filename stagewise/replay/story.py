@@ -56,7 +56,7 @@ def stop_of(stop: dict, runs: list["Run"], facts: dict) -> dict:
     if len(runs) > 1:
         other = runs[2 - trace]
         numbers["other"] = SimpleNamespace(**other.moment(min(step, other.steps), who))
-    if "free" in event:  # when a request was refused; who is admitted behind it takes of these
+    if "free" in event:  # when a request was refused; who is admitted after it takes of these
         numbers["taken"] = run.blocks - event["free"]
     text = filled(stop["text"], {**facts, **numbers, "prompt": run.prompt})
     return {"trace": trace - 1, "step": step, "says": stop["says"], "text": text}
@@ -88,7 +88,7 @@ class Run:
         largest: the most tokens in a step after the first.
         output, prompts, cached: tokens made, in all prompts, found in the prefix cache.
         finished, completions: how many there are.
-        preemptions, copied: how often it happened; passing: requests admitted in a step behind one that was refused.
+        preemptions, copied: how often it happened; passing: requests admitted in a step after one that was refused.
         blocks, block_size, most_held, slots, longest, budget: of the KV cache and of a step, as far as there are any.
         prompt: of each request, the tokens of its prompt.
     """

@@ -28,7 +28,7 @@ does not end with one was cut short, or is an old one.
                     `seconds`
     before          events since the last step, up to this forward pass, in their order
     rows            what the forward pass computed, see below
-    after           events of what came of it, in their order
+    after           events of what followed, in their order
     texts           token id (as text) -> its text, of the tokens that this trace has not named before
     kv_tokens_reserved, kv_tokens_used
                     of the KV cache during the step, in tokens (from stage 3; else null)
@@ -45,7 +45,7 @@ Row: one completion's part in the forward pass.
     slot            its row of the KV cache (stages 3, 4; else null)
     blocks          its block table (from stage 5; else null)
     drafts, num_accepted
-                    tokens that were guessed to follow, and went through the model behind the others; the first
+                    tokens that were guessed to follow, and went through the model after the others; the first
                     num_accepted of them were right: each is the token of an event below (from stage 7)
 
 Event: {"kind": …, "request_id": …, "index": …, …}
@@ -60,7 +60,7 @@ Event: {"kind": …, "request_id": …, "index": …, …}
                       "whole"     its prompt does not fit into the step's rest whole (chunked prefill is off):
                                   needed, left
                       "scores"    the step made no more logits of prompts (before 0.2)
-                      "blocks"    needed, free, reserve: blocks. Who is admitted behind this event goes ahead of it
+                      "blocks"    needed, free, reserve: blocks. Who is admitted after this event goes ahead of it
                       "preempted" a request was preempted just now: memory is short
     preempted       it waits again, without its memory
     copied          copy-on-write: source and target, blocks
@@ -71,14 +71,14 @@ Event: {"kind": …, "request_id": …, "index": …, …}
     token           it got the token token_id. An index that was not named before is another completion of its
                     request, with the same prompt: where several are wanted, the step that computes the end of the
                     prompt gives as many as have a place their first token
-    forked          another completion of its request, with the same prompt, begins: behind its first token it runs on
+    forked          another completion of its request, with the same prompt, begins: after its first token it runs on
                     in the blocks of its sibling `parent` (an index), unless it has ended with it; or, with running
                     false, it waits, and has no token yet
-    beams           beam search: the request's beams are replaced, beam i by parents[i] with token_ids[i] behind it.
+    beams           beam search: the request's beams are replaced, beam i by parents[i] with token_ids[i] after it.
                     Beams are known by their index; one that is no parent is dropped
     finished        reason: "stop", "length" or "abort" (or "beams": the search is done)
     restarted       a step was cut short: all memory is free, in rising order, and nothing can be found in it. Those
-                    that go on wait again, each with a "queued" behind this; of the others (an interrupted beam
+                    that go on wait again, each with a "queued" after this; of the others (an interrupted beam
                     search, say) there is no more
 """
 
@@ -177,7 +177,7 @@ def follow(step: dict, unfinished: set[tuple[str, int]]) -> None:
 
 
 def at_rest(last: dict) -> dict:
-    """The record behind the last step, when all are finished."""
+    """The record after the last step, when all are finished."""
     rest = dict(step=last["step"] + 1, start=last["start"] + last["seconds"], seconds=0.0, parts={}, texts={})
     memory = {name: None if last[name] is None else 0 for name in MEMORY}
     return {**rest, "before": [], "rows": [], "after": [], **memory}

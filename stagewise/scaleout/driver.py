@@ -42,7 +42,7 @@ class Cluster:
 
 
 def shards_of(num_lines: int, output: Path) -> list[Path]:
-    """The files of an output: a directory has one for every so many lines of the input."""
+    """The files of an output: a directory has one for every LINES_PER_SHARD lines of the input."""
     if not output.is_dir():
         return [output]
     return [output / f"part-{i:05}.jsonl" for i in range(max(1, -(-num_lines // LINES_PER_SHARD)))]

@@ -22,7 +22,7 @@ from ..batch_file import append as append_line
 from ..console import Outcome, flush_streams, prepare_streams, tell
 from ..flags import pick_stage
 from ..openai.errors import APIError, bad_request
-from ..openai.fields import ANY, OBJECT, TEXT, Fields
+from ..openai.fields import OBJECT, TEXT, Fields
 from ..openai.limits import Limits
 from ..openai.lines import refusal, response
 from ..stages import SERVING
@@ -31,7 +31,7 @@ from .events import to_json
 from .reading import parse_json
 from .service import Run, Service
 
-LINE = {"custom_id": TEXT, "method": ANY, "url": ANY, "body": OBJECT}
+LINE = {"custom_id": TEXT, "method": TEXT, "url": TEXT, "body": OBJECT}
 CHATS = {"/v1/completions": False, "/v1/chat/completions": True}
 LINES_AT_ONCE = 64  # more than run at once, so that the engine never waits for a line to be read
 NO_LIMIT = 2**62  # of the queue: what waits is bounded by the lines at once

@@ -1,4 +1,4 @@
-"""Server-sent events, and what becomes of an answer whose reader is gone."""
+"""Server-sent events, and answers whose reader is gone."""
 
 import asyncio
 import contextlib

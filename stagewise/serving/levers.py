@@ -88,7 +88,7 @@ class Levers:
             return 0
 
     def _leave(self, num_blocks: int) -> None:
-        """Leave so many blocks, and hold the others back."""
+        """Leave `num_blocks` blocks, and hold the others back."""
         manager = self.core.block_manager
         if self._num_held:
             manager.free(self._held)

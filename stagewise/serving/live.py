@@ -8,8 +8,8 @@ A viewer gets these events:
 
     run     first, and whenever it can't go on where it was: `run` (a name of what is recorded), `server` (of this
             process), `header` (of the trace, see ../replay/trace.py), `first` and `next`: the numbers of the first
-            step that it will get and of the one behind the last that there is now, or null. Whoever comes back with
-            `?run=NAME&after=NUMBER` goes on behind that step, and gets {"run", "resumed": true} instead.
+            step that it will get and of the one after the last that there is now, or null. Whoever comes back with
+            `?run=NAME&after=NUMBER` goes on after that step, and gets {"run", "resumed": true} instead.
     asked   of requests that a step below is the first to name: their ids -> [when they came, x-request-id]
     step    a step of the trace. The first one after a header begins with what was there already
     now     what is so at this moment, if it has changed: the levers, the number of visitors, whether the engine failed

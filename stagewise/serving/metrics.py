@@ -111,7 +111,7 @@ class Metrics:
             family = CounterMetricFamily(f"vllm:spec_decode_{name}", text, labels=["model_name"])
             family.add_metric(model, value)
             yield family
-        text = "Guesses that were right, by their place behind the last token."
+        text = "Guesses that were right, by their place after the last token."
         name = "vllm:spec_decode_num_accepted_tokens_per_pos"
         family = CounterMetricFamily(name, text, labels=["model_name", "position"])
         for position, value in enumerate(list(stats.num_accepted_tokens_per_pos)):

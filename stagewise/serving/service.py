@@ -22,8 +22,8 @@ from .lanes import SMALL, Lanes
 from .metrics import Meter, Metrics
 
 AT_ONCE = 16  # prompts of a request that are submitted, or given up, together; more of them one by one
-PROMPT_TOKEN_BYTES = 96  # and so many has one of a prompt's
-TOKEN_BYTES = 64  # about so many has a token, or a log-probability, in JSON
+TOKEN_BYTES = 64  # about, of a token or a log-probability in JSON
+PROMPT_TOKEN_BYTES = 96  # of one of a prompt's
 T = TypeVar("T")
 
 
@@ -173,7 +173,7 @@ class Run:
         return of_prompt(self.job, i, self.prompt_logprobs.get(i))
 
     def size(self, num_tokens: int) -> int:
-        """About how many bytes of JSON so many tokens with their log-probabilities are."""
+        """About how many bytes of JSON `num_tokens` tokens take, with their log-probabilities."""
         return TOKEN_BYTES * num_tokens * (1 + (self.job.num_logprobs or 0))
 
 
@@ -281,7 +281,7 @@ class Service(Served):
         return {**run.answer(made), "usage": run.usage(), **(run.of_prompt(0) if job.chat else {})}
 
     async def aside(self, size: int, work: Callable[[], T]) -> T:
-        """Do this work in a lane if it is about so many bytes of JSON that others would wait for it."""
+        """Do this work in a lane if it makes so much JSON that others would wait for it."""
         if size > SMALL:
             return await self.lanes.do(size, work)
         await asyncio.sleep(0)

@@ -416,7 +416,7 @@ class Lanes {
   }
 }
 
-/** The same as `snapshot` in replay/state.py. */
+/** What stands where at a step; tests compare it with the states in Python. */
 function snapshot(replay, number) {
   const state = replay.at(number);
   const waiting = state.waiting();
