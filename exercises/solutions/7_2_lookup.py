@@ -79,6 +79,12 @@ MUTANTS = [
     ("searches each time", GUESS, SEARCH, "entered only once"),
     ("enters all anew", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(token_id)\n        if len(token_ids) == 1 < len(self.token_ids):\n"
      "            sequence, self.token_ids = self.token_ids, []\n            self.add(sequence)\n", "entered only once"),
+    ("a new list for each token", "self.token_ids.append(token_id)", "self.token_ids = self.token_ids + [token_id]", "append to it"),
+    ("copies the list to look at it", "            end = len(self.token_ids)\n", "            end = len(self.token_ids[:])\n", "append to it"),
+    ("copies the index", "        for token_id in token_ids:\n", "        self.places = dict(self.places)\n        for token_id in token_ids:\n", "append to it"),
+    ("a text with a character for each token", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(token_id)\n            self.text = getattr(self, 'text', '') + chr(token_id % 1_000_000)\n", "append to it"),
+    ("characters instead of tokens", "            self.token_ids.append(token_id)\n", "            self.token_ids.append(ord(chr(token_id)))\n", "ValueError"),
+    ("list.index", "        for n in (4, 3, 2):\n", "        if -1 in self.token_ids or (count and self.token_ids and self.token_ids.index(self.token_ids[-1]) < 0):\n            return []\n        for n in (4, 3, 2):\n", "entered only once"),
     ("copies the rest", "self.token_ids[place : place + count]", "self.token_ids[place:]", "five tokens of it are enough"),
     ("forgets what is long ago", "            if place is not None:", "            if place is not None and place > len(self.token_ids) - 1000:", "expected:"),
 ]  # fmt: skip

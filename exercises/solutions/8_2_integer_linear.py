@@ -56,6 +56,8 @@ MUTANTS = [
     ("a scale for each input", SCALE, "scale = x.abs().amax(dim=0, keepdim=True) / 127", "Error"),
     ("the largest with its sign", SCALE, "scale = x.amax(dim=-1, keepdim=True).clamp(min=1e-9) / 127", "without its sign"),
     ("a row of zeros is 0 / 0", "torch.where(scale > 0, scale, 1.0)", "scale", "no largest number to divide by"),
+    ("no scale below 1e-5", "scale > 0, scale, 1.0", "scale > 0, scale.clamp_min(1e-5), 1.0", "only a row of zeros"),
+    ("a little is added to what divides", "(x / torch.where(scale > 0, scale, 1.0))", "(x / (scale + 1e-12))", "only a row of zeros"),
     ("up to 128", "keepdim=True) / 127", "keepdim=True) / 128", "becomes 127"),
     ("cut off", ".round()", ".trunc()", "to the nearest"),
     ("activations stay floats", ".round()", "", "are rounded"),
@@ -84,6 +86,9 @@ MUTANTS = [
     ("a correction of 8 bits", "weight.sum(dim=-1, dtype=torch.int32)", "weight.sum(dim=-1, dtype=torch.int8).int()", "expected:"),
     ("a correction of 16 bits", "128 * weight.sum(dim=-1, dtype=torch.int32)", "(128 * weight.sum(dim=-1, dtype=torch.int16)).int()", "expected:"),
     ("fours without the instruction", "    for i in range(0, in_, 4):\n", "    return x.int() @ weight.int().t()\n    for i in range(0, in_, 4):\n", "by the instruction"),
+    ("fours of zeros, and a product of torch's", "    for i in range(0, in_, 4):\n", "    lanes = n * out * in_ // 4\n    none = torch.zeros(lanes, 4)\n"
+     "    vpdpbusd(torch.zeros(lanes, dtype=torch.int32), none.to(torch.uint8), none.to(torch.int8))\n    return x.int() @ weight.int().t()\n    for i in range(0, in_, 4):\n", "by the instruction"),
+    ("pairs whose result is not used", "    pairs = vpmaddubsw", "    vpmaddubsw(sizes.reshape(-1, 2), signed.reshape(-1, 2))\n    return x.int() @ weight.int().t()\n    pairs = vpmaddubsw", "by the instruction"),
     ("the instruction for a part", "range(0, in_, 4):\n", "range(0, 4, 4):\n", "expected:"),
     ("a last instruction is left out", "range(0, in_, 4):\n", "range(0, in_ - 4, 4):\n", "expected:"),
     ("unsigned and signed are exchanged", "vpdpbusd(sums, rows, columns)", "vpdpbusd(sums, columns, rows)", "unsigned must be torch.uint8"),

@@ -132,6 +132,17 @@ def test_zeros(work):
     check(work, "quantize, group=2, a matrix of zeros", torch.zeros(3, 4), 2, zero)
 
 
+def test_tiny_weights(work):
+    """2 to the power of -100: only a group of zeros has no scale."""
+    tiny, group = 2.0**-100, 4
+    integers, scales = work.quantize(MATRIX * tiny, group)
+    likely = "however small the numbers are, the scale is the largest of them divided by 127: only zeros have none"
+    case = (
+        "quantize, group=4, weights of about 2 to the power of -100: integers, and scales times 2 to the power of 100"
+    )
+    expect(case, (integers, scales / tiny), right(MATRIX, group), likely=likely)
+
+
 def test_dequantize(work):
     integers = torch.tensor([[127, -64, 32, 0], [-127, 50, 2, 100]], dtype=torch.int8)
     for scales in ([[0.5], [2.0]], [[0.5, 0.25], [2.0, 4.0]], [[0.5, 0.25, 8.0, 1.0], [2.0, 4.0, 0.125, 16.0]]):

@@ -90,6 +90,14 @@ def test_a_row_of_zeros(work):
     check_layer(work, f"linear, x = {x.tolist()}, with a bias", x, WEIGHT, SCALES, BIAS, likely)
 
 
+def test_a_tiny_row(work):
+    """Activations of 2 to the power of -100, and weights whose scales bring the results back."""
+    likely = "however small a row is, its largest number becomes 127: only a row of zeros has no scale"
+    tiny, right = 2.0**-100, layer(X, WEIGHT, SCALES, BIAS)
+    got = work.linear(X * tiny, WEIGHT, SCALES / tiny, BIAS)
+    expect("linear, x of about 2 to the power of -100, and scales of 2 to the power of 100", got, right, likely=likely)
+
+
 def test_a_row_is_alone(work):
     """The same bits in any company."""
     generator = torch.Generator().manual_seed(0)
@@ -132,6 +140,17 @@ class Used:
     def __call__(self, *operands):
         self.lanes += len(operands[-1])
         return self.instruction(*operands)
+
+
+def off(instruction):
+    """The same instruction with something added to each lane: sums that are made of its results are off, too."""
+    generator = torch.Generator().manual_seed(0)
+
+    def call(*operands):
+        result = instruction(*operands)
+        return result + torch.randint(1, 100, result.shape, generator=generator, dtype=result.dtype)
+
+    return call
 
 
 def saturated(unsigned, signed):
@@ -184,6 +203,10 @@ def check_sum(work, case, name, used, at_once, x, weight):
     least = len(x) * weight.numel() // at_once
     lanes = f"{case}: lanes of the instruction"
     require(used.lanes >= least, lanes, f"{least:,}, each of {at_once} products", used.lanes, INSTRUCTION)
+    if used.lanes < 1000:
+        changed = getattr(work, name)(x, weight, off(used.instruction)) != got
+        few = f"{case}: sums that change when each instruction gives a little more"
+        require(2 * int(changed.sum()) >= changed.numel(), few, changed.numel(), int(changed.sum()), INSTRUCTION)
     said = "two instructions for each pair are enough"
     require(name == "by_fours" or used.lanes <= 2 * least, lanes, f"at most {2 * least:,}", used.lanes, said)
 
