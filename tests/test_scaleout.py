@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bench import driver as simulation
+from bench import scaleout_driver as simulation
 from stagewise.beams import Beams
 from stagewise.dataset import Columns
 from stagewise.sampling import Sampling
@@ -143,7 +143,7 @@ def test_help_names_the_flags_of_a_cluster_where_there_are_some():
 
 
 def test_the_driver_by_itself(tmp_path, capsys, monkeypatch):
-    """`python -m bench.driver`: its engines wait as long as real ones, and answer what a real run recorded."""
+    """`python -m bench.scaleout_driver`: its engines wait as long as real ones, and answer what a real run recorded."""
     monkeypatch.setattr(driver, "completed", driver.completed)  # it is replaced
     answers, empty = tmp_path / "answers.jsonl", tmp_path / "empty.jsonl"
     line = {"prompt": "A fox", "id": 1, "text": " runs", "token_ids": [1], "finish_reason": "stop", "stop_reason": None}
@@ -158,4 +158,4 @@ def test_the_driver_by_itself(tmp_path, capsys, monkeypatch):
         ([str(answers), "--actors", "0"], "--actors must be more than 0, got 0"),
     ):
         assert simulation.main(argv) == 2
-        assert capsys.readouterr().err == f"bench.driver: {says}\n"
+        assert capsys.readouterr().err == f"bench.scaleout_driver: {says}\n"
