@@ -322,10 +322,10 @@ def asked(commands):
     return [(what, *names[:1]) for what, *names in commands.asked]
 
 
-def reading(work, *items):
+def reading(work, *items, name="a"):
     """(its commands, its answers, the stream)"""
     commands, answers = Given(), Given(*items)
-    return commands, answers, work.stream("a", commands, answers)
+    return commands, answers, work.stream(name, commands, answers)
 
 
 def test_a_stream(work):
@@ -345,10 +345,10 @@ def test_a_stream(work):
 
 def test_a_long_stream(work):
     items = [token_of("a", i) for i in range(1100)]
-    commands, _, stream = reading(work, *items, None)
+    commands, _, stream = reading(work, *items, None, name="a" * 1000)
     expect("a stream of 1,100 tokens: how many, and whether they are right", [(got := list(stream)) == items, len(got)],
            [True, 1100])  # fmt: skip
-    expect("a stream of 1,100 tokens: its commands", asked(commands), [("add", "a")])
+    expect("a stream of 1,100 tokens: its commands", asked(commands), [("add", "a" * 1000)])
 
 
 def test_a_stream_is_read_as_it_comes(work):

@@ -45,8 +45,9 @@ def test_rate_of_many_steps(work):
         while right < guesses and rng.random() < 0.7:
             right += 1
         steps.append((guesses, right))
-    got, case = work.rate(steps), "rate of 6,000 steps whose guesses are right with probability 0.7"
-    expect(case, round(got, 2), 0.7, {said: round(answer, 2) for said, answer in rate_mistakes(steps).items()})
+    got, case = work.rate(list(steps)), "rate of 6,000 steps whose guesses are right with probability 0.7"
+    expect(case, got, rate_of(steps), rate_mistakes(steps), tolerance=1e-9)
+    require(abs(got - 0.7) < 0.01, case, "about 0.7", got)
 
 
 # --- How fast they make it --------------------------------------------------------------------------------------------
@@ -217,6 +218,12 @@ def test_many_rows(work):
     for a, guess, requests in ((0.9921875, 9.0, 1), (0.875, 9.0, 70), (0.5, 9.0, 1100)):
         got, right = work.best(a, many, guess, requests), best_of(a, many, guess, requests)
         expect(f"best({a}, seconds of 1,100 rows, {guess}, {requests})", got, right)
+    free = [0.0] + [4.0] * 400
+    expect("best(1.0, 400 rows that take equally long, 0.0, 1)", work.best(1.0, free, 0.0, 1), 399)
+    crowd = [0.0] + [4.0] * 70_000 + [6.0] * 70_000
+    expect("best(0.25, seconds of 140,000 rows, 0.0, 70,000)", work.best(0.25, crowd, 0.0, 70_000), 0)
+    got = work.break_even(1, crowd, 0.0, 70_000)
+    expect("break_even(1, seconds of 140,000 rows, 0.0, 70,000)", got, 0.5, tolerance=2e-6)
     for count, requests in ((999, 1), (9, 110), (1, 300)):
         got, right = work.break_even(count, many, 0.0, requests), least_of(count, many, 0.0, requests)
         expect(f"break_even({count}, seconds of 1,100 rows, 0.0, {requests})", got, right, tolerance=2e-6)

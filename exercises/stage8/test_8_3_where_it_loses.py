@@ -125,6 +125,12 @@ def test_loses_from(work):
         expect(f"loses_from(*{machine}, {most})", work.loses_from(*machine, most), right, said)
 
 
+def test_many_rows(work):
+    fast = (1e8, 1.9e10, (2.5e12, 2e12), 0.0)
+    expect(f"loses_from(*{fast}, 1000)", work.loses_from(*fast, 1000), first_loss(fast, 1000))
+    expect(f"loses_from(*{VNNI}, 70_000)", work.loses_from(*VNNI, 70_000), None)
+
+
 def test_any_machine(work):
     def check(choose):
         products = tuple(float(choose.between(1, 40)) for _ in range(2))
