@@ -65,7 +65,7 @@ def grade_folders(
 
 
 def grade_folder(folder: Path, numbers: Sequence[str], patience: float) -> dict[str, Grade]:
-    """The grades of one folder, in a process of its own."""
+    """The grades of one folder, in a separate process."""
     with tempfile.TemporaryDirectory(prefix="grade-") as clean:
         shutil.copytree(
             FOLDER, Path(clean) / "exercises", ignore=shutil.ignore_patterns("solutions", "solution.py", "__pycache__")

@@ -9,7 +9,7 @@ def rate(steps: list[tuple[int, int]]) -> float:
 
 
 def speed(a: float, count: int, seconds: list[float], guess: float, requests: int) -> float:
-    """How many times as fast the engine is with so many guesses for each request as with none."""
+    """How many times as fast the engine is with this number of guesses for each request as with none."""
     tokens = sum(a**k for k in range(count + 1))
     return tokens * seconds[requests] / (seconds[requests * (1 + count)] + count * guess)
 
@@ -21,7 +21,7 @@ def best(a: float, seconds: list[float], guess: float, requests: int) -> int:
 
 
 def break_even(count: int, seconds: list[float], guess: float, requests: int) -> float | None:
-    """The least `a` with which so many guesses are no slower than none; None if there is none."""
+    """The least `a` with which that many guesses are no slower than none; None if there is none."""
     low, high = 0.0, 1.0
     if speed(high, count, seconds, guess, requests) < 1:
         return None

@@ -19,7 +19,7 @@ def shared(p: list[float], q: list[float]) -> float:
 
 
 def independent(p: list[float], q: list[float]) -> float:
-    """How often, if each draws with a number of its own."""
+    """How often, if each draws with a separate number."""
     raise NotImplementedError
 
 

@@ -12,7 +12,7 @@ def flips() -> tuple[list[list[float]], list[float]]:
 
 
 def gain(rows: int, weights: float, bandwidth: float, products: tuple[float, float], rest: float) -> float:
-    """How many times as fast a step of so many rows is with int8 as with float32."""
+    """How many times as fast a step of this many rows is with int8 as with float32."""
     raise NotImplementedError
 
 
