@@ -16,6 +16,7 @@ import ctypes
 import functools
 import platform
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,7 @@ TRAPS = FOLDER / "judge.c"
 X86 = ("-march=native", "-mprefer-vector-width=512") if platform.machine() in ("x86_64", "AMD64") else ()
 FLAGS = ("-O3", *X86, "-fno-math-errno", "-Wall", "-Werror=implicit-function-declaration", "-Werror=return-type")
 LINKED = ("-Wl,-Bsymbolic", "-Wl,-z,defs") if sys.platform == "linux" else ()  # its own functions, and all of them
-COUNTED = ("malloc", "calloc", "realloc", "aligned_alloc", "posix_memalign")
+COUNTED = ("malloc", "calloc", "realloc", "aligned_alloc", "posix_memalign", "mmap")
 DECLARATION = re.compile(r"^(void|int64_t) (\w+)\(([^)]*)\)(?: \{|;)", re.MULTILINE)
 DONE, OUTSIDE, NOT_WRITTEN = 0, 1, 2
 NOTES, MOST_KEPT = 1 << 16, 64  # of judge.c
@@ -154,6 +155,7 @@ class AnswerInC:
         self.allocated = 0  # bytes that the last call took from malloc and its like
         self.at_end = True  # whether arrays lie before a trap, or behind one
         compile_answer(path, folder / "answer.o", *[f"-D{name}=counted_{name}" for name in COUNTED])
+        self.reserved = reserved_in(folder / "answer.o")  # bytes of variables that are static or outside of functions
         made = [folder / "answer.o", harness(self._exercise), "-lm", "-o", self._library]
         run_compiler(["-shared", "-pthread", *LINKED, *made], path)
 
@@ -244,6 +246,16 @@ def compile_answer(path: Path, to: Path, *flags: str) -> None:
     """An answer's file to an object file. Raises CompileError with the compiler's first, and its line."""
     header = Exercise.of(path).header
     run_compiler(["-fPIC", "-pthread", *flags, f"-I{header.parent}", "-c", path, "-o", to], path)
+
+
+def reserved_in(path: Path) -> int:
+    """The bytes of memory that an object file reserves to write to; 0 where it is not ELF's of 64 bits."""
+    data, writable = path.read_bytes(), 3  # SHF_WRITE | SHF_ALLOC
+    if not data.startswith(b"\x7fELF\x02"):
+        return 0
+    (start,), (size, count) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<HH", data, 58)
+    sections = [struct.unpack_from("<IIQQQQ", data, start + i * size) for i in range(count)]
+    return sum(section[5] for section in sections if section[2] & writable == writable)
 
 
 def run_compiler(arguments: list, path: Path) -> None:

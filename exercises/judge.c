@@ -114,6 +114,10 @@ int counted_posix_memalign(void **made, size_t to, size_t size) {
     return allocated += (int64_t)size, posix_memalign(made, to, size);
 }
 
+void *counted_mmap(void *at, size_t size, int access, int flags, int file, off_t offset) {
+    return allocated += (int64_t)size, mmap(at, size, access, flags, file, offset);
+}
+
 typedef struct {
     const char *name;
     const int64_t *numbers;

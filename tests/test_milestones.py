@@ -5,6 +5,7 @@ import ast
 import shutil
 import sys
 import textwrap
+import types
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 
 from exercises import __main__ as cli
 from exercises import skeletons
-from exercises.milestones import MILESTONES
+from exercises.grading import Wrong
+from exercises.milestones import MILESTONES, verbs
 from exercises.milestones.lab import Lab, prompts_of
 from exercises.milestones.run import BLANK, MISSING, PASSED, WRONG, outcomes, outcomes_in_time
 from exercises.milestones.single import LENGTHS
@@ -206,6 +208,44 @@ def test_a_verb_is_checked_by_itself(verb, tmp_path):
     assert (number, state) == (milestone, WRONG)
     assert first.startswith(what)
     assert "case:" in message
+
+
+# (what checks the verb of stage 7, module, text of it, what stands there instead, what is told)
+OF_SPECULATION = [
+    ("check_ahead", "block_manager", "while len(blocks) < self.num_needed(end) and", "if len(blocks) < self.num_needed(end) and", "several blocks may be needed"),
+    ("check_ahead", "block_manager", "while len(blocks) > self.num_needed(num_tokens)", "if len(blocks) > self.num_needed(num_tokens)", "not only the last"),
+    ("check_ahead", "block_manager", "self.num_free > self.watermark_blocks:\n            blocks", "self.num_free > 0:\n            blocks", "the reserve is for requests"),
+    ("check_drafts", "speculator", "[:left]\n", "\n", "of its budget"),
+    ("check_drafts", "speculator", "token_id in ending or not", "not", "nothing follows the end token"),
+    ("check_drafts", "speculator", " or not 0 <= token_id < size", "", "not in the vocabulary"),
+    ("check_drafts", "speculator", "if row.ready and row.request", "if row.request", "C's row is not ready"),
+    ("check_drafts", "speculator", "if row.ready and row.request.output_token_ids", "if row.ready", "B has no output yet"),
+    ("check_drafts", "speculator", "self.block_manager.extend(request, len(draft))]", "self.block_manager.extend(request, len(draft)) + 4]", "is room"),
+    ("check_stepped", "engine", "return list(dict.fromkeys(news))", "return news", "each request once"),
+    ("check_stepped", "engine", "self.speculator.update(drafts, news).items()", "{}.items()", "gives back what refused guesses have"),
+    ("check_stepped", "engine", "self.speculator.update(drafts, news)", "self.speculator.update(drafts, list(dict.fromkeys(news)))", "each as often as it got one"),
+    ("check_stepped", "speculator", "                self.block_manager.trim(request, request.num_computed_tokens)", "                pass", "gives back what refused guesses have"),
+]  # fmt: skip
+
+
+def test_what_milestone_7_may_leave_out(tmp_path, monkeypatch):
+    """The methods of one engine are exchanged, one mistake after the other."""
+    lab = Lab(OwnEngine(ROOT / STAGES[6].directory), tmp_path)
+    for name in {name for name, *_ in OF_SPECULATION}:
+        getattr(verbs, name)(lab)
+    for name, part, right, wrong, words in OF_SPECULATION:
+        module = lab.own.part(part)
+        text = Path(module.__file__).read_text(encoding="utf-8")
+        assert right in text
+        edited = dict(vars(module))
+        exec(compile(text.replace(right, wrong), module.__file__, "exec"), edited)
+        with monkeypatch.context() as patch:
+            for kind in [kind for kind in vars(module).values() if getattr(kind, "__module__", "") == module.__name__]:
+                for method, value in vars(edited[kind.__name__]).items():
+                    if isinstance(value, types.FunctionType) and not method.startswith("__"):
+                        patch.setattr(kind, method, value)
+            with pytest.raises(Wrong, match=words):
+                getattr(verbs, name)(lab)
 
 
 @pytest.mark.soak

@@ -154,7 +154,7 @@ MILESTONES = [
             "speculator.py": ("Speculator.draft", "Speculator.max_drafts", "Speculator.truncate_at_eos"),
             "block_manager.py": ("BlockManager.extend", "BlockManager.trim"),
         },
-        verbs=("check_look_up", "check_verified", "check_ahead"),
+        verbs=("check_look_up", "check_verified", "check_ahead", "check_drafts", "check_stepped"),
     ),
     Milestone(
         8, "int8", "int8", "stage08_int8", (45, 75),

@@ -1,6 +1,7 @@
 """The verbs of the loop, each by itself, before the whole engine runs: what it is given by hand, and what has to come.
 The first case of a verb is a step that the chapter of its stage works by hand."""
 
+import copy
 import importlib
 from collections.abc import Sequence
 from typing import Any
@@ -447,6 +448,125 @@ def check_ahead(lab: Lab) -> None:
         manager.check_integrity()
         counts = len(manager.block_table(a)), manager.num_free
     expect(f"{case}: trim to 6 tokens: blocks, and free ones", counts, (2, 1))
+    case = "blocks of 4, six of them, one of them a reserve; A has 6 tokens in two"
+    with lab.case(case):
+        manager, a = manager_of(lab, 6, enable_prefix_caching=False), request(lab, range(1, 7))
+        manager.watermark_blocks = 1
+        manager.allocate(a)
+        got = [(manager.extend(a, num), len(manager.block_table(a))) for num in (9, 20)]
+        said = {
+            "several blocks may be needed at once": [(6, 3), (10, 4)],
+            "the reserve is for requests, which may need a block in their next step": [(9, 4), (18, 6)],
+        }
+        expect(f"{case}: extend by 9 and by 20 tokens: (room, blocks)", got, [(9, 4), (14, 5)], said)
+        manager.trim(a, 6)
+        manager.check_integrity()
+        counts = len(manager.block_table(a)), manager.num_free
+    said = {"all blocks behind the tokens go back, and not only the last": (4, 2)}
+    expect(f"{case}: trim to 6 tokens: blocks, and free ones", counts, (2, 4), said)
+
+
+class Fixed:
+    """A drafter that always says the same, to everybody who asks."""
+
+    draft_cost = 0.0
+
+    def __init__(self, *says: int):
+        self.says, self.asked = list(says), {}
+
+    def draft(self, counts: dict) -> dict:
+        self.asked = {request: count for request, count in counts.items() if count}
+        return {request: self.says[:count] for request, count in self.asked.items()}
+
+
+def speculating(lab: Lab) -> Any:
+    """A stepper of the engine, whose drafter may give four guesses."""
+    part(lab, "speculator", "Speculator")
+    stepper = lab.stepper(speculate="ngram", num_drafts=4, block_size=4)
+    if not hasattr(getattr(stepper, "engine", None), "speculator"):
+        raise Missing("it has no `engine.speculator`, so this verb is not checked by itself")
+    return stepper
+
+
+def check_drafts(lab: Lab) -> None:
+    """draft: guesses for those that decode, cut to what the step, the blocks and the end leave"""
+    part(lab, "speculator", "Speculator")
+    engine, row = engine_of(lab, speculate="ngram", num_drafts=4, block_size=4), part(lab, "scheduler", "Row")
+    speculator = copy.copy(engine.speculator)
+    a, d = request(lab, PROMPTS[0], [5]), request(lab, PROMPTS[1], [4])
+    new, part_of = request(lab, PROMPTS[1]), request(lab, PROMPTS[0], [6, 7])
+    names = {a: "A", d: "D", new: "B", part_of: "C"}
+    a.num_computed_tokens, d.num_computed_tokens = 4, 2
+
+    def drafted(case: str, says: Sequence[int], rows: Sequence[Any], budget: int = 64, blocks: int = 20) -> tuple:
+        """(how many guesses each was asked for, the guesses that each got)"""
+        with lab.case(case):
+            manager, drafter = manager_of(lab, blocks, enable_prefix_caching=False), Fixed(*says)
+            for one, _, _ in rows:
+                manager.allocate(one)
+            speculator.block_manager, speculator.drafter = manager, drafter
+            speculator.max_num_batched_tokens = budget
+            got = speculator.draft(list(rows))
+        asked = {names[one]: count for one, count in drafter.asked.items()}
+        return asked, {names[one]: list(tokens) for one, tokens in got.items() if tokens}
+
+    guesses = [11, 12, 13, 14]
+    case = "A brings its newest token, B the whole prompt, C a part of what is computed again; four guesses a step"
+    got = drafted(case, guesses, [row(a, 1, True), row(new, 2, True), row(part_of, 2, False)])
+    said = {
+        "B has no output yet: guesses come when it decodes": ({"A": 4, "B": 4}, {"A": guesses, "B": guesses}),
+        "C's row is not ready: its last token is not in this step": ({"A": 4, "C": 4}, {"A": guesses, "C": guesses}),
+    }
+    expect(f"{case}: guesses that were asked for, and the drafts", got, ({"A": 4}, {"A": guesses}), said)
+    two = [row(a, 1, True), row(d, 1, True)]
+    for budget in (5, 2):
+        case = f"A and D bring a token each, in a step of {budget}: rows with the drafts"
+        made = 2 + sum(map(len, drafted(case, guesses, two, budget)[1].values()))
+        require(made <= budget, case, f"at most {budget}", made, "guesses are tokens of the step, too: of its budget")
+    for says, left, likely in (
+        ([11, END, 12], [11], "nothing follows the end token, and the row before it finds it without a guess"),
+        ([END, 11, 12], [], "nothing follows the end token, and the row before it finds it without a guess"),
+        ([11, SIZES["vocab_size"], 12], [11], "the drafter guessed what is not in the vocabulary"),
+        ([-1, 11], [], "the drafter guessed what is not in the vocabulary"),
+    ):
+        case = f"the drafter guesses {says} for A"
+        expect(f"{case}: the drafts", drafted(case, says, two[:1])[1], {"A": left} if left else {}, likely=likely)
+    case = "A has 5 tokens in two blocks of 4, and there are no more"
+    likely = "a guess needs a place for its keys: `extend` says for how many there is room"
+    expect(f"{case}: the drafts", drafted(case, guesses, two[:1], blocks=2)[1], {"A": guesses[:3]}, likely=likely)
+
+
+def check_stepped(lab: Lab) -> None:
+    """step: each request once; `update` hears of every token, and the blocks of refused guesses are free again"""
+    stepper, prompt = speculating(lab), prompts_of(10, seed=8)[0]
+    engine, right = stepper.engine, lab.expected([prompt], {"temperature": 0, "max_tokens": 8})[0].token_ids
+    heard, update = [], engine.speculator.update
+
+    def listen(drafts: Any, news: Any) -> Any:
+        heard.append(len(news))
+        return update(drafts, news)
+
+    engine.speculator.update = listen
+    case = "a prompt of 10 tokens, blocks of 4, greedy"
+    with lab.case(case), torch.inference_mode():
+        engine.speculator.drafter = Fixed()
+        stepper.add_request("a", prompt, lab.params({"temperature": 0, "max_tokens": 8}))
+        one = stepper.unfinished["a"]
+        engine.step()
+        engine.speculator.drafter = Fixed(*((token + 1) % END for token in right[1:5]))
+        engine.step()
+        blocks = len(engine.block_manager.block_table(one))
+        likely = "after the step `self.speculator.update(drafts, news)` gives back what refused guesses have"
+        expect(f"{case}, four guesses, all wrong: blocks after the step, for 12 tokens", blocks, 3, likely=likely)
+        engine.speculator.drafter, heard[:] = Fixed(*right[2:4], (right[4] + 1) % END), []
+        updated = engine.step()
+    case = f"{case}, then three guesses, of which two are right"
+    expect(f"{case}: the tokens", list(one.output_token_ids), right[:5])
+    names = ["A" if other is one else "another" for other in updated]
+    said = {"`step` returns each request once, however many tokens it got": ["A"] * 3}
+    expect(f"{case}: what step returns", names, ["A"], said)
+    likely = "`update` is told all that got a token, each as often as it got one"
+    expect(f"{case}: requests in the news of `update`", heard, [3], {likely: [1]})
 
 
 # --- 8. Int8 ----------------------------------------------------------------------------------------------------------

@@ -51,6 +51,8 @@ def draw(probabilities: list[float], u: float) -> int:
 
 PASTE = "Paste this into Python"  # what is told where the random comparison finds it, and nothing is certain
 MUTANTS = [
+    ("low temperatures are greedy", "if temperature == 0:", "if temperature <= 0.005:", "only 0 itself takes the best token"),
+    ("no top-k where it is hot", "if 0 < top_k <", "if temperature <= 2 and 0 < top_k <", "at any temperature"),
     ("multiplies by the temperature", "logit / temperature", "logit * temperature", "multiplied by the temperature"),
     ("overflows", "largest = max(scores)", "largest = 0", "OverflowError"),
     ("the last of equals is greedy", "best = logits.index(max(logits))",

@@ -65,6 +65,7 @@ MUTANTS = [
     ("a name that was popped can't come back", "                del self.waiting[name]\n", "                self.waiting[name] = -1\n", "expected:"),
     ("a refused one takes the place", "        if name in self.waiting:\n            raise", "        if name in self.waiting:\n"
      "            self.waiting[name] = next(self.numbers)\n            heapq.heappush(self.heap, (priority, self.waiting[name], name))\n            raise", PASTE),
+    ("a copy is counted", "return len(self.waiting)", "return len(dict(self.waiting))", "calls of len"),
     ("searches a sorted list", "        heapq.heappush(self.heap, (priority, self.waiting[name], name))",
      "        self.heap.append((priority, self.waiting[name], name))\n        self.heap.sort(key=lambda entry: entry[:2])", "a heap the first"),
     ("the heap is copied for each call", "    def pop(self) -> str:\n", "    def pop(self) -> str:\n        self.heap = list(self.heap)\n", "bytes taken"),

@@ -156,5 +156,6 @@ NUMBERS = """    def __init__(self, block_size, hash_function=hash):
 class Unused:
 """
 ALSO_RIGHT = [
-    ("prefixes named by numbers that are given out once", "class PrefixCache:\n", "class PrefixCache:\n" + NUMBERS)
+    ("prefixes named by numbers that are given out once", "class PrefixCache:\n", "class PrefixCache:\n" + NUMBERS),
+    ("the block that is not full is left where it is", "blocks[: len(full)], strict=True", "blocks, strict=False"),
 ]

@@ -104,6 +104,7 @@ MUTANTS = [
     ("first in, first out", "        kept.move_to_end(line)\n", "", "the newest: the one goes"),
     ("the newest goes", "            kept.popitem(last=False)\n", "            kept.popitem()\n            kept.popitem()\n            kept[line] = True\n",
      "not the newest"),
+    ("64 lines at most", "len(kept) > capacity", "len(kept) > min(64, capacity)", "expected:"),
     ("one line too many", "len(kept) > capacity", "len(kept) > capacity + 1", "the new one is one of them"),
     ("one line too few", "len(kept) > capacity", "len(kept) > max(1, capacity - 1)", "not before"),
     ("as many will do", "(matrix + panels) // saved + 1 if", "-(-(matrix + panels) // saved) if", "has not paid yet"),

@@ -25,6 +25,7 @@ MUTANTS = [
     ("one before", "for (int64_t first = 0; first < out", "panels[-1] = 0;\n    for (int64_t first = 0; first < out", "panels[-1]"),
     ("columns of 16 bits", "for (int64_t first = 0; first < out; first += width)", "for (int64_t first = 0; first < out && first < 65536; first += width)", "70001 columns"),
     ("stores all columns", "c < PANEL && o + c < out", "c < PANEL", "multiply reads or writes y[3]; y has 3 numbers"),
+    ("zeros are left out", SUMS, "if (x[i] != 0) " + SUMS, "also one that is 0"),
     ("adds to y", "y[o + c] = sum[c]", "y[o + c] += sum[c]", "what was there before is no part of it"),
     ("the last input first", "for (int64_t i = 0; i < in; i++)\n            for (int c", "for (int64_t i = in - 1; i >= 0; i--)\n            for (int c", "the first input is added first"),
     ("two sums", ("float sum[PANEL] = {0};", SUMS, "y[o + c] = sum[c]"), ("float sum[PANEL] = {0}, odd[PANEL] = {0};", "if (i % 2) odd[c] += x[i] * panel[i * PANEL + c]; else " + SUMS, "y[o + c] = sum[c] + odd[c]"), "takes input after input"),

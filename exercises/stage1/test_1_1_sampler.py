@@ -24,6 +24,9 @@ def test_temperature(work):
     said = {"the logits were multiplied by the temperature; dividing flattens": shares(1, 16, 81)}
     expect(case.format(2), work.distribution(of([1, 4, 9]), temperature=2), shares(1, 2, 3), said)
     expect(case.format(0.5), work.distribution(of([1, 4, 9]), temperature=0.5), shares(1, 16, 81))
+    said = {"however low a temperature is, it divides: only 0 itself takes the best token": [0, 1]}
+    got = work.distribution([0.0, 0.001], temperature=0.001)
+    expect("logits 0 and 0.001 at temperature 0.001", got, shares(1, math.e), said)
     expect("logits 1000 and 999", work.distribution([1000.0, 999.0]), shares(math.e, 1), tolerance=1e-6)
 
 
@@ -42,6 +45,9 @@ def test_top_k(work):
            {"the k-th best is kept": shares(4, 0, 0, 0), "one too many: the k-th best is the last": shares(4, 2, 2, 1)})  # fmt: skip
     said = {"what equals the k-th best must not depend on its place: keep both": shares(4, 2, 0, 0)}
     expect("top_k=2, weights 4, 2, 2, 1", work.distribution(of([4, 2, 2, 1]), top_k=2), shares(4, 2, 2, 0), said)
+    said = {"top_k counts at any temperature": shares(2, 2**0.5, 2**0.5, 1)}
+    got = work.distribution(of([16, 4, 4, 1]), temperature=4, top_k=3)
+    expect("temperature 4 and top_k=3, weights 16, 4, 4, 1", got, shares(2, 2**0.5, 2**0.5, 0), said)
     expect("top_k=9 of 4 tokens", work.distribution(of([4, 2, 2, 1]), top_k=9), shares(4, 2, 2, 1))
 
 

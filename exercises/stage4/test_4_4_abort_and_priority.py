@@ -92,6 +92,7 @@ def visited(queue, work, count, acts):
     work.each(queue, "add", [(name, i % 7) for i, name in enumerate(names[:count])])
     for what, name, calls in (
         ("adds", "add", [(name, i % 7) for i, name in enumerate(names[count:])]),
+        ("calls of len", "__len__", [()] * acts),
         ("aborts", "abort", [(name,) for name in names[count - 1 : 0 : -2][:acts]]),
         ("pops", "pop", [()] * acts),
     ):

@@ -301,6 +301,7 @@ def test_large_matrices(work):
         x = [[(row + i) % 8 / 2 for i in range(in_)] for row in range(2)]
         got = work.multiply(packed_slowly(weight, width), x, width, out)
         expect(f"multiply, {out} columns of {in_}, panels of {width}", got, multiplied_slowly(weight, x))
+    check_lines(work, "three times along 500 lines, a cache of 500", [16 * line for line in range(500)] * 3, 500)
     rows = [[float(row)] for row in range(1000)]
     expect("a thousand rows", work.multiply([2.0, 3.0], rows, 2, 2), [[2.0 * row, 3.0 * row] for row in range(1000)])
     places = [i * 7919 % 100_003 for i in range(3000)]

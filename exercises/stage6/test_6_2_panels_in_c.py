@@ -178,6 +178,12 @@ def test_multiply_large(work):
         check_product(work, f"{out} columns of {in_} inputs", whole(out, in_), whole(in_, seed=1))
 
 
+def test_multiply_zeros(work):
+    got = product(work, torch.tensor([[float("inf"), 1.0]]), torch.tensor([0.0, 1.0])).item()
+    require(got != got, "weights [inf, 1], x = [0, 1]", "NaN, which 0 times infinity is", got,
+            "each input is multiplied, also one that is 0: to ask costs more than it saves")  # fmt: skip
+
+
 def in_order(weight, x):
     """The sums in float32, one input after the other. Every product is exact, so only the order shows."""
     sums = torch.zeros(len(weight))

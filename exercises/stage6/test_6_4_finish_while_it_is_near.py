@@ -138,6 +138,8 @@ def test_what_is_stored_is_not_visited_again(work):
                 f"{(visits - right) * 4 * PAGE // 1024} KB of y come back: finish a group's sums before the next group is begun")  # fmt: skip
         require(work.allocated == 0, f"{NAME[finish]}, {n} rows", "no memory from malloc", f"{work.allocated} bytes",
                 "the sums of a group are finished where they are: no intermediate tensor")  # fmt: skip
+    require(work.reserved <= 64 << 10, "fused: variables that are static, or outside of functions", "64 KB at most",
+            f"{work.reserved:,} bytes", "the sums of a group are finished where they are: no intermediate tensor")  # fmt: skip
 
 
 def test_a_panel_serves_all_groups(work):

@@ -1,0 +1,21 @@
+"""Exercise 7.4, how many guesses, and when none? The text is in 7_4_how_many.md beside this file."""
+
+
+def rate(steps: list[tuple[int, int]]) -> float:
+    """The share of right guesses among those that were tried. (guesses, how many were right) of each step"""
+    raise NotImplementedError
+
+
+def speed(a: float, count: int, seconds: list[float], guess: float, requests: int) -> float:
+    """How many times as fast the engine is with this number of guesses for each request as with none."""
+    raise NotImplementedError
+
+
+def best(a: float, seconds: list[float], guess: float, requests: int) -> int:
+    """The number of guesses for each request that is fastest."""
+    raise NotImplementedError
+
+
+def break_even(count: int, seconds: list[float], guess: float, requests: int) -> float | None:
+    """The least `a` with which that many guesses are no slower than none; None if there is none."""
+    raise NotImplementedError
