@@ -148,6 +148,7 @@ MISTAKES = [
 ]  # fmt: skip
 FOUND_EARLIER = (  # by a milestone whose engine of the learner's could not make the mistake
     "a bad request is found in the step",
+    "one random generator for all rows",
     "decodes count the padding",
     "who is preempted goes on where it was",
     "blocks for all that may come",

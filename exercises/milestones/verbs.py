@@ -556,6 +556,8 @@ def check_stepped(lab: Lab) -> None:
         engine.speculator.drafter = Fixed(*((token + 1) % END for token in right[1:5]))
         engine.step()
         blocks = len(engine.block_manager.block_table(one))
+        likely = "of the guesses the first that differs is replaced by the token that the model gives there"
+        expect(f"{case}, four guesses, all wrong: the tokens", list(one.output_token_ids), right[:2], likely=likely)
         likely = "after the step `self.speculator.update(drafts, news)` gives back what refused guesses have"
         expect(f"{case}, four guesses, all wrong: blocks after the step, for 12 tokens", blocks, 3, likely=likely)
         engine.speculator.drafter, heard[:] = Fixed(*right[2:4], (right[4] + 1) % END), []
