@@ -467,7 +467,7 @@ def check_ahead(lab: Lab) -> None:
 
 
 class Fixed:
-    """A drafter that always says the same, to everybody who asks."""
+    """A drafter that proposes the same tokens for every request."""
 
     draft_cost = 0.0
 
@@ -489,7 +489,7 @@ def speculating(lab: Lab) -> Any:
 
 
 def check_drafts(lab: Lab) -> None:
-    """draft: guesses for those that decode, cut to what the step, the blocks and the end leave"""
+    """draft: guesses for decoding requests, cut to what the step, the blocks and the end leave"""
     part(lab, "speculator", "Speculator")
     engine, row = engine_of(lab, speculate="ngram", num_drafts=4, block_size=4), part(lab, "scheduler", "Row")
     speculator = copy.copy(engine.speculator)

@@ -242,7 +242,7 @@ def test_a_bad_request(work):
 
 
 def test_close(work):
-    """Those that run go on; those that come too late are told, even if they are behind the command in the queue."""
+    """Running requests go on; later ones are refused, even if they are already in the queue after the command."""
     check(work, {"a": 4}, [(0, "add a"), (2, "close")])
     check(work, {"a": 3, "b": 3}, [(0, "add a"), (2, "close"), (2, "add b")])
     check(work, {"b": 3}, [(0, "close"), (0, "add b"), (0, "abort b")])

@@ -2,7 +2,7 @@
 
 
 def rate(steps: list[tuple[int, int]]) -> float:
-    """The share of right guesses among those that were tried. (guesses, how many were right) of each step"""
+    """The share of tried guesses that were right, from each step's (guesses, number right)"""
     raise NotImplementedError
 
 
