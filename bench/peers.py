@@ -210,7 +210,7 @@ def start_openvino(job: dict, weights: str = "fp32") -> Iterator[Complete]:
     scheduler.max_num_seqs = job["options"]["max_num_seqs"]
     scheduler.max_num_batched_tokens = 512
     scheduler.enable_prefix_caching = True
-    properties = openvino_properties(job["dtype"], weights)
+    properties = openvino_properties(job["dtype"], weights) | {"INFERENCE_NUM_THREADS": str(job["threads"])}
     pipeline = openvino_genai.ContinuousBatchingPipeline(str(exported), scheduler, "CPU", properties)
 
     how: dict[str, Any] = {"do_sample": False}
@@ -243,7 +243,10 @@ def open_llama_cpp(job: dict, weights: str | None, num_seqs: int, room: int, row
 
     llama.llama_log_set(QUIET.setdefault("log", llama.llama_log_callback(lambda level, text, data: None)), None)
     file = write_gguf(Path(job["model"]), weights or job["dtype"], Path(job["folder"]))
-    model = llama.llama_model_load_from_file(str(file).encode(), llama.llama_model_default_params())
+    loading, cpu = llama.llama_model_default_params(), Path("/proc/cpuinfo")
+    if weights and cpu.exists() and "amx_int8" in cpu.read_text():
+        loading.use_extra_bufts = False  # with its kernel for AMX it dies of an illegal instruction (0.3.36)
+    model = llama.llama_model_load_from_file(str(file).encode(), loading)
     settings = llama.llama_context_default_params()
     settings.n_seq_max, settings.n_ctx = num_seqs, room
     settings.n_batch = settings.n_ubatch = rows

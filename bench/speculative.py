@@ -64,7 +64,7 @@ def quotes(number: int) -> list[tuple[str, dict]]:
     for parts in itertools.islice((p[:20] for p in map(sentences, itertools.count()) if len(p) > 8), number):
         runs = [" " + " ".join(parts[k : k + 4]) for k in range(len(parts) - 3)]
         prompt = f"{' '.join(parts)}\n\nWhich part of the tale tells how it began? This one:"
-        jobs.append((prompt, dict(temperature=0, max_tokens=TOKENS, form={"choice": runs})))
+        jobs.append((prompt, dict(temperature=0, max_tokens=TOKENS, structured_outputs={"choice": runs})))
     return jobs
 
 

@@ -177,7 +177,7 @@ def test_auto_is_c(stage, small_checkpoint):
         ("cuda", "cpu", 64, "must be one of auto, torch, c, triton"),
         ("c", "cuda", 64, "'c' does not run here: it runs on a CPU, not on cuda"),
         ("c", "cpu", 300, "heads of up to 256 dimensions, not 300"),
-        ("triton", "cpu", 200, "heads of up to 128 dimensions, not 200"),
+        ("triton", "cuda", 200, "heads of up to 128 dimensions, not 200"),
     ],
 )
 def test_a_backend_that_can_not_be(stage, name, device, head_dim, says):

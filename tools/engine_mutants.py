@@ -168,7 +168,8 @@ class Copy:
         """Run pytest in this forked process, which imports everything from the copy."""
         os.setpgrp()
         os.chdir(self.directory)
-        os.environ["PYTHONPATH"] = sys.path[0] = str(self.directory)
+        sys.path[0] = str(self.directory)
+        os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], *filter(None, [os.environ.get("PYTHONPATH")])])
         for module in [name for name in sys.modules if name.split(".")[0] in OWN]:
             del sys.modules[module]
         with open("log", "w", encoding="utf-8") as log:

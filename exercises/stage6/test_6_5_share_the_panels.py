@@ -138,7 +138,8 @@ def check_layer(work, case, size, present, out, n=2, in_=3):
         "there is no such panel",
     )
     twice = sorted({panel for panel in panels if panels.count(panel) > 1}) if len(panels) > num_panels else []
-    require(not twice, f"{case}: panels that are computed more than once", [], twice[:8])
+    require(not twice, f"{case}: panels that are computed more than once", [], twice[:8],
+            "two took it: the shares overlap, or another thread came between reading a counter and raising it")  # fmt: skip
     missing = sorted(set(range(num_panels)) - set(panels))
     likely = "the threads that came compute all there is" if len(present) < size else ""
     if not likely and out % PANEL and missing == [num_panels - 1]:
