@@ -33,6 +33,7 @@ extensions = [
     "extensions.mermaid",
     "extensions.sources",
     "extensions.differences",
+    "extensions.walks",
 ]
 own = [path for path in sorted(HERE.glob("*/*.*")) if path.parent.name in ("extensions", "static")]
 site_code = hashlib.sha256(

@@ -120,6 +120,7 @@ def remove_leftovers(app: Sphinx, exception: Exception | None) -> None:
         return
     files, folders = wanted(app.env)
     there = {*app.env.found_docs, *files, *(f"{folder}/index" for folder in folders), "index", "search"}
+    there |= {f"walks/{stage}" for stage in read_stages()}
     there |= {f"differences/{stage}/{name}" for stage, names in read_stages().items() for name in names}
     keep = {f"{page}.html" for page in there}.union(*app.env.copied_files.values())
     for page in app.outdir.rglob("*.html"):
