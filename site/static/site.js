@@ -1,10 +1,11 @@
 "use strict";
-// Unfolds the unchanged lines of a difference, steps through a walk, draws diagrams in the page's colours where
-// mermaid.min.js is there, and adds what a keyboard and a screen reader need.
+// Unfolds the unchanged lines of a difference, steps through a walk, and adds what a keyboard and a screen reader need.
 
 for (const caption of document.querySelectorAll(".caption[role=heading]")) caption.setAttribute("aria-level", "2");
+document.querySelector(".sidebar-drawer")?.setAttribute("aria-label", "All pages");
+document.querySelector(".toc-drawer")?.setAttribute("aria-label", "This page");
 const letKeysScroll = (box) => box.scrollWidth > box.clientWidth && (box.tabIndex = 0);
-document.querySelectorAll("pre, .table-wrapper").forEach(letKeysScroll);
+document.querySelectorAll("pre, .table-wrapper, .diagram").forEach(letKeysScroll);
 
 for (const button of document.querySelectorAll(".side-by-side .fold button")) {
   button.setAttribute("aria-expanded", "false");
@@ -48,29 +49,4 @@ if (walk) {
   });
   steps.hidden = false;
   show(Math.max(named(), 0));
-}
-
-const darkScreen = matchMedia("(prefers-color-scheme: dark)");
-const isDark = () => ({ dark: true, light: false })[document.body.dataset.theme] ?? darkScreen.matches;
-
-const diagrams = [...document.querySelectorAll("pre.mermaid")].map((node) => ({ node, text: node.textContent }));
-
-async function drawDiagrams() {
-  mermaid.initialize({ startOnLoad: false, theme: isDark() ? "dark" : "neutral" });
-  for (const { node, text } of diagrams) {
-    node.removeAttribute("data-processed");
-    node.textContent = text;
-  }
-  await mermaid.run({ nodes: diagrams.map(({ node }) => node) });
-  for (const { node } of diagrams) {
-    const drawing = node.querySelector("svg"); // it shrinks with the screen, but only as long as it can be read
-    drawing.style.minWidth = `min(${drawing.style.maxWidth}, 44rem)`;
-    letKeysScroll(node);
-  }
-}
-
-if (diagrams.length && typeof mermaid !== "undefined") {
-  drawDiagrams();
-  darkScreen.addEventListener("change", drawDiagrams);
-  new MutationObserver(drawDiagrams).observe(document.body, { attributeFilter: ["data-theme"] });
 }
