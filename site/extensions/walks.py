@@ -41,7 +41,8 @@ def body(walk: Walk) -> str:
 <h1>A walk through stage {number}</h1><p class="intro">{escape(walk.intro, quote=False)}</p>
 <div class="wide walk"><ol class="titles">{titles}</ol>
 <nav class="steps" aria-label="Stops" hidden><button type="button" class="back">Back</button>
-<span class="where" role="status"></span><button type="button" class="next">Next</button></nav>
+<span class="where" role="status"></span><button type="button" class="next">Next</button>
+<span class="keys">or the keys ← and →</span></nav>
 {stops}</div>
 <p class="after">Lines with a + are new in this stage, or changed. Read on:
 {anchor(page, f"{walk.stage}/README.html", f"chapter {number}")}{after}</p>"""
