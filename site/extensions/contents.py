@@ -1,6 +1,7 @@
 """Every page's place in the sidebar, without a list to keep: a page belongs to the nearest README above it. And what
 only the site's front page has."""
 
+import re
 from fnmatch import fnmatch
 from posixpath import dirname
 
@@ -16,7 +17,7 @@ HEADINGS = {
     "Look and serve": ["stagewise/*"],
     "Look it up": ["docs/GLOSSARY", "*"],
 }
-RACE = "ladder.svg"
+RACE = re.compile(r"/ladder[\w.]*\.svg")
 WAYS = {  # below it: address -> label
     "stagewise/replay/examples/static_and_continuous.html": "▶ Watch two engines, step by step",
     "stage01_single/README.html": "Read chapter 1",
@@ -87,7 +88,7 @@ class FrontPage(SphinxTransform):
     def apply(self, **_) -> None:
         if self.env.docname != "README":
             return
-        race = next((node for node in self.document.findall() if RACE in what_is_shown(node)), None)
+        race = next((node for node in self.document.findall() if RACE.search(what_is_shown(node))), None)
         while race is not None and not isinstance(race.parent, nodes.section | nodes.document):
             race = race.parent
         if race is not None:
