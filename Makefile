@@ -63,7 +63,7 @@ site: $(VENV)/installed-site mermaid
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c site -d site/_build/doctrees . site/_build/html
 	@echo "the site is at site/_build/html/index.html; python -m http.server --directory site/_build/html serves it"
 
-# Mermaid draws the chapters' diagrams; where npm can't fetch it, they are shown as text.
+# Mermaid draws the chapters' diagrams when the site is built, in Chromium; without one of them they are shown as text.
 mermaid:
 	@test -e site/_build/mermaid/package || { mkdir -p site/_build/mermaid && cd site/_build/mermaid && \
 		npm pack --silent mermaid@11 > /dev/null && tar -xzf mermaid-*.tgz package/dist/mermaid.min.js; } || \

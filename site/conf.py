@@ -7,6 +7,7 @@ reader's browser fetches anything.
 """
 
 import hashlib
+import os
 import sys
 from pathlib import Path
 
@@ -15,10 +16,12 @@ ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(HERE)]
 
 from extensions.api import source_address as linkcode_resolve  # noqa: F401  Sphinx looks for it here
-from notebook_heads import repository
+from notebook_heads import repository, site_address
+from sync_stages import tomllib
 
 project = "stagewise"
-html_title = "stagewise"
+version = release = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+html_title = f"stagewise {version}"
 copyright = "the authors of stagewise, MIT license"
 language = "en"
 
@@ -31,13 +34,17 @@ extensions = [
     "extensions.contents",
     "extensions.links",
     "extensions.mermaid",
+    "extensions.publish",
     "extensions.sources",
     "extensions.differences",
+    "extensions.walks",
 ]
 own = [path for path in sorted(HERE.glob("*/*.*")) if path.parent.name in ("extensions", "static")]
-site_code = hashlib.sha256(
-    b"".join(path.read_bytes() for path in own)
-).hexdigest()  # where it changes, all is made anew
+# Where the site is published: derived from the repository's address in pyproject.toml, unless the environment says it.
+html_baseurl = os.environ.get("SITE_ADDRESS") or (site_address(repository()) if repository() else "")
+# Where this changes, all pages are made again.
+site_code = hashlib.sha256(b"".join([html_baseurl.encode(), version.encode(), *(path.read_bytes() for path in own)]))
+site_code = site_code.hexdigest()
 root_doc = "README"
 include_patterns = ["*.md", "**/*.md", ".github/SECURITY.md", "notebooks/*.ipynb", "site/*.rst"]
 exclude_patterns = [".[!g]*", ".git/**", "**/.[!g]*", "**/_build", "build", "mine"]

@@ -21,7 +21,7 @@ BADGE = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.
 COLAB = "https://colab.research.google.com/github/{repository}/blob/main/notebooks/{name}"
 
 CODESPACES = "[![Open in Codespaces](https://github.com/codespaces/badge.svg)](https://codespaces.new/{repository})"
-SITE = "[Read it as a website](https://{owner}.github.io/{name}/)"
+SITE = "[Read it as a website]({address})"
 
 # The first code cell up to the line that begins as the last one here; what follows is the notebook's own. In a clone
 # start.py is beside the notebook, and the last line is enough.
@@ -47,6 +47,12 @@ def repository(pyproject: Path = ROOT / "pyproject.toml") -> str | None:
     return address
 
 
+def site_address(repository: str) -> str:
+    """Where GitHub's Pages publish a repository's site."""
+    owner, _, name = repository.removeprefix("https://github.com/").partition("/")
+    return f"https://{owner.lower()}.github.io/{name}/"
+
+
 def with_badge(text: str, name: str, address: str | None) -> str:
     """A notebook's first text with the badge below its title, or without one."""
     title, _, rest = re.sub(r"\[!\[Open in Colab\].*\n\n", "", text).partition("\n\n")
@@ -66,9 +72,8 @@ def with_entries(readme: str, address: str | None) -> str:
     if address is None:
         return f"{before}**\n{rest}"
     repository = address.removeprefix("https://github.com/")
-    owner, _, name = repository.partition("/")
     notebook = COLAB.format(repository=repository, name="01_throughput.ipynb")
-    ways = [SITE.format(owner=owner.lower(), name=name), BADGE.format(address=notebook)]
+    ways = [SITE.format(address=site_address(address)), BADGE.format(address=notebook)]
     ways.append(CODESPACES.format(repository=repository))
     entries = "\n".join(["<!-- entries -->", *ways, "<!-- end of entries -->"])
     return f"{before}**\n\n{entries}\n{rest}"

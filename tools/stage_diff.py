@@ -89,23 +89,32 @@ def with_table(readme: str, new_table: str) -> str:
     return f"{head}{BEGIN}\n{new_table}\n{END}{rest.split(END, 1)[1]}"
 
 
+def functions(text: str, path: Path) -> dict[str, tuple[int, int]]:
+    """The functions of a file's text: name -> where its lines begin and end; a method's name may be `Class.method`."""
+    return (python_functions if path.suffix == ".py" else c_functions)(text)
+
+
 def source(path: Path, names: list[str]) -> str:
-    """These functions of a file, as they stand there; a method's name may be `Class.method`. Raises ValueError if there
-    is no such function."""
+    """These functions of a file, as they stand there. Raises ValueError if there is no such function."""
     text = path.read_text(encoding="utf-8")
-    lines, found = text.splitlines(), (python_functions if path.suffix == ".py" else c_functions)(text)
+    lines, found = text.splitlines(), functions(text, path)
     if unknown := [name for name in names if name not in found]:
         raise ValueError(f"{path} has no function {unknown[0]}")
     return "\n\n\n".join(textwrap.dedent("\n".join(lines[slice(*found[name])])) for name in names)
 
 
+def first_line(path: Path, name: str) -> int:
+    """Where a function of a file begins, counted from 1."""
+    return functions(path.read_text(encoding="utf-8"), path)[name][0] + 1
+
+
 def python_functions(text: str) -> dict[str, tuple[int, int]]:
-    """name -> where its lines begin and end, decorators among them."""
+    """name -> where its lines begin and end, decorators among them; of classes too."""
     found = {}
     for node in ast.walk(ast.parse(text)):
         owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.FunctionDef):
+            if isinstance(child, ast.FunctionDef | ast.ClassDef):
                 first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
                 found[child.name] = found[owner + child.name] = first - 1, child.end_lineno
     return found

@@ -1,22 +1,27 @@
-"""Every page's place in the sidebar, without a list to keep: a page belongs to the nearest README above it; and what
-others are told of it."""
+"""Every page's place in the sidebar, without a list to keep: a page belongs to the nearest README above it. And what
+only the site's front page has."""
 
-import html
 import re
-import textwrap
 from fnmatch import fnmatch
 from posixpath import dirname
 
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.transforms import SphinxTransform
 
 # The headings below the root README: a page goes to the first heading with a pattern that it matches.
 HEADINGS = {
-    "The stages": ["stage0*"],
+    "The stages": ["stage0*", "site/differences"],
     "Do it yourself": ["exercises/*", "notebooks/*"],
     "Look and serve": ["stagewise/*"],
     "Look it up": ["docs/GLOSSARY", "*"],
+}
+RACE = re.compile(r"/ladder[\w.]*\.svg")
+WAYS = {  # below it: address -> label
+    "stagewise/replay/examples/static_and_continuous.html": "▶ Watch two engines, step by step",
+    "stage01_single/README.html": "Read chapter 1",
+    "site/differences.html": "Walk through each stage's code",
 }
 
 
@@ -70,23 +75,30 @@ def copy_to_index(app: Sphinx, exception: Exception | None) -> None:
         (app.outdir / "index.html").write_bytes((app.outdir / "README.html").read_bytes())
 
 
-def describe(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
-    """Search engines, and programs that show a link, get the title and the first paragraph of a page."""
-    paragraphs = doctree.findall(nodes.paragraph) if doctree else iter(())
-    text = textwrap.shorten(next((one.astext() for one in paragraphs), app.config.project), 200, placeholder=" …")
-    title = html.unescape(re.sub(r"<[^>]*>", "", context.get("title") or app.config.project))
-    tags = [context.get("metatags", "")]
-    for key, name, value in (
-        ("name", "description", text),
-        ("property", "og:title", title),
-        ("property", "og:description", text),
-    ):
-        tags.append(f'<meta {key}="{name}" content="{html.escape(value)}">')
-    context["metatags"] = "\n".join(tags)
+def what_is_shown(node: nodes.Node) -> str:
+    """The address of a picture, or the HTML that may have one."""
+    return node["uri"] if isinstance(node, nodes.image) else node.astext() if isinstance(node, nodes.raw) else ""
+
+
+class FrontPage(SphinxTransform):
+    """Below the race: where to go from here, a click each."""
+
+    default_priority = 395  # before extensions/links.py looks for links
+
+    def apply(self, **_) -> None:
+        if self.env.docname != "README":
+            return
+        race = next((node for node in self.document.findall() if RACE.search(what_is_shown(node))), None)
+        while race is not None and not isinstance(race.parent, nodes.section | nodes.document):
+            race = race.parent
+        if race is not None:
+            links = "".join(f'<a href="{address}">{label}</a>' for address, label in WAYS.items())
+            html = f'<nav class="ways" aria-label="Ways in">{links}</nav>'
+            race.parent.insert(race.parent.index(race) + 1, nodes.raw("", html, format="html"))
 
 
 def setup(app: Sphinx) -> dict:
-    app.connect("html-page-context", describe)
+    app.add_transform(FrontPage)
     app.connect("source-read", add_toctrees)
     app.connect("env-get-outdated", outdated_readmes)
     app.connect("build-finished", copy_to_index)

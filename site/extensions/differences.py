@@ -15,6 +15,7 @@ from pathlib import Path
 from docutils import nodes
 from extensions.links import COPIED
 from extensions.sources import anchor, is_fresh
+from extensions.walks import in_words, walk_page
 from pygments.lexers import get_lexer_for_filename
 from pygments.token import STANDARD_TYPES
 from sphinx.application import Sphinx
@@ -239,7 +240,9 @@ def overview(app: Sphinx, docname: str, source: list[str]) -> None:
         return
     for (before, stage), of_stage in groupby(changes(), key=lambda change: (change.before, change.stage)):
         title = f"From {before} to {stage}"
-        source[0] += f"\n\n{title}\n{'-' * len(title)}\n\nThe chapter: :doc:`/{stage}/README`\n\n"
+        walk = relative_uri("site/differences.html", walk_page(stage))
+        source[0] += f"\n\n{title}\n{'-' * len(title)}\n\n"
+        source[0] += f"`A walk <{walk}>`__, in {in_words(stage)} stops. The chapter: :doc:`/{stage}/README`\n\n"
         for change in of_stage:
             address = relative_uri("site/differences.html", change.page)
             source[0] += f"* `{change.name} <{address}>`__ {change.counts()}\n"

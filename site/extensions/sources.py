@@ -119,7 +119,8 @@ def remove_leftovers(app: Sphinx, exception: Exception | None) -> None:
     if exception is not None:
         return
     files, folders = wanted(app.env)
-    there = {*app.env.found_docs, *files, *(f"{folder}/index" for folder in folders), "index", "search"}
+    there = {*app.env.found_docs, *files, *(f"{folder}/index" for folder in folders), "index", "search", "404"}
+    there |= {f"walks/{stage}" for stage in read_stages()}
     there |= {f"differences/{stage}/{name}" for stage, names in read_stages().items() for name in names}
     keep = {f"{page}.html" for page in there}.union(*app.env.copied_files.values())
     for page in app.outdir.rglob("*.html"):

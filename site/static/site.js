@@ -1,10 +1,11 @@
 "use strict";
-// Unfolds the unchanged lines of a difference, draws diagrams in the page's colours where mermaid.min.js is there, and
-// adds what a keyboard and a screen reader need.
+// Unfolds the unchanged lines of a difference, steps through a walk, and adds what a keyboard and a screen reader need.
 
 for (const caption of document.querySelectorAll(".caption[role=heading]")) caption.setAttribute("aria-level", "2");
+document.querySelector(".sidebar-drawer")?.setAttribute("aria-label", "All pages");
+document.querySelector(".toc-drawer")?.setAttribute("aria-label", "This page");
 const letKeysScroll = (box) => box.scrollWidth > box.clientWidth && (box.tabIndex = 0);
-document.querySelectorAll("pre, .table-wrapper").forEach(letKeysScroll);
+document.querySelectorAll("pre, .table-wrapper, .diagram").forEach(letKeysScroll);
 
 for (const button of document.querySelectorAll(".side-by-side .fold button")) {
   button.setAttribute("aria-expanded", "false");
@@ -15,27 +16,37 @@ for (const button of document.querySelectorAll(".side-by-side .fold button")) {
   });
 }
 
-const darkScreen = matchMedia("(prefers-color-scheme: dark)");
-const isDark = () => ({ dark: true, light: false })[document.body.dataset.theme] ?? darkScreen.matches;
-
-const diagrams = [...document.querySelectorAll("pre.mermaid")].map((node) => ({ node, text: node.textContent }));
-
-async function drawDiagrams() {
-  mermaid.initialize({ startOnLoad: false, theme: isDark() ? "dark" : "neutral" });
-  for (const { node, text } of diagrams) {
-    node.removeAttribute("data-processed");
-    node.textContent = text;
-  }
-  await mermaid.run({ nodes: diagrams.map(({ node }) => node) });
-  for (const { node } of diagrams) {
-    const drawing = node.querySelector("svg"); // it shrinks with the screen, but only as long as it can be read
-    drawing.style.minWidth = `min(${drawing.style.maxWidth}, 44rem)`;
-    letKeysScroll(node);
-  }
-}
-
-if (diagrams.length && typeof mermaid !== "undefined") {
-  drawDiagrams();
-  darkScreen.addEventListener("change", drawDiagrams);
-  new MutationObserver(drawDiagrams).observe(document.body, { attributeFilter: ["data-theme"] });
+const walk = document.querySelector(".walk");
+if (walk) {
+  // One stop at a time: Back, Next, the arrow keys, the titles. The address names the stop.
+  const stops = [...walk.querySelectorAll(".stop")], titles = [...walk.querySelectorAll(".titles a")];
+  const steps = walk.querySelector(".steps"), [back, next] = steps.querySelectorAll("button");
+  const named = () => stops.findIndex((stop) => `#${stop.id}` === location.hash);
+  let shown = 0;
+  const show = (number) => {
+    shown = number;
+    stops.forEach((stop, i) => (stop.hidden = i !== shown));
+    titles.forEach((title, i) => (i === shown ? title.setAttribute("aria-current", "step") : title.removeAttribute("aria-current")));
+    [back.disabled, next.disabled] = [shown === 0, shown === stops.length - 1];
+    steps.querySelector(".where").textContent = `${shown + 1} of ${stops.length}`;
+    stops[shown].querySelectorAll("pre").forEach(letKeysScroll);
+  };
+  const go = (number) => {
+    if (!stops[number]) return;
+    history.replaceState(null, "", `#${stops[number].id}`);
+    show(number);
+    if (walk.getBoundingClientRect().top < 0) walk.scrollIntoView();
+  };
+  back.addEventListener("click", () => go(shown - 1));
+  next.addEventListener("click", () => go(shown + 1));
+  titles.forEach((title, i) => title.addEventListener("click", (event) => (event.preventDefault(), go(i))));
+  addEventListener("hashchange", () => named() >= 0 && show(named()));
+  addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    if (event.target.closest?.("input, textarea, select, pre[tabindex]")) return; // there an arrow has its own meaning
+    go(shown + by);
+  });
+  steps.hidden = false;
+  show(Math.max(named(), 0));
 }
