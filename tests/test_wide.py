@@ -1,10 +1,11 @@
-"""bench/wide.py: a wide checkpoint that computes what a narrow one does."""
+"""bench/wide.py: a wide checkpoint that computes what a narrow one does; and bench/speculative.py, which uses it."""
 
 import json
 import shutil
 
 import pytest
 
+from bench import speculative
 from bench.wide import MORE_LAYERS, TIMES, make
 from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
 
@@ -48,3 +49,13 @@ def test_the_bundled_one(tmp_path):
     difference, same = differences(TINYTALES, wide, prompts)
     assert same
     assert difference < 1e-3
+
+
+@pytest.mark.parametrize("text", speculative.TEXTS)
+def test_what_guesses_gain_is_measured(text, monkeypatch):
+    """On each kind of text, by everyone who guesses, with stage 6's tokens."""
+    monkeypatch.setattr(speculative, "TOKENS", 8)
+    records = speculative.Bench(str(TINYTALES), "float32", 1).run(text)
+    assert [record["engine"] for record in records][:2] == ["stage 6", "prompt lookup"]
+    assert all(record["same"] and record["tokens"] for record in records)
+    assert any(record.get("drafted") for record in records)
