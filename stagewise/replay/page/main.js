@@ -283,6 +283,17 @@ class Page {
     return this.goTo(next);
   }
 
+  /** To a later position at once. Where a question is on the way, the page goes up to it and asks first. */
+  leapTo(position) {
+    if (this.asked !== null) return this.answer(null);
+    const { clock } = this;
+    const places = [...this.questions.keys()].map((step) => [clock.position(0, step), step]);
+    const [next, step] = places.sort(([a], [b]) => a - b).find(([p]) => p > this.position && p <= position + 1e-9) ?? [];
+    if (!this.predict.checked || step === undefined) return this.turnTo(position);
+    this.turnTo(clock.move(next, -1));
+    return this.ask(step, next);
+  }
+
   /** The same by hand: what plays stops. */
   stepOn() {
     this.pause();
@@ -537,8 +548,10 @@ class Page {
     addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** The kinds of events that there are, to choose from. */
+  /** The kinds of events that there are, to choose from; and what the legend has to say. */
   showKinds() {
+    for (const kind of ["beams", "gains"])
+      document.getElementById(`legend-${kind}`).hidden = !this.replays.some((replay) => replay[kind].length);
     const kinds = ["", ...KINDS.filter((kind) => this.replays.some((replay) => replay.stepsWith[kind].length))];
     if (this.kind.options.length === kinds.length) return;
     const chosen = this.kind.value;

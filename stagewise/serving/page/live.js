@@ -376,6 +376,7 @@ function start() {
   find("arrivals").addEventListener("input", arrive);
   for (const id of ["max_num_seqs", "num_blocks"])
     find(id).addEventListener("change", () => moveLevers({ [id]: Number(find(id).value) }));
+  find("restore").addEventListener("click", () => moveLevers(highest));
   find("ask-form").addEventListener("submit", (event) => {
     event.preventDefault();
     write();
