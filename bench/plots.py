@@ -84,13 +84,12 @@ class Picture(Figure):
             super().savefig(buffer, format="svg", metadata=nothing)
         drawn = re.sub(r" <metadata>.*?</metadata>\n", "", buffer.getvalue(), flags=re.DOTALL)
         head, rest = drawn[drawn.index("<svg") :].split(">", 1)
-        light = {colour: f"--c{number}" for number, colour in enumerate(DARK)}
-        for colour, name in light.items():
-            rest = re.sub(colour, f"var({name})", rest, flags=re.IGNORECASE)
-        schemes = [
-            "; ".join(f"{name}: {tones[c]}" for c, name in light.items()) for tones in ({c: c for c in DARK}, DARK)
-        ]
-        style = f"svg {{ {schemes[0]} }} @media (prefers-color-scheme: dark) {{ svg {{ {schemes[1]} }} }}"
+        for number, colour in enumerate(DARK):
+            rest = re.sub(colour, f"var(--c{number})", rest, flags=re.IGNORECASE)
+        day, night = (
+            "; ".join(f"--c{number}: {tone}" for number, tone in enumerate(tones)) for tones in (DARK, DARK.values())
+        )
+        style = f"svg {{ {day} }} @media (prefers-color-scheme: dark) {{ svg {{ {night} }} }}"
         return f'{head} role="img">\n<title>{escape(self.message)}</title>\n<style>{style}</style>{rest}'
 
 

@@ -5,9 +5,10 @@
 
 A README, or another page in the root, a folder there or a package of stagewise, names its results in a comment,
 `<!-- throughput: bench/results/ladder.json speed work -->`, with the tables that it wants; what stands between that
-line and `<!-- end -->` is written here. The pictures of results, PICTURES, and the race are drawn again, too. `<!-- comparison: FILE FILE … -->` is several results in one table, and
-`<!-- company: FILE -->` is one of `--company` with several values. Any other word, such as `<!-- linear: FILE -->`, is
-the command of this package that measured it: its `table`.
+line and `<!-- end -->` is written here. The pictures of results, PICTURES, and the race are drawn again, too.
+`<!-- comparison: FILE FILE … -->` is several results in one table, and `<!-- company: FILE -->` is one of `--company`
+with several values. Any other word, such as `<!-- linear: FILE -->`, is the command of this package that measured it:
+its `table`.
 """
 
 import argparse

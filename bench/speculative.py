@@ -237,9 +237,8 @@ def plot(result: dict) -> plots.Picture:
         left.plot(ks, gains, color=color, marker=marker, label=f"{count} at once")
         if count < 16:  # with more, the rows are beyond those that were timed
             left.plot(ks, [c["predicted"] for c in own], color=color, linestyle=":", linewidth=1)
-    best = {
-        count: max(median(c["rounds"]) for c in cells if c["count"] == count and "predicted" in c) for count in counts
-    }
+    fixed = [cell for cell in cells if "predicted" in cell]
+    best = {count: max(median(cell["rounds"]) for cell in fixed if cell["count"] == count) for count in counts}
     left.set(xscale="log", xlabel="guesses a step (dotted: predicted)", ylabel="times stage 6's speed")
     left.set_xticks(FIXED, [str(k) for k in FIXED])
     ends = [f"{best[count]:.2g} × with {count} at once" for count in (counts[0], counts[-1])]
