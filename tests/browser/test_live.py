@@ -25,7 +25,8 @@ from tools.server import server
 OPTIONS = ("--stage", "6", "--model", "tinytales", "--num-blocks", "100", "--max-num-seqs", "8", "--quiet")
 
 
-GUESSING = ("--stage", "7", "--model", "tinytales", "--speculate", "tinytales-draft", "--quiet", "--grace", "0")
+GUESSING = ("--stage", "7", "--model", "tinytales", "--speculate", "tinytales-draft", "--num-drafts", "4")
+GUESSING += ("--quiet", "--grace", "0")
 
 
 @pytest.fixture(scope="module")
@@ -436,7 +437,7 @@ def test_the_layout_and_what_guesses_do(driver):
             until(page, "document.getElementById('held-back').hidden")
             assert levers(url) == {"max_num_seqs": 64, "num_blocks": 4096}
             page("document.querySelector('[data-preset=guess]').click()")
-            until(page, "/guesses are right/.test(document.querySelector('.found')?.innerText)")
+            until(page, "/guesses (is|are) right/.test(document.querySelector('.found')?.innerText)")
             page("document.querySelector('.found button').click(); shown.renderNow()")
             right, new = map(int, re.search(r"(\d) of \d guesses .* gets (\d) tokens", text(page, "look")).groups())
             guesses = page("return [...document.querySelectorAll('.guess.right')].map((node) => node.textContent)")

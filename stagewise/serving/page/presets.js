@@ -12,6 +12,7 @@ function engineSizes({ stage, options, max_model_len, num_blocks }) {
     budget: options.max_num_batched_tokens,
     caching: options.enable_prefix_caching ?? false,
     drafter: options.speculate ?? "off",
+    drafts: options.num_drafts,
     longest: Math.min(max_model_len, (num_blocks ?? Infinity) * size), // of a sequence, in tokens
   };
 }
@@ -141,14 +142,14 @@ const PRESETS = {
       return {
         levers: { max_num_seqs: sizes.seqs, num_blocks: sizes.blocks },
         visitors: [[words(10), Math.min(100, sizes.longest - 20)]],
-        look: `One request. ${sizes.drafter} guesses what follows, and the model verifies all guesses in one step. Look at “This step”: guesses stand after the token, right ones underlined, refused ones struck out.`,
+        look: `One request. ${sizes.drafter} guesses what follows, and the model verifies all guesses in one step. Look at “This step”: guesses stand after the token, right ones underlined, refused ones struck out.${sizes.drafts === "auto" ? " With num_drafts auto it guesses only as long as that pays." : ""}`,
       };
     },
     found(step, replay) {
-      const row = step.rows.find(({ num_accepted: right }) => right >= 2);
+      const row = step.rows.find(({ num_accepted: right }) => right);
       return (
         row &&
-        `${row.num_accepted} of ${row.drafts.length} guesses are right, so ${replay.name(row.request_id, row.index)} gets ${row.num_accepted + 1} tokens from this step.`
+        `${row.num_accepted} of ${row.drafts.length === 1 ? "1 guess" : `${row.drafts.length} guesses`} ${are(row.num_accepted)} right, so ${replay.name(row.request_id, row.index)} gets ${row.num_accepted + 1} tokens from this step.`
       );
     },
   },
