@@ -188,7 +188,7 @@ class Page {
     this.films.forEach((film, i) => (film.label = isSame ? short[i] : `stage ${this.replays[i].stage}`));
     this.engineButtons = this.views.map(({ nodes }, i) => {
       const text = (isSame && short[i]) || nodes.title.firstChild.textContent;
-      const button = element("button", "", text, { type: "button" });
+      const button = element("button", "", text.replaceAll("_", "_\u200b"), { type: "button" }); // where it may break
       button.addEventListener("click", () => this.showEngine(i));
       return button;
     });
