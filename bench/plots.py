@@ -565,7 +565,8 @@ def latency_against_throughput(runs: Sequence[dict]) -> Picture:
                 ax.plot(x, y, color=colour, marker=marker, markersize=8, label=f"{label}, {p}", **look)
         best = min(ends, key=ends.__getitem__)
         peer = "vLLM" if "vLLM" in ends and best != "vLLM" else max(ends, key=ends.__getitem__)
-        told = f"{best.capitalize()}'s {what} comes\n{times(ends[peer] / ends[best], 'sooner', 'later')} than {peer}'s"
+        whose = best if best == "vLLM" else best.capitalize()
+        told = f"{whose}'s {what} comes\n{times(ends[peer] / ends[best], 'sooner', 'later')} than {peer}'s"
         ax.set_title(f"{told} at the highest load")
         ax.set(xlabel="output tokens per second", ylabel="ms (filled: p50, open: p99)", yscale="log")
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

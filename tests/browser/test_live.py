@@ -85,6 +85,10 @@ def text(page, name):
     return page("return document.getElementById(arguments[0]).innerText", name)
 
 
+def text_of(page, selector):
+    return page("return document.querySelector(arguments[0]).textContent", selector)
+
+
 def levers(url):
     with urllib.request.urlopen(f"{url}/live/levers") as response:
         return {name: lever["now"] for name, lever in json.load(response).items()}
@@ -424,6 +428,9 @@ def test_the_layout_and_what_guesses_do(driver):
             page("document.querySelector('[data-preset=memory]').click()")
             until(page, "document.querySelector('.found') && shown.isIdle")
             assert text(page, "held-back").startswith("The engine uses 9 of its 4,096 blocks now.")
+            page("document.querySelector('.found button').click(); shown.renderNow()")
+            reserved = int(re.search(r"of ([\d,]+) reserved", text_of(page, ".picked"))[1].replace(",", ""))
+            assert reserved <= 9 * 16
             for width, height in SIZES:
                 page.size(width, height, mobile=width < 500)
                 for state, act in {
