@@ -160,12 +160,16 @@ def test_next_asks_first_too(browser, page_of):
     while position(browser) < where:
         assert browser("return page.asked !== null"), "the page went past a question"
         asked.append(browser("return document.getElementById('question-text').textContent"))
+        cover = box(browser, ".cover")  # the picture of the run doesn't give the answer away
+        assert cover["left"] == pytest.approx(box(browser, ".cursor")["middle"], abs=2)
+        assert cover["right"] == box(browser, ".film")["right"]
         click(browser, ".choice")
         assert browser("return document.getElementById('verdict').textContent")
         click(browser, "#go-on")
         browser.press(".")
     assert asked
     browser("page.predict.click(); page.story.go(0); page.renderNow()")
+    assert box(browser, ".cover")["right"] == 0
     browser.press(".")
     assert position(browser) == where  # who does not want to be asked is not
 

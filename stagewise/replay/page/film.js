@@ -52,9 +52,11 @@ class Film {
     this.canvas = element("canvas", "", "", { role: "img", "aria-label": words });
     this.cursor = element("div", "cursor");
     this.letters = element("canvas", "letters", "", { "aria-hidden": "true" }); // over the cursor, which would cross them
+    this.cover = element("div", "cover"); // of what is to come, for who wants to be asked first
     this.top = marks.length || clock.replays.length > 1 ? MARKS : 0;
     if (this.top) this.cursor.style.top = `${MARKS - 2}px`;
-    this.root.append(this.canvas, this.cursor, this.letters);
+    this.cover.style.top = `${this.top}px`;
+    this.root.append(this.canvas, this.cursor, this.letters, this.cover);
     this.root.addEventListener("pointerdown", (event) => this.drag(event));
   }
 
@@ -78,6 +80,7 @@ class Film {
       this.drawn = what;
     }
     this.cursor.style.transform = `translateX(${this.x(share) - 1}px)`;
+    this.cover.style.left = `${this.x(share) + 1}px`;
   }
 
   drag(event) {
@@ -203,7 +206,9 @@ class Film {
     const end = left(replay.steps.length - 1);
     context.fillStyle = ink.ink;
     context.fillRect(end, top, 1.5, height - top);
-    const words = `ends after ${count(replay.passes, "step")}`;
+    const { clock, number } = this;
+    const span = clock.mode === "steps" ? count(replay.passes, "step") : `${clock.position(number, replay.steps.length - 1).toFixed(3)} s`;
+    const words = `ends after ${span}`;
     const half = 3.2 * words.length;
     const isMarked = this.marks.some(({ step }) => left(step) > end - 2 * half - 20);
     const fits = this.width - EDGE - end > 2 * half + 6;

@@ -532,7 +532,10 @@ class Page {
       find("help-button").setAttribute("aria-expanded", String(!find("help").hidden));
     });
     on("theme", () => this.setTheme(this.isDark() ? "light" : "dark"));
-    this.predict.addEventListener("change", () => this.predict.checked || this.withdraw());
+    this.predict.addEventListener("change", () => {
+      document.body.classList.toggle("asking", this.predict.checked);
+      if (!this.predict.checked) this.withdraw();
+    });
     this.speed.addEventListener(
       "change",
       () => this.playing && Object.assign(this.playing, { since: performance.now(), from: this.position }),
