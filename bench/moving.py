@@ -73,7 +73,8 @@ def panel(number: int, steps: list[Step], longest: int) -> tuple[str, str]:
         body += f'\n  <rect class="track" x="{LEFT}" y="{top[slot]}" width="{RIGHT - LEFT}" height="{LANE - GAP}"/>'
     letters, widest = "", {}
     for slot, begin, end, phase, letter in bars(steps):
-        box = f'x="{x(begin):.1f}" y="{top[slot]}" width="{(end - begin) * scale - 1:.1f}" height="{LANE - GAP}"'
+        place = f'x="{x(begin):.1f}" y="{top[slot] + 1}"'  # within the track, so that its cover hides all of it
+        box = f'{place} width="{(end - begin) * scale - 1:.1f}" height="{LANE - GAP - 2}"'
         body += f'\n  <rect class="{phase}" {box}/>'
         if phase == "decode" and end - begin > widest.get(letter, (0,))[0]:
             widest[letter] = (end - begin, (x(begin) + x(end)) / 2, top[slot])

@@ -11,10 +11,11 @@ hatching or marker too, so that it can be printed in black and white. What is wa
 
 import argparse
 import io
+import re
 import statistics
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,19 +35,24 @@ from stagewise.stages import IDEAS
 
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 GREY, INK = "#D0D0D0", "#222222"
+# In a dark scheme an SVG has these instead; the others are legible on both.
+DARK = {"#FFFFFF": "#0D1117", INK: "#E6EDF3", GREY: "#4A525C", BLUE: "#58A6FF", GREEN: "#2EBD8F", RED: "#FF7B4D"}
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": INK,
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
     "axes.grid": False,
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
     "savefig.dpi": 130,
     "hatch.linewidth": 0.6,
+    "svg.hashsalt": "stagewise",  # the same picture is the same file
 }
+LARGE = {**STYLE, "font.size": 12, "axes.titlesize": 13, "legend.fontsize": 11}  # legible at half its size
+SMALL = 10.5  # points, of numbers in a picture
 
 
 class Picture(Figure):
@@ -57,20 +63,50 @@ class Picture(Figure):
         self.savefig(buffer, format="png")
         return buffer.getvalue()
 
-    def savefig(self, *args, **kwargs) -> None:
+    def savefig(self, target, **kwargs) -> None:
+        if str(target).endswith(".svg"):
+            Path(target).write_text(self.svg(), encoding="utf-8")
+            return
         with mpl.rc_context(STYLE):
-            super().savefig(*args, **kwargs)
+            super().savefig(target, **kwargs)
+
+    @property
+    def message(self) -> str:
+        """Its titles, in a line."""
+        titles = [axes.get_title(loc="left") for axes in self.axes if axes.get_visible()]
+        return ". ".join(" ".join(title.split()) for title in titles if title)
+
+    def svg(self) -> str:
+        """As SVG that follows the reader's scheme, with the message as its title."""
+        buffer = io.StringIO()
+        with mpl.rc_context(STYLE):
+            nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+            super().savefig(buffer, format="svg", metadata=nothing)
+        drawn = re.sub(r" <metadata>.*?</metadata>\n", "", buffer.getvalue(), flags=re.DOTALL)
+        head, rest = drawn[drawn.index("<svg") :].split(">", 1)
+        for number, colour in enumerate(DARK):
+            rest = re.sub(colour, f"var(--c{number})", rest, flags=re.IGNORECASE)
+        day, night = (
+            "; ".join(f"--c{number}: {tone}" for number, tone in enumerate(tones)) for tones in (DARK, DARK.values())
+        )
+        style = f"svg {{ {day} }} @media (prefers-color-scheme: dark) {{ svg {{ {night} }} }}"
+        return f'{head} role="img">\n<title>{escape(self.message)}</title>\n<style>{style}</style>{rest}'
 
 
-def styled(draw):
+def styled(draw, style: Any = STYLE):
     """Draw with STYLE, whatever the settings outside are."""
 
     def wrapper(*args, **kwargs) -> Picture:
-        with mpl.rc_context(STYLE):
+        with mpl.rc_context(style):
             return draw(*args, **kwargs)
 
     wrapper.__doc__, wrapper.__name__ = draw.__doc__, draw.__name__
     return wrapper
+
+
+def large(draw):
+    """The same for a picture of results, which READMEs show: with larger letters."""
+    return styled(draw, LARGE)
 
 
 def read_steps(path: Path) -> list[SimpleNamespace]:
@@ -88,7 +124,7 @@ def clock(trace: Sequence) -> tuple[np.ndarray, np.ndarray]:
 # --- From a benchmark's result ----------------------------------------------------------------------------------------
 
 
-@styled
+@large
 def ladder(result: dict) -> Picture:
     """The engines of a benchmark, each beside the one before it: output tokens per second, what it took, and how long
     the requests waited. The axes are logarithmic: equal ratios are equally long."""
@@ -96,7 +132,7 @@ def ladder(result: dict) -> Picture:
     engines = [row["engine"] for row in rows]
     names = [f"{int(name[5:7])} {IDEAS[name]}" if name in IDEAS else name for name in engines]
     y = np.arange(len(rows))[::-1]
-    figure = Picture(figsize=(10, 1.6 + 0.62 * len(rows)))
+    figure = Picture(figsize=(11, 2.4 + 0.8 * len(rows)))
     axes = figure.subplots(2, 2, sharey=True).flat
     _speeds(
         axes[0],
@@ -137,9 +173,9 @@ def _speeds(axes, y: np.ndarray, speeds: list[float], whose: str) -> None:
     labels = [f"{speed:.0f}" if speed >= 10 else f"{speed:.1f}" for speed in speeds]
     labels[1:] = [f"{label} ({ratio:.2g} ×)" for label, ratio in zip(labels[1:], ratios, strict=True)]
     for place, speed, label in zip(y, speeds, labels, strict=True):
-        axes.annotate(label, (speed, place), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+        axes.annotate(label, (speed, place), (0, 8), textcoords="offset points", ha="center", fontsize=SMALL)
     axes.set_xscale("log")
-    axes.set_xlabel("output tokens per second (and its ratio to the engine above)")
+    axes.set_xlabel("output tokens per second (ratio to the engine above)")
     axes.set_title(f"{whose.capitalize()}: {times(speeds[-1] / speeds[0], 'faster', 'slower')}" if ratios else "Speed")
 
 
@@ -165,12 +201,12 @@ def _work(axes, y: np.ndarray, rows: list[dict]) -> None:
     axes.scatter(total, places, color=GREY, edgecolor=INK, marker="D", zorder=2, label="with padding")
     axes.scatter(useful, places, color=GREEN, edgecolor=INK, s=45, zorder=3, label="of live requests")
     for place, all_ in zip(places, total, strict=True):
-        axes.annotate(f"{all_:.1f}", (all_, place), (6, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(f"{all_:.1f}", (all_, place), (7, 0), textcoords="offset points", va="center", fontsize=SMALL)
     axes.set_xscale("log")
     axes.set_xlabel("places computed per output token")
     axes.set_title(f"A token needs {times(total[-1] / total[0], 'more', 'fewer')} places" if stages[1:] else "Work")
     if max(total) > 1.001 * max(useful):
-        axes.legend(loc="lower right", fontsize=8)
+        axes.legend(loc="lower right")
 
 
 def _waits(axes, y: np.ndarray, rows: list[dict], kind: str, event: str, what: str) -> None:
@@ -186,14 +222,14 @@ def _waits(axes, y: np.ndarray, rows: list[dict], kind: str, event: str, what: s
         axes.plot([median, most], [place, place], color=INK, linewidth=1, zorder=1)
         axes.scatter(median, place, color=ORANGE, edgecolor=INK, marker="o", zorder=2, label="p50")
         axes.scatter(most, place, color=RED, edgecolor=INK, marker="D", zorder=2, label="p95")
-        axes.annotate(f"{most:.3g}", (most, place), (6, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(f"{most:.3g}", (most, place), (7, 0), textcoords="offset points", va="center", fontsize=SMALL)
     axes.set_xscale("log")
     axes.set_xlabel(f"{what}, {unit}")
     first, last = timed[0], timed[-1]
     p50, p95 = (times(first[i] / last[i], "sooner", "later") for i in (1, 2))
-    axes.set_title(f"{event} comes {p50} (p50), {p95} (p95)" if len(timed) > 1 else what.capitalize())
+    axes.set_title(f"{event} comes\n{p50} (p50), {p95} (p95)" if len(timed) > 1 else what.capitalize())
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles[:2], labels[:2], loc="best", fontsize=8)
+    axes.legend(handles[:2], labels[:2], loc="best")
 
 
 @styled
@@ -512,13 +548,13 @@ def gain(points: Sequence[tuple[float, Sequence, Sequence]]) -> Picture:
 KINDS = {"slots": slots, "padding": padding, "kv": kv_memory, "blocks": block_map, "tokens": time_per_token}
 
 
-@styled
+@large
 def latency_against_throughput(runs: Sequence[dict]) -> Picture:
     """Of each server the waits over the tokens per second that it held, at every rate (bench/serving.py)."""
-    figure = Picture(figsize=(8, 3.2))
+    figure = Picture(figsize=(10, 4.6))
     engines = list(dict.fromkeys(run["engine"] for run in runs))
     looks = dict(zip(engines, zip((SKY, GREEN, BLUE, ORANGE), "s^oD", strict=True), strict=False))
-    for ax, name, what in zip(figure.subplots(1, 2), ("ttft", "itl"), ("First token", "Next token"), strict=True):
+    for ax, name, what in zip(figure.subplots(1, 2), ("ttft", "itl"), ("first token", "next token"), strict=True):
         ends = {}  # server -> the median wait at the highest load
         for engine, (colour, marker) in looks.items():
             points = [run for run in runs if run["engine"] == engine]
@@ -526,14 +562,20 @@ def latency_against_throughput(runs: Sequence[dict]) -> Picture:
             ends[label] = points[-1][f"p50_{name}_ms"]
             for p, look in (("p50", {}), ("p99", {"linestyle": ":", "fillstyle": "none"})):
                 x, y = [run["output_throughput"] for run in points], [run[f"{p}_{name}_ms"] for run in points]
-                ax.plot(x, y, color=colour, marker=marker, label=f"{label}, {p}", **look)
-        told = ", ".join(f"{label} {ends[label]:,.0f} ms" for label in sorted(ends, key=ends.__getitem__))
-        ax.set_title(textwrap.fill(f"{what} at the highest load (p50): {told}", 36), fontsize=8.5)
-        ax.set(xlabel="output tokens per second", ylabel="ms", yscale="log")
+                ax.plot(x, y, color=colour, marker=marker, markersize=8, label=f"{label}, {p}", **look)
+        best = min(ends, key=ends.__getitem__)
+        peer = "vLLM" if "vLLM" in ends and best != "vLLM" else max(ends, key=ends.__getitem__)
+        whose = best if best == "vLLM" else best.capitalize()
+        told = f"{whose}'s {what} comes\n{times(ends[peer] / ends[best], 'sooner', 'later')} than {peer}'s"
+        ax.set_title(f"{told} at the highest load")
+        ax.set(xlabel="output tokens per second", ylabel="ms (filled: p50, open: p99)", yscale="log")
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.yaxis.set_major_formatter("{x:,.0f}")
         ax.yaxis.set_minor_locator(NullLocator())
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    medians = [place for place, label in enumerate(labels) if label.endswith("p50")]
+    names = [labels[place].removesuffix(", p50") for place in medians]
+    figure.legend([handles[place] for place in medians], names, loc="outside lower center", ncols=len(names))
     return figure
 
 

@@ -2,8 +2,8 @@
 
     python -m bench.peers openvino llama-cpp ctranslate2
     python -m bench.quality --peers openvino llama-cpp ctranslate2 --json bench/results/quality.json
-    python -m bench.quality --draw bench/results/quality.json --histogram bench/results/quality-histogram.png
-    python -m bench.quality --draw bench/results/quality.json --speeds FILE.json --plot bench/results/quality-speed.png
+    python -m bench.quality --draw bench/results/quality.json --histogram FILE.svg
+    python -m bench.quality --draw bench/results/quality.json --speeds FILE.json --plot FILE.svg
 
 Held-out tales go through each engine, the logits of every position are kept, and compared with float32's: by how many
 bits per byte of text they predict it, how often the most likely token is the same one, and by the Kullback-Leibler
@@ -543,16 +543,16 @@ def worst_channel(weights: dict[str, Any]) -> tuple[str, int]:
 
 def draw_histogram() -> Any:
     """The weights of one output channel, with the integers' grid of a scale for the whole matrix, and of its own."""
-    from bench.plots import BLUE, GREY, INK, ORANGE, Picture, styled
+    from bench.plots import BLUE, GREY, INK, ORANGE, Picture, large
 
     original = Simulation().original
     name, channel = worst_channel({name: weight for name, weight in original.items() if name.endswith("mlp.c_proj")})
     matrix = original[name]
     numbers = matrix[channel].numpy()
 
-    @styled
+    @large
     def draw() -> Picture:
-        picture = Picture(figsize=(9.5, 3.2))
+        picture = Picture(figsize=(10.5, 4.3))
         edges = np.linspace(-abs(numbers).max(), abs(numbers).max(), 61)
         for axes, largest, whose, color in zip(
             picture.subplots(1, 2, sharey=True),
@@ -570,7 +570,7 @@ def draw_histogram() -> Any:
             axes.vlines(levels, low, 0, color=color, linewidth=1 if len(levels) < 100 else 0.6)
             axes.axhline(0, color=INK, linewidth=0.8)
             said = f"rounding errors are {error / numbers.std():.1%} of the spread"
-            axes.set_title(f"A scale {whose}: {len(levels)} integers below,\n{said}")
+            axes.set_title(f"A scale {whose}: {len(levels)} integers,\n{said}")
             axes.set_xlabel(f"weights of channel {channel} of {name}")
             axes.set_yticks([tick for tick in axes.get_yticks() if tick >= 0])
             axes.set_ylim(bottom=low)
@@ -580,11 +580,9 @@ def draw_histogram() -> Any:
     return draw()
 
 
-def draw_speeds(result: dict, speeds: Sequence[dict]) -> Any:
+def draw_speeds(result: dict, *speeds: dict) -> Any:
     """What each engine costs in bits per byte, with its standard error, over its tokens per second."""
-    from matplotlib.lines import Line2D
-
-    from bench.plots import BLUE, GREEN, INK, ORANGE, PURPLE, Picture, styled
+    from bench.plots import BLUE, GREEN, INK, ORANGE, PURPLE, SMALL, Picture, large
 
     colors = {"stage": BLUE, "llama-cpp": ORANGE, "openvino": GREEN, "ctranslate2": PURPLE}
     markers = {"float32": "o", "bfloat16": "s"}
@@ -600,25 +598,29 @@ def draw_speeds(result: dict, speeds: Sequence[dict]) -> Any:
             if own:
                 points.append((name, dtype, int8, row["tokens_per_second"], own))
 
-    @styled
+    dtypes = sorted({dtype for _, dtype, *_ in points})
+
+    @large
     def draw() -> Picture:
-        picture = Picture(figsize=(8.5, 3.6))
+        picture = Picture(figsize=(9, 5))
         axes = picture.subplots()
-        handles: dict[str, Any] = {}
         for name, dtype, int8, speed, own in points:
             color, marker = colors[next(start for start in colors if name.startswith(start))], markers[dtype]
             face = color if int8 else "white"
             axes.errorbar(speed, own["more"], own["more_error"], color=color, linewidth=1, capsize=2, zorder=1)
-            axes.scatter(speed, own["more"], marker=marker, facecolor=face, edgecolor=color, s=45, zorder=2)
-            look: dict[str, Any] = dict(marker=marker, color=color, markerfacecolor=face, linestyle="none")
-            handles[f"{name}, {dtype}"] = Line2D([], [], **look)
+            axes.scatter(speed, own["more"], marker=marker, facecolor=face, edgecolor=color, s=70, zorder=2)
+            label = name if len(dtypes) == 1 else f"{name}, {dtype}"
+            top = (speed, own["more"] + own["more_error"])
+            axes.annotate(label, top, (0, 7), textcoords="offset points", ha="center", fontsize=SMALL)
         axes.axhline(0, color=INK, linewidth=0.8, zorder=0)
         name, dtype, _, speed, own = max(points, key=lambda point: point[3])
-        axes.set_title(f"Fastest: {name}, {dtype}, {speed:.0f} tok/s, for {own['more']:+.5f} bits per byte")
-        axes.set_xlabel(f"output tokens per second, workload {speeds[0]['workload']}; filled: weights in int8")
-        axes.set_ylabel("bits per byte above its float32")
-        axes.set_xlim(left=0)
-        picture.legend(list(handles.values()), list(handles), loc="outside right center", fontsize=8)
+        whose = name[:1].upper() + name[1:]
+        axes.set_title(f"{whose} is the fastest, at {speed:.0f} tokens/s; it costs {own['more']:.5f} bits per byte")
+        what = "; ".join([f"workload {speeds[0]['workload']}", *dtypes, "filled: weights in int8"])
+        axes.set_xlabel(f"output tokens per second ({what})")
+        axes.set_ylabel("bits per byte above its float32\n(lower is better)")
+        axes.margins(y=0.15)
+        axes.set_xlim(left=0, right=1.12 * speed)
         return picture
 
     return draw()
@@ -714,7 +716,7 @@ def draw(argv: list[str]) -> int:
     if args.histogram:
         draw_histogram().savefig(args.histogram)
     if args.plot:
-        draw_speeds(result, speeds).savefig(args.plot)
+        draw_speeds(result, *speeds).savefig(args.plot)
     print(table(result))
     return 1 if result["missing"] else 0
 

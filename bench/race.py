@@ -72,7 +72,7 @@ def svg(result: dict) -> str:
   }}
   </style>
   <defs><pattern id="cells" width="{cell:g}" height="{BAR}" patternUnits="userSpaceOnUse">
-  <rect width="{cell - 1:g}" height="{BAR}" fill="var(--lit)"/></pattern></defs>
+  <rect x="0.5" y="1" width="{cell - 1:g}" height="{BAR - 2}" fill="var(--lit)"/></pattern></defs>
   <rect width="732" height="{height}" rx="8" fill="var(--paper)"/>
   <text class="title" x="16" y="28">{title}</text>{shapes}
   <text class="soft" x="16" y="{height - 14}">{small} On the right: when all were answered.</text>

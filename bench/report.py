@@ -5,10 +5,10 @@
 
 A README, or another page in the root, a folder there or a package of stagewise, names its results in a comment,
 `<!-- throughput: bench/results/ladder.json speed work -->`, with the tables that it wants; what stands between that
-line and `<!-- end -->` is written here. Pictures of the same name next to the result are drawn again if the page shows
-them: .png by plots.py, .svg by race.py. `<!-- comparison: FILE FILE … -->` is several results in one table, and
-`<!-- company: FILE -->` is one of `--company` with several values. Any other word, such as `<!-- linear: FILE -->`, is
-the command of this package that measured it: its `table`.
+line and `<!-- end -->` is written here. The pictures of results, PICTURES, and the race are drawn again, too.
+`<!-- comparison: FILE FILE … -->` is several results in one table, and `<!-- company: FILE -->` is one of `--company`
+with several values. Any other word, such as `<!-- linear: FILE -->`, is the command of this package that measured it:
+its `table`.
 """
 
 import argparse
@@ -29,6 +29,16 @@ from bench.workloads import SAMPLING
 from stagewise.console import reason
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench/results"
+# Of each picture in the READMEs: the module here and its function that draw it, and the results of which.
+PICTURES = {
+    "tail": "plots ladder tail",
+    "mixed": "plots ladder mixed",
+    "serving": "serving plot serving",
+    "speculative": "speculative plot speculative-float32",
+    "quality-histogram": "quality draw_histogram",
+    "quality-speed": "quality draw_speeds quality int8/single",
+}
 BLOCK = re.compile(r"(<!-- (\w+):((?: \S+\.json)+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -335,6 +345,13 @@ def readmes() -> list[Path]:
     return [path for path in paths if BLOCK.search(path.read_text(encoding="utf-8"))]
 
 
+def picture(name: str) -> plots.Picture:
+    """A picture of committed results that a README shows."""
+    module, function, *results = PICTURES[name].split()
+    read = (json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8")) for result in results)
+    return getattr(importlib.import_module(f"bench.{module}"), function)(*read)
+
+
 def write_readmes() -> None:
     """Renew the tables and pictures of all READMEs."""
     for readme in readmes():
@@ -342,10 +359,10 @@ def write_readmes() -> None:
         readme.write_text(text, encoding="utf-8")
         for path in (ROOT / match[3].strip() for match in BLOCK.finditer(text) if match[2] == "throughput"):
             result = json.loads(path.read_text())
-            if f"{path.stem}.png" in text:
-                plots.ladder(result).savefig(path.with_suffix(".png"))
-            if f"{path.stem}.svg" in text:
+            if path.stem == "ladder" and "ladder.svg" in text:
                 path.with_suffix(".svg").write_text(race.svg(result), encoding="utf-8")
+    for name in PICTURES:
+        picture(name).savefig(RESULTS / f"{name}.svg")
 
 
 def main(argv: list[str] | None = None) -> int:

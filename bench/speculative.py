@@ -1,6 +1,6 @@
 """What guessing gains: stage 7 against stage 6, on real text at GPT-2's cost (bench/wide.py).
 
-    python -m bench.speculative --json bench/results/speculative-float32.json --plot bench/results/speculative.png
+    python -m bench.speculative --json bench/results/speculative-float32.json --plot FILE.svg
     python -m bench.speculative --dtype bfloat16 --json bench/results/speculative-bfloat16.json
 
 Three kinds of text. "tales": openings, sampled with temperature 0.8 and seeds. "quote": a question about a tale, whose
@@ -224,10 +224,10 @@ def table(result: dict) -> str:
     )
 
 
-@plots.styled
+@plots.large
 def plot(result: dict) -> plots.Picture:
     """The gain by the number of guesses, measured and predicted, and by the number of requests."""
-    picture = plots.Picture(figsize=(8.2, 3.2))
+    picture = plots.Picture(figsize=(10.5, 4.3))
     cells = [cell for cell in result["cells"] if cell["text"] == "tales"]
     left, right = picture.subplots(1, 2)
     counts = sorted({cell["count"] for cell in cells})
@@ -237,22 +237,25 @@ def plot(result: dict) -> plots.Picture:
         left.plot(ks, gains, color=color, marker=marker, label=f"{count} at once")
         if count < 16:  # with more, the rows are beyond those that were timed
             left.plot(ks, [c["predicted"] for c in own], color=color, linestyle=":", linewidth=1)
-    left.set(xscale="log", xlabel="guesses a step", ylabel="times stage 6's speed")
+    fixed = [cell for cell in cells if "predicted" in cell]
+    best = {count: max(median(cell["rounds"]) for cell in fixed if cell["count"] == count) for count in counts}
+    left.set(xscale="log", xlabel="guesses a step (dotted: predicted)", ylabel="times stage 6's speed")
     left.set_xticks(FIXED, [str(k) for k in FIXED])
-    left.set_title("A fixed number of guesses (dotted: predicted)")
+    ends = [f"{best[count]:.2g} × with {count} at once" for count in (counts[0], counts[-1])]
+    left.set_title(f"Guesses gain {ends[0]},\n{ends[1]}")
     looks = {"draft model": (plots.BLUE, "o"), "independent": (plots.GREEN, "D"), "prompt lookup": (plots.ORANGE, "s")}
     for name, (color, marker) in looks.items():
         own = [cell for cell in cells if cell["engine"] == name]
         gains = [median(cell["rounds"]) for cell in own]
         right.plot([c["count"] for c in own], gains, color=color, marker=marker, label=name)
-    right.set(xscale="log", xlabel="requests at once")
+    right.set(xscale="log", xlabel="requests at once (auto)")
     right.set_xticks(counts, [str(count) for count in counts])
-    right.set_title("auto: the fewer requests, the more it gains")
+    right.set_title("The fewer requests there are,\nthe more a draft model gains")
     for axes in (left, right):
         axes.axhline(1, color="#888888", linewidth=0.8)
         axes.set_ylim(0, None)
         axes.minorticks_off()
-        axes.legend(fontsize=8)
+        axes.legend(loc="lower center", ncols=3, columnspacing=1, handletextpad=0.4)
     return picture
 
 

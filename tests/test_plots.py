@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench import moving, plots, workloads
+from bench import moving, plots, report, workloads
 from tests.adapter import ROOT, STAGES
 
 
@@ -107,8 +107,8 @@ def test_ladder_compares_neighbours():
     mixed = json.loads((ROOT / "bench/results/mixed.json").read_text())
     first, last = mixed["summary"]
     told = texts(plots.ladder(mixed))
-    assert f"The next token comes {last['itl_p50'] / first['itl_p50']:.2g} × later (p50)" in told
-    assert f"The first token comes {first['ttft_p50'] / last['ttft_p50']:.2g} × sooner (p50)" in told
+    assert f"The next token comes\n{last['itl_p50'] / first['itl_p50']:.2g} × later (p50)" in told
+    assert f"The first token comes\n{first['ttft_p50'] / last['ttft_p50']:.2g} × sooner (p50)" in told
     assert f"holds {last['rows_mean'] / first['rows_mean']:.2g} × more requests" in told
 
 
@@ -177,6 +177,22 @@ def test_command_line_names_what_is_wrong(tmp_path, capsys):
         with pytest.raises(SystemExit):
             plots.main([kind, str(trace), "--output", "x.png"])
         assert "stage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", report.PICTURES)
+def test_pictures_of_results_are_drawn_from_them(name):
+    """They follow the reader's scheme, and need nothing from elsewhere; their titles are what the result says."""
+    drawn = (report.RESULTS / f"{name}.svg").read_text(encoding="utf-8")
+    root = ElementTree.fromstring(drawn)
+    (title,) = root.findall("{http://www.w3.org/2000/svg}title")
+    assert title.text == report.picture(name).message, "python -m bench.report --write"
+    assert "prefers-color-scheme: dark" in drawn
+    rest = drawn[drawn.index("</style>") :].lower()
+    assert not [colour for colour in plots.DARK if colour.lower() in rest]
+    assert "<script" not in drawn
+    assert "<image" not in drawn
+    pages = [*ROOT.glob("stage*/*.md"), *ROOT.glob("stagewise/*/*.md")]
+    assert any(f"bench/results/{name}.svg" in page.read_text(encoding="utf-8") for page in pages)
 
 
 # --- The moving picture of a replay -----------------------------------------------------------------------------------

@@ -145,10 +145,11 @@ def test_the_pictures(tmp_path):
     named = {"stage07_speculative": 0, "stage08_int8": 1, "openvino-int8": 1, "vllm": 0}
     summary = [{"engine": e, "int8": int8, "tokens_per_second": 50 + 9 * len(e)} for e, int8 in named.items()]
     speeds = {"dtype": "float32", "workload": "single", "model": "gpt2", "summary": summary}
-    picture = quality.draw_speeds({"rows": rows}, [speeds])
-    assert {text.get_text() for text in picture.legends[0].get_texts()} == {
-        "stage 7, float32", "stage 8, float32", "openvino-int8, float32"
-    }  # fmt: skip
+    picture = quality.draw_speeds({"rows": rows}, speeds)
+    assert {text.get_text() for text in picture.axes[0].texts} == {"stage 7", "stage 8", "openvino-int8"}
+    other = {**speeds, "dtype": "bfloat16", "summary": summary[1:2]}
+    told = {text.get_text() for text in quality.draw_speeds({"rows": rows}, speeds, other).axes[0].texts}
+    assert told == {"stage 7, float32", "stage 8, float32", "openvino-int8, float32", "stage 8, bfloat16"}
     quality.draw_histogram().savefig(tmp_path / "histogram.png")
     assert (tmp_path / "histogram.png").stat().st_size > 5000
 

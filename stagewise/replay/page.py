@@ -23,6 +23,7 @@ def make_page(traces: Sequence[Trace], story: dict | None = None) -> str:
         "caption": escape(story["message"]) if story else "",
         "style": "",
         "above": "",
+        "footer": footer(story.get("links", ())) if story else "",
         "traces": "\n".join([*map(embedded, traces), *([embedded_story(story)] if story else [])]) + "\n",
         "start": "start.js",
     }
@@ -52,6 +53,12 @@ def heading_of(traces: Sequence[Trace]) -> str:
     if len(set(numbers)) < len(numbers):
         return f"{len(numbers)} replays of stage {numbers[0]}"
     return f"A replay of stage{'s' if len(numbers) > 1 else ''} {' and '.join(numbers)}"
+
+
+def footer(links: Sequence[tuple[str, str]]) -> str:
+    """Where a story leads on to: (address, text) of each link. A chapter shows stories in frames: links leave them."""
+    ways = "\n".join(f'  <a href="{escape(address)}" target="_top">{escape(text)}</a>' for address, text in links)
+    return f'<footer class="ways">\n{ways}\n</footer>\n' if links else ""
 
 
 def embedded(trace: Trace) -> str:

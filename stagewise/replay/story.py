@@ -1,6 +1,7 @@
 """Stories: what an example shows, as stops in its run. stories.toml has them, this puts in what the traces say.
 
     title, message   what the example says, and what came of it in a few numbers
+    chapter          where to read about it, from the root of the repository
     look             "rows" or "memory": what of a step is to be seen first
     stops            each {at, says, text}. `at` is the event by which a stop is found, [kind, who, which, trace]: of
                      this kind and completion the first one (or the second, …), in the first trace (or the second).

@@ -20,6 +20,7 @@ def make_page() -> str:
         "caption": "The engine that answers at this address, step by step, as it runs.\n     ",
         "style": '<link rel="stylesheet" href="live.css">\n',
         "above": (PARTS / "live.html").read_text(encoding="utf-8") + "\n",
+        "footer": "",
         "traces": "",
         "start": "live.js",
     }

@@ -17,11 +17,16 @@ from selenium.webdriver.common.keys import Keys
 from stagewise.replay.state import states
 from stagewise.replay.trace import Trace, check_header, check_step
 from tests.browser.conftest import ROOT, Browser
+from tests.browser.test_layout import LAYOUT, SIZES
 from tests.browser.test_page import AXE
 from tests.made_traces import snapshot
 from tools.server import server
 
 OPTIONS = ("--stage", "6", "--model", "tinytales", "--num-blocks", "100", "--max-num-seqs", "8", "--quiet")
+
+
+GUESSING = ("--stage", "7", "--model", "tinytales", "--speculate", "tinytales-draft", "--num-drafts", "4")
+GUESSING += ("--quiet", "--grace", "0")
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +83,10 @@ def asked(page, prompt, max_tokens):
 
 def text(page, name):
     return page("return document.getElementById(arguments[0]).innerText", name)
+
+
+def text_of(page, selector):
+    return page("return document.querySelector(arguments[0]).textContent", selector)
 
 
 def levers(url):
@@ -403,6 +412,54 @@ def test_a_preset_that_cannot_be_says_why(driver):
             )
             page("document.querySelector('[data-preset=rush]').click()")
             until(page, "document.querySelector('.found')")
+
+
+def test_the_layout_and_what_guesses_do(driver):
+    """Nothing overlaps and no line is cut: before anything ran, when memory ran out, at rest, and with all tools shown.
+    What a preset has changed can be restored. Then one request for which a smaller model guesses."""
+    found = {}
+    with server(*GUESSING) as (url, _):
+        for page in opened(driver, url):
+            assert page("return document.querySelector('.summary').textContent") == "Nothing has run yet."
+            assert page("return document.querySelector('.events').textContent") == "All 4096 blocks are free."
+            for width, height in SIZES:
+                page.size(width, height, mobile=width < 500)
+                found["new", width] = page(f"{LAYOUT} shown.measure(); shown.renderNow(); return faults()")
+            page("document.querySelector('[data-preset=memory]').click()")
+            until(page, "document.querySelector('.found') && shown.isIdle")
+            assert text(page, "held-back").startswith("The engine uses 9 of its 4,096 blocks now.")
+            page("document.querySelector('.found button').click(); shown.renderNow()")
+            reserved = int(re.search(r"of ([\d,]+) reserved", text_of(page, ".picked"))[1].replace(",", ""))
+            assert reserved <= 9 * 16
+            for width, height in SIZES:
+                page.size(width, height, mobile=width < 500)
+                for state, act in {
+                    "at rest": "shown.follow()",
+                    "preempted": "document.querySelector('.found button').click()",
+                    "help": "document.getElementById('help-button').click()",
+                }.items():
+                    found[state, width] = page(f"{LAYOUT} {act}; shown.measure(); shown.renderNow(); return faults()")
+                page("document.getElementById('help-button').click()")
+            page("document.getElementById('restore').click()")
+            until(page, "document.getElementById('held-back').hidden")
+            assert levers(url) == {"max_num_seqs": 64, "num_blocks": 4096}
+            page("document.querySelector('[data-preset=guess]').click()")
+            until(page, "/guesses (is|are) right/.test(document.querySelector('.found')?.innerText)")
+            page("document.querySelector('.found button').click(); shown.renderNow()")
+            right, new = map(int, re.search(r"(\d) of \d guesses .* gets (\d) tokens", text(page, "look")).groups())
+            guesses = page("return [...document.querySelectorAll('.guess.right')].map((node) => node.textContent)")
+            assert len(guesses) == right == new - 1
+            assert not any("‹" in guess for guess in guesses)
+            until(page, "shown.isIdle")
+            guesses = page("return shown.replay.steps.flatMap((step) => step.rows.flatMap((row) => row.drafts ?? []))")
+            assert guesses
+            assert page("return arguments[0].every((id) => shown.replay.texts.has(id))", guesses)  # refused ones too
+    assert {when: faults for when, faults in found.items() if faults} == {}
+
+
+def test_who_cannot_guess_says_why(page):
+    page("document.querySelector('[data-preset=guess]').click()")
+    assert text(page, "look").startswith("Guess ahead. Each step gives a request one token here")
 
 
 def test_only_the_scripts_of_the_page_run(page):

@@ -8,7 +8,7 @@ import time
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from stagewise.replay.examples import EXAMPLES, make
+from stagewise.replay.examples import EXAMPLES, FOLDER, make
 from stagewise.replay.page import make_page
 from stagewise.replay.trace import Trace
 from tests import made_traces
@@ -148,6 +148,69 @@ def test_questions_are_offered_and_play_goes_on_behind_them(browser, page_of):
         time.sleep(0.05)
     assert answered
     assert browser("return page.questions.size") == 0
+
+
+def test_next_asks_first_too(browser, page_of):
+    """What happens on the way to the next stop: the page goes up to it, and asks."""
+    browser.open(page_of("preemption"))
+    where = stops(browser)[1][2]
+    browser("page.predict.click()")
+    browser.press(".")
+    asked = []
+    while position(browser) < where:
+        assert browser("return page.asked !== null"), "the page went past a question"
+        asked.append(browser("return document.getElementById('question-text').textContent"))
+        cover = box(browser, ".cover")  # the picture of the run doesn't give the answer away
+        assert cover["left"] == pytest.approx(box(browser, ".cursor")["middle"], abs=2)
+        assert cover["right"] == box(browser, ".film")["right"]
+        click(browser, ".choice")
+        assert browser("return document.getElementById('verdict').textContent")
+        click(browser, "#go-on")
+        browser.press(".")
+    assert asked
+    browser("page.predict.click(); page.story.go(0); page.renderNow()")
+    assert box(browser, ".cover")["right"] == 0
+    browser.press(".")
+    assert position(browser) == where  # who does not want to be asked is not
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_story_leads_on(browser, page_of, name):
+    browser.open(page_of(name))
+    links = browser("return [...document.querySelectorAll('footer a')].map((link) => link.getAttribute('href'))")
+    assert all((FOLDER / link).exists() for link in links), links
+    assert len(links) == 4
+    assert links[1] != f"{name}.html"
+    assert "README.md" in links[3]
+
+
+def test_forks_and_deaths_of_beams_are_drawn(browser, page_of):
+    browser.open(page_of("beams"))
+    curves, lines = browser(
+        "let curves = 0, lines = 0;"
+        "const own = CanvasRenderingContext2D.prototype; const { bezierCurveTo, lineTo } = own;"
+        "own.bezierCurveTo = function (...a) { curves++; bezierCurveTo.apply(this, a) };"
+        "const [film] = page.films; const queue = film.drawQueue; film.drawQueue = () => {};"
+        "own.lineTo = function (...a) { lines++; lineTo.apply(this, a) };"
+        "film.drawn = ''; page.renderNow(); Object.assign(own, { bezierCurveTo, lineTo }); film.drawQueue = queue;"
+        "return [curves, lines]"
+    )
+    (_, *steps) = embedded("beams")[1][0]
+    beams = [e["parents"] for step in steps for e in step["after"] if e["kind"] == "beams" and e["parents"]]
+    assert curves == sum(parent != i for parents in beams for i, parent in enumerate(parents))
+    died = sum(i not in parents for parents in beams[1:] for i in range(len(parents)))  # at first there is one
+    assert lines == 2 * died
+    assert not browser("return document.getElementById('legend-beams').hidden")
+
+
+def test_a_lane_says_how_many_tokens_a_step_gave(browser, page_of):
+    browser.open(page_of("speculation"))
+    assert browser("return page.replays[0].gains") == []
+    (_, *steps) = embedded("speculation")[1][1]
+    new = [sum(event["kind"] == "token" for event in step["after"]) for step in steps]
+    gains = browser("return page.replays[1].gains.map(({ step, tokens }) => [step, tokens])")
+    assert gains == [[i, number] for i, number in enumerate(new) if number > 1]
+    assert "tokens of one step" in browser("return document.querySelector('.film-legend').innerText")
 
 
 # --- The end ----------------------------------------------------------------------------------------------------------

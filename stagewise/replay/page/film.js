@@ -8,6 +8,7 @@ const LANE_MAX = 13;
 const LANES = [96, 70]; // so high are all lanes of a film, if there is one and if there are two, in pixels
 const QUEUE = 14;
 const MARKS = 15; // above the lanes
+const MARK = 14; // pixels that a mark needs beside the next one
 const MOST_LANES = 40;
 const OVERVIEW = 12;
 const STEP_MIN = 2.5; // pixels: with less for a step a film shows only a part of the run
@@ -51,9 +52,11 @@ class Film {
     this.canvas = element("canvas", "", "", { role: "img", "aria-label": words });
     this.cursor = element("div", "cursor");
     this.letters = element("canvas", "letters", "", { "aria-hidden": "true" }); // over the cursor, which would cross them
+    this.cover = element("div", "cover"); // of what is to come, for who wants to be asked first
     this.top = marks.length || clock.replays.length > 1 ? MARKS : 0;
     if (this.top) this.cursor.style.top = `${MARKS - 2}px`;
-    this.root.append(this.canvas, this.cursor, this.letters);
+    this.cover.style.top = `${this.top}px`;
+    this.root.append(this.canvas, this.cursor, this.letters, this.cover);
     this.root.addEventListener("pointerdown", (event) => this.drag(event));
   }
 
@@ -77,6 +80,7 @@ class Film {
       this.drawn = what;
     }
     this.cursor.style.transform = `translateX(${this.x(share) - 1}px)`;
+    this.cover.style.left = `${this.x(share) + 1}px`;
   }
 
   drag(event) {
@@ -116,15 +120,20 @@ class Film {
       const y = top + span.lane * lane;
       this.drawSpan(ink, context, letters, span, y, lane, left, right);
     }
+    this.drawBeams(ink, context, lane, top, first, last, right);
+    this.drawGains(ink, letters, lane, top, first, last, left, right);
     this.drawQueue(ink, context, height, first, last, left, right);
     this.drawEnd(ink, context, top, height, left, right);
     context.restore();
     letters.restore();
-    for (const { step, label } of this.marks) this.drawMark(ink, context, label, (left(step) + right(step)) / 2);
+    this.drawMarks(ink, context, left, right);
     const all = replay.lanes.taken.length;
     const words = [this.label, lanes < all ? `${lanes} of ${all} lanes` : ""].filter(Boolean).join(", ");
     if (words) {
-      const middle = width - EDGE - 3.2 * words.length;
+      const half = 3.2 * words.length;
+      const end = replay.hasEnd ? left(replay.steps.length - 1) : width;
+      const crosses = end > width - EDGE - 2 * half - 6 && end < width;
+      const middle = (crosses ? end - 4 : width - EDGE) - half; // the line of the end does not go through it
       ink.write(context, words, middle, height - QUEUE / 2, { size: 11, colour: ink.ink, plate: ink.card });
     }
   }
@@ -197,7 +206,9 @@ class Film {
     const end = left(replay.steps.length - 1);
     context.fillStyle = ink.ink;
     context.fillRect(end, top, 1.5, height - top);
-    const words = `ends after ${count(replay.passes, "step")}`;
+    const { clock, number } = this;
+    const span = clock.mode === "steps" ? count(replay.passes, "step") : `${clock.position(number, replay.steps.length - 1).toFixed(3)} s`;
+    const words = `ends after ${span}`;
     const half = 3.2 * words.length;
     const isMarked = this.marks.some(({ step }) => left(step) > end - 2 * half - 20);
     const fits = this.width - EDGE - end > 2 * half + 6;
@@ -206,13 +217,69 @@ class Film {
     ink.write(context, words, middle, top ? top / 2 : 8, { size: 11, weight: 700, colour: ink.ink });
   }
 
-  drawMark(ink, context, label, x) {
-    if (x < EDGE || x > this.width - EDGE) return;
-    context.fillStyle = ink.ink;
-    context.beginPath();
-    context.arc(x, 6.5, 6.5, 0, 7);
-    context.fill();
-    ink.write(context, label, x, 7, { size: 10, weight: 700, colour: ink.card });
+  /** The stops of a story, side by side where their steps are too near to each other. */
+  drawMarks(ink, context, left, right) {
+    let free = 0;
+    for (const { step, label } of this.marks) {
+      const place = (left(step) + right(step)) / 2;
+      if (place < EDGE || place > this.width - EDGE) continue;
+      const x = Math.max(place, free);
+      free = x + MARK;
+      context.fillStyle = ink.ink;
+      context.beginPath();
+      context.arc(x, 6.5, 6.5, 0, 7);
+      context.fill();
+      ink.write(context, label, x, 7, { size: 10, weight: 700, colour: ink.card });
+    }
+  }
+
+  /** Beam search: where a beam goes on in another lane, and a cross where one ends. */
+  drawBeams(ink, context, lane, top, first, last, right) {
+    const { beams, lanes } = this.replay;
+    if (lane < 7) return;
+    const middle = (number) => top + (number + 0.5) * lane - 0.5;
+    Object.assign(context, { strokeStyle: ink["on-own"], lineWidth: 1.6 });
+    for (const { step, id, parents } of beams) {
+      const half = Math.min(5, (right(step) - (step ? right(step - 1) : EDGE)) / 3);
+      if (step < first || step > last || half < 3) continue;
+      const laneOf = (index, at) =>
+        lanes.spans.find(({ key, from, to }) => key === `${id}/${index}` && from <= at && at <= to)?.lane;
+      const x = right(step);
+      parents.forEach((parent, index) => {
+        const [from, to] = [laneOf(parent, step), laneOf(index, step + 1)];
+        if (from === undefined || to === undefined || from === to) return;
+        context.beginPath();
+        context.moveTo(x - half, middle(from));
+        context.bezierCurveTo(x, middle(from), x, middle(to), x + half, middle(to));
+        context.stroke();
+      });
+      for (const index of parents.keys()) {
+        const at = laneOf(index, step);
+        if (at === undefined || parents.includes(index)) continue;
+        const y = middle(at);
+        context.beginPath();
+        for (const way of [-1, 1]) {
+          context.moveTo(x - 8, y - 3 * way);
+          context.lineTo(x - 2, y + 3 * way);
+        }
+        context.stroke();
+      }
+    }
+  }
+
+  /** How many tokens a step gave where guesses were right. */
+  drawGains(ink, context, lane, top, first, last, left, right) {
+    const { lanes, gains, names } = this.replay;
+    if (lane < 7) return;
+    for (const { step, key, tokens } of gains) {
+      if (step < first || step > last || right(step) - left(step) < 20) continue;
+      const span = lanes.spans.find((one) => one.key === key && one.from <= step && step <= one.to);
+      if (!span || span.lane >= MOST_LANES) continue;
+      const plate = ink.own[(names.get(key.slice(0, key.lastIndexOf("/"))) ?? 0) % NUM_COLOURS];
+      const x = (left(step) + right(step)) / 2;
+      const style = { size: Math.min(11, Math.round(lane - 2)), colour: ink["on-own"], plate };
+      ink.write(context, `+${tokens}`, x, top + (span.lane + 0.5) * lane, style);
+    }
   }
 }
 

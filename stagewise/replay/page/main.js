@@ -188,7 +188,7 @@ class Page {
     this.films.forEach((film, i) => (film.label = isSame ? short[i] : `stage ${this.replays[i].stage}`));
     this.engineButtons = this.views.map(({ nodes }, i) => {
       const text = (isSame && short[i]) || nodes.title.firstChild.textContent;
-      const button = element("button", "", text, { type: "button" });
+      const button = element("button", "", text.replaceAll("_", "_\u200b"), { type: "button" }); // where it may break
       button.addEventListener("click", () => this.showEngine(i));
       return button;
     });
@@ -281,6 +281,17 @@ class Page {
     const isNew = step !== this.clock.step(0, this.position);
     if (this.predict.checked && isNew && this.questions.has(step)) return this.ask(step, next);
     return this.goTo(next);
+  }
+
+  /** To a later position at once. Where a question is on the way, the page goes up to it and asks first. */
+  leapTo(position) {
+    if (this.asked !== null) return this.answer(null);
+    const { clock } = this;
+    const places = [...this.questions.keys()].map((step) => [clock.position(0, step), step]);
+    const [next, step] = places.sort(([a], [b]) => a - b).find(([p]) => p > this.position && p <= position + 1e-9) ?? [];
+    if (!this.predict.checked || step === undefined) return this.turnTo(position);
+    this.turnTo(clock.move(next, -1));
+    return this.ask(step, next);
   }
 
   /** The same by hand: what plays stops. */
@@ -521,7 +532,10 @@ class Page {
       find("help-button").setAttribute("aria-expanded", String(!find("help").hidden));
     });
     on("theme", () => this.setTheme(this.isDark() ? "light" : "dark"));
-    this.predict.addEventListener("change", () => this.predict.checked || this.withdraw());
+    this.predict.addEventListener("change", () => {
+      document.body.classList.toggle("asking", this.predict.checked);
+      if (!this.predict.checked) this.withdraw();
+    });
     this.speed.addEventListener(
       "change",
       () => this.playing && Object.assign(this.playing, { since: performance.now(), from: this.position }),
@@ -537,8 +551,10 @@ class Page {
     addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** The kinds of events that there are, to choose from. */
+  /** The kinds of events that there are, to choose from; and what the legend has to say. */
   showKinds() {
+    for (const kind of ["beams", "gains"])
+      document.getElementById(`legend-${kind}`).hidden = !this.replays.some((replay) => replay[kind].length);
     const kinds = ["", ...KINDS.filter((kind) => this.replays.some((replay) => replay.stepsWith[kind].length))];
     if (this.kind.options.length === kinds.length) return;
     const chosen = this.kind.value;

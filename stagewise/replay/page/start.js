@@ -8,4 +8,8 @@ function taken(kind) {
   });
 }
 
+// As files, chapters are Markdown; on the site they are pages beside this one.
+if (location.protocol !== "file:")
+  for (const link of document.querySelectorAll("footer a")) link.href = link.href.replace(/\.md$/, ".html");
+
 const page = new Page(taken("trace"), taken("story")[0]);

@@ -291,6 +291,8 @@ class Replay {
     this.counts = []; // of each step: what has been computed up to and with it
     this.stepsWith = Object.fromEntries(KINDS.map((kind) => [kind, []])); // kind of event -> the steps that have one
     this.lanes = new Lanes(this.cached);
+    this.beams = []; // {step, id, parents}: of each step of a beam search, which beam goes on as which
+    this.gains = []; // {step, key, tokens}: rows that got several tokens in a step
     this.mostPositions = 1; // that went through the model in one step
     this.keyframes = [];
     this.head = new State(header); // before the step that comes next
@@ -309,6 +311,11 @@ class Replay {
       if (event.kind === "queued" && !this.names.has(event.request_id))
         this.names.set(event.request_id, this.names.size);
       if (event.kind === "beams" || event.n > 1) this.several.add(event.request_id);
+      if (event.kind === "beams") this.beams.push({ step: number, id: event.request_id, parents: event.parents });
+    }
+    for (const key of step.rows.filter((row) => row.num_accepted).map(keyOf)) {
+      const tokens = step.after.filter((event) => event.kind === "token" && keyOf(event) === key).length;
+      this.gains.push({ step: number, key, tokens });
     }
     this.head.begin(step);
     this.counts.push(this.head.counts);

@@ -23,7 +23,7 @@ class Story {
     });
     find("stops").append(...this.buttons.map((button) => button.parentNode));
     this.back.addEventListener("click", () => this.go(this.at - (this.isAt(this.at) ? 1 : 0)));
-    this.next.addEventListener("click", () => this.go(this.at + 1));
+    this.next.addEventListener("click", () => page.leapTo(this.position(Math.min(this.at + 1, this.stops.length - 1))));
     this.root.hidden = this.back.parentNode.hidden = false;
     document.body.classList.add("story-page", `look-${look}`);
   }

@@ -141,7 +141,7 @@ class View {
       this.writeWords(step, replay.at(number));
       most = Math.max(most, nodes.words.offsetHeight);
     });
-    nodes.words.style.minHeight = `min(${most}px, 13em)`;
+    nodes.words.style.minHeight = `min(${most}px, 8 * var(--line-height))`;
   }
 
   // --- A step ------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class View {
     const free =
       state.free.length === state.numBlocks ? `All ${state.numBlocks} blocks are free` : "No request holds a block";
     const findable = state.numFindable;
-    return `${free}; the prefix cache can still find what is in ${findable} of them.`;
+    return findable ? `${free}; the prefix cache can still find what is in ${findable} of them.` : `${free}.`;
   }
 
   /** What went through the model, as a bar to scale: of the step's budget where there is one, else of the rectangle. */

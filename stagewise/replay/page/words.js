@@ -31,7 +31,7 @@ function codePoint(c) {
 }
 
 /** The events of a step in words: [{text, kind, after}]. `state`: during the step. Events of one kind that come one
- * behind the other share a line; tokens and blocks that come and go have none: they are shown where they belong. */
+ * after the other share a line; tokens and blocks that come and go have none: they are shown where they belong. */
 function eventsInWords(replay, state, step) {
   const lines = [];
   for (const [events, after] of [
@@ -162,6 +162,7 @@ function isPrefill(replay, row) {
 /** The engine at rest. */
 function restInWords(state) {
   const there = [...state.completions.values()].filter(({ status }) => status !== "gone");
+  if (!there.length) return "Nothing has run yet.";
   if (there.some(({ status }) => status !== "finished")) return "Nothing is computed: the engine is at rest.";
   const number = new Set(there.map(({ id }) => id)).size;
   const who = number === 1 ? "The request" : `All ${number.toLocaleString("en")} requests`;
@@ -217,7 +218,8 @@ function passInWords(replay, state) {
       const length = lengthOf(state.completions.get(keyOf(row)));
       const end = row.start + row.num_tokens;
       const whose = row.phase === "prefill" ? " of its prompt" : "";
-      const which = row.start || end < length ? ` (${row.start + 1} to ${end} of ${length})` : "";
+      const places = row.num_tokens > 1 ? `${row.start + 1} to ${end}` : end;
+      const which = row.start || end < length ? ` (${places} of ${length})` : "";
       parts.push(
         `${name(row)} computes ${count(row.num_tokens, "token")}${whose}${isAgain(row) ? " again" : ""}${which}`,
       );
@@ -234,7 +236,7 @@ function passInWords(replay, state) {
     parts.push(decodes.length > 1 ? `${names} compute one token each` : `${names} computes one token`);
     const guesses = decodes.reduce((sum, row) => sum + (row.drafts?.length ?? 0), 0);
     const right = decodes.reduce((sum, row) => sum + (row.num_accepted ?? 0), 0);
-    if (guesses) parts.push(`${count(guesses, "guessed token")} behind ${decodes.length > 1 ? "them" : "it"}, ${right} right`);
+    if (guesses) parts.push(`${count(guesses, "guessed token")} after ${decodes.length > 1 ? "them" : "it"}, ${right} right`);
   }
   const carried = rows.filter((row) => !row.num_tokens);
   if (carried.length) {

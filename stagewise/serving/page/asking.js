@@ -172,6 +172,7 @@ function showSlider(input) {
 }
 
 const wanted = {}; // lever -> where somebody moved it here
+const highest = {}; // lever -> what the engine was started with
 
 /** Where the levers are; other tabs move them too, and the engine takes back the blocks that a request may need. */
 function placeLevers(levers) {
@@ -181,6 +182,7 @@ function placeLevers(levers) {
     Object.assign(input, { min: 1, max: high, value: now });
     input.parentElement.hidden = document.querySelector(".levers-title").hidden = false;
     showSlider(input);
+    highest[name] = high;
     if (name !== "num_blocks") continue;
     if (wanted[name] === undefined || now <= wanted[name]) {
       notes.clear("blocks");
@@ -190,6 +192,17 @@ function placeLevers(levers) {
       else notes.clear("blocks");
     }
   }
+  showHeldBack(levers);
+}
+
+/** Say what the engine may not use now. */
+function showHeldBack(levers) {
+  const { max_num_seqs: seqs, num_blocks: blocks } = levers;
+  const parts = [];
+  if (blocks && blocks.now < blocks.high) parts.push(`${blocks.now} of its ${count(blocks.high, "block")}`);
+  if (seqs && seqs.now < seqs.high) parts.push(`${seqs.now} of its ${count(seqs.high, "place")}`);
+  find("held-back").hidden = !parts.length;
+  setText(find("held-back").firstElementChild, `The engine uses ${list(parts)} now.`);
 }
 
 /** Move some levers. */

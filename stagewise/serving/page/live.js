@@ -189,13 +189,17 @@ class LivePage extends Page {
   around(view) {
     const { nodes } = view;
     const { showMemory, showNumbers, showTime, drawPool } = view;
+    const heldBack = () => view.blocks.filter(({ free, holders }) => !free && !holders.length).length;
     view.showMemory = () => {
       showMemory.call(view);
       if (view.kind !== "blocks") return;
-      const kept = view.blocks.filter(({ free, holders }) => !free && !holders.length).length;
+      const kept = heldBack();
       if (kept) setText(nodes["memory-note"], `${nodes["memory-note"].textContent}, ${kept} held back (num_blocks)`);
     };
     view.drawPool = () => {
+      const { kv_tokens_reserved: reserved, kv_tokens_used: used } = view.step;
+      const places = reserved - heldBack() * view.state.blockSize; // what is held back counts as reserved and used
+      view.unused = places > 0 ? `${reserved - used} of ${places.toLocaleString("en")} reserved places are not filled` : "";
       drawPool.call(view);
       if (nodes.picked.textContent === ".") setText(nodes.picked, "");
     };
@@ -376,6 +380,7 @@ function start() {
   find("arrivals").addEventListener("input", arrive);
   for (const id of ["max_num_seqs", "num_blocks"])
     find(id).addEventListener("change", () => moveLevers({ [id]: Number(find(id).value) }));
+  find("restore").addEventListener("click", () => moveLevers(highest));
   find("ask-form").addEventListener("submit", (event) => {
     event.preventDefault();
     write();

@@ -11,6 +11,8 @@ function engineSizes({ stage, options, max_model_len, num_blocks }) {
     seqs: options.max_num_seqs,
     budget: options.max_num_batched_tokens,
     caching: options.enable_prefix_caching ?? false,
+    drafter: options.speculate ?? "off",
+    drafts: options.num_drafts,
     longest: Math.min(max_model_len, (num_blocks ?? Infinity) * size), // of a sequence, in tokens
   };
 }
@@ -56,7 +58,7 @@ const PRESETS = {
       return {
         levers: { max_num_seqs: sizes.seqs, num_blocks: blocks },
         visitors: Array.from({ length: number }, () => [words(prompt), tokens - prompt - 2]),
-        look: `${number} requests want ${needed} blocks each in the end, and there are ${blocks}. Look at the memory: it fills, and then somebody loses all of it.`,
+        look: `${number} requests want ${needed} blocks each in the end, and there are ${blocks}. Look at “KV memory”: it fills, and then somebody loses all of it.`,
       };
     },
     found(step, replay) {
@@ -84,7 +86,7 @@ const PRESETS = {
       return {
         levers: { max_num_seqs: sizes.seqs, num_blocks: sizes.blocks },
         visitors: [[prompt, 8], null, ...Array.from({ length: 5 }, () => [prompt, 8])],
-        look: "One request brings a prompt; then five bring the same. Look at “Memory”: they share its blocks, which are computed once.",
+        look: "One request brings a prompt; then five bring the same. Look at “KV memory”: they share its blocks, which are computed once.",
       };
     },
     found(step, replay) {
@@ -121,6 +123,34 @@ const PRESETS = {
       const before = replay.steps.slice(-60, -1).filter(({ rows }) => rows.length && rows.every(({ phase }) => phase === "decode"));
       const usual = before.length ? ` instead of ${milliseconds(median(before.map(({ seconds }) => seconds)))}` : "";
       return `This step computes ${long.num_tokens} tokens of ${replay.name(long.request_id, long.index)} and took ${milliseconds(step.seconds)} ms${usual}: so much later came the next token of ${count(others.length, "other request")}.`;
+    },
+  },
+
+  guess: {
+    name: "Guess ahead",
+    why: ({ stage, drafter, longest }) =>
+      stage < 7
+        ? "Each step gives a request one token here: from stage 7 on it can give several."
+        : drafter === "off"
+          ? "Nobody guesses here (--speculate off)."
+          : ["auto", "ngram"].includes(drafter)
+            ? "Guesses are looked up in the text itself here, and tales hardly repeat themselves. Start the server with a smaller model that guesses: --speculate tinytales-draft."
+            : longest < 40
+              ? "No output can be long enough."
+              : null,
+    plan(sizes) {
+      return {
+        levers: { max_num_seqs: sizes.seqs, num_blocks: sizes.blocks },
+        visitors: [[words(10), Math.min(100, sizes.longest - 20)]],
+        look: `One request. ${sizes.drafter} guesses what follows, and the model verifies all guesses in one step. Look at “This step”: guesses stand after the token, right ones underlined, refused ones struck out.${sizes.drafts === "auto" ? " With num_drafts auto it guesses only as long as that pays." : ""}`,
+      };
+    },
+    found(step, replay) {
+      const row = step.rows.find(({ num_accepted: right }) => right);
+      return (
+        row &&
+        `${row.num_accepted} of ${row.drafts.length === 1 ? "1 guess" : `${row.drafts.length} guesses`} ${are(row.num_accepted)} right, so ${replay.name(row.request_id, row.index)} gets ${row.num_accepted + 1} tokens from this step.`
+      );
     },
   },
 };
