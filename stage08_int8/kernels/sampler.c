@@ -14,29 +14,38 @@ typedef float halfvec __attribute__((vector_size(4 * HALF), aligned(4), may_alia
 
 /* A thread's memory, for a vocabulary of n tokens. */
 typedef struct {
-    double *all;       /* [n], the weights of all tokens */
-    double *weights;   /* [n], of the candidates: tokens that may be kept, in the order of their ids */
+    double *weights;   /* [n + PIECE], of the candidates: tokens that may be kept, in the order of their ids */
     double *sums;      /* of the weights with each digit, or of each chunk */
     float *scores;     /* [n], where penalties change the logits */
     float *best;       /* [n], the k best so far: a heap, the worst of them first */
-    int32_t *ids;      /* [n], the candidates' */
+    int32_t *ids;      /* [n], the candidates'; or of whole pieces of candidates, the first one's */
     int32_t *best_ids; /* [n] */
-    int32_t *members;  /* [n] */
+    int32_t *members;  /* [n + 1] */
 } Memory;
 
 static int64_t num_sums(int64_t n) { return n / CHUNK < DIGITS ? DIGITS : n / CHUNK + 1; }
 
 static Memory memory_of(char *bytes, int64_t n) {
-    double *all = (double *)bytes, *weights = all + n, *sums = weights + n;
+    double *weights = (double *)bytes, *sums = weights + n + PIECE;
     float *scores = (float *)(sums + num_sums(n)), *best = scores + n;
     int32_t *ids = (int32_t *)(best + n);
-    return (Memory){all, weights, sums, scores, best, ids, ids + n, ids + 2 * n};
+    return (Memory){weights, sums, scores, best, ids, ids + n, ids + 2 * n};
 }
-int64_t sampler_bytes(int64_t vocab_size) { return round_up(36 * vocab_size + 8 * num_sums(vocab_size), 64); }
+int64_t sampler_bytes(int64_t vocab_size) { return round_up(28 * vocab_size + 4 + 8 * (PIECE + num_sums(vocab_size)), 64); }
 
 /* --- Exponentials --------------------------------------------------------------------------------------------------- */
 
 INLINE dvec splat_double(double x) { return x - (dvec){0}; }
+
+INLINE int any(lvec mask) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi64_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+    int64_t found = 0;
+    for (int i = 0; i < HALF; i++) found |= mask[i];
+    return found != 0;
+#endif
+}
 
 INLINE dvec fused(dvec sum, dvec a, dvec b) { /* sum + a * b; spelled out as in vectors.h */
 #if defined(__AVX512F__)
@@ -92,22 +101,22 @@ INLINE halfvec some_scores(const Scores *s, int64_t i) {
 }
 
 /* The sum of the weights of a block, which are also stored if there is room for them. */
-INLINE double sum_of_block(const Scores *s, int64_t from, double *all) {
+INLINE double sum_of_block(const Scores *s, int64_t from, double *room) {
     dvec sum = {0};
     for (int64_t i = from; i < from + CHUNK && i < s->count; i += HALF) {
         const dvec w = exponential_double(__builtin_convertvector(some_scores(s, i), dvec));
         sum += w;
-        if (all && i + HALF <= s->count) *(dvec *)(all + i) = w;
-        else if (all) memcpy(all + i, &w, sizeof(double) * (size_t)(s->count - i));
+        if (room && i + HALF <= s->count) *(dvec *)(room + i - from) = w;
+        else if (room) memcpy(room + i - from, &w, sizeof(double) * (size_t)(s->count - i));
     }
     double total = 0;
     for (int i = 0; i < HALF; i++) total += sum[i];
     return total;
 }
 
-static double sum_of_weights(const Scores *s, double *all) {
+INLINE double sum_of_weights(const Scores *s, double *room) {
     double total = 0;
-    for (int64_t from = 0; from < s->count; from += CHUNK) total += sum_of_block(s, from, all);
+    for (int64_t from = 0; from < s->count; from += CHUNK) total += sum_of_block(s, from, room ? room + from : NULL);
     return total;
 }
 
@@ -196,53 +205,81 @@ static int64_t candidates_by_score(Memory *m, const Scores *s, float least) {
     return count;
 }
 
-/* The same by weights that are there already. */
-static int64_t candidates_by_weight(Memory *m, int64_t vocab_size, double least) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < vocab_size; i++) {
-        m->ids[count] = (int32_t)i, m->weights[count] = m->all[i];
-        count += m->all[i] >= least;
-    }
-    return count;
+/* Sums of weights by a digit: 12 of their bits, 7 of the exponent and 5 of the mantissa, then the rest of the mantissa
+ * from the left. Larger weights have larger digits, as far as the digits before are the same. */
+#define DIGIT(word, shift) ((int)((shift) < 0 ? (word) & (DIGITS / 2 - 1) : (word) >> (shift) & (DIGITS - 1)))
+enum { FIRST_SHIFT = 47, DIGIT_BITS = 12, LAST_SHIFT = -1 };
+
+/* The first digits of weights of at least `least`, which is over 2^-100; 0 for less. No such weight has a digit of 0. */
+INLINE lvec first_digits(const double *weights, double least) {
+    const dvec w = *(const dvec *)weights;
+    return ((lvec)w >> FIRST_SHIFT & (DIGITS - 1)) & (w >= least);
 }
 
-/* The fewest likeliest candidates that weigh at least `needed` together: those over a weight, and of those at it the
- * ones up to a candidate. A radix selection: of the candidates that share the leading bits of the answer, find the next
- * bits. */
+/* The candidates: pieces in which any token weighs at least `least`, and the sums of such weights by their first digits.
+ * Returns the sum of all weights. */
+static double candidates_by_weight(Memory *m, const Scores *s, double least, int64_t *count) {
+    double total = 0, block[CHUNK];
+    memset(m->sums, 0, sizeof(double) * DIGITS);
+    *count = 0;
+    for (int64_t from = 0; from < s->count; from += CHUNK) {
+        if (s->count - from < CHUNK) memset(block, 0, sizeof block);
+        total += sum_of_block(s, from, block);
+        for (int piece = 0; piece < CHUNK && from + piece < s->count; piece += PIECE) {
+            int is_candidate = 0;
+            for (int i = piece; i < piece + PIECE; i += HALF) {
+                const lvec digits = first_digits(block + i, least);
+                if (!any(digits)) continue;
+                is_candidate = 1;
+                for (int j = 0; j < HALF; j++) m->sums[digits[j]] += block[i + j];
+            }
+            if (!is_candidate) continue;
+            memcpy(m->weights + *count, block + piece, sizeof(double) * PIECE);
+            m->ids[*count / PIECE] = (int32_t)(from + piece);
+            *count += PIECE;
+        }
+    }
+    m->sums[0] = 0; /* what weighs less */
+    return total;
+}
+
+/* The digit at which the sums from the highest digit on reach `needed`; `above` grows by those before it. */
+static int digit_that_reaches(const double *sums, int highest, double *above, double needed) {
+    int chosen = highest;
+    for (int d = highest; d >= 0; d--) {
+        if (sums[d] == 0) continue;
+        chosen = d;
+        if (*above + sums[d] >= needed) return chosen;
+        *above += sums[d];
+    }
+    *above -= sums[chosen]; /* all together weigh less, by rounding: the last digit decides */
+    return chosen;
+}
+
+/* The fewest likeliest tokens that weigh at least `needed` together: those over a weight, and of those at it the ones up
+ * to a place. */
 typedef struct { double weight; int64_t last; } Cut;
 
-static Cut find_cut(Memory *m, int64_t count, double needed) {
-    double above = 0; /* what all candidates over the members weigh */
-    int64_t num_members = count;
-    for (int64_t i = 0; i < count; i++) {
-        m->members[i] = (int32_t)i;
-        if (m->weights[i] < NOTHING) m->weights[i] = 0;
-    }
-    for (int shift = 47; shift > -12 && num_members > 1; shift -= 12) { /* 7 bits of the exponent, then the mantissa */
-        const int bits = shift < 0 ? 0 : shift, mask = shift < 0 ? DIGITS / 2 - 1 : DIGITS - 1;
-        int highest = 0, digit;
-        memset(m->sums, 0, sizeof(double) * DIGITS);
-#define DIGIT_OF(member, digit) (memcpy(&word, &m->weights[member], 8), digit = (int)(word >> bits & (uint64_t)mask))
+/* A radix selection: of the members, which share the leading bits of the answer, find the next bits. Over them weigh
+ * `above` together. */
+static Cut find_cut(Memory *m, int64_t num_members, int shift, double above, double needed) {
+    for (; shift > LAST_SHIFT - DIGIT_BITS && num_members > 1; shift -= DIGIT_BITS) {
+        int highest = 0;
         uint64_t word;
+        memset(m->sums, 0, sizeof(double) * DIGITS);
         for (int64_t i = 0; i < num_members; i++) {
-            DIGIT_OF(m->members[i], digit);
+            memcpy(&word, &m->weights[m->members[i]], 8);
+            const int digit = DIGIT(word, shift);
             m->sums[digit] += m->weights[m->members[i]];
             highest = digit > highest ? digit : highest;
         }
-        int chosen = highest, found = 0;
-        for (int d = highest; d >= 0 && !found; d--) {
-            if (m->sums[d] == 0) continue;
-            chosen = d, found = above + m->sums[d] >= needed;
-            if (!found) above += m->sums[d];
-        }
-        if (!found) above -= m->sums[chosen]; /* all together weigh less, by rounding: the last digit decides */
+        const int chosen = digit_that_reaches(m->sums, highest, &above, needed);
         int64_t kept = 0;
         for (int64_t i = 0; i < num_members; i++) {
-            DIGIT_OF(m->members[i], digit);
+            memcpy(&word, &m->weights[m->members[i]], 8);
             m->members[kept] = m->members[i];
-            kept += digit == chosen;
+            kept += DIGIT(word, shift) == chosen;
         }
-#undef DIGIT_OF
         num_members = kept;
     }
     int64_t last = m->members[0];
@@ -253,6 +290,28 @@ static Cut find_cut(Memory *m, int64_t count, double needed) {
         if (above >= needed) break;
     }
     return (Cut){weight, last};
+}
+
+/* The cut among the first so many candidates. */
+static Cut cut_of_candidates(Memory *m, int64_t count, double needed) {
+    for (int64_t i = 0; i < count; i++) {
+        m->members[i] = (int32_t)i;
+        if (m->weights[i] < NOTHING) m->weights[i] = 0;
+    }
+    return find_cut(m, count, FIRST_SHIFT, 0, needed);
+}
+
+/* The same where the sums by first digits are there already. */
+static Cut cut_of_pieces(Memory *m, int64_t count, double least, double needed) {
+    double above = 0;
+    const int chosen = digit_that_reaches(m->sums, DIGITS - 1, &above, needed);
+    int64_t num_members = 0;
+    for (int64_t i = 0; i < count; i += HALF) {
+        const lvec found = first_digits(m->weights + i, least) == chosen;
+        if (!any(found)) continue;
+        for (int j = 0; j < HALF; j++) m->members[num_members] = (int32_t)(i + j), num_members += found[j] != 0;
+    }
+    return find_cut(m, num_members, FIRST_SHIFT - DIGIT_BITS, above, needed);
 }
 
 /* --- A row ---------------------------------------------------------------------------------------------------------- */
@@ -317,38 +376,41 @@ static int64_t draw_from_all(const Scores *s, double u) {
     return from + last;
 }
 
-/* The same among the candidates that the cut and min_p keep. */
-static int64_t draw_from_candidates(const Memory *m, int64_t count, Cut cut, double min_p, double u) {
+/* The weights from i on that stay, 0 for the others and past the last one: they are at least `least`, and of those that
+ * weigh as much as the cut, only the ones up to its place stay. */
+INLINE dvec kept_weights(const Memory *m, int64_t i, int64_t count, Cut cut, double least) {
+    dvec w = {0};
+    if (i + HALF <= count) w = *(const dvec *)(m->weights + i);
+    else memcpy(&w, m->weights + i, sizeof(double) * (size_t)(count - i));
+    lvec places;
+    for (int j = 0; j < HALF; j++) places[j] = i + j;
+    const lvec kept = (w >= least) & ((w != cut.weight) | (places <= cut.last));
+    return (dvec)((lvec)w & kept);
+}
+
+/* The same among the weights that the cut and min_p keep: a place. */
+static int64_t draw_from_kept(const Memory *m, int64_t count, Cut cut, double min_p, double u) {
     const double least = cut.weight > min_p ? cut.weight : min_p;
     double total = 0, passed = 0;
     for (int64_t from = 0; from < count; from += CHUNK) {
         dvec sums = {0};
         double sum = 0;
-        int64_t i = from;
-        for (; i + HALF <= from + CHUNK && i + HALF <= count; i += HALF) {
-            dvec *w = (dvec *)(m->weights + i);
-            lvec kept = *w >= least;
-            if (i + HALF > cut.last + 1) /* of those that weigh as much as the cut, only some */
-                for (int j = 0; j < HALF; j++)
-                    if (i + j > cut.last && (*w)[j] == cut.weight) kept[j] = 0;
-            *w = (dvec)((lvec)*w & kept), sums += *w;
-        }
-        for (; i < from + CHUNK && i < count; i++) {
-            if (m->weights[i] < least || (i > cut.last && m->weights[i] == cut.weight)) m->weights[i] = 0;
-            sum += m->weights[i];
-        }
+        for (int64_t i = from; i < from + CHUNK && i < count; i += HALF) sums += kept_weights(m, i, count, cut, least);
         for (int j = 0; j < HALF; j++) sum += sums[j];
         m->sums[from / CHUNK] = sum, total += sum;
     }
     int64_t from = 0, last = 0;
     for (; from + CHUNK < count && passed + m->sums[from / CHUNK] <= u * total; from += CHUNK)
         passed += m->sums[from / CHUNK];
-    for (int64_t i = from; i < count; i++) {
-        if (m->weights[i] < NOTHING) continue;
-        last = i, passed += m->weights[i];
-        if (passed > u * total) break;
+    for (int64_t i = from; i < count; i += HALF) {
+        const dvec w = kept_weights(m, i, count, cut, least);
+        for (int j = 0; j < HALF; j++) {
+            if (w[j] < NOTHING) continue;
+            last = i + j, passed += w[j];
+            if (passed > u * total) return last;
+        }
     }
-    return m->ids[last];
+    return last;
 }
 
 static int64_t choose(Memory *m, const SampledRow *row, int64_t vocab_size) {
@@ -362,19 +424,26 @@ static int64_t choose(Memory *m, const SampledRow *row, int64_t vocab_size) {
     if (!by_rank && row->top_p >= 1 && row->min_p <= 0) return draw_from_all(&s, u);
 
     int64_t count;
-    double total = 0;
+    if (!by_rank && row->top_p < 1) { /* what has less than (1 - p) / vocab_size of the probability is dropped anyway */
+        const double least = (1 - row->top_p) / (double)vocab_size;
+        const double total = candidates_by_weight(m, &s, least, &count);
+        const Cut cut = cut_of_pieces(m, count, least, row->top_p * total);
+        const int64_t place = draw_from_kept(m, count, cut, row->min_p, u);
+        return m->ids[place / PIECE] + place % PIECE;
+    }
+    Cut cut = {0};
     if (by_rank) {
         find_best(m, logits, vocab_size, row->top_k);
         count = candidates_by_score(m, &s, (m->best[0] - s.maximum) / s.temperature);
+        double total = 0;
         for (int64_t i = 0; i < count; i++) total += m->weights[i];
-    } else if (row->top_p < 1) { /* what has less than (1 - p) / vocab_size of the probability is dropped in any case */
-        total = sum_of_weights(&s, m->all);
-        count = candidates_by_weight(m, vocab_size, (1 - row->top_p) * total / (double)vocab_size);
+        cut.last = count;
+        if (row->top_p < 1) cut = cut_of_candidates(m, count, row->top_p * total);
     } else {
         count = candidates_by_score(m, &s, (float)log(row->min_p) - 1e-3f); /* a few more */
+        cut.last = count;
     }
-    const Cut cut = row->top_p < 1 ? find_cut(m, count, row->top_p * total) : (Cut){0, count};
-    return draw_from_candidates(m, count, cut, row->min_p, u);
+    return m->ids[draw_from_kept(m, count, cut, row->min_p, u)];
 }
 
 /* Log-probabilities of the chosen token, first, and of the likeliest ones, by the raw logits, with their ranks. */
