@@ -355,25 +355,24 @@ static const float *penalize(const Memory *m, const SampledRow *row, int64_t voc
 }
 
 /* The first token whose cumulative weight exceeds the fraction u of the whole. */
-static int64_t draw_from_all(const Scores *s, double u) {
-    const double limit = u * sum_of_weights(s, NULL);
-    double passed = 0, weights[CHUNK];
-    int64_t from = 0;
-    for (; from + CHUNK < s->count; from += CHUNK) {
-        const double block = sum_of_block(s, from, NULL);
-        if (passed + block > limit) break;
-        passed += block;
+static int64_t draw_from_all(const Memory *m, const Scores *s, double u) {
+    double total = 0, passed = 0, weights[CHUNK];
+    for (int64_t from = 0; from < s->count; from += CHUNK) {
+        m->sums[from / CHUNK] = sum_of_block(s, from, NULL);
+        total += m->sums[from / CHUNK];
     }
-    const int64_t count = s->count - from < CHUNK ? s->count - from : CHUNK;
-    const Scores rest = {s->logits + from, s->maximum, s->temperature, count};
-    sum_of_block(&rest, 0, weights);
-    int64_t last = 0;
-    for (int64_t i = 0; i < count; i++) {
-        if (weights[i] < NOTHING) continue;
-        last = i, passed += weights[i];
+    const double limit = u * total;
+    int64_t from = 0;
+    for (; from + CHUNK < s->count && passed + m->sums[from / CHUNK] <= limit; from += CHUNK)
+        passed += m->sums[from / CHUNK];
+    sum_of_block(s, from, weights);
+    int64_t last = from;
+    for (int64_t i = from; i < from + CHUNK && i < s->count; i++) {
+        if (weights[i - from] < NOTHING) continue;
+        last = i, passed += weights[i - from];
         if (passed > limit) break;
     }
-    return from + last;
+    return last;
 }
 
 /* The weights from i on that stay, 0 for the others and past the last one: they are at least `least`, and of those that
@@ -421,7 +420,7 @@ static int64_t choose(Memory *m, const SampledRow *row, int64_t vocab_size) {
     const Scores s = {logits, logits[best], (float)row->temperature, vocab_size};
     const double u = uniform(row->seed, row->position, 2 * row->index);
     const int by_rank = row->top_k > 0 && row->top_k < vocab_size;
-    if (!by_rank && row->top_p >= 1 && row->min_p <= 0) return draw_from_all(&s, u);
+    if (!by_rank && row->top_p >= 1 && row->min_p <= 0) return draw_from_all(m, &s, u);
 
     int64_t count;
     if (!by_rank && row->top_p < 1) { /* what has less than (1 - p) / vocab_size of the probability is dropped anyway */
