@@ -182,12 +182,13 @@ class Stage:
         return place.parent if place.is_file() else place
 
     def checkpoint_files(self, directory: Path, tokenizer: str | None) -> list[Path]:
-        """All files that a model is read from: its weights, its sizes, its tokenizer."""
+        """All files that a model is read from: its weights, its sizes, its tokenizer, its template of chats."""
         part = self._part("weights")
         place = part.tokenizer_directory(directory, tokenizer)
         names = (directory / name for name in ("config.json", "generation_config.json"))
         files = part.weight_files(directory) + [path for path in names if path.is_file()]
-        return files + [place / name for name in TOKENIZER_FILES if (place / name).exists()]
+        names = (*TOKENIZER_FILES, "chat_template.jinja")
+        return files + [place / name for name in names if (place / name).exists()]
 
 
 STAGES = {number: Stage(number) for number in PACKAGES}
