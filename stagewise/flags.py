@@ -16,7 +16,6 @@ from .console import naming
 from .dataset import Columns
 from .parser import Parser, read_config
 from .sampling import MORE_FIELDS, Sampling
-from .scaleout.flags import add_flags as add_cluster_flags
 from .stages import EXACT, PACKAGES, STAGES, Stage
 
 
@@ -31,6 +30,13 @@ def form(text: str) -> dict:
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError
+    return value
+
+
+def positive(text: str) -> int:
+    """The value of --actors, and of --cpus-per-actor."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {value}")
     return value
 
 
@@ -214,7 +220,12 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
         add("--early-stopping", choices=["false", "true", "never"], help=help)
     add("--generation-config", action="store_true", help="defaults are those of the model's generation_config.json")
     if stage.can_serve:
-        add_cluster_flags(parser)
+        add = parser.add_argument_group("cluster").add_argument
+        help = "run --input on a cluster; auto: this machine's, or a new one on it alone"
+        add("--ray", metavar="ADDRESS", help=help)
+        add("--actors", type=positive, metavar="N", help="with --ray: engines (default: 1)")
+        add("--cpus-per-actor", type=positive, metavar="N", help="with --ray (default: 1)")
+        add("--gpus-per-actor", type=float, metavar="N", help="with --ray (default: 0)")
     return parser
 
 
