@@ -151,18 +151,11 @@ def compiled_by_one():
         yield
 
 
-@pytest.fixture(scope="session")
-def libraries(tmp_path_factory):
-    """Where kernels for other CPUs are kept: one directory for all processes of a run."""
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "libraries"
-
-
 @pytest.fixture(params=["own", "AMX", *(["x86-64-v3"] if platform.machine() == "x86_64" else [])])
-def instructions(request, stage, libraries, monkeypatch):
+def instructions(request, stage, monkeypatch):
     """Whole engines multiply with this CPU's instructions, with AMX's in plain C, and with AVX2's."""
     if request.param != "own":
-        kernels = kernels_with(stage, request.param, libraries)
+        kernels = kernels_with(stage, request.param)
         monkeypatch.setattr(stage.part("kernels.c_kernel"), "load_kernel", lambda: kernels)
     return request.param
 
