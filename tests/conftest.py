@@ -2,6 +2,7 @@
 them `make test` runs it. Checkpoints are made once."""
 
 import contextlib
+import gc
 import importlib.util
 import os
 import platform
@@ -81,6 +82,18 @@ def pytest_collection_modifyitems(config, items):
         raise pytest.UsageError(f"none of its stages changes what it covers: {on_no_stage}")
     for item in run_again:
         item.add_marker(pytest.mark.soak)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_is_collected():
+    """The garbage collector looks only at what a module's tests make: torch and its like take it half a second, again
+    and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()  # or Triton's compiler complains of what is left at the end
 
 
 @pytest.fixture(scope="session", autouse=True)
