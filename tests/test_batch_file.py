@@ -515,6 +515,7 @@ def test_two_runs_on_one_output(batched_stage, tmp_path, monkeypatch):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("batched_stage", [STAGES[1]], ids=str)
 @pytest.mark.skipif(fcntl is None, reason="POSIX only")
 def test_two_processes_on_one_output(batched_stage, tmp_path):

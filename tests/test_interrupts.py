@@ -641,18 +641,6 @@ def test_numpy_values_for_the_engine(small_checkpoint):
                 stage.LLM(small_checkpoint, device="cpu", max_num_seqs=bad)
 
 
-def test_more_memory_than_there_is_is_refused(small_checkpoint):
-    for stage in STAGES[2:]:
-        for options in (
-            {"kv_cache_bytes": 10**15},
-            {"num_blocks": 10**12} if stage.number >= 5 else {"kv_cache_bytes": 10**13},
-        ):
-            with pytest.raises(
-                ValueError, match=r"the KV cache would take [\d,]+ bytes of memory, there are [\d,]+ free"
-            ):
-                stage.LLM(small_checkpoint, device="cpu", **options)
-
-
 def test_beams_of_any_length_penalty(small_checkpoint):
     for stage in STAGES[4:]:
         search = stage.part("beam_search").BeamSearch
