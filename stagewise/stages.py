@@ -279,6 +279,11 @@ def check_beams(stage: Stage, llm: Any, prompt: Any, max_tokens: int, beams: Any
 # --- Looking on while an engine runs --------------------------------------------------------------------------------
 
 
+def core_of(llm: Any) -> Any:
+    """The engine inside."""
+    return llm.engine
+
+
 def watch_requests(stage: Stage, llm: Any, made: Callable[[Any], None], added: Callable[[Any], None]) -> None:
     """Tell of each request: when it is made, in the thread that asks for it, and just before the engine gets it,
     between two steps. These are methods of an object that the engine does not keep alive."""
