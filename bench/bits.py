@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bench.run import grid, script, source
+from bench.run import Failure, grid, script, source
 from tools.engines import STAGES, Stage, random_prompts
 
 LENGTHS = [15, 116, 51, 325]
@@ -115,7 +115,7 @@ def compare_all(stage: Stage, model: str, dtype: str, variations: Iterable[str] 
             variation = replace(variation, options={"num_blocks": 64} | variation.options)
         got, events = logits_of(stage, make, requests, variation)
         if not events and (variation.twice or name == "preempted"):
-            raise RuntimeError(f"{stage}: nothing was {name}")
+            raise Failure(f"{stage}: nothing was {name}")
         table[name] = compare(expected, got)
     return table
 

@@ -30,8 +30,8 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
 from stagewise.console import reason
-from stagewise.replay.trace import read_trace
 from stagewise.stages import IDEAS
+from stagewise.trace_file import read_trace
 
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 GREY, INK = "#D0D0D0", "#222222"

@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.run import check_outputs, command, grid, script, why
+from bench.run import Failure, check_outputs, command, grid, script, why
 
 ROOT = Path(__file__).parent.parent
 TALES, SIMULATED, GREEDY, SAMPLES = 100, 50, 128, 200
@@ -426,19 +426,19 @@ def stage_part(job: dict, sizes: list[int], folder: Path, samples: int) -> Itera
 
 
 def peer_part(name: str, job: dict, sizes: list[int], folder: Path) -> Iterator[dict]:
-    """The rows of a peer, in the same way. Raises RuntimeError with its last words."""
+    """The rows of a peer, in the same way. Raises Failure with its last words."""
     from bench.peers import PEERS
 
     python = PEERS[name].python
     if not python.exists():
-        raise RuntimeError(f"not installed; python -m bench.peers {name} installs it")
+        raise Failure(f"not installed; python -m bench.peers {name} installs it")
     job = {**job, "folder": str(folder), "result": str(folder / "compared.json")}
     (folder / "quality.json").write_text(json.dumps(job))
     command = [str(python), "-m", "bench.quality", "--run", name, str(folder / "quality.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         words = [line for line in done.stderr.splitlines() if line.strip()]
-        raise RuntimeError(words[-1][:300] if words else f"it ended with status {done.returncode}")
+        raise Failure(words[-1][:300] if words else f"it ended with status {done.returncode}")
     yield from (rows := compared_rows(json.loads(Path(job["result"]).read_text()), sizes))
     first = None
     for row in rows:

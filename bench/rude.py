@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench.run import command, grid, script
+from bench.run import Failure, command, grid, script
 from tools.server import server
 
 NAME, PLACES = "served", 8
@@ -175,7 +175,7 @@ def waits(port: int, seconds: float, seed: int) -> dict[str, list[float]]:
         connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}), HEADERS)
         response = connection.getresponse()
         if response.status != 200:
-            raise RuntimeError(f"the good client got {response.status}: {response.read()[:200]!r}")
+            raise Failure(f"the good client got {response.status}: {response.read()[:200]!r}")
         times = []
         for line in response:
             if line.startswith(b"data: {"):
@@ -183,7 +183,7 @@ def waits(port: int, seconds: float, seed: int) -> dict[str, list[float]]:
                 times.append(1e3 * (now - last))
                 last = now
         if len(times) != TOKENS:
-            raise RuntimeError(f"the good client got {len(times)} of its {TOKENS} tokens")
+            raise Failure(f"the good client got {len(times)} of its {TOKENS} tokens")
         found["ttft"].append(times[0])
         found["itl"] += times[1:]
         connection.close()
@@ -208,11 +208,11 @@ def beside(client: Callable, port: int, seconds: float, seed: int) -> dict[str, 
     process.start()
     try:
         if not begun.wait(60):
-            raise RuntimeError(f"{client.__name__} has not begun within a minute")
+            raise Failure(f"{client.__name__} has not begun within a minute")
         time.sleep(2)
         found = waits(port, seconds, seed)
         if not process.is_alive():
-            raise RuntimeError(f"{client.__name__} ended before the good client")
+            raise Failure(f"{client.__name__} ended before the good client")
         return found
     finally:
         process.kill()

@@ -20,6 +20,7 @@ import re
 import shlex
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,11 @@ from typing import Any
 CLOSE = 0.1  # how far rounds may be apart
 
 
-def in_turn(cases: dict[Any, Callable[[], float]], rounds: int, warm_up: bool = True) -> dict[Any, list[float]]:
+class Failure(Exception):
+    """Something could not be measured, and this says why in a line."""
+
+
+def in_turn(cases: dict[Any, Callable[[], Any]], rounds: int, warm_up: bool = True) -> dict[Any, list[Any]]:
     """What each case returns in each round; every other round goes backwards. The first, to warm up, does not count."""
     found: dict[Any, list[float]] = {name: [] for name in cases}
     for number in range(-warm_up, rounds):
@@ -150,12 +155,15 @@ def script(
                 result = begin | {"machine": here()} | fields
                 if args.json:  # what was measured is not lost, whatever happens next
                     write_result(args.json, result)
-        except (ValueError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        except (ValueError, OSError, Failure, subprocess.SubprocessError) as error:
             print(f"{name}: {why(error)}", file=sys.stderr)
             status = 2 if isinstance(error, ValueError | OSError) and not result else 1
         except KeyboardInterrupt:
             print(f"{name}: interrupted", file=sys.stderr)
             status = 130
+        except Exception:  # a mistake of the script's: it has to be found
+            traceback.print_exc()
+            status = 1
         if hasattr(sys.stdout, "reconfigure"):  # a terminal may have no ×
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
         if result:

@@ -16,21 +16,25 @@ import time
 from pathlib import Path
 from statistics import median
 
-from bench.run import grid, in_turn, script, source
+from bench.run import Failure, grid, in_turn, script, source
 
 
 def timed(command: list[str], output: Path, rows: int) -> dict[str, float]:
     """Run a command that writes `rows` lines to this file."""
-    start, moments = time.perf_counter(), []
+    start, moments = time.perf_counter(), [(0, 0.0)]
     with subprocess.Popen(command) as process:
-        while process.poll() is None:
+        has_ended = False
+        while not has_ended:
+            has_ended = process.poll() is not None  # before the last look
             count = output.read_bytes().count(b"\n") if output.exists() else 0
-            if count and (not moments or count > moments[-1][0]):
+            if count > moments[-1][0]:
                 moments.append((count, time.perf_counter()))
             time.sleep(0.05)
     if process.returncode or moments[-1][0] != rows:
-        raise RuntimeError(f"{' '.join(command)} has ended with {process.returncode} and {moments[-1:]} lines")
-    (first, begun), (last, ended) = moments[0], moments[-1]
+        raise Failure(f"{' '.join(command)} has ended with {process.returncode} and {moments[-1][0]} lines")
+    if len(moments) < 3:
+        raise Failure(f"all {rows} lines came at once: take more --rows")
+    (first, begun), (last, ended) = moments[1], moments[-1]
     return {"rows_per_second": (last - first) / (ended - begun), "seconds_before": begun - start}
 
 

@@ -33,7 +33,7 @@ from pathlib import Path
 
 from bench import plots
 from bench.peers import PEERS, ROOT
-from bench.run import command, grid, script
+from bench.run import Failure, command, grid, script
 from bench.throughput import write_model
 from tools.engines import STAGES
 from tools.environments import python_of
@@ -64,10 +64,10 @@ def vllm_server(model: Path, max_num_seqs: int) -> Iterator[str]:
                     break
                 if process.poll() is not None:
                     log.seek(0)
-                    raise RuntimeError(f"vLLM's server ended: {log.read()[-2000:]}")
+                    raise Failure(f"vLLM's server ended: {log.read()[-2000:]}")
                 time.sleep(1)
             else:
-                raise RuntimeError(f"vLLM's server is not there after {PATIENCE} tries")
+                raise Failure(f"vLLM's server is not there after {PATIENCE} tries")
             yield url
         finally:
             os.killpg(process.pid, signal.SIGTERM)
@@ -102,7 +102,7 @@ def load(url: str, model: Path, rate: str, args: argparse.Namespace, folder: Pat
     command += ["--save-result", "--result-dir", folder, "--result-filename", result.name, "--disable-tqdm"]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode or not result.exists():
-        raise RuntimeError(f"vllm bench serve failed: {(done.stderr or done.stdout)[-1000:]}")
+        raise Failure(f"vllm bench serve failed: {(done.stderr or done.stdout)[-1000:]}")
     kept = ("completed", "failed", "duration", "request_throughput", "request_goodput", "output_throughput")
     latencies = [f"{p}_{name}_ms" for name in ("ttft", "itl") for p in ("p50", "p99")]
     numbers = json.loads(result.read_text())
@@ -122,7 +122,7 @@ def guide(url: str, model: Path, streams: str, args: argparse.Namespace, folder:
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode or not result.exists():
-        raise RuntimeError(f"guidellm failed: {(done.stderr or done.stdout)[-1000:]}")
+        raise Failure(f"guidellm failed: {(done.stderr or done.stdout)[-1000:]}")
     (benchmark,) = json.loads(result.read_text())["benchmarks"]
     metrics, duration = benchmark["metrics"], benchmark["duration"]
     totals, tokens = metrics["request_totals"], metrics["output_token_count"]["successful"]["total_sum"]

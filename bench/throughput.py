@@ -30,6 +30,7 @@ request: `prompt_token_ids` (or `prompt`, a text) and `max_tokens`:
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -50,7 +51,7 @@ from bench import plots, workloads
 from bench.machine import describe, int8_rate, kernel_limits, least_seconds, matmul_rate, read_bandwidth
 from bench.peers import PEERS
 from bench.report import beside, seconds_of, summarize, tables
-from bench.run import check_outputs, script
+from bench.run import Failure, check_outputs, in_turn, script
 from tools.engines import STAGES
 from tools.sync_stages import ROOT
 
@@ -61,7 +62,7 @@ MOST_COMPANY = 256  # processes
 LONGEST = 1e6  # seconds
 
 
-class OverLimit(RuntimeError):
+class OverLimit(Exception):
     """An engine took longer than --limit."""
 
 
@@ -88,7 +89,7 @@ def write_model(directory: Path, config) -> None:
 
 
 def run_in_fresh_process(job: dict, folder: Path) -> dict:
-    """What an engine did. Raises RuntimeError with its last words if it failed, OverLimit if it took too long."""
+    """What an engine did. Raises Failure with its last words if it failed, OverLimit if it took too long."""
     peer = PEERS.get(job["engine"])
     job_file, result_file = folder / "job.json", folder / "result.json"
     here = {"folder": str(folder), "threads": torch.get_num_threads(), "company_python": sys.executable, "piped": True}
@@ -107,7 +108,7 @@ def run_in_fresh_process(job: dict, folder: Path) -> dict:
         if job.get("limit") and re.search(r"^Timeout \(\d+:\d\d:\d\d", process.stderr, re.MULTILINE):
             raise OverLimit(f"over {job['limit']:g} s")
         words = [line for line in (process.stderr or process.stdout).splitlines() if line.strip()]
-        raise RuntimeError(words[-1][:300] if words else f"it ended with status {process.returncode}")
+        raise Failure(words[-1][:300] if words else f"it ended with status {process.returncode}")
     return json.loads(result_file.read_text())
 
 
@@ -240,22 +241,24 @@ def run_all(
     none), `repeat` times, in alternating order. One that fails joins `failures`; others go on. One that takes too long
     is not run again. After Ctrl-C it is what has been measured until then."""
     pairs = [(company, engine) for company in companies or [None] for engine in engines]
-    rounds = [pairs if number % 2 == 0 else pairs[::-1] for number in range(repeat)]
     runs, over = {pair: [] for pair in pairs}, []
     names = {(c, engine): engine if c is None else f"{engine} {beside(c)}" for c, engine in pairs}
-    with tqdm([pair for order in rounds for pair in order], unit="run") as bar:
+
+    def run(pair: tuple) -> None:
+        bar.set_description(names[pair])
+        if pair not in over and names[pair] not in failures:
+            own = {"engine": pair[1]} | ({"company": pair[0]} if companies else {})
+            try:
+                runs[pair].append({**run_in_fresh_process({**job, **own}, folder), **own})
+            except OverLimit:
+                over.append(pair)
+            except Failure as error:
+                failures[names[pair]] = str(error)
+        bar.update()
+
+    with tqdm(total=repeat * len(pairs), unit="run") as bar:
         try:
-            for pair in bar:
-                bar.set_description(names[pair])
-                if pair in over or names[pair] in failures:
-                    continue
-                own = {"engine": pair[1]} | ({"company": pair[0]} if companies else {})
-                try:
-                    runs[pair].append({**run_in_fresh_process({**job, **own}, folder), **own})
-                except OverLimit:
-                    over.append(pair)
-                except RuntimeError as error:
-                    failures[names[pair]] = str(error)
+            in_turn({pair: functools.partial(run, pair) for pair in pairs}, repeat, warm_up=False)
         except KeyboardInterrupt:
             failures |= {names[pair]: "interrupted" for pair in pairs if not runs[pair] and pair not in over}
     kept = [run for pair in pairs for run in runs[pair] if pair not in over and names[pair] not in failures]
@@ -378,11 +381,11 @@ def measure(args: argparse.Namespace) -> dict:
     for engine, reason in failures.items():
         print(f"{engine} is missing: {reason}", file=sys.stderr)
     if not runs and not over:
-        raise RuntimeError("nothing was measured")
+        raise Failure("nothing was measured")
     same_tokens([run for run in runs if args.sampling == "greedy" or run["engine"] not in PEERS])
     wrong = other_tokens(runs)
     if wrong and job["dtype"] == "float32":
-        raise RuntimeError(f"{wrong}: no speed is printed")
+        raise Failure(f"{wrong}: no speed is printed")
     result = {**circumstances(args, config, job, over, limits), "missing": failures}
     return result | summarize(runs, job["arrivals"], result["least_seconds"], result.get("int8_least_seconds"))
 

@@ -7,7 +7,7 @@ batch_file.py     --input and --output; dataset.py: reading files; manifest.py: 
                   openai/: OpenAI's fields and answers, also of the server
 processors.py     logits processors; structured_outputs.py: forms of outputs, compiled by form_compiler.py in a process
                   that can be killed; sampling.py: sampling parameters by vLLM's and OpenAI's names
-tracing.py        records what an engine does; trace_file.py: --trace; replay/: shows it
+tracing.py        records what an engine does; trace_file.py: files of that; replay/: shows it
 serving/          the server; scaleout/: runs on Ray
 stages.py         the registry of the stages
 """

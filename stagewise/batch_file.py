@@ -18,7 +18,7 @@ From stage 4 on a line with `"score": true` is scored instead: how likely is its
 objects with `logprob`, `num_tokens`, `is_greedy` and, for texts, `num_bytes`; and, of choices, the likeliest one's
 number, `choice`.
 
-OpenAI's batch lines are taken too, and answered as OpenAI does (see openai/lines.py).
+OpenAI's batch lines are taken too, and answered as by the server (see openai/lines.py).
 
 Lines are written in the order in which they are done. A line's answer depends on the line, its number and the settings
 alone, so a run that was killed and resumed ends with the same lines as one that was not: to the byte, if no sum's
@@ -30,6 +30,7 @@ A number that JSON has no form for, an infinity or NaN, is null in the output, w
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -52,7 +53,7 @@ from .beams import BEAM_FIELDS, Beams, completed_by_beams, drawing, read_beams
 from .console import Progress, naming, tell
 from .dataset import Columns, Dataset, find, has, is_on_disk
 from .manifest import begin, describe_run, resume
-from .openai.lines import answer, answer_id, is_request, refusal, to_line
+from .openai.lines import answer, answer_id, check_request, is_request, longest_output, read_job, refusal, served_lines
 from .sampling import MORE_FIELDS, Sampling
 from .stages import Setup, Stage, check_beams, setup_of
 from .strict_json import no_duplicates, to_json
@@ -89,7 +90,8 @@ class Line:
         prompts: of a line that is scored the pairs, else one prompt.
         sampling: its fields; None: it is scored.
         params: SamplingParams of the stage, without processors until `LineReader.check`.
-        is_openai: it is a request of OpenAI's batch interface.
+        longest: the most tokens of an output.
+        is_openai: it is a request of OpenAI's batch interface; openai: what that asks for, and of whom, once checked.
         is_checked: against the model.
         beams: how to search for its completions; None draws them.
     """
@@ -103,7 +105,9 @@ class Line:
     priority: Any = 0
     error: str | None = None
     is_scored: bool = False
+    longest: int = 0
     is_openai: bool = False
+    openai: Any = None
     is_checked: bool = False
     beams: Beams | None = None
 
@@ -133,11 +137,13 @@ class How:
         sampling: the fields of the command line.
         beams: how to search for the completions of every line, if not None.
         columns: which fields have what a line needs.
+        chat_template: the text of one; None: the model's own.
     """
 
     sampling: Sampling
     beams: Beams | None = None
     columns: Columns = Columns()  # noqa: RUF009 (it is frozen)
+    chat_template: str | None = None
 
 
 Job = tuple[int, Line]  # a line, after its place in the input
@@ -211,11 +217,13 @@ class LineReader:
 
     def __init__(self, stage: Stage, config: Any, how: How, llm: Any = None):
         self.stage, self.config, self.llm, columns = stage, config, llm, how.columns
-        self.defaults, self.beams = how.sampling, how.beams
+        self.defaults, self.beams, self._template = how.sampling, how.beams, how.chat_template
         self.columns, self.renamed, self.unused = columns, set[str](), set[str]()
         self._names = {*stage.SamplingParams.__dataclass_fields__, *MORE_FIELDS} - {"logits_processors"}
         self._like_sampling = self._names | {*BEAM_FIELDS, *ELSEWHERE_NAMED} - {*columns.named}
         self._like_sampling |= {"sampling"} if columns.is_scored else set()
+        if self._template is not None and llm is not None:
+            _ = self._served_chats  # one error, rather than one for each line
 
     def read_lines(self, dataset: Dataset) -> list[Line]:
         """The lines of the input; a bad line comes with its error, as far as no model is needed to see it."""
@@ -245,17 +253,19 @@ class LineReader:
                 if not isinstance(values["custom_id"], str):
                     raise ValueError(f"custom_id must be a text, got {values['custom_id']!r:.80}")
                 line.id, line.is_openai = values["custom_id"], True
-                values = to_line(values, self.config.model, self._names) | {"id": line.id}
-            else:
-                self.unused |= self._like_sampling & values.keys()
-                line.fields = self._carried(values) | ({"score": True} if self.columns.is_scored else {})
-                values = {name: value for name, value in values.items() if value is not None}
-                values, more = self._by_usual_names(values)
-                line.fields |= more
+                check_request(values)
+                line.longest = longest_output(values, self.defaults.params.max_tokens)
+                return line
+            self.unused |= self._like_sampling & values.keys()
+            line.fields = self._carried(values) | ({"score": True} if self.columns.is_scored else {})
+            values = {name: value for name, value in values.items() if value is not None}
+            values, more = self._by_usual_names(values)
+            line.fields |= more
             if isinstance(values.get("id", ""), bool) or not isinstance(values.get("id", ""), str | int):
                 raise ValueError(f"id must be a text or a whole number, got {values['id']!r:.80}")
             line.id = values.get("id")
             self._read_job(line, values)
+            line.longest = line.params.max_tokens
             if getattr(self.config, "policy", None) == "priority":
                 line.priority = values.get("priority", 0)
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
@@ -268,6 +278,8 @@ class LineReader:
             return
         line.is_checked = True
         try:
+            if line.is_openai:
+                self._read_request(line)
             if line.sampling is not None:
                 line.params = line.sampling.params_for(self.llm)
                 line.prompts = [line.sampling.prompt(self.llm, prompt) for prompt in line.prompts]
@@ -280,6 +292,37 @@ class LineReader:
                     check_beams(self.stage, self.llm, prompt, line.params.max_tokens, line.beams)
         except (ValueError, RecursionError) as error:
             line.error = f"line {line.number}: {error}"
+
+    @functools.cached_property
+    def _served(self) -> Any:
+        return served_lines(self.stage, self.llm, self.defaults)
+
+    @functools.cached_property
+    def _served_chats(self) -> Any:
+        try:
+            from .openai.chat import ChatTemplate, load_template, special_tokens
+        except ModuleNotFoundError as error:
+            raise ValueError(f'chats need what the server needs ({error}): pip install -e ".[serve]"') from None
+        config = self.config
+        directory = self.stage.tokenizer_files(config.model, config.load_format, config.tokenizer)
+        if self._template is None:
+            template = load_template(None, directory)
+        else:
+            template = ChatTemplate(self._template, "--chat-template", special_tokens(directory))
+        if template is not None:
+            template.check_tokens(self.llm.get_tokenizer())
+        return replace(self._served, chat=template)
+
+    def _read_request(self, line: Line) -> None:
+        """What a request of OpenAI's asks for. Raises ValueError."""
+        served = self._served_chats if "chat" in line.fields["url"] else self._served
+        job = read_job(served, line.fields)
+        line.openai, line.sampling, line.prompts = (served, job), job.sampling, job.token_ids
+        line.beams = job.beams or (self.beams if job.params.max_tokens else None)
+        if line.beams is not None and (idle := drawing(job.sampling)):
+            raise ValueError(f"{idle[0]} can't go with beams, which draw nothing")
+        if getattr(self.config, "policy", None) == "priority":
+            line.priority = job.fields["priority"]
 
     def tell_names(self, source: str) -> None:
         """What the names of fields lead to that nobody may expect."""
@@ -416,7 +459,7 @@ class BatchJob:
         todo = [(place, line) for place, line in enumerate(self.lines) if line.id not in self._answered]
         good = [(place, line) for place, line in todo if not line.error]
         if longest_first:  # all are known, so plan: a long output that begins last would run alone at the end
-            good.sort(key=lambda job: -job[1].params.max_tokens)
+            good.sort(key=lambda job: -job[1].longest)
         num_errors, synced = sum(self._answered.values()), time.monotonic()
         progress = Progress(len(self.lines), "line", done=len(self._answered), quiet=quiet)
         with progress, contextlib.ExitStack() as ends:
@@ -485,7 +528,7 @@ def in_parts(stage: Stage, jobs: list[Job], llm: Any, reader: LineReader) -> Ite
 def describe_batch(stage: Stage, setup: Setup, dataset: Dataset, how: How) -> dict:
     """All that the answers depend on, see manifest.py."""
     run = describe_run(stage, setup, dataset, how.sampling) | {"beam_search": how.beams and asdict(how.beams)}
-    return run | {"columns": how.columns.to_dict()}
+    return run | {"columns": how.columns.to_dict(), "chat_template": how.chat_template}
 
 
 def refused(jobs: list[Job]) -> Iterator[Answer]:
@@ -523,9 +566,12 @@ def completed_alike(stage: Stage, jobs: list[Job], as_completed: Callable) -> It
 def result_of(stage: Stage, line: Line, outputs: list) -> dict:
     """The result line of an input line."""
     if line.is_openai:
-        message = failure(outputs[0])
+        message = next(filter(None, map(failure, outputs)), None)
         name, custom_id = line.answer_id, line.fields["custom_id"]
-        return refusal(name, custom_id, message, "generation_failed") if message else answer(line.fields, outputs[0])
+        if message:
+            return refusal(name, custom_id, message, "generation_failed")
+        served, job = line.openai
+        return answer(served, line.fields, job, outputs)
     return {**line.fields, "id": line.id, **(scores_of(stage, line, outputs) if line.is_scored else texts_of(outputs))}
 
 

@@ -28,10 +28,9 @@ from .console import (
     wrapped,
 )
 from .dataset import STDIN, Dataset, check_columns, check_dataset, is_on_disk, read_bytes, read_dataset
-from .flags import beams_of, build_parser, check_flags, columns_of, given_flags, options_of, pairs_of, sampling_of
+from .flags import build_parser, check_flags, given_flags, how_of, options_of, pairs_of
 from .interactive import converse
 from .manifest import manifest_path
-from .sampling import Sampling
 from .stages import Stage, limit_threads
 from .strict_json import to_json
 from .trace_file import check_trace, write_trace
@@ -83,9 +82,7 @@ def count_limits(llm: Any, limits: Counter[str]) -> None:
     wrap(llm, "as_completed", as_completed)
 
 
-def complete(
-    llm: Any, prompts: list[str], params: Any, as_json: bool, quiet: bool, beams: Beams | None = None
-) -> list[str]:
+def complete(llm: Any, prompts: list[str], params: Any, as_json: bool, quiet: bool, beams: Beams | None) -> list[str]:
     """Print the results in the order of the prompts, each as soon as it and those before it are done; returns the
     errors of those that failed.
 
@@ -134,7 +131,7 @@ def stream(llm: Any, prompt: str, params: Any) -> list[str]:
 
 def check(
     stage: Stage, args: argparse.Namespace, files: contextlib.ExitStack
-) -> tuple[list[str], Sampling, list[tuple[Dataset, FileIO]]]:
+) -> tuple[list[str], How, list[tuple[Dataset, FileIO]]]:
     """What is to be completed, and how, and the inputs of batch files with their outputs, which `files` closes. Raises
     ValueError or OSError, before the model is loaded, if it can't be."""
     if sys.stdout is None and not args.input:
@@ -142,13 +139,11 @@ def check(
     if args.interactive and sys.stdin is None:
         raise ValueError("--interactive reads its prompts from stdin, which is closed")
     prompts = [] if args.input or args.interactive else read_prompts(args)
-    sampling = sampling_of(stage, args)
-    columns = columns_of(args)
-    datasets = []
+    how, datasets = how_of(stage, args), []
     for source, _ in pairs_of(args):
         check_dataset(source)
         datasets.append(read_dataset(source))
-        check_columns(datasets[-1], columns)
+        check_columns(datasets[-1], how.columns)
     paths = [(dataset, output) for dataset, (_, output) in zip(datasets, pairs_of(args), strict=True)]
     outputs = [(one, files.enter_context(open_output(one.name, output, args.resume))) for one, output in paths]
     if args.trace:
@@ -156,7 +151,7 @@ def check(
         used += [("--output", file.name) for _, file in outputs] + [("--prompts-file", args.prompts_file)]
         used += [("the manifest of --output", manifest_path(file.name)) for _, file in outputs]
         check_trace(args.trace, used)
-    return prompts, sampling, outputs
+    return prompts, how, outputs
 
 
 def complete_files(
@@ -195,8 +190,8 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
     with one_interrupt(), contextlib.ExitStack() as files:
         try:
             with outcome:
-                prompts, sampling, outputs = check(stage, args, files)
-                beams = beams_of(stage, args, sampling)
+                prompts, how, outputs = check(stage, args, files)
+                sampling, beams = how.sampling, how.beams
                 options = options_of(stage, args)
                 engine = stage.AsyncLLM(**options) if args.interactive else None
                 llm = engine.llm if engine else stage.LLM(**options)
@@ -213,13 +208,11 @@ def main(stage: Stage, argv: list[str], prog: str, *, picks_stage: bool = False)
                 elif outputs:
                     if STDIN not in args.input:  # which can't be read again
                         outcome.goes_on = "the same command with --resume goes on"
-                    how = How(sampling, beams, columns_of(args))
                     complete_files(stage, llm, outputs, how, outcome, quiet=args.quiet, strict=args.strict)
                 elif len(prompts) == args.n == 1 and beams is None and sys.stdout.isatty() and not args.json:
                     outcome.failed(stream(llm, prompts[0], params))
                 else:
-                    more = [] if beams is None else [beams]
-                    outcome.failed(complete(llm, prompts, params, args.json, args.quiet, *more))
+                    outcome.failed(complete(llm, prompts, params, args.json, args.quiet, beams))
         finally:
             if trace is not None:
                 with outcome:

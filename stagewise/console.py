@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from tqdm import tqdm
-
 from .stages import Stage
 
 try:
@@ -228,19 +226,25 @@ class Progress:
         self.total, self.unit, self.done, self.before = total, unit, done, done
         self.has_bar = not quiet and sys.stderr.isatty()
         self.is_log = not quiet and not self.has_bar
-        self.bar = tqdm(total=total, initial=done, unit=unit, smoothing=0, disable=not self.has_bar)
+        self.bar: Any = None
+        if self.has_bar:
+            from tqdm import tqdm
+
+            self.bar = tqdm(total=total, initial=done, unit=unit, smoothing=0)
         self.started = self.told = time.monotonic()
 
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.bar.close()
+        if self.has_bar:
+            self.bar.close()
 
     def update(self) -> None:
         """One more is done."""
         self.done += 1
-        self.bar.update()
+        if self.has_bar:
+            self.bar.update()
         now = time.monotonic()
         if self.is_log and now > self.told + EVERY and self.done < self.total:
             self.told, passed = now, now - self.started

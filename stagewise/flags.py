@@ -10,11 +10,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
+from .batch_file import How
 from .beams import Beams, drawing
+from .console import naming
 from .dataset import Columns
 from .parser import Parser, read_config
 from .sampling import MORE_FIELDS, Sampling
-from .scaleout.flags import add_flags as add_cluster_flags
 from .stages import EXACT, PACKAGES, STAGES, Stage
 
 
@@ -29,6 +30,13 @@ def form(text: str) -> dict:
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError
+    return value
+
+
+def positive(text: str) -> int:
+    """The value of --actors, and of --cpus-per-actor."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {value}")
     return value
 
 
@@ -88,7 +96,7 @@ EXCLUDES = {
 }
 # A flag, and which others it has no use without: one of these.
 NEEDS = {
-    **dict.fromkeys(("prompt_column", "prompt_template", "id_column", "strict"), ("input",)),
+    **dict.fromkeys(("prompt_column", "prompt_template", "id_column", "strict", "chat_template"), ("input",)),
     **dict.fromkeys(("choices_column", "choices", "score", "ray", "output", "resume"), ("input",)),
     **dict.fromkeys(("actors", "cpus_per_actor", "gpus_per_actor"), ("ray",)),
     **dict.fromkeys(("length_penalty", "early_stopping"), ("beam_width",)),
@@ -149,7 +157,7 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
     parser.set_defaults(input=None, output=None, resume=False, interactive=False, ray=None, policy=None, n=1)
     parser.set_defaults(beam_width=None, length_penalty=None, early_stopping=None)
     parser.set_defaults(prompt_column="prompt", prompt_template=None, id_column="id", strict=False)
-    parser.set_defaults(choices_column=None, choices=None, score=None)
+    parser.set_defaults(choices_column=None, choices=None, score=None, chat_template=None)
     if picks_stage:
         parser.add_argument(
             "--stage", type=int, choices=list(PACKAGES), default=EXACT, help="whose engine (default: %(default)s)"
@@ -169,6 +177,8 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
         help = r"makes the prompt of several fields, as in 'Question: {question}\nAnswer:'"
         add("--prompt-template", type=lambda text: text.replace(r"\n", "\n"), metavar="TEXT", help=help)
         add("--id-column", default="id", metavar="NAME", help="the field of --input that has the id")
+        help = "a Jinja template that makes prompts of the chats in --input (default: the model's own)"
+        add("--chat-template", type=Path, metavar="FILE", help=help)
         add("--strict", action="store_true", help="check all lines of --input first, and run none if one is wrong")
     if stage.can_score:
         help = "score rather than complete: which of the texts in this field of --input is the likeliest?"
@@ -210,7 +220,12 @@ def build_parser(stage: Stage, prog: str, *, picks_stage: bool = False) -> Parse
         add("--early-stopping", choices=["false", "true", "never"], help=help)
     add("--generation-config", action="store_true", help="defaults are those of the model's generation_config.json")
     if stage.can_serve:
-        add_cluster_flags(parser)
+        add = parser.add_argument_group("cluster").add_argument
+        help = "run --input on a cluster; auto: this machine's, or a new one on it alone"
+        add("--ray", metavar="ADDRESS", help=help)
+        add("--actors", type=positive, metavar="N", help="with --ray: engines (default: 1)")
+        add("--cpus-per-actor", type=positive, metavar="N", help="with --ray (default: 1)")
+        add("--gpus-per-actor", type=float, metavar="N", help="with --ray (default: 0)")
     return parser
 
 
@@ -225,7 +240,7 @@ def given_flags(parser: Parser, argv: list[str]) -> set[str]:
 
 def check_flags(stage: Stage, args: argparse.Namespace, given: set[str]) -> None:
     """Raise ValueError for a flag that was given and that this run has no use for."""
-    given = given | ({"texts"} if args.texts else set())
+    given = (given | ({"texts"} if args.texts else set())) - ({"n"} if args.n == 1 else set())
 
     def flag(name: str) -> str:
         return "TEXT" if name == "texts" else f"--{name.replace('_', '-')}"
@@ -249,6 +264,12 @@ def sampling_of(stage: Stage, args: argparse.Namespace) -> Sampling:
     return Sampling(stage, **{name: getattr(args, name) for name in names})
 
 
+def how_of(stage: Stage, args: argparse.Namespace) -> How:
+    """How to complete what the flags name. Raises ValueError or OSError."""
+    sampling = sampling_of(stage, args)
+    return How(sampling, beams_of(stage, args, sampling), columns_of(args), template_of(args))
+
+
 def beams_of(stage: Stage, args: argparse.Namespace, sampling: Sampling) -> Beams | None:
     """The beam search that the flags ask for. Raises ValueError beside what a search has no use for."""
     if args.beam_width is None:
@@ -267,6 +288,16 @@ def columns_of(args: argparse.Namespace) -> Columns:
         raise ValueError("give either --choices-column or --choices")
     choices = tuple(args.choices) if args.choices else args.choices_column
     return Columns(args.prompt_column, args.id_column, args.prompt_template, choices, args.score)
+
+
+def template_of(args: argparse.Namespace) -> str | None:
+    """The text of --chat-template. Raises ValueError or OSError."""
+    if args.chat_template is None:
+        return None
+    from .openai.chat import read_text
+
+    with naming(args.chat_template):
+        return read_text(args.chat_template)
 
 
 def pairs_of(args: argparse.Namespace) -> list[tuple[str, Path]]:

@@ -37,21 +37,6 @@ def structured(llm: Any, *, seconds: float = SECONDS, **form: Any) -> Structured
     return Structured(llm, Form.of(form), seconds)
 
 
-def logit_bias(bias: Mapping[Any, float]) -> "LogitBias":
-    """Add to logits: token id -> what is added, from -100 to 100."""
-    return LogitBias(bias)
-
-
-def allowed_token_ids(token_ids: Iterable[int]) -> "AllowedTokenIds":
-    """Let only these tokens be chosen."""
-    return AllowedTokenIds(token_ids)
-
-
-def bad_words(llm: Any, words: str | Sequence[str]) -> "BadWords":
-    """Forbid texts, at the beginning of the output and after a space: the last token of each after its others."""
-    return BadWords(llm, words)
-
-
 class OnDevices:
     """A tensor of these values, copied once to each device that asks for it."""
 
@@ -84,7 +69,7 @@ class TokenIds:
 
 
 class LogitBias:
-    """See `logit_bias`. In JSON the ids are texts."""
+    """Add to logits: token id (in JSON a text) -> what is added, from -100 to 100."""
 
     def __init__(self, bias: Mapping[Any, float]):
         if not isinstance(bias, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -99,7 +84,7 @@ class LogitBias:
 
 
 class AllowedTokenIds:
-    """See `allowed_token_ids`."""
+    """Let only these tokens be chosen."""
 
     def __init__(self, token_ids: Iterable[int]):
         if isinstance(token_ids, str) or not isinstance(token_ids, Iterable):
@@ -114,7 +99,7 @@ class AllowedTokenIds:
 
 
 class BadWords:
-    """See `bad_words`.
+    """Forbid texts, at the beginning of the output and after a space: the last token of each after its others.
 
     Attributes:
         words: each as tokens, as it begins a text, and as it follows a space, which may be other tokens and fewer.
@@ -130,6 +115,9 @@ class BadWords:
     def __call__(self, prompt_token_ids: list[int], output_token_ids: list[int], logits: Tensor) -> Tensor:
         forbidden = [word[-1] for word in self.words if ends_with(output_token_ids, word[:-1])]
         return logits.index_fill_(0, torch.tensor(forbidden, dtype=torch.int64, device=logits.device), -math.inf)
+
+
+logit_bias, allowed_token_ids, bad_words = LogitBias, AllowedTokenIds, BadWords  # as their users call them
 
 
 def checked_words(words: Any) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ class Sampling:
     """Sampling fields, checked as far as that goes without a model.
 
     Attributes:
+        fields: as they were given.
         params: the stage's SamplingParams, without processors.
         given: those of MORE_FIELDS that ask for something, as they are checked.
 
@@ -40,7 +41,7 @@ class Sampling:
     """
 
     def __init__(self, stage: Stage, **fields: Any):
-        self.stage, self._fields = stage, fields
+        self.stage, self.fields = stage, fields
         given = {name: fields[name] for name in MORE_FIELDS if fields.get(name) is not None}
         self.params = stage.SamplingParams(**{name: fields[name] for name in fields.keys() - {*MORE_FIELDS}})
         self.given = {name: CHECKS[name](value) for name, value in given.items()}
@@ -53,7 +54,7 @@ class Sampling:
 
     def replace(self, **fields: Any) -> "Sampling":
         """With other values of these fields. What processors were made are the same, if none of these is theirs."""
-        other = Sampling(self.stage, **{**self._fields, **fields})
+        other = Sampling(self.stage, **{**self.fields, **fields})
         if not fields.keys() & {*PROCESSED}:
             other.given, other._made = self.given, self._made
         return other
@@ -114,7 +115,7 @@ class Sampling:
     def to_dict(self) -> dict[str, Any]:
         """All fields, as a manifest has them."""
         form = self.given.get("structured_outputs")
-        more = {name: self._fields.get(name) for name in MORE_FIELDS} | {"structured_outputs": form and asdict(form)}
+        more = {name: self.fields.get(name) for name in MORE_FIELDS} | {"structured_outputs": form and asdict(form)}
         return {**asdict(self.params), **more}
 
     def __getstate__(self) -> dict[str, Any]:

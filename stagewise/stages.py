@@ -136,6 +136,15 @@ class Stage:
 
     # --- What an engine is made of ----------------------------------------------------------------------------------
 
+    def _sizes(self, options: dict) -> tuple[Any, Path, Any, int]:
+        """Of an engine with these options that is not loaded: its EngineConfig, its directory, its ModelConfig, its
+        max_model_len."""
+        config, weights = self.EngineConfig(**options), self._part("weights")
+        directory = weights.find_model(config.model, config.load_format)
+        sizes = self._part("model").ModelConfig(**weights.read_config(config.model, directory, config.load_format))
+        longest = self._part("options").pick_max_model_len(config.max_model_len, sizes.n_positions)
+        return config, directory, sizes, longest
+
     def setup(self, options: dict, device: str) -> Setup:
         """Of an engine that is not loaded: with these options, on this kind of device.
 
@@ -144,22 +153,16 @@ class Stage:
         """
         import torch
 
-        config, options_part, weights = self.EngineConfig(**options), self._part("options"), self._part("weights")
-        directory = weights.find_model(config.model, config.load_format)
-        sizes = self._part("model").ModelConfig(**weights.read_config(config.model, directory, config.load_format))
-        longest = options_part.pick_max_model_len(config.max_model_len, sizes.n_positions)
-        dtype = options_part.pick_dtype(config.dtype, torch.device(device))
+        config, directory, _, longest = self._sizes(options)
+        dtype = self._part("options").pick_dtype(config.dtype, torch.device(device))
         int8 = self.has_option("weights") and self._part("runner").pick_int8(config.weights, torch.device(device))
         return Setup(config, directory, type_of_numbers(dtype, int8), longest)
 
     def most_cache_bytes(self, options: dict) -> int:
         """What of a KV cache an engine with these options can fill."""
-        config, options_part, weights = self.EngineConfig(**options), self._part("options"), self._part("weights")
-        directory = weights.find_model(config.model, config.load_format)
-        sizes = self._part("model").ModelConfig(**weights.read_config(config.model, directory, config.load_format))
-        longest = options_part.pick_max_model_len(config.max_model_len, sizes.n_positions)
-        dtype = options_part.pick_dtype(config.dtype, options_part.pick_device(config.device))
-        block = getattr(config, "block_size", 1)
+        config, _, sizes, longest = self._sizes(options)
+        pick, block = self._part("options"), getattr(config, "block_size", 1)
+        dtype = pick.pick_dtype(config.dtype, pick.pick_device(config.device))
         per_token = self._part("kv_cache").bytes_per_token(sizes.n_layer, sizes.n_embd, dtype)
         return config.max_num_seqs * -(-longest // block) * block * per_token
 
@@ -182,12 +185,13 @@ class Stage:
         return place.parent if place.is_file() else place
 
     def checkpoint_files(self, directory: Path, tokenizer: str | None) -> list[Path]:
-        """All files that a model is read from: its weights, its sizes, its tokenizer."""
+        """All files that a model is read from: its weights, its sizes, its tokenizer, its template of chats."""
         part = self._part("weights")
         place = part.tokenizer_directory(directory, tokenizer)
         names = (directory / name for name in ("config.json", "generation_config.json"))
         files = part.weight_files(directory) + [path for path in names if path.is_file()]
-        return files + [place / name for name in TOKENIZER_FILES if (place / name).exists()]
+        names = (*TOKENIZER_FILES, "chat_template.jinja")
+        return files + [place / name for name in names if (place / name).exists()]
 
 
 STAGES = {number: Stage(number) for number in PACKAGES}
@@ -242,8 +246,8 @@ def count_tokens(stage: Stage, llm: Any, tell: Callable[[int], None]) -> None:
         tell(sum(counts))
         return news
 
-    wrap(core_of(llm), "commit", commit)
-    wrap(core_of(llm), "step", step)
+    wrap(llm.engine, "commit", commit)
+    wrap(llm.engine, "step", step)
 
 
 def limit_threads(stage: Stage, llm: Any) -> None:
@@ -257,7 +261,7 @@ def limit_threads(stage: Stage, llm: Any) -> None:
         with limit:
             return step(*arguments)
 
-    wrap(core_of(llm), "step", step)
+    wrap(llm.engine, "step", step)
 
 
 def end_tokens(llm: Any) -> tuple[int, ...]:
@@ -296,7 +300,7 @@ def watch_requests(stage: Stage, llm: Any, made: Callable[[Any], None], added: C
         add(request)
 
     wrap(llm.inputs, "request", make)
-    wrap(core_of(llm), "add", add)
+    wrap(llm.engine, "add", add)
 
 
 def unfinished_requests(llm: Any) -> list[Any]:

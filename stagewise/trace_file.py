@@ -1,15 +1,160 @@
-"""Files of --trace: a header, and a line of JSON per step. replay/trace.py says what is in them, and reads them."""
+"""Traces as files: their schema, what writes them, and a reader that refuses what it does not know.
+
+A stage writes a trace with `--trace FILE`: lines of JSON, a header and then a line per step (a forward pass). What
+stands in them is said here and nowhere else; tracing.py makes the records. Times are seconds by one clock that begins
+anywhere. A request is known by its `request_id`, and each of its completions by that and its `index` (0 where there is
+one only).
+
+Header: {"trace": 3, …}
+    trace           the version of this schema
+    stage           "stage01_single" … "stage08_int8"
+    model           as --model names it
+    options         the engine's options, by name: max_num_seqs, max_num_batched_tokens, block_size, policy …
+    max_model_len   the longest sequence, in tokens
+    num_slots       of the KV cache (stage 4)
+    num_blocks      of the KV cache (from stage 5)
+    free, num_findable
+                    the free blocks when the trace begins, in the order in which they are taken, and how many of these,
+                    the last ones, the prefix cache can find (a live page; else all blocks are free, in rising order)
+    bytes_per_token of the KV cache (from stage 3)
+
+Step: a forward pass; or, without rows, the engine at rest: nothing is left to do, and no request holds memory. Such a
+record has the events since the last forward pass, if there were any (the last requests were aborted, say). A trace that
+does not end with one was cut short, or is an old one.
+    step            counts from 0 (on a live page: from the engine's first step)
+    start, seconds  when its forward pass began, and how long it took from there to the end of the commit
+    parts           seconds of "schedule", "draft", "build", "forward", "sample", "commit" (stages 1 to 3 schedule
+                    nothing; before stage 7 nothing is guessed). The first three are before `start`, the others make up
+                    `seconds`
+    before          events since the last step, up to this forward pass, in their order
+    rows            what the forward pass computed, see below
+    after           events of what followed, in their order
+    texts           token id (as text) -> its text, of the tokens that this trace has not named before
+    kv_tokens_reserved, kv_tokens_used
+                    of the KV cache during the step, in tokens (from stage 3; else null)
+    num_blocks_shared, num_blocks_saved
+                    blocks that several completions hold, and how many more there would be if each had its own (from 5)
+
+Row: one completion's part in the forward pass.
+    request_id, index
+    phase           "prefill" until its first token, then "decode"
+    start           the position of the first token that it computes; it computes num_tokens from there: which tokens
+                    these are its sequence says (prompt and output so far)
+    num_tokens      0 for a finished row that is carried along
+    num_padding     places that went through the model without a token of a live request
+    slot            its row of the KV cache (stages 3, 4; else null)
+    blocks          its block table (from stage 5; else null)
+    drafts, num_accepted
+                    tokens that were guessed to follow, and went through the model after the others; the first
+                    num_accepted of them were right: each is the token of an event below (from stage 7)
+
+Event: {"kind": …, "request_id": …, "index": …, …}
+    queued          a request came: prompt_token_ids, output_token_ids (not empty if it was under way when the trace
+                    began), max_tokens, n (completions that are wanted), place ([key, arrival]: the queue is in the
+                    order of place and index; null in stages 1 to 3, whose queue is in the order of these events)
+    admitted        it runs from this step on: slot (stages 3, 4), num_cached_tokens (from stage 5: so many tokens were
+                    found in the prefix cache, and are not computed)
+    refused         it is the next in the queue and could not be admitted to this step: reason, one of
+                      "running"   as many as may run already: most
+                      "budget"    the step has no tokens left
+                      "whole"     its prompt does not fit into the step's rest whole (chunked prefill is off):
+                                  needed, left
+                      "scores"    the step made no more logits of prompts (before 0.2)
+                      "blocks"    needed, free, reserve: blocks. Who is admitted after this event goes ahead of it
+                      "preempted" a request was preempted just now: memory is short
+    preempted       it waits again, without its memory
+    copied          copy-on-write: source and target, blocks
+    evicted         block: one that could still be found is taken for something else
+    taken           block: it is free no more
+    released        block: it is free. findable: the prefix cache can still find it, and it comes last of the free
+                    blocks; else it comes first
+    token           it got the token token_id. An index that was not named before is another completion of its
+                    request, with the same prompt: where several are wanted, the step that computes the end of the
+                    prompt gives as many as have a place their first token
+    forked          another completion of its request, with the same prompt, begins: after its first token it runs on
+                    in the blocks of its sibling `parent` (an index), unless it has ended with it; or, with running
+                    false, it waits, and has no token yet
+    beams           beam search: the request's beams are replaced, beam i by parents[i] with token_ids[i] after it.
+                    Beams are known by their index; one that is no parent is dropped
+    finished        reason: "stop", "length" or "abort" (or "beams": the search is done)
+    restarted       a step was cut short: all memory is free, in rising order, and nothing can be found in it. Those
+                    that go on wait again, each with a "queued" after this; of the others (an interrupted beam
+                    search, say) there is no more
+"""
 
 import json
+import math
 import os
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .console import naming
-from .replay.trace import VERSION, lines_of
+from .stages import PACKAGES
 
-BEGIN = f'{{"trace": {VERSION}, '.encode()
+VERSION = 3
+PHASES = ("prefill", "decode")
+PARTS = ("schedule", "draft", "build", "forward", "sample", "commit")
+MEMORY = ("kv_tokens_reserved", "kv_tokens_used", "num_blocks_shared", "num_blocks_saved")
+REASONS = ("running", "budget", "whole", "scores", "blocks", "preempted")  # of "refused"
+
+# The fields by name, and what each may be.
+NULL, TIME = type(None), (int, float)
+LARGEST = 10**7  # number of a header, of blocks say: a page draws each
+HEADER = dict(trace=int, stage=str, model=str, options=dict, max_model_len=int)
+HEADER_OF_SOME = dict(num_slots=int, num_blocks=(int, NULL), bytes_per_token=(int, NULL), free=list, num_findable=int)
+STEP = dict(
+    step=int,
+    start=TIME,
+    seconds=TIME,
+    parts=dict,
+    before=list,
+    rows=list,
+    after=list,
+    texts=dict,
+    kv_tokens_reserved=(int, NULL),
+    kv_tokens_used=(int, NULL),
+    num_blocks_shared=(int, NULL),
+    num_blocks_saved=(int, NULL),
+)
+ROW = dict(
+    request_id=str,
+    index=int,
+    phase=str,
+    start=int,
+    num_tokens=int,
+    num_padding=int,
+    slot=(int, NULL),
+    blocks=(list, NULL),
+)
+ROW_OF_SOME = dict(drafts=(list, tuple), num_accepted=int)
+WHOSE = dict(request_id=str, index=int)  # of every event but these
+OF_THE_ENGINE = ("evicted", "taken", "released", "restarted")
+EVENTS: dict[Any, dict] = dict(
+    queued=dict(prompt_token_ids=list, output_token_ids=list, max_tokens=int, n=int, place=(list, NULL)),
+    admitted={},
+    refused=dict(reason=str),
+    preempted={},
+    copied=dict(source=int, target=int),
+    evicted=dict(block=int),
+    taken=dict(block=int),
+    released=dict(block=int, findable=bool),
+    token=dict(token_id=int),
+    forked=dict(parent=int, running=bool),
+    beams=dict(parents=list, token_ids=list),
+    finished=dict(reason=str),
+    restarted={},
+)
+EVENTS_OF_SOME: dict[Any, dict] = dict(
+    admitted=dict(slot=(int, NULL), num_cached_tokens=(int, NULL)),
+    refused=dict(most=int, needed=int, left=int, free=int, reserve=int),
+    forked=dict(place=list),
+)
+
+
+# --- Writing ------------------------------------------------------------------------------------------------------
 
 
 def check_trace(path: Path, used: list[tuple[str, str | Path | int | None]]) -> None:
@@ -17,6 +162,7 @@ def check_trace(path: Path, used: list[tuple[str, str | Path | int | None]]) -> 
 
     Makes the file if it is not there: a path that can't be written is an error now, not after the work.
     """
+    begin = f'{{"trace": {VERSION}, '.encode()
     if path.exists() and not path.is_file():
         raise ValueError(f"--trace {path} is not a regular file")
     with path.open("a+b") as file:
@@ -27,8 +173,8 @@ def check_trace(path: Path, used: list[tuple[str, str | Path | int | None]]) -> 
             if os.path.samestat(os.fstat(file.fileno()), os.stat(other)):
                 raise ValueError(f"--trace {path} is {name} too")
         file.seek(0)
-        begin = file.read(len(BEGIN))
-        if not BEGIN.startswith(begin):
+        there = file.read(len(begin))
+        if not begin.startswith(there):
             raise ValueError(f"--trace {path} exists and is not a trace: remove it, or take another name")
 
 
@@ -36,3 +182,172 @@ def write_trace(path: Path, trace: Any) -> None:
     with naming(path), path.open("w", encoding="utf-8") as file:
         for line in lines_of(trace):
             file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def lines_of(trace: Any) -> Iterator[dict]:
+    """A trace of tracing.py, the header first; at its end, if nothing is left to do, the engine at rest."""
+    yield trace.header
+    step, unfinished = None, set()
+    for record in trace.records:
+        step = whole_step(record.to_dict())
+        follow(step, unfinished)
+        yield step
+    if step and step["rows"] and not unfinished:
+        yield at_rest(step)
+
+
+def follow(step: dict, unfinished: set[tuple[str, int]]) -> None:
+    """Keep a set of the completions that wait or run: (request_id, index)."""
+    for event in step["before"] + step["after"]:
+        key = event.get("request_id"), event.get("index")
+        if event["kind"] in ("queued", "forked", "token"):
+            unfinished.add(key)
+        elif event["kind"] == "finished":
+            ends_all = event["reason"] == "beams"
+            unfinished -= {other for other in unfinished if other == key or (ends_all and other[0] == key[0])}
+        elif event["kind"] == "restarted":
+            unfinished.clear()
+
+
+def at_rest(last: dict) -> dict:
+    """The record after the last step, when all are finished."""
+    rest = dict(step=last["step"] + 1, start=last["start"] + last["seconds"], seconds=0.0, parts={}, texts={})
+    memory = {name: None if last[name] is None else 0 for name in MEMORY}
+    return {**rest, "before": [], "rows": [], "after": [], **memory}
+
+
+def whole_step(step: dict) -> dict:
+    """A step as a file has it: rows without guesses say nothing of them."""
+    rows = [row if row.get("drafts") else {name: row[name] for name in ROW} for row in step["rows"]]
+    return {**step, "rows": rows}
+
+
+# --- Reading ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a file holds. `torn`: its last line was cut short, as in a run that was killed, and is left out."""
+
+    name: str
+    header: dict
+    steps: list[dict]
+    torn: bool = False
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace in a file. Raises ValueError, which names file and line, if it is something else."""
+    *lines, last = path.read_bytes().split(b"\n")  # `last` is empty, unless it was cut short
+    torn = bool(last) and not is_json(last)
+    if last and not torn:
+        lines.append(last)
+    if not lines:
+        raise ValueError(f"{path} is no trace: it {'has no whole line' if torn else 'is empty'}")
+    records, known, free = [], set(), set()
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(json.loads(line, parse_constant=finite, parse_float=finite))
+            if number == 1:
+                check_header(records[0])
+                free = set(records[0].get("free", range(records[0].get("num_blocks") or 0)))
+            else:
+                check_step(records[-1], number - 2)
+                check_names(records[-1], known)
+                check_blocks(records[-1], free, records[0])
+        except RecursionError:
+            raise ValueError(f"{path}, line {number}: nested too deeply") from None
+        except ValueError as error:
+            what = f"is no JSON: {error}" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else error
+            raise ValueError(f"{path}, line {number}: {what}") from None
+    header, *steps = records
+    if not steps:
+        raise ValueError(f"{path} has a header and no steps: nothing ran")
+    return Trace(path.name, header, steps, torn)
+
+
+def is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def finite(number: str) -> float:
+    """A number of the file. Raises ValueError for one that a page could not read."""
+    if not math.isfinite(value := float(number)):
+        raise ValueError(f"{number} is not finite")
+    return value
+
+
+def check_header(record: object) -> None:
+    if isinstance(record, dict) and "trace" not in record and "rows" in record:
+        raise ValueError("a trace of version 1, which has no header: make it again")
+    if not isinstance(record, dict) or "trace" not in record:
+        raise ValueError("no trace: the first line is no header, see stagewise/trace_file.py")
+    if record["trace"] != VERSION:
+        raise ValueError(f"a trace of version {record['trace']!r}, this program reads {VERSION}: make it again")
+    check("the header", record, HEADER, HEADER_OF_SOME)
+    for name in ("max_model_len", "num_slots", "num_blocks"):
+        if (record.get(name) or 0) > LARGEST:
+            raise ValueError(f"the header: {name} can't be {record[name]}, over {LARGEST:,}")
+    one_of("stage", record["stage"], tuple(PACKAGES.values()))
+
+
+def check_step(record: Any, number: int) -> None:
+    check("the step", record, STEP)
+    if record["step"] != number:
+        raise ValueError(f"step {record['step']} is where step {number} is due")
+    for part, seconds in record["parts"].items():
+        one_of("part", part, PARTS)
+        check("parts", {part: seconds}, {part: TIME})
+    for row in record["rows"]:
+        check("a row", row, ROW, ROW_OF_SOME)
+        one_of("phase", row["phase"], PHASES)
+    for event in record["before"] + record["after"]:
+        kind = event.get("kind") if isinstance(event, dict) else None
+        one_of("event", kind, EVENTS)
+        whose = {} if kind in OF_THE_ENGINE else WHOSE
+        check(f"the event {kind!r}", event, dict(kind=str) | whose | EVENTS[kind], EVENTS_OF_SOME.get(kind, {}))
+        if kind == "refused":
+            one_of("reason", event["reason"], REASONS)
+
+
+def check_names(step: dict, known: set[str]) -> None:
+    """Raise ValueError for a row of a request that never came; `known` are those that did."""
+    known.update(event["request_id"] for event in step["before"] if event["kind"] == "queued")
+    if unknown := [row["request_id"] for row in step["rows"] if row["request_id"] not in known]:
+        raise ValueError(f"a row of the request {unknown[0]!r}, which was never queued")
+
+
+def check_blocks(step: dict, free: set[int], header: dict) -> None:
+    """Raise ValueError for a block that is taken though it is not free, or released though it is; `free` are those that
+    are."""
+    for event in step["before"] + step["after"]:
+        if event["kind"] == "restarted":
+            free.update(range(header.get("num_blocks") or 0))
+        elif event["kind"] in ("taken", "released"):
+            block, is_free = event["block"], event["block"] in free
+            if is_free != (event["kind"] == "taken") or not 0 <= block < (header.get("num_blocks") or 0):
+                raise ValueError(f"block {block} is {event['kind']}, and {'is' if is_free else 'is not'} a free block")
+            free.symmetric_difference_update([block])
+
+
+def check(what: str, record: object, fields: dict, optional: dict | None = None) -> None:
+    """Raise ValueError unless a record has these fields, and no others but optional ones, each of its type."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{what} is no JSON object")
+    known = fields | (optional or {})
+    for name in fields:
+        if name not in record:
+            raise ValueError(f"{what} lacks {name!r}")
+    for name, value in record.items():
+        if name not in known:
+            raise ValueError(f"{what} has an unknown field, {name!r}")
+        if not isinstance(value, known[name]) or (isinstance(value, bool) and known[name] is not bool):
+            raise ValueError(f"{what}: {name} can't be {json.dumps(value)[:40]}")
+
+
+def one_of(what: str, name: object, known: tuple | dict) -> None:
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}")

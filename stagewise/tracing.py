@@ -5,7 +5,7 @@
     trace.records      # a StepRecord of every forward pass
     trace.close()      # the engine is as before
 
-replay/trace.py explains the fields and events, and reads files of them.
+trace_file.py explains the fields and events, and reads files of them.
 """
 
 import functools
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .replay.trace import VERSION
 from .stages import Stage, stage_of
+from .trace_file import VERSION
 from .wrap import wrap
 
 

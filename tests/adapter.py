@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import hashlib
 import io
 import os
 import shlex
@@ -117,15 +118,15 @@ EMULATED = ROOT / "tests/kernels/emulated.h"
 
 
 @functools.cache
-def kernels_with(stage: Stage, instructions: str, directory: Path):
+def kernels_with(stage: Stage, instructions: str):
     """This stage's kernels, loaded, for whole engines as on a CPU with these instructions: "AMX", in plain C, or a
-    level of x86-64 such as "x86-64-v3". directory: where the libraries are kept, one directory for all calls."""
+    level of x86-64 such as "x86-64-v3". As all others they are kept from run to run."""
     compiler, c = stage.part("compiler"), stage.part("kernels.c_kernel")
     march = compiler.MARCH if instructions == "AMX" else instructions
     flags = [f"-march={march}" if flag.startswith("-march=") else flag for flag in compiler.FLAGS]
     flags += ["-O1"]  # the last one counts: compiled in a third of the time, the tests take less in all
+    flags += [f"-DEMULATED={hashlib.sha256(EMULATED.read_bytes()).hexdigest()[:16]}"]  # part of the library's name
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(directory))
         patch.setattr(compiler, "FLAGS", tuple(flags))
         if instructions == "AMX":
             patch.setenv("CC", shlex.join([*compiler.find_compiler(), "-include", str(EMULATED)]))

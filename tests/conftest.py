@@ -2,6 +2,7 @@
 them `make test` runs it. Checkpoints are made once."""
 
 import contextlib
+import gc
 import importlib.util
 import os
 import platform
@@ -83,17 +84,29 @@ def pytest_collection_modifyitems(config, items):
         item.add_marker(pytest.mark.soak)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def little_is_collected():
+    """The garbage collector looks only at what a module's tests make: torch and its like take it half a second, again
+    and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()  # or Triton's compiler complains of what is left at the end
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_tokenizer():
     """Each stage reads the bundled tokenizer once, not for every engine: nearly all engines here have it, those of
     random checkpoints too, and reading it takes ten times as long as all else of a small one. A stage that is in
     another directory, or in another process, reads it as ever; `test_tokenizer.py` reads it anew."""
-    merges = TINYTALES / "merges.txt"
+    names = ("merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json")
+    bundled = {name: (TINYTALES / name).read_bytes() for name in names if (TINYTALES / name).exists()}
 
     def is_bundled(directory):
-        copy, others = directory / "merges.txt", ("vocab.json", "tokenizer.json", "tokenizer_config.json")
-        is_copy = copy.exists() and copy.stat().st_mtime == merges.stat().st_mtime
-        return directory == TINYTALES or (is_copy and not any((directory / name).exists() for name in others))
+        there = {name: (directory / name).read_bytes() for name in names if (directory / name).is_file()}
+        return "merges.txt" in there and there.items() <= bundled.items()
 
     def reader(stage):
         own = stage.part("weights").Tokenizer
@@ -151,18 +164,11 @@ def compiled_by_one():
         yield
 
 
-@pytest.fixture(scope="session")
-def libraries(tmp_path_factory):
-    """Where kernels for other CPUs are kept: one directory for all processes of a run."""
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "libraries"
-
-
 @pytest.fixture(params=["own", "AMX", *(["x86-64-v3"] if platform.machine() == "x86_64" else [])])
-def instructions(request, stage, libraries, monkeypatch):
+def instructions(request, stage, monkeypatch):
     """Whole engines multiply with this CPU's instructions, with AMX's in plain C, and with AVX2's."""
     if request.param != "own":
-        kernels = kernels_with(stage, request.param, libraries)
+        kernels = kernels_with(stage, request.param)
         monkeypatch.setattr(stage.part("kernels.c_kernel"), "load_kernel", lambda: kernels)
     return request.param
 

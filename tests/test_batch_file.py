@@ -1,5 +1,6 @@
 """Batch files: every line answered once, bad lines told, killed at any byte and resumed without loss."""
 
+import asyncio
 import contextlib
 import json
 import math
@@ -18,8 +19,9 @@ from safetensors.torch import load_file, save_file
 
 from stagewise import batch_file, cli, push, score
 from stagewise.dataset import read_dataset
+from stagewise.openai.limits import Limits
 from stagewise.sampling import Sampling
-from stagewise.serving import batch as server_batch
+from stagewise.serving.service import Run, Service
 from tests.adapter import ROOT, STAGES
 
 try:
@@ -513,6 +515,7 @@ def test_two_runs_on_one_output(batched_stage, tmp_path, monkeypatch):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("batched_stage", [STAGES[1]], ids=str)
 @pytest.mark.skipif(fcntl is None, reason="POSIX only")
 def test_two_processes_on_one_output(batched_stage, tmp_path):
@@ -759,27 +762,37 @@ def openai_request(custom_id, **body):
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
 
 
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}bot:"
+
+
 def test_openai_lines(tmp_path):
-    """Requests as for OpenAI's batches are answered as there, beside lines of our own."""
+    """Requests as for OpenAI's batches are answered as by the server, beside lines of our own, and what a server
+    refuses is refused."""
+    hello, chats = {"prompt": None, "messages": [{"role": "user", "content": "Hi"}]}, {"url": "/v1/chat/completions"}
     lines = [
         openai_request("text", stop=None, echo=False, best_of=1, user="me", store=False, metadata={"a": 1}, foo=None),
         openai_request("ids", prompt=[7454, 2402, 257], stop=["."], max_tokens=30),
         {"id": "own", "prompt": "Once", "body": "of mine", "custom_id": "text", "response": 1},
-        openai_request("echo", echo=True),
-        openai_request("many", prompt=["a", "b"]),
+        openai_request("many", prompt=["A fox", "Once upon a time"]),
+        openai_request("chat", **hello, logprobs=True) | chats,
+        openai_request("echo", echo=True, max_tokens=3, logprobs=1),
         openai_request("hot", temperature=-1),
         openai_request("other", model="gpt2"),
-        openai_request("chat") | {"url": "/v1/chat/completions"},
-        openai_request("zero", logprobs=0),
+        openai_request("stream", stream=True),
         openai_request("tools", tools=[1]),
         openai_request("foo", foo=False),
         openai_request("text", prompt="again"),
         openai_request(7),
         {"custom_id": "none", "method": "POST", "url": "/v1/completions", "body": 1},
+        openai_request("url") | {"url": "/v1/nothing"},
+        openai_request("method") | {"method": "GET"},
+        openai_request("more") | {"more": 1},
+        openai_request("silent") | chats,
     ]
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source, output, template = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "template"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = ["--input", source, "--output", output, "--quiet", "--max-tokens", 3]
+    template.write_text(TEMPLATE)
+    command = ["--input", source, "--output", output, "--quiet", "--max-tokens", 3, "--chat-template", template]
     for stage in STAGES[1:]:
         output.unlink(missing_ok=True)
         assert stage.main(*command)[0] == 1
@@ -787,34 +800,75 @@ def test_openai_lines(tmp_path):
         assert len(results) == len(lines)
         good = {r["custom_id"]: r["response"]["body"] for r in results if isinstance(r.get("response"), dict)}
         expected = stage.engine().generate(
-            ["Once upon a time", [7454, 2402, 257]],
-            [stage.SamplingParams(temperature=0, max_tokens=n, stop=stop) for n, stop in ((5, ()), (30, "."))],
+            ["Once upon a time", [7454, 2402, 257], "A fox", "user: Hi\nbot:"],
+            [
+                stage.SamplingParams(temperature=0, max_tokens=n, stop=stop, **greedy)
+                for n, stop, greedy in ((5, (), {}), (30, ".", {}), (5, (), {}), (5, (), {"logprobs": 0}))
+            ],
         )
-        for name, one in zip(("text", "ids"), expected, strict=True):
-            completion = one.outputs[0]
-            limit = {"length_limit": completion.length_limit} if completion.length_limit else {}
-            ends = {"finish_reason": completion.finish_reason, **limit}
-            assert good.pop(name)["choices"] == [{"index": 0, "text": completion.text, "logprobs": None, **ends}]
-        assert not good
+        text, ids, fox, chat = (one.outputs[0] for one in expected)
+        for name, completions in {"text": [text], "ids": [ids], "many": [fox, text]}.items():
+            for i, (choice, one) in enumerate(zip(good[name]["choices"], completions, strict=True)):
+                limit = {"length_limit": one.length_limit} if one.length_limit else {}
+                same = {"index": i, "text": one.text, "logprobs": None, "finish_reason": one.finish_reason, **limit}
+                assert same.items() <= choice.items()
+        assert good["many"]["usage"]["completion_tokens"] == len(fox.token_ids) + len(text.token_ids)
+        assert good["chat"]["object"] == "chat.completion"
+        (choice,) = good["chat"]["choices"]
+        assert choice["message"] == {"role": "assistant", "content": chat.text}
+        assert [t["logprob"] for t in choice["logprobs"]["content"]] == [
+            pytest.approx(entry[token].logprob, abs=1e-3)
+            for token, entry in zip(chat.token_ids, chat.logprobs, strict=True)
+        ]
         own = [r for r in results if r["id"] == "own"]
         assert [(r["body"], r["custom_id"], r["response"]) for r in own] == [("of mine", "text", 1)]
         errors = {r["custom_id"]: r["error"]["message"] for r in results if "response" in r and r["response"] is None}
         says = {
-            "echo": "line 4: body.echo True is not supported: not in the lines of --input",
-            "many": "body.prompt must be one text, or a list of token ids",
-            "hot": "temperature must be",
-            "other": "body.model must be 'tinytales'",
-            "chat": "url '/v1/chat/completions' is not in the lines of --input; python -m stagewise.serving.batch answ",
-            "zero": "body.logprobs 0 is not supported: not in the lines of --input",
-            "tools": "body.tools [1] is not supported: only chats call tools",
-            "foo": "body.foo is not known here",
+            "hot": "line 7: temperature must be",
+            "other": "the model 'gpt2' does not exist here; this server has 'tinytales'",
+            "stream": "stream must be false",
+            "tools": "tools [1] is not supported: only chats call tools",
+            "foo": "foo is not known here",
             "text": "line 12: the id 'text' is on an earlier line, too",
             "none": "body must be a JSON object",
+            "url": "url one of /v1/completions, /v1/chat/completions",
+            "method": "method must be 'POST'",
+            "more": "a request has no field 'more'",
+            "silent": "prompt is not known here",
         }
+        if stage.number < 4:
+            says["echo"] = f"stage {stage.number} computes no log-probabilities of prompts"
+        else:
+            (choice,) = good["echo"]["choices"]
+            assert choice["text"].startswith("Once upon a time")
+            assert len(choice["logprobs"]["tokens"]) == 4 + 3
         assert errors.keys() == says.keys()
         assert all(words in errors[name] for name, words in says.items())
         assert {r["id"] for r in results} >= {"line-12", "line-13"}  # told from the first of that custom_id
         assert [r["error"] for r in results if r["id"] == "line-13"] == ["line 13: custom_id must be a text, got 7"]
+
+
+@pytest.mark.parametrize("template", [None, "{% if %}", b"\xff"])
+def test_a_template_that_can_not_be_used(tmp_path, template):
+    """One that is given is an error at the start; without one chats are refused."""
+    source, output, path = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "template"
+    chat = {"prompt": None, "messages": [{"role": "user", "content": "Hi"}]}
+    source.write_text(json.dumps(openai_request("chat", **chat) | {"url": "/v1/chat/completions"}) + "\n")
+    command = ["--input", source, "--output", output, "--quiet"]
+    if template is None:
+        assert STAGES[4].main(*command)[0] == 1
+        assert "the model has no chat template" in read_results(output)[0]["error"]["message"]
+        return
+    path.write_bytes(template.encode() if isinstance(template, str) else template)
+    status, _, stderr = STAGES[4].main(*command, "--chat-template", path)
+    assert (status, len(stderr.splitlines())) == (2, 1)
+    assert ("--chat-template, line 1" if isinstance(template, str) else f"{path} is not UTF-8") in stderr
+
+
+def test_the_example_of_openai_lines(tmp_path):
+    output = tmp_path / "out.jsonl"
+    assert STAGES[4].main("--input", ROOT / "examples/requests.jsonl", "--output", output, "--quiet")[0] == 0
+    assert {result["response"]["status_code"] for result in read_results(output)} == {200}
 
 
 def test_openai_lines_resume(tmp_path):
@@ -928,30 +982,37 @@ def test_a_stage_without_beams_says_so(tmp_path):
 @pytest.mark.covers("llm.py", "support/outputs.py")
 @pytest.mark.parametrize("stage", STAGES[4:], ids=lambda stage: stage.directory)
 def test_openai_lines_are_answered_as_by_the_server(stage, tmp_path):
-    source, output, served = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "served.jsonl"))
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [
         openai_request("a", n=2, temperature=1, seed=3, max_tokens=20),
-        openai_request("b", stop="."),
-        openai_request("c", stop_token_ids=[640], min_tokens=2),
+        openai_request("b", stop=".", echo=True, logprobs=2, return_token_ids=True),
+        openai_request("c", stop_token_ids=[640], min_tokens=2, prompt=["Once", "A fox"], prompt_logprobs=1),
     ]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert stage.main("--input", source, "--output", output, "--quiet")[0] == 0
-    number = str(STAGES.index(stage) + 1)
-    assert server_batch.main([str(source), "-o", str(served), "--stage", number, "--model", "tinytales"]) == 0
 
-    def answers(path):
-        return {r["custom_id"]: r["response"]["body"] for r in read_results(path)}
+    async def served(body):
+        async with Run(service, service.job(body)) as run:
+            return await service.whole(run)
 
-    ours, theirs = answers(output), answers(served)
-    assert ours.keys() == theirs.keys() == {"a", "b", "c"}
-    for custom_id, body in ours.items():
-        other = theirs[custom_id]
-        assert body.keys() <= other.keys()
-        assert all(c.keys() <= o.keys() for c, o in zip(body["choices"], other["choices"], strict=True))
-        assert [c["text"] for c in body["choices"]] == [c["text"] for c in other["choices"]]
-        assert [c["finish_reason"] for c in body["choices"]] == [c["finish_reason"] for c in other["choices"]]
-        assert body["usage"].items() <= other["usage"].items()
-        assert (body["object"], body["model"]) == (other["object"], other["model"])
+    ours = {r["custom_id"]: r["response"]["body"] for r in read_results(output)}
+    with stage.AsyncLLM(model="tinytales", max_num_seqs=4) as engine:
+        service = Service(stage, engine, "tinytales", Limits())
+        for line in lines:
+            body, theirs = ours[line["custom_id"]], asyncio.run(served({"temperature": 0.8, **line["body"]}))
+            theirs["usage"].pop("prompt_tokens_details")  # what the cache had is no part of an answer to a line
+            for answer in (body, theirs):
+                del answer["id"], answer["created"]
+            assert rounded(body) == rounded(theirs)
+
+
+def rounded(value):
+    """With numbers as near as torch gives them in another batch."""
+    if isinstance(value, dict):
+        return {name: rounded(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [rounded(inner) for inner in value]
+    return pytest.approx(value, abs=1e-3) if isinstance(value, float) else value
 
 
 def test_score_of_choices_and_texts(tmp_path, capsys):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import run
+from bench import run, scaleout
 from tests.adapter import ROOT
 
 
@@ -49,7 +49,9 @@ def test_rounds_that_are_far_apart_are_told(figures, told, tmp_path, capsys):
     assert "apart" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (RuntimeError("it broke"), 1)])
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt, 130), (run.Failure("it broke"), 1), (RuntimeError("it broke"), 1)]
+)
 def test_what_was_measured_is_kept(error, status, tmp_path, capsys):
     def measure(args):
         yield {"rows": [1]}
@@ -62,6 +64,7 @@ def test_what_was_measured_is_kept(error, status, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out == "table of [1]\n"
     assert ("it broke" in err) == (status == 1)
+    assert ("Traceback" in err) == isinstance(error, RuntimeError)  # a mistake of the script's has to be found
 
 
 def test_a_picture_is_there_before_the_table(tmp_path, capsys):
@@ -102,6 +105,27 @@ def test_where_nothing_was_measured_no_file_is_left(tmp_path, capsys):
         assert "there is no such engine" in capsys.readouterr().err
     assert not new.exists()
     assert old.read_text() == "kept"
+
+
+def timed(code, output):
+    """Of a program that writes lines to a file, and should write five."""
+    code = f"import sys, time\nwrite = open(sys.argv[1], 'wb', buffering=0).write\n{code}"
+    return scaleout.timed([sys.executable, "-c", code, str(output)], output, 5)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [("", "ended with 0 and 0 lines"), ("write(b'a\\n' * 5)", "all 5 lines came at once"), ("1 / 0", "ended with 1")],
+)
+def test_lines_that_can_not_be_timed(tmp_path, code, says):
+    with pytest.raises(run.Failure, match=says):
+        timed(code, tmp_path / "out")
+
+
+def test_the_last_lines_count(tmp_path):
+    """Also those that come between the last look and the end."""
+    found = timed("write(b'a\\n'); time.sleep(0.3); write(b'a\\n' * 4)", tmp_path / "out")
+    assert found["rows_per_second"] > 0
 
 
 def test_nothing_but_the_standard_library_is_imported():

@@ -332,31 +332,6 @@ def test_add_step_abort(stage, small_checkpoint):
     llm.abort_request("a")
 
 
-def test_a_stream_that_is_left_frees_its_slot(stage, small_checkpoint):
-    llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
-    events = llm.stream([[1, 2], [3]], stage.SamplingParams(max_tokens=40, ignore_eos=True))
-    next(events)
-    assert unfinished(llm)
-    events.close()
-    assert not unfinished(llm)
-    check(llm)
-
-
-def test_two_callers_share_the_engine(stage, small_checkpoint):
-    """Streams taken in turns, and a generate in between: all of them get everything, once."""
-    llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=3)
-    params = stage.SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
-    expected = [output.outputs[0].token_ids for output in llm.generate([[1, 2], [3, 4, 5], [6]], params)]
-    first, second = llm.stream([[1, 2]], params), llm.stream([[3, 4, 5]], params)
-    tokens = [list(next(first).token_ids), list(next(second).token_ids)]
-    (output,) = llm.generate([[6]], params)
-    for event in first:
-        tokens[0] += event.token_ids
-    for event in second:
-        tokens[1] += event.token_ids
-    assert [*tokens, output.outputs[0].token_ids] == expected
-
-
 def test_what_ends_between_two_events_is_told_once(stage, small_checkpoint):
     """While nobody reads a stream, its requests go on, and end."""
     llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=3)
@@ -371,17 +346,6 @@ def test_what_ends_between_two_events_is_told_once(stage, small_checkpoint):
     indices = [next(results)[0]]
     llm.generate([[6]], params)
     assert sorted([*indices, *(index for index, _ in results)]) == [0, 1]
-
-
-def test_an_error_in_a_step_leaves_a_usable_engine(stage, small_checkpoint, monkeypatch):
-    llm = stage.LLM(small_checkpoint, device="cpu", max_num_seqs=2)
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.runner.model, "forward", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            llm.generate([[1], [2], [3]])
-    assert not unfinished(llm)
-    check(llm)
-    assert len(llm.generate([[1]], stage.SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
 
 
 def test_aborting_a_request_that_a_stream_waits_for(stage, small_checkpoint):
@@ -532,28 +496,6 @@ def test_closing_line_and_json(stage):
     assert summary["requests"] == 2
     assert summary["ttft"]["p95"] > 0
     assert json.loads(stdout.split("\n")[0])["metrics"]["queue_time"] >= 0
-
-
-def test_a_batch_file_is_written_as_requests_end(stage, tmp_path, monkeypatch):
-    """Each line is there while its neighbours still run: no step has to come first."""
-    lengths = [3, 9, 5, 1, 7]
-    lines = [{"prompt": "A fox", "sampling": {"max_tokens": n, "ignore_eos": True}} for n in lengths]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    Engine, steps = stage.part("engine").Engine, []
-    step = Engine.step
-
-    def spy(self):
-        steps.append(1)
-        deadline = time.monotonic() + 30  # the lines are written by another thread
-        while (written := (tmp_path / "out.jsonl").read_text().count("\n")) != sum(n < len(steps) for n in lengths):
-            assert time.monotonic() < deadline, f"{written} lines before step {len(steps)}"
-            time.sleep(0.001)
-        return step(self)
-
-    monkeypatch.setattr(Engine, "step", spy)
-    status, *_ = stage.main("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--quiet")
-    assert status == 0
-    assert len(steps) == 9
 
 
 def test_policy_is_plain_python(stage):

@@ -10,7 +10,7 @@ import pytest
 from stage05_paged.scheduler import AHEAD
 from stagewise.replay.examples import EXAMPLES, FOLDER, main, make
 from stagewise.replay.story import read_stories
-from stagewise.replay.trace import Trace, check_header, check_step
+from stagewise.trace_file import Trace, check_header, check_step
 
 MOST_BYTES = 400_000
 

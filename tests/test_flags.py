@@ -16,7 +16,7 @@ FILTERS = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "pres
 PROCESSED = ["logit_bias", "bad_words", "allowed_token_ids", "structured_outputs"]
 SAMPLING = [*LIMITS, *FILTERS, *PROCESSED, "skip_special_tokens", "generation_config"]
 LOGPROBS, BEAMS = ["logprobs", "prompt_logprobs"], ["beam_width", "length_penalty", "early_stopping"]
-INPUT = ["input", "output", "resume", "prompt_column", "prompt_template", "id_column", "strict"]
+INPUT = ["input", "output", "resume", "prompt_column", "prompt_template", "id_column", "strict", "chat_template"]
 SCORING = ["choices_column", "choices", "score"]
 RAY = ["ray", "actors", "cpus_per_actor", "gpus_per_actor"]
 OF_FILES = [*LOGPROBS, *SCORING, "beam_width", "include_stop_str_in_output"]
@@ -85,7 +85,7 @@ def arguments_of(action):
         return ["A hen"]
     if action.nargs == 0:
         return [action.option_strings[-1]]
-    values = {"config": None, "stage": "8", "logit_bias": "3=1", "structured_outputs": '{"choice": ["a"]}'}
+    values = {"config": None, "stage": "8", "n": "2", "logit_bias": "3=1", "structured_outputs": '{"choice": ["a"]}'}
     value = values.get(action.dest, str((action.choices or ["1"])[0]))
     return [] if value is None else [action.option_strings[0], value]
 
@@ -111,6 +111,14 @@ def test_a_flag_is_used_or_refused(mode):
             accepted.add(action.dest)
     assert accepted == {*used, *options}
     assert all(flag in error for flag, error in errors.items())
+
+
+@pytest.mark.parametrize("mode", [["--interactive"], ["--input", "a", "--output", "b", "--score", "text"]])
+def test_one_completion_is_what_everybody_gets(mode):
+    """--n 1 asks for nothing."""
+    stage, argv = STAGES[-1], [*mode, "--n", "1"]
+    parser = build_parser(stage, "run")
+    check_flags(stage, parser.parse_args(argv), given_flags(parser, argv))
 
 
 def test_flags_of_a_file_count_too(tmp_path):

@@ -228,7 +228,6 @@ def test_abandoned_generators(serving, small_checkpoint):
             assert generate() == expected
     finally:
         gc.set_threshold(*thresholds)
-        gc.unfreeze()
     gc.collect()
     at_rest(llm)
 
@@ -596,13 +595,10 @@ def test_results_are_the_receivers_alone(batched_stage, small_checkpoint, monkey
     params = batched_stage.SamplingParams(max_tokens=3, logprobs=1)
     gc.collect()
     gc.freeze()  # the collector looks only at what comes now
-    try:
-        for _ in llm.as_completed(random_prompts(211, [3] * left), params):
-            left -= 1
-            gc.collect()
-            assert len(made) <= left + 2  # at most a batch more
-    finally:
-        gc.unfreeze()
+    for _ in llm.as_completed(random_prompts(211, [3] * left), params):
+        left -= 1
+        gc.collect()
+        assert len(made) <= left + 2  # at most a batch more
     assert left == 0
 
 
@@ -643,18 +639,6 @@ def test_numpy_values_for_the_engine(small_checkpoint):
         for bad in (True, 2.0, np.float64(2), "2", np.int8(0)):
             with pytest.raises(ValueError, match="max_num_seqs must be a whole number of at least 1, got"):
                 stage.LLM(small_checkpoint, device="cpu", max_num_seqs=bad)
-
-
-def test_more_memory_than_there_is_is_refused(small_checkpoint):
-    for stage in STAGES[2:]:
-        for options in (
-            {"kv_cache_bytes": 10**15},
-            {"num_blocks": 10**12} if stage.number >= 5 else {"kv_cache_bytes": 10**13},
-        ):
-            with pytest.raises(
-                ValueError, match=r"the KV cache would take [\d,]+ bytes of memory, there are [\d,]+ free"
-            ):
-                stage.LLM(small_checkpoint, device="cpu", **options)
 
 
 def test_beams_of_any_length_penalty(small_checkpoint):

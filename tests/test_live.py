@@ -10,8 +10,8 @@ import urllib.request
 import pytest
 
 from stagewise.replay.page import make_page
-from stagewise.replay.trace import Trace, check_blocks, check_header, check_names, check_step
 from stagewise.serving.app import App
+from stagewise.trace_file import Trace, check_blocks, check_header, check_names, check_step
 from stagewise.tracing import recorder_of
 from tests.adapter import random_prompts, write_checkpoint
 from tests.test_serving import SERVING, ask, ask_async, error_of, listening, serving

@@ -11,7 +11,7 @@ import pytest
 from stagewise.replay import chrome, page
 from stagewise.replay.__main__ import main
 from stagewise.replay.state import states
-from stagewise.replay.trace import read_trace
+from stagewise.trace_file import read_trace
 from tests import made_traces
 
 MADE = {

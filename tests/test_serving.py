@@ -28,8 +28,8 @@ from stagewise.openai.chat import ChatTemplate, load_template, special_tokens
 from stagewise.openai.fields import IDLE, SAMPLING
 from stagewise.openai.limits import Limits
 from stagewise.sampling import MORE_FIELDS, Sampling
-from stagewise.serving import batch, events
-from stagewise.serving.__main__ import add_server_flags, build_parser, check, main, make_service
+from stagewise.serving import events
+from stagewise.serving.__main__ import check, main, make_service, server_parser
 from stagewise.serving.app import App
 from stagewise.serving.server import Server, listen
 from stagewise.serving.service import Service
@@ -579,7 +579,7 @@ def test_the_models_own_defaults(small_checkpoint, tmp_path):
     shutil.copytree(small_checkpoint, tmp_path / "model")
     given = {"eos_token_id": [0, 17], "temperature": 0.5, "top_k": 7, "max_new_tokens": 9, "do_sample": True}
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(given))
-    parser = build_parser(STAGES[6], "x", None)
+    parser = server_parser(STAGES[6], "x")
     for flags, expected in ((["--generation-config"], (0.5, 7, 9)), ([], (1.0, 0, 16))):
         args = parser.parse_args(["--model", str(tmp_path / "model"), "--served-model-name", "tales", *flags])
         with (service := make_service(STAGES[6], args, Limits())).engine:
@@ -1003,7 +1003,7 @@ def test_a_models_own_template(tmp_path, small_checkpoint):
     assert load_template(tmp_path / "given.jinja", own).prompt(HELLO) == "from the flag"
     (own / "chat_template.jinja").write_text("{{ messages[0].content }}{{ eos_token }}")
     stage = Stage(4)
-    args = build_parser(stage, "serve", None).parse_args(["--stage", "4", "--model", str(own)])
+    args = server_parser(stage, "serve").parse_args(["--stage", "4", "--model", str(own)])
     service = make_service(stage, args, Limits())
     with service.engine:
         body = {"messages": HELLO}
@@ -1449,8 +1449,7 @@ def test_after_the_grace_requests_are_aborted_and_told_so():
 
 
 def test_the_key_may_come_from_the_environment(monkeypatch):
-    parser = build_parser(Stage(5), "serving", "")
-    add_server_flags(parser)
+    parser = server_parser(Stage(5), "serving")
     for value, flags, key in (("k", [], "k"), ("k", ["--api-key", "other"], "other"), (None, [], None)):
         monkeypatch.delenv("STAGEWISE_API_KEY", raising=False)
         if value:
@@ -1464,16 +1463,14 @@ def test_what_is_not_installed_is_told():
     """The extra is an extra: who starts the server without it is told how to get it."""
     hide = """import sys, runpy
 sys.modules["starlette"] = None
-for module in ("stagewise.serving", "stagewise.serving.batch"):
-    try:
-        runpy.run_module(module, run_name="__main__")
-    except SystemExit as error:
-        print(error)
+try:
+    runpy.run_module("stagewise.serving", run_name="__main__")
+except SystemExit as error:
+    print(error)
 """
     result = subprocess.run([sys.executable, "-c", hide], cwd=ROOT, capture_output=True, text=True, check=True)
-    lines = result.stdout.splitlines()
-    assert len(lines) == 2
-    assert all('pip install -e ".[serve]"' in line for line in lines)
+    (line,) = result.stdout.splitlines()
+    assert 'pip install -e ".[serve]"' in line
 
 
 def test_flags_that_are_wrong_are_told_in_one_line(capsys, tmp_path):
@@ -1503,57 +1500,6 @@ def test_flags_that_are_wrong_are_told_in_one_line(capsys, tmp_path):
 def test_answers_are_strict_json():
     """A token that is impossible has a log-probability of minus infinity, which JSON has no form for."""
     assert events.to_json({"top": [{"é": -float("inf")}], "n": 1.5}) == b'{"top": [{"\\u00e9": null}], "n": 1.5}'
-
-
-# --- Batch files ------------------------------------------------------------------------------------------------------
-
-
-def batch_line(custom_id, url="/v1/completions", method="POST", **body):
-    fields = {"custom_id": custom_id, "method": method, "url": url, "body": {"model": "tinytales", **body}}
-    return json.dumps(fields)
-
-
-def test_a_batch_file_is_answered_line_by_line(tmp_path, capsys, tales):
-    path, output, template = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "template"
-    template.write_text(TEMPLATE)
-    fields = {"temperature": 0, "max_tokens": 5}
-    good = [batch_line(f"good {i}", prompt=["Once", "A fox"], **fields) for i in range(70)]  # more than run at once
-    good.append(batch_line("chat", "/v1/chat/completions", messages=HELLO, **fields))
-    refused = {"model": batch_line("model", model="gpt-4"), "stream": batch_line("stream", stream=True)}
-    refused |= {"field": batch_line("field", prompt="x", foo=1)}
-    wrong = ["nonsense", "[]", "{}", good[0], batch_line("url", "/v1/nothing"), batch_line("method", method="GET")]
-    wrong += ['{"custom_id": "c", "custom_id": "d"}', json.dumps({**json.loads(good[0]), "custom_id": 7})]
-    wrong += [json.dumps({**json.loads(good[0]), "custom_id": "body", "body": []}), batch_line("no text", ["/v1"])]
-    path.write_text("\n".join([*good, "", *refused.values(), *wrong]) + "\n", encoding="utf-8")
-    flags = [str(path), "-o", str(output), "--chat-template", str(template)]
-    assert batch.main(flags) == 1
-    assert f"{3 + len(wrong)} of {71 + 3 + len(wrong)} lines are errors" in capsys.readouterr().err
-    lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
-    assert all(line.keys() == {"id", "custom_id", "response", "error"} for line in lines)
-    answered = {line["custom_id"]: line["response"] for line in lines if line["response"]}
-    assert answered.keys() == {*(json.loads(line)["custom_id"] for line in good), *refused}
-    expected = [choice["text"] for choice in complete(tales, prompt=["Once", "A fox"], **fields)["choices"]]
-    assert all(
-        r["status_code"] == (200 if "good" in i or i == "chat" else r["status_code"]) for i, r in answered.items()
-    )
-    for i in range(70):
-        assert [choice["text"] for choice in answered[f"good {i}"]["body"]["choices"]] == expected
-    assert answered["chat"]["body"]["object"] == "chat.completion"
-    assert [answered[name]["status_code"] for name in ("model", "stream", "field")] == [404, 400, 400]
-    assert answered["field"]["body"]["error"]["param"] == "foo"
-    assert sum(line["error"] is not None for line in lines) == len(wrong)
-    assert all(re.match(r"line \d+: ", line["error"]["message"]) for line in lines if line["error"])
-    assert batch.main(flags) == 2  # nothing is overwritten
-    assert "exists" in capsys.readouterr().err
-    assert batch.main([str(tmp_path / "none"), "-o", str(output)]) == 2
-
-
-def test_the_example_of_a_batch_file(tmp_path):
-    assert (
-        batch.main([str(ROOT / "examples" / "requests.jsonl"), "-o", str(tmp_path / "out.jsonl"), "--stage", "5"]) == 0
-    )
-    lines = (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
-    assert {json.loads(line)["response"]["status_code"] for line in lines} == {200}
 
 
 # --- The chapter ------------------------------------------------------------------------------------------------------

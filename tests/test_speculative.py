@@ -16,7 +16,7 @@ import torch
 from stagewise import allowed_token_ids, logit_bias, sampling_params
 from stagewise.cli import main
 from stagewise.replay.state import states
-from stagewise.replay.trace import Trace, check_step, lines_of
+from stagewise.trace_file import Trace, check_step, lines_of
 from tests.adapter import STAGES, TINYTALES, random_prompts, write_checkpoint
 from tools.server import server
 

@@ -653,7 +653,7 @@ def test_company_uses_all_cores_whatever_the_engine_does():
 def test_company_leaves_with_the_engine(stand_in, what):
     job = {**JOB, "model": what}
     if what == "break":
-        with pytest.raises(RuntimeError, match="it broke"):
+        with pytest.raises(throughput.Failure, match="it broke"):
             throughput.run_in_fresh_process(job, stand_in)
     else:
         assert throughput.run_in_fresh_process(job, stand_in)["seconds"] == 1
@@ -799,7 +799,7 @@ def test_one_company_leaves_the_tables_as_they_are(babble, tmp_path, capsys, no_
 def test_a_failure_beside_company_leaves_the_other_runs(babble, capsys, no_probe, monkeypatch):
     def run(job, folder):
         if job["company"] == "torch":
-            raise RuntimeError("no memory")
+            raise throughput.Failure("no memory")
         return made_up_run(job, folder)
 
     monkeypatch.setattr(throughput, "run_in_fresh_process", run)

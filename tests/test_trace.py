@@ -9,7 +9,7 @@ import pytest
 import stagewise
 from stagewise import tracing
 from stagewise.replay.state import states
-from stagewise.replay.trace import Trace, check_step, lines_of, whole_step
+from stagewise.trace_file import Trace, check_step, lines_of, whole_step
 from tests.adapter import STAGES, random_prompts, unfinished
 from tools.engines import traced
 

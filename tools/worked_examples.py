@@ -22,8 +22,8 @@ from sync_stages import ROOT, read_stages
 sys.path.insert(0, str(ROOT))  # the stages, and the reader of their traces
 from stagewise.cli import main as run_stage
 from stagewise.replay.state import Key, State
-from stagewise.replay.trace import Trace, read_trace
 from stagewise.stages import stage_of
+from stagewise.trace_file import Trace, read_trace
 
 BLOCK = re.compile(r"<!-- worked: (python -m stage\d\d [^\n]+) -->\n.*?<!-- end of worked -->", re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""OpenAI's interface without HTTP, for the server, batch files and `--input`.
+"""OpenAI's interface without HTTP, for the server and `--input`.
 
 fields.py   which fields a request may have, and what each may be
 job.py      a checked request: its fields as SamplingParams, its prompts as tokens

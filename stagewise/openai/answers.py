@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .tools import CallReader
 
-if TYPE_CHECKING:  # it needs Jinja, and --input does not
+if TYPE_CHECKING:
     from .job import Job, Served
 
 

@@ -5,17 +5,19 @@ Nothing is computed here. What completions and chats have in common is in `make_
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..beams import BEAM_FIELDS, Beams, drawing, read_beams
 from ..sampling import Sampling
 from ..stages import Stage
-from .chat import ChatTemplate, chat_prompt
 from .errors import APIError, bad_request
 from .fields import CHAT, COMPLETION, IDLE, MAX_TOKENS, SAMPLING, STREAM_OPTIONS, Field, Fields, Others
 from .forms import form_of
 from .limits import Limits
 from .tools import Tools, tools_of
+
+if TYPE_CHECKING:  # it needs Jinja, and completions do not
+    from .chat import ChatTemplate
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions; a chat may fill the context
 MAX_TOKEN_CHARACTERS = 128  # GPT-2's longest token is a line of spaces
@@ -28,7 +30,7 @@ class Served:
     """The model that is served, under which name, and within which limits.
 
     Attributes:
-        engine: an AsyncLLM of this stage.
+        engine: an AsyncLLM of this stage, or an LLM.
         model_name: how clients call the model.
         limits: what one client may ask for; `max_queue_size` is the engine's.
         chat: what makes prompts of chats; None: the model has no template for them.
@@ -40,12 +42,12 @@ class Served:
     engine: Any
     model_name: str
     limits: Limits
-    chat: ChatTemplate | None = None
+    chat: "ChatTemplate | None" = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     ignores_unknown: bool = False
 
     def __post_init__(self):
-        llm = self.engine.llm
+        llm = getattr(self.engine, "llm", self.engine)
         self.tokenizer, self.max_model_len, self.vocab_size = llm.get_tokenizer(), llm.max_model_len, llm.vocab_size
 
     def fields(self, body: dict, known: Mapping[str, Field], others: Others = IDLE) -> Fields:
@@ -125,6 +127,8 @@ def completion_job(served: Served, body: dict) -> Job:
 
 def chat_job(served: Served, body: dict) -> Job:
     """The job of a body of /v1/chat/completions. Raises APIError."""
+    from .chat import chat_prompt
+
     fields = served.fields(body, CHAT, {**IDLE, "echo": ((False,), "an answer is the new message alone")})
     check_model(fields, served.model_name)
     tools = tools_of(fields)
@@ -161,7 +165,8 @@ def make_job(
     if tools is not None and tools.form is not None:
         form_field, form = "tools", tools.form
     beams = read_search(served, fields, len(prompts))
-    given = {name: value for name, value in asked.items() if value is not None} | {"structured_outputs": form}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    given["structured_outputs"] = form or served.defaults.get("structured_outputs")
     sampling = sampling_of(served, fields, given, form_field, beams)
     kept = [cut(served, sampling, fields, prompt, i, chat) for i, prompt in enumerate(prompts)]
     return Job(
@@ -276,8 +281,11 @@ def sampling_of(
     if values.get("top_k") == -1:
         values["top_k"] = 0  # vLLM's -1 keeps all tokens, as 0 does
     try:
-        if "n" not in stage.SamplingParams.__dataclass_fields__ and values.pop("n", 1) != 1:
+        known = stage.SamplingParams.__dataclass_fields__
+        if "n" not in known and values.pop("n", 1) != 1:
             raise ValueError(f"n must be 1, got {fields['n']!r:.80}: stage {stage.number} makes one completion")
+        if "prompt_logprobs" in values.keys() - known.keys():
+            raise ValueError(f"stage {stage.number} computes no log-probabilities of prompts: take a later one")
         sampling = Sampling(stage, **values)
         if beams is not None and (idle := drawing(sampling)):
             raise ValueError(f"{idle[0]} can't go with use_beam_search, which draws nothing")

@@ -1,30 +1,27 @@
-"""Lines of OpenAI's batch files, which `--input` takes besides its own: requests to /v1/completions, and their answers.
+"""Lines of OpenAI's batch files, which `--input` takes beside its own: requests, answered as by the server.
 
-A request is {"custom_id": …, "method": "POST", "url": "/v1/completions", "body": {"model": …, "prompt": …}}. The body
-may have sampling fields, `use_beam_search` with what belongs to it, and `priority`; what it leaves out is as on the
-command line. Its answer is {"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}. Of a
-request that is wrong `response` is null, and `error` says what is wrong.
-
-What only a server does (chats, `echo`, log-probabilities in OpenAI's form) is refused by name.
-`python -m stagewise.serving.batch` does that too, but can't go on after a kill.
+A request is {"custom_id": …, "method": "POST", "url": "/v1/completions", "body": {…}}, or one to /v1/chat/completions.
+What its body leaves out is as on the command line. Its answer is {"id", "custom_id", "response": {"status_code",
+"request_id", "body"}, "error"}. Of a request that is wrong or fails `response` is null, and `error` says why.
 """
 
 import hashlib
 import json
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..beams import BEAM_FIELDS
-from .answers import around, length_limit, usage
-from .fields import COMPLETION, IDLE, SAMPLING, objection
-from .forms import FORM_FIELDS, form_of
+from ..sampling import Sampling
+from ..stages import Stage
+from .answers import Wording, around, choice_of, of_prompt, usage
+from .errors import bad_request
+from .job import Job, Served, chat_job, completion_job
+from .limits import Limits
 
-URL, CHATS_URL = "/v1/completions", "/v1/chat/completions"
-ELSEWHERE = "not in the lines of --input; python -m stagewise.serving.batch answers it"
-NOT_IN_LINES = {name: ((field.default,), ELSEWHERE) for name, field in COMPLETION.items()}
-NOT_IN_LINES |= {name: ((COMPLETION[name].default,), "a line has one answer") for name in ("stream", "stream_options")}
-NOT_IN_LINES["n"] = ((1,), "this stage makes one completion")
+JOBS = {"/v1/completions": completion_job, "/v1/chat/completions": chat_job}
+NO_LIMIT = 2**62
+NO_LIMITS = {field.name: NO_LIMIT for field in fields(Limits) if field.type in (int, "int")} | {"max_logprobs": -1}
 
 
 def is_request(values: dict) -> bool:
@@ -32,39 +29,37 @@ def is_request(values: dict) -> bool:
     return {"custom_id", "body"} <= values.keys() and not {"prompt", "prompt_token_ids"} & values.keys()
 
 
-def to_line(request: dict, model: str, names: set[str]) -> dict:
-    """The same request in our own words. Raises ValueError for what is not answered here.
-
-    Args:
-        model: the one that runs, as `--model` names it.
-        names: of the sampling fields that a line may have.
-    """
+def check_request(request: dict) -> None:
+    """Raise ValueError unless it is one of those above; its body is read later."""
     if unknown := sorted(request.keys() - {"custom_id", "method", "url", "body"}):
         raise ValueError(f"a request has no field {unknown[0]!r:.80}")
-    if request.get("url") == CHATS_URL:
-        raise ValueError(f"url {CHATS_URL!r} is {ELSEWHERE}")
-    if (request.get("method"), request.get("url")) != ("POST", URL):
-        raise ValueError(f"method must be 'POST', and url {URL!r}")
+    if request.get("method") != "POST" or request.get("url") not in [*JOBS]:
+        raise ValueError(f"method must be 'POST', and url one of {', '.join(JOBS)}")
     if not isinstance(request["body"], dict):
         raise ValueError(f"body must be a JSON object, got {request['body']!r:.80}")
-    body = {name: value for name, value in request["body"].items() if value is not None}
-    asked, prompt = body.pop("model", None), body.pop("prompt", None)
-    if asked not in (model, Path(model).name):
-        raise ValueError(f"body.model must be {model!r}, which runs here, got {asked!r:.80}")
-    if not isinstance(prompt, str) and (not isinstance(prompt, list) or any(isinstance(i, str | list) for i in prompt)):
-        raise ValueError(f"body.prompt must be one text, or a list of token ids, got {prompt!r:.80}")
-    line = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "sampling": {}}
-    others = {**IDLE, **NOT_IN_LINES, "best_of": ((body.get("n", 1),), "no more are made than given")}
-    if (form := form_of(body)) is not None:
-        line["sampling"]["structured_outputs"] = form[1]
-    for name, value in body.items():
-        if name in BEAM_FIELDS or (name in SAMPLING and name in names and name not in FORM_FIELDS):
-            line["sampling"][name] = value
-        elif name == "priority":
-            line["priority"] = value
-        elif name not in FORM_FIELDS and (error := objection(name, value, others, "body.")):
-            raise error
-    return line
+
+
+def served_lines(stage: Stage, llm: Any, sampling: Sampling) -> Served:
+    """What answers requests without a server. sampling: what they leave out."""
+    given = {name: value for name, value in sampling.fields.items() if value is not None}
+    return Served(stage, llm, llm.config.model, Limits(**NO_LIMITS), defaults=given)
+
+
+def read_job(served: Served, request: dict) -> Job:
+    """Raises ValueError for a body that is refused."""
+    body = dict(request["body"])
+    if body.get("model") == Path(served.model_name).name:
+        body["model"] = served.model_name
+    job = JOBS[request["url"]](served, body)
+    if job.fields["stream"]:
+        raise bad_request("stream must be false: a line has one answer", param="stream")
+    return job
+
+
+def longest_output(request: dict, default: int) -> int:
+    """How long the output may get, as far as that is clear before the body is checked."""
+    given = [request["body"].get(name) for name in ("max_tokens", "max_completion_tokens")]
+    return next((value for value in given if type(value) is int), default)
 
 
 def answer_id(request: dict) -> str:
@@ -72,24 +67,23 @@ def answer_id(request: dict) -> str:
     return f"batch_req_{hashlib.sha256(json.dumps(request).encode()).hexdigest()[:32]}"
 
 
-def answer(request: dict, output: Any) -> dict:
-    """What OpenAI's batch interface answers."""
-    name = answer_id(request).removeprefix("batch_req_")
-    choices = [
-        {"index": c.index, "text": c.text, "logprobs": None, "finish_reason": c.finish_reason, **length_limit(c)}
-        for c in output.outputs
-    ]
-    body = around(f"cmpl-{name}", "text_completion", int(time.time()), request["body"]["model"], choices)
-    body["usage"] = usage(len(output.prompt_token_ids), sum(len(c.token_ids) for c in output.outputs))
-    return response(answer_id(request), request["custom_id"], f"req_{name}", body)
+def answer(served: Served, request: dict, job: Job, outputs: list[Any]) -> dict:
+    """What OpenAI's batch interface answers. outputs: the RequestOutputs of the prompts."""
+    name, choices = answer_id(request).removeprefix("batch_req_"), []
+    prompts = [getattr(output, "prompt_logprobs", None) for output in outputs]  # from stage 4 on
+    for i, output in enumerate(outputs):
+        for completion in output.outputs:
+            piece = Wording(served, job, i, len(choices)).piece(completion, prompts[i])
+            choices.append({**choice_of(job, piece), **({} if job.chat else of_prompt(job, i, prompts[i]))})
+    kind, prefix = ("chat.completion", "chatcmpl") if job.chat else ("text_completion", "cmpl")
+    body = around(f"{prefix}-{name}", kind, int(time.time()), request["body"]["model"], choices)
+    num_tokens = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+    body |= {"usage": usage(job.num_prompt_tokens, num_tokens)}
+    body |= of_prompt(job, 0, prompts[0]) if job.chat else {}
+    response = {"status_code": 200, "request_id": f"req_{name}", "body": body}
+    return {"id": answer_id(request), "custom_id": request["custom_id"], "response": response, "error": None}
 
 
-def response(name: str, custom_id: str, request_id: str, body: dict, status: int = 200) -> dict:
-    """The line of an answer."""
-    told = {"status_code": status, "request_id": request_id, "body": body}
-    return {"id": name, "custom_id": custom_id, "response": told, "error": None}
-
-
-def refusal(name: str, custom_id: str | None, message: str | None, code: str = "invalid_request") -> dict:
+def refusal(name: str, custom_id: str, message: str | None, code: str = "invalid_request") -> dict:
     """The line of a request that is wrong, or that failed."""
     return {"id": name, "custom_id": custom_id, "response": None, "error": {"code": code, "message": message}}

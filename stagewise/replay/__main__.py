@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ..console import Outcome, naming, tell
 from ..parser import Parser
+from ..trace_file import read_trace
 from . import chrome, page
-from .trace import read_trace
 
 MOST_TRACES = 2
 

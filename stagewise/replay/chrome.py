@@ -4,8 +4,8 @@ each step, and a track for each completion."""
 import json
 from collections.abc import Sequence
 
+from ..trace_file import PARTS, Trace
 from .state import name
-from .trace import PARTS, Trace
 
 BEGIN = b'{"otherData":{"made by":"stagewise replay"}'  # of every such file
 

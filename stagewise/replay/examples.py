@@ -15,9 +15,9 @@ from typing import Any
 
 from .. import tracing
 from ..stages import IDEAS, stage_of
+from ..trace_file import Trace, lines_of
 from .page import make_page
 from .story import read_stories, tell
-from .trace import Trace, lines_of
 
 FOLDER = Path(__file__).parent / "examples"
 REPEATS = 7  # runs of each engine, of which a page shows the fastest

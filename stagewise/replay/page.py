@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from ..stages import IDEAS, PACKAGES
-from .trace import Trace
+from ..trace_file import Trace
 
 PARTS = Path(__file__).parent / "page"
 BEGIN = b"<!doctype html>\n<!-- stagewise replay:"  # of every page

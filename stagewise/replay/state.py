@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .trace import Trace
+from ..trace_file import Trace
 
 Key = tuple[str, int]  # request_id, index
 

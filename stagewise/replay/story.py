@@ -5,7 +5,7 @@
     look             "rows" or "memory": what of a step is to be seen first
     stops            each {at, says, text}. `at` is the event by which a stop is found, [kind, who, which, trace]: of
                      this kind and completion the first one (or the second, …), in the first trace (or the second).
-                     Beside the events of trace.py there is "carried": a finished row goes through the model; and
+                     Beside the events of a trace there is "carried": a finished row goes through the model; and
                      "right" and "wrong": a row whose guesses were all right, and one that had a wrong one
     verdict          what came of it
 
@@ -21,8 +21,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..stages import stage_of
+from ..trace_file import Trace
 from .state import Key, State, states
-from .trace import Trace
 
 if sys.version_info >= (3, 11):
     import tomllib  # pyright: ignore[reportMissingImports]

@@ -9,9 +9,8 @@ import argparse
 import importlib.util
 import time
 
-from ..batch_file import How
 from ..console import Outcome, flush_streams, one_interrupt, tell
-from ..flags import beams_of, columns_of, options_of, pairs_of, sampling_of
+from ..flags import how_of, options_of, pairs_of
 from ..stages import Stage
 from .driver import Cluster, complete_file
 
@@ -22,8 +21,7 @@ def run(stage: Stage, args: argparse.Namespace, prog: str) -> int:
     with one_interrupt(), outcome:
         if importlib.util.find_spec("ray") is None:
             raise ValueError("--ray needs Ray: pip install 'ray[data]'")
-        defaults, options = sampling_of(stage, args), options_of(stage, args)
-        how = How(defaults, beams_of(stage, args, defaults), columns_of(args))
+        how, options = how_of(stage, args), options_of(stage, args)
         cluster = Cluster(args.ray, args.actors or 1, args.cpus_per_actor or 1, args.gpus_per_actor or 0)
         for source, output in pairs_of(args):
             counts = complete_file(stage, source, output, options, how, cluster, resume=args.resume, quiet=args.quiet)

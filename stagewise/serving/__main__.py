@@ -28,10 +28,8 @@ except ModuleNotFoundError as error:
     sys.exit(f'{command} serve: error: {error}; install what it needs: pip install -e ".[serve]"')
 
 
-def build_parser(stage: Stage, prog: str, description: str | None) -> Parser:
-    """A parser with the flags that the server and batch files share."""
+def server_parser(stage: Stage, prog: str) -> Parser:
     parser = Parser(prog=prog, description=description, allow_abbrev=False)
-    parser.set_defaults(name=None)
     add = parser.add_argument_group("serving").add_argument
     add("--stage", type=int, choices=list(SERVING), default=EXACT, help="whose engine (default: %(default)s)")
     add("--served-model-name", metavar="NAME", help="what requests call the model (default: as --model)")
@@ -46,10 +44,8 @@ def build_parser(stage: Stage, prog: str, description: str | None) -> Parser:
     help = "answer requests with fields that are not known here or can't be acted on, and name these in the log"
     add("--ignore-unknown-fields", action="store_true", help=help)
     add_options(stage, parser.add_argument_group("engine").add_argument)
-    return parser
-
-
-def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    if stage.is_fair:
+        parser.set_defaults(policy="fair")
     add = parser.add_argument_group("server").add_argument
     parser.add_argument("name", nargs="?", metavar="MODEL", help="the same as --model")
     add("--host", default="127.0.0.1", help="where to listen (default: %(default)s, this machine alone)")
@@ -79,6 +75,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "all (default: where only this machine is served, none)",
     )
     add_flags(parser.add_argument_group("limits").add_argument)
+    return parser
 
 
 def check(stage: Stage, args: argparse.Namespace) -> None:
@@ -123,14 +120,6 @@ def make_service(stage: Stage, args: argparse.Namespace, limits: Limits) -> Serv
         template.check_tokens(engine.llm.get_tokenizer())
     name = args.served_model_name or args.model
     return Service(stage, engine, name, limits, template, defaults, args.ignore_unknown_fields)
-
-
-def server_parser(stage: Stage, prog: str) -> Parser:
-    parser = build_parser(stage, prog, description)
-    add_server_flags(parser)
-    if stage.is_fair:
-        parser.set_defaults(policy="fair")
-    return parser
 
 
 def main(argv: list[str] | None = None, prog: str = "python -m stagewise serve") -> int:

@@ -7,7 +7,7 @@ and who loads the page again sees what was there before. Else nothing is recorde
 A viewer gets these events:
 
     run     first, and whenever it can't go on where it was: `run` (a name of what is recorded), `server` (of this
-            process), `header` (of the trace, see ../replay/trace.py), `first` and `next`: the numbers of the first
+            process), `header` (of the trace, see ../trace_file.py), `first` and `next`: the numbers of the first
             step that it will get and of the one after the last that there is now, or null. Whoever comes back with
             `?run=NAME&after=NUMBER` goes on after that step, and gets {"run", "resumed": true} instead.
     asked   of requests that a step below is the first to name: their ids -> [when they came, x-request-id]
@@ -26,7 +26,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from ..replay.trace import Trace, whole_step
+from ..trace_file import Trace, whole_step
 from ..tracing import detach, guesses, look_on, new_texts
 from .events import event, unless_gone
 from .service import Service

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from ..replay import page
-from ..replay.trace import Trace
+from ..trace_file import Trace
 
 PARTS = Path(__file__).parent / "page"
 

@@ -49,20 +49,20 @@ async def read_body(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-def parse_json(raw: bytes, what: str = "the body", max_values: int | None = None) -> dict:
+def parse_json(raw: bytes, max_values: int) -> dict:
     """The fields of a body. Raises APIError unless it is one object of strict JSON, with each key once."""
-    if max_values is not None and (num_values := sum(map(raw.count, (b",", b"[", b"{")))) > max_values:
+    if (num_values := sum(map(raw.count, (b",", b"[", b"{")))) > max_values:
         # A comma in a text counts too: this is for finding out without a parser, which can't be interrupted.
-        raise APIError(413, f"{what} has about {num_values:,} values of JSON; the limit is {max_values:,}")
+        raise APIError(413, f"the body has about {num_values:,} values of JSON; the limit is {max_values:,}")
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=no_constant, object_pairs_hook=no_duplicates)
         check_depth(body)
     except RecursionError:
-        raise bad_request(f"{what} is not valid JSON: it is nested too deeply, over {MAX_DEPTH} levels") from None
+        raise bad_request(f"the body is not valid JSON: it is nested too deeply, over {MAX_DEPTH} levels") from None
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError too
-        raise bad_request(f"{what} is not valid JSON: {error}") from None
+        raise bad_request(f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
-        raise bad_request(f"{what} must be a JSON object, got {body!r:.80}")
+        raise bad_request(f"the body must be a JSON object, got {body!r:.80}")
     return body
 
 

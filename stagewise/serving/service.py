@@ -1,4 +1,4 @@
-"""The service: an engine that answers OpenAI's requests, for the server and for batch files. A `Job` runs as a `Run`:
+"""The service: an engine that answers OpenAI's requests. A `Job` runs as a `Run`:
 its prompts side by side, their outputs as pieces of the answer.
 """
 
@@ -179,7 +179,7 @@ class Run:
 
 @dataclass(eq=False)
 class Service(Served):
-    """An engine that answers OpenAI's requests: what the server and batch files have in common.
+    """An engine that answers OpenAI's requests.
 
     Attributes:
         lanes: where what takes long is done.

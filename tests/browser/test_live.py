@@ -15,7 +15,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from stagewise.replay.state import states
-from stagewise.replay.trace import Trace, check_header, check_step
+from stagewise.trace_file import Trace, check_header, check_step
 from tests.browser.conftest import ROOT, Browser
 from tests.browser.test_layout import LAYOUT, SIZES
 from tests.browser.test_page import AXE

@@ -8,7 +8,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from stagewise.replay.state import name, states
-from stagewise.replay.trace import read_trace
+from stagewise.trace_file import read_trace
 from tests import made_traces
 from tests.browser.conftest import ROOT
 from tests.test_replay import MADE

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stagewise.replay.trace import read_trace
+from stagewise.trace_file import read_trace
 from tests import made_traces
 from tests.browser.conftest import ROOT, Browser
 from tests.test_replay import MADE

@@ -10,7 +10,7 @@ from selenium.webdriver.common.keys import Keys
 
 from stagewise.replay.examples import EXAMPLES, FOLDER, make
 from stagewise.replay.page import make_page
-from stagewise.replay.trace import Trace
+from stagewise.trace_file import Trace
 from tests import made_traces
 from tests.browser.test_page import AXE, position
 from tests.test_examples import embedded
