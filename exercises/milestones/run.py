@@ -118,10 +118,12 @@ def _where(directory: Path, spots: list[child.Spot]) -> str:
     return f"           it was at: {own[-1][0].name}, line {own[-1][1]}" if own else ""
 
 
-def grade_engine(directory: Path, number: int, patience: float = child.PATIENCE) -> Grade:
+def grade_engine(
+    directory: Path, number: int, patience: float = child.PATIENCE, seconds: float = child.SECONDS
+) -> Grade:
     """The grade of one milestone, for a teacher's table."""
     try:
-        results = list(outcomes_in_time(directory, [number], patience=patience, quiet=True))
+        results = list(outcomes_in_time(directory, [number], seconds, patience, quiet=True))
     except ValueError as error:
         return Grade("failing", str(error))
     _, what, last, message = results[-1]
