@@ -145,6 +145,15 @@ MISTAKES = [
     Mistake("vectors are integers", 8, 8, "multiply each by its token's scale", [("quantize.py", "self.weight[x] * self.scales[x, None]", "self.weight[x].float()")]),
     Mistake("as-is is rounded, too", 8, 8, "from its token", [("runner.py", "quantizing(self.model) if self.int8 else None", "quantizing(self.model)")]),
     Mistake("int8 is only a name", 8, 8, "nothing was rounded", [("runner.py", "quantizing(self.model) if self.int8 else None", "None")]),
+    Mistake("a request without tokens is admitted", 4, 4, "no token of the step is left", [("scheduler.py", "if not budget:", "if False:")]),
+    Mistake("a prompt that must come whole is cut", 4, 4, "B's prompt must come whole", [("scheduler.py", "if not self.enable_chunked_prefill and request.num_new_tokens > budget:", "if False:")]),
+    Mistake("steps are not counted", 4, 4, "the policies count by", [("scheduler.py", "self.num_steps += 1", "pass")]),
+    Mistake("who comes back gets another rank", 4, 4, "keeps it, and its place in the queue", [("scheduler.py", "if request.rank is None:", "if True:")]),
+    Mistake("an abort without a reason", 4, 4, "the others get `abort`", [("engine.py", 'request.finish("abort")', "pass")]),
+    Mistake("no row is single", 4, 4, "A is the only single token", [("batch.py", "if num_tokens == 1:", "if False:")]),
+    Mistake("n-grams of 16 bits", 7, 7, "tokens are compared whole", [("drafters.py", "ends[tuple(token_ids[end - n : end])]", "ends[tuple(t % 65536 for t in token_ids[end - n : end])]")]),
+    Mistake("the drafter is asked for nothing", 7, 7, "which takes time, is not asked", [("speculator.py", "self.drafter.draft(counts) if any(counts.values()) else {}", "self.drafter.draft(counts)")]),
+    Mistake("token 0 is none", 7, 7, "0 is a token like others", [("speculator.py", "not 0 <= token_id < size", "not 0 < token_id < size")]),
 ]  # fmt: skip
 FOUND_EARLIER = (  # by a milestone whose engine of the learner's could not make the mistake
     "a bad request is found in the step",

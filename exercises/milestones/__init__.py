@@ -106,7 +106,7 @@ MILESTONES = [
             "kv_cache.py": ("KVCache.update",),
             "model.py": ("Attention.forward", "Attention._attend_singles", "attend", "GPT2.forward"),
         },
-        verbs=("check_schedule", "check_flat_batch", "check_slot_cache"),
+        verbs=("check_schedule", "check_admission", "check_flat_batch", "check_slot_cache"),
     ),
     Milestone(
         5, "blocks", "blocks", "stage05_paged", (90, 120),

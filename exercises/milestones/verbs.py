@@ -245,6 +245,72 @@ def check_schedule(lab: Lab) -> None:
             committed(rows, scheduler.remove)
     with lab.case("schedule, when nobody is there"):
         expect("schedule, when nobody is there", list(scheduler.schedule()), [])
+    likely = "`schedule` adds one to `self.num_steps`, which the policies count by"
+    expect("schedule, five times: num_steps", scheduler.num_steps, 5, likely=likely)
+    case = "A is added, and then B, which comes back with its rank (0, -1): the one slot goes to"
+    with lab.case(case):
+        scheduler = part(lab, "scheduler", "Scheduler")(1, 6)
+        a, b = request(lab, PROMPTS[0]), request(lab, PROMPTS[1])
+        b.rank = (0, -1)
+        for one in (a, b):
+            scheduler.add(one)
+        got = ["A" if one is a else "B" for one, *_ in scheduler.schedule()]
+    expect(case, got, ["B"], likely="a request that has a rank keeps it, and its place in the queue")
+
+
+def check_admission(lab: Lab) -> None:
+    """admit and remove: no slot without tokens, a prompt that must come whole, who leaves twice"""
+    kind, said = part(lab, "scheduler", "Scheduler"), "it waits, as no token of the step is left for it"
+    for lengths, whole, right, likely in (
+        ((4, 2, 2), False, [("A", 4), ("B", 2)], f"C: {said}"),
+        ((4, 5), True, [("A", 4)], "B's prompt must come whole, and two tokens of the step are left"),
+        ((4, 2), True, [("A", 4), ("B", 2)], "B's prompt fits into what is left of the step"),
+    ):
+        case = (
+            f"prompts of {lengths} tokens, 3 slots, 6 tokens a step{', prompts come whole' if whole else ''}: the rows"
+        )
+        with lab.case(case):
+            scheduler = kind(3, 6, enable_chunked_prefill=not whole)
+            names = {request(lab, range(1, length + 1)): name for length, name in zip(lengths, "ABC", strict=False)}
+            for one in names:
+                scheduler.add(one)
+            rows = scheduler.schedule()
+        expect(case, [(names[one], int(count)) for one, count, _ in rows], right, likely=likely)
+    case = "A runs, B waits for its slot"
+    with lab.case(case):
+        scheduler, a, b = kind(1, 6), request(lab, PROMPTS[0]), request(lab, PROMPTS[1])
+        for one in (a, b):
+            scheduler.add(one)
+        scheduler.schedule()
+        times = [isinstance(one.first_scheduled_time, float) for one in (a, b)]
+        first = a.first_scheduled_time
+    expect(f"{case}: whether first_scheduled_time of A and of B is a time", times, [True, False],
+           likely="`_admit` sets it to time.perf_counter()")  # fmt: skip
+    with lab.case(f"{case}: A is removed, then once more, then comes back behind B"):
+        scheduler.remove(a)
+        scheduler.remove(a)
+        left = [a.slot, a.rank, list(scheduler.free_slots)]
+        a.num_computed_tokens = 0
+        scheduler.add(a)
+        come = ["A" if one is a else "B" for one, *_ in scheduler.schedule()]
+        scheduler.remove(b)
+        scheduler.schedule()
+        scheduler.check_integrity()
+    likely = "who is out has neither slot nor rank, and is removed again without harm"
+    expect(f"{case}: A is removed twice: its slot, its rank, free slots", left, [None, None, [0]], likely=likely)
+    expect(f"{case}: A is removed, and comes back: the next step", come, ["B"], likely="A's new rank is behind B's")
+    same = a.first_scheduled_time == first
+    require(same, f"{case}: A comes back: first_scheduled_time", "the first", "a later one", "it stays as it was")
+    with lab.case(case := "abort, of A which waits, and of B which has ended with the reason stop"):
+        engine, a, b = copy.copy(engine_of(lab)), request(lab, PROMPTS[0]), request(lab, PROMPTS[1])
+        engine.scheduler = kind(1, 6)
+        engine.add(a)
+        b.finish("stop")
+        for one in (a, b):
+            engine.abort(one)
+        left = [a.finish_reason, b.finish_reason, len(engine.scheduler.waiting)]
+    likely = "who has ended keeps the reason; the others get `abort`"
+    expect(f"{case}: both reasons, and how many wait", left, ["abort", "stop", 0], likely=likely)
 
 
 def check_flat_batch(lab: Lab) -> None:
@@ -258,6 +324,9 @@ def check_flat_batch(lab: Lab) -> None:
     for name, one, expected in zip(names, got, ([5, 8, 9], [4, 2, 3], [0, 1, 1], [0, 2]), strict=True):
         expect(f"{case}: {name}", one, expected)
     require(batch.ready == [a, b], f"{case}: ready", "A and B, in the order of their rows", batch.ready)
+    got = batch.num_single, batch.num_slots, batch.n_seq, [tuple(run) for run in batch.runs]
+    likely = "A is the only single token, of slot 0 and a sequence of 5; B's run is tokens 1 and 2, of slot 1"
+    expect(f"{case}: num_single, num_slots, n_seq and runs", got, (1, 1, 5, [(1, 3, 1, 4)]), likely=likely)
 
 
 def check_slot_cache(lab: Lab) -> None:
@@ -386,6 +455,8 @@ def check_look_up(lab: Lab) -> None:
         ([1, 2, 7, 1, 2, 8], [1, 2], [8, 1], "of matches of the same length the latest counts"),
         ([5, 6, 5, 6], [5, 6], [5, 6], "the last tokens themselves are no place where they came before"),
         ([1, 2, 3], [4], [], "nothing came before, so nothing is guessed"),
+        ([1, 2, 7, 65_537, 2, 9], [1, 2], [7, 65_537], "tokens are compared whole: 65537 is not 1"),
+        ([65_537, 2, 7, 8], [65_537, 2], [7, 8], "tokens are compared whole, with those that came before"),
     )
     for prompt, output, expected, likely in cases:
         case = f"PromptLookup.draft, two guesses, a prompt of {prompt} and an output of {output} so far"
@@ -472,7 +543,7 @@ class Fixed:
     draft_cost = 0.0
 
     def __init__(self, *says: int):
-        self.says, self.asked = list(says), {}
+        self.says, self.asked = list(says), None
 
     def draft(self, counts: dict) -> dict:
         self.asked = {request: count for request, count in counts.items() if count}
@@ -499,7 +570,7 @@ def check_drafts(lab: Lab) -> None:
     a.num_computed_tokens, d.num_computed_tokens = 4, 2
 
     def drafted(case: str, says: Sequence[int], rows: Sequence[Any], budget: int = 64, blocks: int = 20) -> tuple:
-        """(how many guesses each was asked for, the guesses that each got)"""
+        """(how many guesses the drafter was asked for, if it was asked; the guesses that each got)"""
         with lab.case(case):
             manager, drafter = manager_of(lab, blocks, enable_prefix_caching=False), Fixed(*says)
             for one, _, _ in rows:
@@ -507,7 +578,7 @@ def check_drafts(lab: Lab) -> None:
             speculator.block_manager, speculator.drafter = manager, drafter
             speculator.max_num_batched_tokens = budget
             got = speculator.draft(list(rows))
-        asked = {names[one]: count for one, count in drafter.asked.items()}
+        asked = None if drafter.asked is None else {names[one]: count for one, count in drafter.asked.items()}
         return asked, {names[one]: list(tokens) for one, tokens in got.items() if tokens}
 
     guesses = [11, 12, 13, 14]
@@ -518,6 +589,14 @@ def check_drafts(lab: Lab) -> None:
         "C's row is not ready: its last token is not in this step": ({"A": 4, "C": 4}, {"A": guesses, "C": guesses}),
     }
     expect(f"{case}: guesses that were asked for, and the drafts", got, ({"A": 4}, {"A": guesses}), said)
+    case = "B brings the whole prompt, and nobody decodes"
+    said = {"nobody gets guesses: the drafter, which takes time, is not asked": ({}, {})}
+    expect(
+        f"{case}: guesses that were asked for, and the drafts",
+        drafted(case, guesses, [row(new, 2, True)]),
+        (None, {}),
+        said,
+    )
     two = [row(a, 1, True), row(d, 1, True)]
     for budget in (5, 2):
         case = f"A and D bring a token each, in a step of {budget}: rows with the drafts"
@@ -528,6 +607,7 @@ def check_drafts(lab: Lab) -> None:
         ([END, 11, 12], [], "nothing follows the end token, and the row before it finds it without a guess"),
         ([11, SIZES["vocab_size"], 12], [11], "the drafter guessed what is not in the vocabulary"),
         ([-1, 11], [], "the drafter guessed what is not in the vocabulary"),
+        ([11, 0, 12], [11, 0, 12], "0 is a token like others"),
     ):
         case = f"the drafter guesses {says} for A"
         expect(f"{case}: the drafts", drafted(case, says, two[:1])[1], {"A": left} if left else {}, likely=likely)
