@@ -154,6 +154,9 @@ MISTAKES = [
     Mistake("n-grams of 16 bits", 7, 7, "tokens are compared whole", [("drafters.py", "ends[tuple(token_ids[end - n : end])]", "ends[tuple(t % 65536 for t in token_ids[end - n : end])]")]),
     Mistake("the drafter is asked for nothing", 7, 7, "which takes time, is not asked", [("speculator.py", "self.drafter.draft(counts) if any(counts.values()) else {}", "self.drafter.draft(counts)")]),
     Mistake("token 0 is none", 7, 7, "0 is a token like others", [("speculator.py", "not 0 <= token_id < size", "not 0 < token_id < size")]),
+    Mistake("a key has the first prefix id", 5, 6, "the last of `prefix_ids`", [("block_manager.py", "Key(prefix_ids[-1] if", "Key(prefix_ids[0] if")]),
+    Mistake("a fork shares the prefix ids", 5, 6, "prefix ids, too, is a copy", [("block_manager.py", "list(table.prefix_ids))", "table.prefix_ids)")]),
+    Mistake("a duplicate takes the entry", 5, 6, "do not agree", [("block_manager.py", "if key not in self._entries:", "if True:")]),
 ]  # fmt: skip
 FOUND_EARLIER = (  # by a milestone whose engine of the learner's could not make the mistake
     "a bad request is found in the step",

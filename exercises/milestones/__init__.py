@@ -143,7 +143,7 @@ MILESTONES = [
                 "BlockManager._evict", "BlockManager.fork",
             ),
         },
-        verbs=("check_sharing",),
+        verbs=("check_sharing", "check_found"),
     ),
     Milestone(
         7, "speculation", "speculation", "stage07_speculative", (60, 90),

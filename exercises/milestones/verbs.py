@@ -444,6 +444,53 @@ def check_sharing(lab: Lab) -> None:
         manager.check_integrity()
 
 
+def check_found(lab: Lab) -> None:
+    """blocks: what is found is the same whole beginning, also of duplicates and of forks"""
+    case = "blocks of 4; A has 1 to 4, 5 to 8 and 9 9 9 9, B the same but 5 5 5 5 in its second block"
+    with lab.case(case):
+        manager = manager_of(lab, 20)
+        a = request(lab, [1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9])
+        b, c = (request(lab, [1, 2, 3, 4, 5, 5, 5, 5, 9, 9, 9, 9, *more]) for more in ([], [1]))
+        for one in (a, b):
+            manager.allocate(one)
+            manager.cache_full_blocks(one, 12)
+        found, blocks = manager.allocate(c), [list(manager.block_table(one)[:3]) for one in (a, b, c)]
+        other = manager.allocate(request(lab, [65_537, 2, 3, 4, 5]))
+        manager.check_integrity()
+    expect(f"{case}: found for B's tokens and one more", found, 12)
+    likely = "a key has the id of the whole beginning before its block, which is the last of `prefix_ids`"
+    expect(f"{case}: its blocks", blocks[2], blocks[1], {likely: [*blocks[1][:2], blocks[0][2]]})
+    expect(f"{case}: found for 65537 2 3 4 5", other, 0, likely="tokens are compared whole: 65537 is not 1")
+    case = "A and B have the same 8 tokens, and both have blocks before either is entered"
+    with lab.case(f"{case}: entered, and looked up"):
+        manager = manager_of(lab, 20)
+        a, b, c = (request(lab, [1, 2, 3, 4, 5, 6, 7, 8, *more]) for more in ([], [], [9]))
+        for one in (a, b):
+            manager.allocate(one)
+        for one in (a, b):
+            manager.cache_full_blocks(one, 8)
+        manager.check_integrity()
+        found, blocks = manager.allocate(c), [list(manager.block_table(one)[:2]) for one in (a, c)]
+    likely = "B's blocks are duplicates: the first that was entered stays"
+    expect(f"{case}: found for these and one more, and its blocks", (found, blocks[1]), (8, blocks[0]), likely=likely)
+    case = "A has 6 tokens and is forked; then A gets 9 9 and the fork 8 8, and both are entered"
+    with lab.case(case):
+        manager, a, child = manager_of(lab, 20), request(lab, range(1, 7)), request(lab, range(1, 7))
+        manager.allocate(a)
+        manager.cache_full_blocks(a, 6)
+        manager.fork(a, child)
+        for one, token in ((a, 9), (child, 8)):
+            for _ in range(2):
+                one.output_token_ids.append(token)
+                manager.append(one)
+        for one in (a, child):
+            manager.cache_full_blocks(one, 8)
+        found = [manager.allocate(request(lab, [*range(1, 7), token, token, 7])) for token in (9, 8)]
+        manager.check_integrity()
+    likely = "a fork has a table of its own: its list of prefix ids, too, is a copy"
+    expect(f"{case}: found for A's 8 tokens, and for the fork's", found, [8, 8], {likely: [8, 4]})
+
+
 # --- 7. Speculation ---------------------------------------------------------------------------------------------------
 
 
