@@ -157,6 +157,10 @@ MISTAKES = [
     Mistake("a key has the first prefix id", 5, 6, "the last of `prefix_ids`", [("block_manager.py", "Key(prefix_ids[-1] if", "Key(prefix_ids[0] if")]),
     Mistake("a fork shares the prefix ids", 5, 6, "prefix ids, too, is a copy", [("block_manager.py", "list(table.prefix_ids))", "table.prefix_ids)")]),
     Mistake("a duplicate takes the entry", 5, 6, "do not agree", [("block_manager.py", "if key not in self._entries:", "if True:")]),
+    Mistake("rows and columns are added up", 3, 3, "as the longest prompt and the longest output need", [("engine.py", "len(larger) * self.cache_len(larger) > room", "len(larger) + self.cache_len(larger) > room")]),
+    Mistake("always sorted", 3, 3, "in the order in which they come", [("engine.py", "if self.config.sort_by_length:", "if True:")]),
+    Mistake("never sorted", 3, 3, "the longest prompts first", [("engine.py", "if self.config.sort_by_length:", "if False:")]),
+    Mistake("the first eight tokens of a block", 5, 6, "all tokens of its block", [("block_manager.py", "tuple(token_ids[start : start + self.block_size])", "tuple(token_ids[start : start + self.block_size][:8])")]),
 ]  # fmt: skip
 FOUND_EARLIER = (  # by a milestone whose engine of the learner's could not make the mistake
     "a bad request is found in the step",

@@ -92,7 +92,7 @@ MILESTONES = [
             "kv_cache.py": ("KVCache.update", "bytes_per_token"),
             "model.py": ("Attention.forward", "GPT2.forward"),
         },
-        verbs=("check_cache", "check_cache_batch"),
+        verbs=("check_cache", "check_cache_batch", "check_batches"),
     ),
     Milestone(
         4, "slots", "slots", "stage04_continuous", (90, 120),

@@ -3,6 +3,7 @@ The first case of a verb is a step that the chapter of its stage works by hand."
 
 import copy
 import importlib
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from exercises.grading import expect, require
 
-from .lab import END, FIRST, SIZES, Lab, Missing, prompts_of
+from .lab import BYTES_PER_TOKEN, END, FIRST, SIZES, Lab, Missing, prompts_of
 
 CPU = torch.device("cpu")
 PROMPTS = ([7, 4, 1, 9], [3, 8])  # of four tokens, and of two
@@ -194,6 +195,28 @@ def check_cache_batch(lab: Lab) -> None:
             got = numbers(of([request(lab, prompt, output) for prompt in PROMPTS], cache, CPU).token_ids)
         got = [[0] * (len(row) - len(new)) + row[-len(new) :] for row, new in zip(got, own, strict=True)]
         expect(case, got, expected, likely="what the cache has is not computed again" if filled else "")
+
+
+def check_batches(lab: Lab) -> None:
+    """batches: as many as have room in the cache, in their order or the longest prompts first"""
+    room, lengths = 88, (30, 20, 25, 8)
+    engine = engine_of(lab, kv_cache_bytes=room * BYTES_PER_TOKEN, max_num_seqs=8)
+    case = f"next_batch, prompts of {lengths} tokens, max_tokens=20, a cache of {room} tokens: prompts of each batch"
+    with lab.case(case):
+        waiting, got = deque(request(lab, range(length), max_tokens=20) for length in lengths), []
+        while waiting:
+            got.append([len(one.prompt_token_ids) for one in engine.next_batch(waiting)])
+    said = "each row has as many columns as the longest prompt and the longest output need, but for the last token"
+    expect(case, got, [[30], [20, 25], [8]], likely=said)
+    for sort, right in ((False, ["A", "B"]), (True, ["B", "A"])):
+        case = f"run, A with 2 tokens and B with 4, one at a time, sort_by_length={sort}: who gets a token"
+        with lab.case(case):
+            engine = engine_of(lab, max_num_seqs=1, sort_by_length=sort)
+            a, b = request(lab, PROMPTS[1], max_tokens=1), request(lab, PROMPTS[0], max_tokens=1)
+            got = ["A" if one is a else "B" for updated in engine.run(deque([a, b])) for one in updated]
+        expect(
+            case, got, right, likely="the longest prompts first" if sort else "they run in the order in which they come"
+        )
 
 
 # --- 4. Slots ---------------------------------------------------------------------------------------------------------
@@ -461,6 +484,13 @@ def check_found(lab: Lab) -> None:
     likely = "a key has the id of the whole beginning before its block, which is the last of `prefix_ids`"
     expect(f"{case}: its blocks", blocks[2], blocks[1], {likely: [*blocks[1][:2], blocks[0][2]]})
     expect(f"{case}: found for 65537 2 3 4 5", other, 0, likely="tokens are compared whole: 65537 is not 1")
+    with lab.case(case := "blocks of 16; A has 0 to 15; found for a prompt of 17 that differs in its tenth token"):
+        manager = part(lab, "block_manager", "BlockManager")(4, 16, watermark=0)
+        a = request(lab, range(16))
+        manager.allocate(a)
+        manager.cache_full_blocks(a, 16)
+        found = manager.allocate(request(lab, [*range(9), 99, *range(10, 17)]))
+    expect(case, found, 0, likely="a key has all tokens of its block")
     case = "A and B have the same 8 tokens, and both have blocks before either is entered"
     with lab.case(f"{case}: entered, and looked up"):
         manager = manager_of(lab, 20)
