@@ -192,9 +192,12 @@ def check_cache_batch(lab: Lab) -> None:
         with lab.case(case):
             cache = kind(2, 2, 3, 9, 16, torch.float32, CPU)
             cache.length = filled
-            got = numbers(of([request(lab, prompt, output) for prompt in PROMPTS], cache, CPU).token_ids)
+            batch = of([request(lab, prompt, output) for prompt in PROMPTS], cache, CPU)
+            got = numbers(batch.token_ids)
         got = [[0] * (len(row) - len(new)) + row[-len(new) :] for row, new in zip(got, own, strict=True)]
         expect(case, got, expected, likely="what the cache has is not computed again" if filled else "")
+        is_prefill = case.replace("token_ids", "is_prefill")
+        expect(is_prefill, bool(batch.is_prefill), not filled, likely="the prompts come when the cache is empty")
 
 
 def check_batches(lab: Lab) -> None:
