@@ -695,6 +695,16 @@ def test_a_table_is_written_after_each_folder(tmp_path, monkeypatch):
     assert len(table.read_text().splitlines()) == 3
 
 
+def test_every_exercise_has_a_column_and_what_somebody_has(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(
+        marks, "grade_folder", lambda of, names, patience: dict.fromkeys(names, catalogue.Grade("passed"))
+    )
+    (tmp_path / "anna").mkdir()
+    (tmp_path / "anna" / "llama.py").write_text("")
+    marks.main([str(tmp_path / "anna")])
+    assert capfd.readouterr().out.splitlines()[0].split(" | ")[2:] == [*exercises(), "capstone |"]
+
+
 def test_milestones_the_capstone_and_predictions_have_columns(tmp_path, capfd):
     """Anna has an engine and an older one, a Llama, and a prediction; Ben has begun; Cleo has nothing."""
     anna, ben, cleo = (tmp_path / name for name in ("anna", "ben", "cleo"))
