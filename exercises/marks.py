@@ -48,9 +48,10 @@ def answers_in(folder: Path, names: Sequence[str]) -> dict[str, Path]:
     """What a learner's folder has of these columns, no link and no solution. Of several files the newest in its own
     folder that is not as it was handed out, or else the newest; of several engines the one that was changed last."""
     found: dict[str, list[Path]] = {}
-    for where, _, files in os.walk(folder):
-        for path in (Path(where, name) for name in files if Path(where).name != "solutions"):
-            if not path.is_symlink():
+    for where, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name[0] != "." and name not in ("solutions", "site-packages")]
+        for path in (Path(where, name) for name in files):
+            if path.is_file() and not path.is_symlink():
                 found.setdefault(path.name, []).append(path)
     engines = [path.parent for path in found.get(RECORD, [])]
     answers: dict[str, Path | None] = {}
@@ -58,15 +59,17 @@ def answers_in(folder: Path, names: Sequence[str]) -> dict[str, Path]:
         if name in MILESTONE:
             started = [engine for engine in engines if read_record(engine)[0] == MILESTONE[name].number]
             answers[name] = max(started, key=changed, default=None)
-        else:
-            skeleton = skeleton_of(name)
-            content = skeleton.read_bytes() if skeleton else b""
-            parent = skeleton.parent.name if skeleton else folder.name
-            answers[name] = max(
-                found.get(skeleton.name if skeleton else PROGRESS.name, []),
-                key=lambda path: (path.read_bytes() != content, path.parent.name == parent, path.stat().st_mtime, path),
-                default=None,
-            )
+            continue
+        skeleton = skeleton_of(name)
+        content = skeleton.read_bytes() if skeleton else b""
+        parent = skeleton.parent.name if skeleton else folder.name
+        answers[name] = max(
+            found.get(skeleton.name if skeleton else PROGRESS.name, []),
+            key=lambda path: (path.read_bytes() != content, path.parent.name == parent, path.stat().st_mtime, path),
+            default=None,
+        )
+    if (capstone := answers.get("capstone")) and capstone.read_bytes() == CAPSTONE.read_bytes():
+        del answers["capstone"]  # every checkout has it
     return {name: path for name, path in answers.items() if path}
 
 

@@ -696,13 +696,25 @@ def test_a_table_is_written_after_each_folder(tmp_path, monkeypatch):
 
 
 def test_every_exercise_has_a_column_and_what_somebody_has(tmp_path, monkeypatch, capfd):
+    """A capstone as it was handed out is none, nor is a package's file, a pipe, or an engine with a damaged record."""
     monkeypatch.setattr(
         marks, "grade_folder", lambda of, names, patience: dict.fromkeys(names, catalogue.Grade("passed"))
     )
-    (tmp_path / "anna").mkdir()
-    (tmp_path / "anna" / "llama.py").write_text("")
-    marks.main([str(tmp_path / "anna")])
-    assert capfd.readouterr().out.splitlines()[0].split(" | ")[2:] == [*exercises(), "capstone |"]
+    anna, ben = tmp_path / "anna", tmp_path / "ben"
+    for folder in (anna / ".venv", anna / "mine", anna / "exercises" / "capstone", ben):
+        folder.mkdir(parents=True)
+    (anna / ".venv" / "llama.py").write_text("")
+    (anna / "mine" / ".start.json").write_text('{"milestone": 1, "files": "all"}')
+    shutil.copy(marks.CAPSTONE, anna / "exercises" / "capstone")
+    os.mkfifo(anna / "llama.py")
+
+    def columns(*folders):
+        marks.main([*map(str, folders)])
+        return capfd.readouterr().out.splitlines()[0].strip("| ").split(" | ")[2:]
+
+    assert columns(anna) == list(exercises())
+    (ben / "llama.py").write_text("")
+    assert columns(anna, ben) == [*exercises(), "capstone"]
 
 
 def test_milestones_the_capstone_and_predictions_have_columns(tmp_path, capfd):
