@@ -162,6 +162,8 @@ MISTAKES = [
     Mistake("never sorted", 3, 3, "the longest prompts first", [("engine.py", "if self.config.sort_by_length:", "if False:")]),
     Mistake("the first eight tokens of a block", 5, 6, "all tokens of its block", [("block_manager.py", "tuple(token_ids[start : start + self.block_size])", "tuple(token_ids[start : start + self.block_size][:8])")]),
     Mistake("a decode is called a prefill", 3, 3, "when the cache is empty", [("batch.py", "is_prefill=cache.length == 0", "is_prefill=True")]),
+    Mistake("who was preempted grows", 5, 5, "no error", [("scheduler.py", "while request.state is RequestState.RUNNING and not self", "while not self")]),
+    Mistake("blocks that can be found are taken first", 5, 6, "in which nothing can be found are taken first", [("block_manager.py", "if block not in self._keys:", "if block in self._keys:")]),
 ]  # fmt: skip
 FOUND_EARLIER = (  # by a milestone whose engine of the learner's could not make the mistake
     "a bad request is found in the step",

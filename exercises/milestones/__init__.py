@@ -133,7 +133,9 @@ MILESTONES = [
             "BlockManager._evict": "raise NotImplementedError  # milestone 6",
             "BlockManager.fork": "raise NotImplementedError  # milestone 6",
         }},
-        verbs=("check_blocks", "check_block_schedule", "check_block_cache"),
+        verbs=(
+            "check_blocks", "check_block_schedule", "check_block_admission", "check_block_batch", "check_block_cache",
+        ),
     ),
     Milestone(
         6, "sharing", "sharing", "stage05_paged", (60, 90),

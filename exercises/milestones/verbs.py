@@ -387,6 +387,16 @@ def check_blocks(lab: Lab) -> None:
         manager.check_integrity()
         counts = len(manager.block_table(a)), manager.num_free
         expect(f"{case}: A has 6 tokens: blocks, and free ones", counts, (2, 1))
+        before = list(manager.block_table(a))
+        a.output_token_ids.append(9)
+        manager.append(a)
+        after, said = list(manager.block_table(a)), "the last block has room for it: nothing changes"
+        expect(
+            f"{case}: A gets a seventh token: its blocks, and copies",
+            (after, manager.pop_copies()),
+            (before, []),
+            likely=said,
+        )
         manager.allocate(b)
         tables = [list(manager.block_table(one)) for one in (a, b)]
         expect(f"{case}: B has 4: the blocks of both", sorted(tables[0] + tables[1]), [0, 1, 2])
@@ -423,6 +433,95 @@ def check_block_schedule(lab: Lab) -> None:
     expect(f"{case}: rows of five steps", seen, expected, likely=likely)
     kept = b.num_computed_tokens, len(b.output_token_ids)
     expect(f"{case}: B's computed tokens then, and its output", kept, (0, 3))
+    case = "two prompts of 4 tokens, blocks of 4, two of them: both need another block in the same step"
+    with lab.case(case):
+        manager = manager_of(lab, 2, enable_prefix_caching=False)
+        scheduler = part(lab, "scheduler", "Scheduler")(manager, 4, 16)
+        names = {request(lab, range(1, 5)): "A", request(lab, range(5, 9)): "B"}
+        for one in names:
+            scheduler.add(one)
+        for one, count, _ in scheduler.schedule():
+            one.num_computed_tokens += count
+            one.output_token_ids.append(11)
+        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+        manager.check_integrity()
+    likely = "B gives its block to A, and needs none until it runs again"
+    expect(f"{case}: rows of the second step", rows, [("A", 1)], likely=likely)
+
+
+def check_block_admission(lab: Lab) -> None:
+    """admit: no slot without tokens or blocks, none beside a preemption; what can never fit is refused"""
+    kind = part(lab, "scheduler", "Scheduler")
+    for lengths, blocks, reserve, whole, right, likely in (
+        ((4, 2, 2), 9, 0, False, [("A", 4), ("B", 2)], "no token of the step is left for C"),
+        ((4, 5), 9, 0, True, [("A", 4)], "B's prompt must come whole, and two tokens of the step are left"),
+        ((4, 2), 9, 0, True, [("A", 4), ("B", 2)], "B's prompt fits into what is left of the step"),
+        ((4, 2), 2, 1, False, [("A", 4)], "one block is free, which is the reserve of those that run"),
+        ((5,), 2, 1, False, [("A", 5)], "nobody runs, so nobody needs a reserve"),
+    ):
+        how = f"{blocks} blocks of 4, {reserve} of them a reserve, 6 tokens a step{', prompts come whole' * whole}"
+        with lab.case(case := f"prompts of {lengths} tokens, {how}: the rows"):
+            manager = manager_of(lab, blocks, enable_prefix_caching=False)
+            manager.watermark_blocks = reserve
+            scheduler = kind(manager, 3, 6, enable_chunked_prefill=not whole)
+            names = {request(lab, range(1, length + 1)): name for length, name in zip(lengths, "ABC", strict=False)}
+            for one in names:
+                scheduler.add(one)
+            rows = scheduler.schedule()
+            times = [isinstance(one.first_scheduled_time, float) for one, *_ in rows]
+        expect(case, [(names[one], int(count)) for one, count, _ in rows], right, likely=likely)
+        expect(case.replace("the rows", "whether first_scheduled_time is a time"), times, [True] * len(right))
+    case = "A (4 tokens) and B (8) have all three blocks; A needs another, and C, which ranks before B, needs one"
+    with lab.case(case):
+        scheduler = kind(manager_of(lab, 3, enable_prefix_caching=False), 4, 16)
+        a, b, c = (request(lab, range(1, length + 1)) for length in (4, 8, 2))
+        names = {a: "A", b: "B", c: "C"}
+        for one in (a, b):
+            scheduler.add(one)
+        for one, count, _ in scheduler.schedule():
+            one.num_computed_tokens += count
+            one.output_token_ids.append(11)
+        c.rank = (a.rank[0], (a.rank[1] + b.rank[1]) / 2)
+        scheduler.add(c)
+        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+    likely = "B is preempted, and in such a step nobody is admitted"
+    expect(f"{case}: rows of the second step", rows, [("A", 1)], likely=likely)
+    context = SIZES["n_positions"]
+    lab.refused(
+        f"check_fits, a prompt of {context} tokens",
+        lambda: engine_of(lab).check_fits(request(lab, [1] * context)),
+        str(context),
+    )
+    with lab.case("check_fits, a request with a priority, policy fcfs"):
+        urgent = request(lab, PROMPTS[0])
+        urgent.priority = 1
+    lab.refused(
+        "check_fits, a request with a priority, policy fcfs", lambda: engine_of(lab).check_fits(urgent), "priority"
+    )
+
+
+def check_block_batch(lab: Lab) -> None:
+    """batch: tokens one after another, places by the tables, a token for those that are ready"""
+    of, row = batch_of(lab), part(lab, "scheduler", "Row")
+    names = ("token_ids", "positions", "slot_mapping", "logits_indices")
+    with lab.case(case := "Batch.of, A's decode and two of B's four tokens"):
+        manager, a, b = (
+            manager_of(lab, 9, enable_prefix_caching=False),
+            request(lab, [1, 2, 3, 4], [5]),
+            request(lab, [6, 7, 8, 9]),
+        )
+        for one in (a, b):
+            manager.allocate(one)
+        a.num_computed_tokens = 4
+        batch = of([row(a, 1, True), row(b, 2, False)], manager)
+        got, first = [numbers(getattr(batch, name)) for name in names], manager.block_table(b)[0]
+        place = manager.block_table(a)[1] * 4
+    for name, one, right in zip(
+        names, got, ([5, 6, 7], [4, 0, 1], [place, first * 4, first * 4 + 1], [0]), strict=True
+    ):
+        expect(f"{case}: {name}", one, right)
+    ready = ["A" if one is a else "B" for one in batch.ready]
+    expect(f"{case}: ready", ready, ["A"], likely="B has more tokens to come before it gets one")
 
 
 def check_block_cache(lab: Lab) -> None:
@@ -506,6 +605,19 @@ def check_found(lab: Lab) -> None:
         found, blocks = manager.allocate(c), [list(manager.block_table(one)[:2]) for one in (a, c)]
     likely = "B's blocks are duplicates: the first that was entered stays"
     expect(f"{case}: found for these and one more, and its blocks", (found, blocks[1]), (8, blocks[0]), likely=likely)
+    case = "five blocks; A had two that are entered, and B one that is not; C takes two of the free ones"
+    with lab.case(case):
+        manager = manager_of(lab, 5)
+        a, b, c = request(lab, range(1, 9)), request(lab, [50, 51]), request(lab, range(60, 66))
+        for one in (a, b):
+            manager.allocate(one)
+        manager.cache_full_blocks(a, 8)
+        for one in (a, b):
+            manager.free(one)
+        manager.allocate(c)
+        found = manager.allocate(request(lab, range(1, 10))) if manager.num_free == 3 else -1
+    likely = "free blocks in which nothing can be found are taken first"
+    expect(f"{case}: found for A's tokens", found, 8, likely=likely)
     case = "A has 6 tokens and is forked; then A gets 9 9 and the fork 8 8, and both are entered"
     with lab.case(case):
         manager, a, child = manager_of(lab, 20), request(lab, range(1, 7)), request(lab, range(1, 7))
