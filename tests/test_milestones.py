@@ -164,6 +164,11 @@ MISTAKES = [
     Mistake("a decode is called a prefill", 3, 3, "when the cache is empty", [("batch.py", "is_prefill=cache.length == 0", "is_prefill=True")]),
     Mistake("who was preempted grows", 5, 5, "no error", [("scheduler.py", "while request.state is RequestState.RUNNING and not self", "while not self")]),
     Mistake("blocks that can be found are taken first", 5, 6, "in which nothing can be found are taken first", [("block_manager.py", "if block not in self._keys:", "if block in self._keys:")]),
+    Mistake("a batch of a block's other holders", 5, 6, "only the last block is written", [("block_manager.py", "self.ref_counts[blocks[-1]] > 1", "self.ref_counts[blocks[0]] > 1")]),
+    Mistake("found blocks cost nothing", 5, 6, "for they are free", [("block_manager.py", "num_new + sum(self.ref_counts[block] == 0 for block, _ in found)", "num_new")]),
+    Mistake("no reserve", 5, 5, "which is the reserve of those that run", [("scheduler.py", "reserve = manager.watermark_blocks if self.running else 0", "reserve = 0")]),
+    Mistake("admitted beside a preemption", 5, 5, "in such a step nobody is admitted", [("scheduler.py", "        if was_preempted:", "        if False:")]),
+    Mistake("a token for everybody", 5, 5, "B has more tokens to come", [("batch.py", "if is_ready:", "if True:")]),
 ]  # fmt: skip
 FOUND_EARLIER = (  # by a milestone whose engine of the learner's could not make the mistake
     "a bad request is found in the step",

@@ -289,7 +289,7 @@ def check_admission(lab: Lab) -> None:
     kind, said = part(lab, "scheduler", "Scheduler"), "it waits, as no token of the step is left for it"
     for lengths, whole, right, likely in (
         ((4, 2, 2), False, [("A", 4), ("B", 2)], f"C: {said}"),
-        ((4, 5), True, [("A", 4)], "B's prompt must come whole, and two tokens of the step are left"),
+        ((4, 5, 2), True, [("A", 4)], "B's prompt must come whole, two tokens of the step are left, and C is behind B"),
         ((4, 2), True, [("A", 4), ("B", 2)], "B's prompt fits into what is left of the step"),
     ):
         case = (
@@ -454,7 +454,14 @@ def check_block_admission(lab: Lab) -> None:
     kind = part(lab, "scheduler", "Scheduler")
     for lengths, blocks, reserve, whole, right, likely in (
         ((4, 2, 2), 9, 0, False, [("A", 4), ("B", 2)], "no token of the step is left for C"),
-        ((4, 5), 9, 0, True, [("A", 4)], "B's prompt must come whole, and two tokens of the step are left"),
+        (
+            (4, 5, 2),
+            9,
+            0,
+            True,
+            [("A", 4)],
+            "B's prompt must come whole, two tokens of the step are left, and C is behind B",
+        ),
         ((4, 2), 9, 0, True, [("A", 4), ("B", 2)], "B's prompt fits into what is left of the step"),
         ((4, 2), 2, 1, False, [("A", 4)], "one block is free, which is the reserve of those that run"),
         ((5,), 2, 1, False, [("A", 5)], "nobody runs, so nobody needs a reserve"),
@@ -471,6 +478,29 @@ def check_block_admission(lab: Lab) -> None:
             times = [isinstance(one.first_scheduled_time, float) for one, *_ in rows]
         expect(case, [(names[one], int(count)) for one, count, _ in rows], right, likely=likely)
         expect(case.replace("the rows", "whether first_scheduled_time is a time"), times, [True] * len(right))
+    case = "prompts of 4, 8 and 2 tokens, 6 tokens a step"
+    with lab.case(case):
+        scheduler = kind(manager_of(lab, 9, enable_prefix_caching=False), 3, 6)
+        names = {request(lab, range(1, length + 1)): name for length, name in zip((4, 8, 2), "ABC", strict=True)}
+        for one in names:
+            scheduler.add(one)
+        for one, count, ready in scheduler.schedule():
+            one.num_computed_tokens += count
+            one.output_token_ids += [11] * bool(ready)
+        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+    likely = "A's token and five of B's are the whole step"
+    expect(f"{case}: rows of the second step", rows, [("A", 1), ("B", 5)], likely=likely)
+    likely = "`schedule` adds one to `self.num_steps`, which the policies count by"
+    expect(f"{case}: num_steps after it", scheduler.num_steps, 2, likely=likely)
+    case = "A (4 tokens) runs in three blocks of 4, B (12) needs all, and C (2) has another priority: the rows"
+    with lab.case(case):
+        scheduler = kind(manager_of(lab, 3, enable_prefix_caching=False), 3, 6)
+        a, b, c = (request(lab, range(1, length + 1)) for length in (4, 12, 2))
+        c.priority, names = 1, {a: "A", b: "B", c: "C"}
+        for one in names:
+            scheduler.add(one)
+        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+    expect(case, rows, [("A", 4)], likely="C may not overtake B: `_may_overtake` says so")
     case = "A (4 tokens) and B (8) have all three blocks; A needs another, and C, which ranks before B, needs one"
     with lab.case(case):
         scheduler = kind(manager_of(lab, 3, enable_prefix_caching=False), 4, 16)
@@ -498,6 +528,8 @@ def check_block_admission(lab: Lab) -> None:
     lab.refused(
         "check_fits, a request with a priority, policy fcfs", lambda: engine_of(lab).check_fits(urgent), "priority"
     )
+    with lab.case("check_fits, a request with a priority, policy priority"):
+        engine_of(lab, policy="priority").check_fits(urgent)
 
 
 def check_block_batch(lab: Lab) -> None:
@@ -548,7 +580,7 @@ def check_sharing(lab: Lab) -> None:
         expect(f"{case}: found for A", manager.allocate(a), 0)
         manager.cache_full_blocks(a, 6)
         expect(f"{case}: found for B, when A's are entered", manager.allocate(b), 4, {"nothing was found": 0})
-        first, second = manager.block_table(a), manager.block_table(b)
+        first, second = manager.block_table(a), list(manager.block_table(b))
         blocks = second[0], second[1] != first[1]
         expect(f"{case}: B's first block, and whether its second is its own", blocks, (first[0], True))
         c, said = (
@@ -557,6 +589,11 @@ def check_sharing(lab: Lab) -> None:
         )
         expect(f"{case}: found for a prompt of just these four", manager.allocate(c), 0, said)
         manager.check_integrity()
+        b.output_token_ids.append(9)
+        manager.append(b)
+        kept = manager.block_table(b) == second, manager.pop_copies()
+        likely = "only the last block is written, and B alone holds it"
+        expect(f"{case}: B gets a seventh token: whether its blocks stay, and copies", kept, (True, []), likely=likely)
         child = request(lab, [1, 2, 3, 4, 5, 6])
         free = manager.num_free
         manager.fork(a, child)
@@ -618,22 +655,34 @@ def check_found(lab: Lab) -> None:
         found = manager.allocate(request(lab, range(1, 10))) if manager.num_free == 3 else -1
     likely = "free blocks in which nothing can be found are taken first"
     expect(f"{case}: found for A's tokens", found, 8, likely=likely)
-    case = "A has 6 tokens and is forked; then A gets 9 9 and the fork 8 8, and both are entered"
+    case = "A has 10 tokens and is forked; then A gets 9 9 and the fork 8 8, and both are entered"
     with lab.case(case):
-        manager, a, child = manager_of(lab, 20), request(lab, range(1, 7)), request(lab, range(1, 7))
+        manager, a, child = manager_of(lab, 20), request(lab, range(1, 11)), request(lab, range(1, 11))
         manager.allocate(a)
-        manager.cache_full_blocks(a, 6)
+        manager.cache_full_blocks(a, 10)
         manager.fork(a, child)
         for one, token in ((a, 9), (child, 8)):
             for _ in range(2):
                 one.output_token_ids.append(token)
                 manager.append(one)
         for one in (a, child):
-            manager.cache_full_blocks(one, 8)
-        found = [manager.allocate(request(lab, [*range(1, 7), token, token, 7])) for token in (9, 8)]
+            manager.cache_full_blocks(one, 12)
+        copies = len(manager.pop_copies())
+        found = [manager.allocate(request(lab, [*range(1, 11), token, token, 7])) for token in (9, 8)]
         manager.check_integrity()
+    expect(f"{case}: copies", copies, 1, likely="A copies the last block; then the fork alone holds it")
     likely = "a fork has a table of its own: its list of prefix ids, too, is a copy"
-    expect(f"{case}: found for A's 8 tokens, and for the fork's", found, [8, 8], {likely: [8, 4]})
+    expect(f"{case}: found for A's 12 tokens, and for the fork's", found, [12, 12], {likely: [12, 8]})
+    case = "num_blocks_to_allocate of 9 tokens, of which A's 8 are found in two blocks"
+    with lab.case(case):
+        manager, a, b = manager_of(lab, 20), request(lab, range(1, 9)), request(lab, range(1, 10))
+        manager.allocate(a)
+        manager.cache_full_blocks(a, 8)
+        counts = [manager.num_blocks_to_allocate(b)]
+        manager.free(a)
+        counts.append(manager.num_blocks_to_allocate(b))
+    likely = "one is new; blocks that are found count if nobody holds them, for they are free"
+    expect(f"{case}: while A runs, and when it has gone", counts, [1, 3], likely=likely)
 
 
 # --- 7. Speculation ---------------------------------------------------------------------------------------------------
