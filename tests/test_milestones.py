@@ -168,7 +168,11 @@ MISTAKES = [
     Mistake("found blocks cost nothing", 5, 6, "for they are free", [("block_manager.py", "num_new + sum(self.ref_counts[block] == 0 for block, _ in found)", "num_new")]),
     Mistake("no reserve", 5, 5, "which is the reserve of those that run", [("scheduler.py", "reserve = manager.watermark_blocks if self.running else 0", "reserve = 0")]),
     Mistake("admitted beside a preemption", 5, 5, "in such a step nobody is admitted", [("scheduler.py", "        if was_preempted:", "        if False:")]),
-    Mistake("a token for everybody", 5, 5, "B has more tokens to come", [("batch.py", "if is_ready:", "if True:")]),
+    Mistake("multiplied by the temperature", 1, 1, "divided by the temperature", [("sampler.py", "(scores - best) / params.temperature", "(scores - best) * params.temperature")]),
+    Mistake("a nucleus of what is likelier than average", 1, 1, "that hold at least p", [("sampler.py", "(1 - p) * total", "(1 + p) * total")]),
+    Mistake("more than p", 1, 1, "the others are dropped", [("sampler.py", "(descending.cumsum(dim=-1) < p * total)", "(descending.cumsum(dim=-1) <= p * total)")]),
+    Mistake("an error that is lost", 1, 1, "and `sample` returns it", [("sampler.py", "        return error\n", "        return None\n")]),
+    Mistake("the end token is never ignored", 1, 1, "a token like others", [("request.py", "if token_id in self.eos_token_ids and not self.params.ignore_eos:", "if token_id in self.eos_token_ids:")]),
 ]  # fmt: skip
 FOUND_EARLIER = (  # by a milestone whose engine of the learner's could not make the mistake
     "a bad request is found in the step",

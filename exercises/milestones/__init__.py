@@ -71,7 +71,10 @@ MILESTONES = [
             "request.py": ("Request.add", "Request.finish"),
             "support/text.py": ("Text._append", "Text.num_certain"),
         },
-        verbs=("check_one_batch", "check_one_forward", "check_one_sample", "check_one_commit"),
+        verbs=(
+            "check_one_batch", "check_one_forward", "check_one_sample", "check_one_draw", "check_one_commit",
+            "check_one_end",
+        ),
     ),
     Milestone(
         2, "a batch", "batch", "stage02_static_batch", (60, 90),

@@ -112,6 +112,67 @@ def check_one_sample(lab: Lab) -> None:
         expect(case, int(got), int(FIRST.sample(logits[None] / 9, [theirs])[0][0]), likely=likely)
 
 
+def check_one_draw(lab: Lab) -> None:
+    """draws: temperature, top_p and min_p, and logits that are not finite"""
+    sample, vocab_size = part(lab, "sampler", "sample"), SIZES["vocab_size"]
+    random, equal = torch.randn(vocab_size, generator=torch.Generator().manual_seed(0)), torch.full((vocab_size,), -1e4)
+    equal[[7, 9, 11, 13]] = 1.0
+    for logits, what, settings, likely in (
+        (random * 3, "random logits", {"temperature": 0.5}, "logits are divided by the temperature"),
+        (random * 3, "random logits", {"temperature": 2.0}, "logits are divided by the temperature"),
+        (
+            random,
+            "random logits",
+            {"temperature": 1.0, "top_p": 0.95},
+            "the fewest likeliest tokens that hold at least p",
+        ),
+        (random * 3, "random logits", {"temperature": 0.7, "top_p": 0.5}, "top_p comes after the temperature"),
+        (
+            random * 3,
+            "random logits",
+            {"temperature": 1.5, "min_p": 0.2},
+            "kept is what is p times as likely as the best",
+        ),
+        (equal, "four equal logits", {"temperature": 1.0, "top_p": 0.5}, "two of them hold p: the others are dropped"),
+    ):
+        case = f"sample, {what}, {settings}, seed 5, 0 to 39 tokens of output so far: the tokens"
+        with lab.case(case):
+            got = [
+                int(sample(logits, request(lab, PROMPTS[0], [3] * n, **settings, max_tokens=50))[0]) for n in range(40)
+            ]
+
+        def right(settings: dict, logits: Tensor = logits) -> list[int]:
+            params = FIRST.SamplingParams(**settings)
+            theirs = [FIRST.make_request(params, PROMPTS[0], [3] * n, seed=5) for n in range(40)]
+            return [int(FIRST.sample(logits[None], [one])[0][0]) for one in theirs]
+
+        ignored = {name: {**settings, name: off} for name, off in (("top_p", 1.0), ("min_p", 0.0)) if name in settings}
+        said = {f"{name} is accepted and ignored": right(without) for name, without in ignored.items()}
+        expect(case, got, right(settings), said, likely=likely)
+    with lab.case(case := "sample, logits that are all NaN"):
+        got = sample(torch.full((vocab_size,), float("nan")), request(lab, PROMPTS[0], temperature=1.0))
+    kind = isinstance(got, ValueError)
+    require(
+        kind, case, "a ValueError, returned", got, "`choose` raises it, and `sample` returns it: it ends one request"
+    )
+
+
+def check_one_end(lab: Lab) -> None:
+    """the end: an end token that is ignored, a stop text that the last bytes complete"""
+    with lab.case(case := "add, the end token, ignore_eos=True: finish_reason"):
+        one = request(lab, PROMPTS[0], ignore_eos=True)
+        one.add(END)
+    expect(case, str(one.finish_reason), "None", likely="with ignore_eos the end token is a token like others")
+    expect("add, without log-probabilities: those of the request", list(one.logprobs), [], likely="None is not kept")
+    with lab.case(
+        case := "add, the first of the two bytes of é as the last token, and the stop text is \ufffd: both reasons"
+    ):
+        one = request(lab, PROMPTS[0], ignore_eos=True, stop="\ufffd", max_tokens=1)
+        one.add(one.tokenizer.encode("é")[0])
+    likely = "what `self.text.flush` finds is the reason"
+    expect(case, [one.finish_reason, one.stop_reason], ["stop", "\ufffd"], likely=likely)
+
+
 def check_one_commit(lab: Lab) -> None:
     """commit: the token to its request, which may end with it"""
     of, engine = batch_of(lab), engine_of(lab)
@@ -620,7 +681,7 @@ def check_found(lab: Lab) -> None:
         other = manager.allocate(request(lab, [65_537, 2, 3, 4, 5]))
         manager.check_integrity()
     expect(f"{case}: found for B's tokens and one more", found, 12)
-    likely = "a key has the id of the whole beginning before its block, which is the last of `prefix_ids`"
+    likely = "a key has to name its whole prefix: it has the last of `prefix_ids`"
     expect(f"{case}: its blocks", blocks[2], blocks[1], {likely: [*blocks[1][:2], blocks[0][2]]})
     expect(f"{case}: found for 65537 2 3 4 5", other, 0, likely="tokens are compared whole: 65537 is not 1")
     with lab.case(case := "blocks of 16; A has 0 to 15; found for a prompt of 17 that differs in its tenth token"):
