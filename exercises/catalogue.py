@@ -293,7 +293,7 @@ def is_prediction(record: dict) -> bool:
     """Whether the fields that `predict` writes, if they are there, are as it writes them."""
     lists, times = ("predictions", "results"), {"predicted_at": "predictions", "compared_at": "results"}
     numbers = [record.get(name, []) for name in lists]
-    if not all(isinstance(some, list) and all(isinstance(x, int | float) for x in some) for some in numbers):
+    if not all(isinstance(some, list) and all(isinstance(x, int | float) and x == x for x in some) for some in numbers):
         return False
     return all(
         (name in record) == (of in record) and isinstance(record.get(name, ""), str) for name, of in times.items()

@@ -1,33 +1,104 @@
-"""Wrong answers by machine: each solution of an exercise, with one thing in it changed (tools/mutants.py).
+"""Wrong answers by machine: each solution, with one thing in it changed (tools/mutants.py).
 
-    python -m exercises.mutants                   # all exercises; prints what survives, and a table
-    python -m exercises.mutants 5.1 5.5           # some
+    python -m exercises.mutants                   # of all exercises; prints what survives, and a table
+    python -m exercises.mutants 5.1 milestone-5   # of some; milestone-1 to milestone-8 and capstone are others
     python -m exercises.mutants --share 0.1       # a share of them, picked by a seed
     python -m exercises.mutants --list 2.4        # only say what they are
 
-A mutant is killed when the exercise's tests fail and say why. One that they can't tell from the solution is equivalent:
+A mutant is killed when the tests fail and say why. Of a milestone's stage the functions that a learner writes are
+changed. One that they can't tell from the solution is equivalent:
 it is listed, with its reason, in `exercises/equivalent_mutants.txt`. Any other that survives is a hole in the tests.
 """
 
 import argparse
 import ast
+import functools
 import random
+import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from exercises import examples
-from exercises.catalogue import Exercise, exercises, grade
+from exercises.catalogue import FOLDER, Exercise, Grade, exercises, grade
+from exercises.milestones import MILESTONES
+from exercises.skeletons import functions, is_written
+from tools.engine_mutants import hardly_shows
 from tools.mutants import Mutant, at_the_border, in_c, in_python, numbered
 
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 KINDS = ("made", "killed", "equivalent", "survived")
 
 
-def mutants(exercise: Exercise) -> list[Mutant]:
-    """All of an exercise."""
+@dataclass(frozen=True)
+class Whole:
+    """What is graded as a directory: an engine for a milestone, or the capstone.
+
+    Attributes:
+        solution: the directory that has it.
+        to_write: file -> the functions that a learner writes.
+        grade: of a directory like it.
+    """
+
+    number: str
+    solution: Path
+    to_write: Mapping[str, Sequence[str]]
+    grade: Callable[[Path], Grade]
+
+    def mutants(self) -> list[Mutant]:
+        """All but those that hardly show; `where` begins with the file."""
+        made = [
+            mutant._replace(where=f"{name} {mutant.where}")
+            for name, names in self.to_write.items()
+            for mutant in in_python((self.solution / name).read_text(encoding="utf-8"))
+            if mutant.where in names and not hardly_shows(mutant)
+        ]
+        return numbered(made)
+
+    def graded(self, mutant: Mutant) -> Grade:
+        with tempfile.TemporaryDirectory() as folder:
+            directory = Path(shutil.copytree(self.solution, Path(folder) / "engine"))
+            path = directory / mutant.where.split()[0]
+            path.write_text(mutant.text, encoding="utf-8")
+            for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):  # the source's time may be the same
+                compiled.unlink()
+            return self.grade(directory)
+
+
+@functools.cache
+def wholes() -> dict[str, Whole]:
+    """The milestones and the capstone by name."""
+    from exercises.capstone.check import grade_file  # not before they are needed: they import torch
+    from exercises.milestones.run import grade_engine
+
+    found = [
+        Whole(
+            f"milestone-{milestone.number}",
+            FOLDER.parent / milestone.stage,
+            milestone.to_write,
+            lambda engine, number=milestone.number: grade_engine(engine, number, seconds=10, patience=60),
+        )
+        for milestone in MILESTONES
+    ]
+    skeleton = FOLDER / "capstone" / "llama.py"
+    names = [
+        name
+        for name in functions(ast.parse(skeleton.read_text(encoding="utf-8")))
+        if not is_written(skeleton.read_bytes(), [name])
+    ]
+    capstone = Whole(
+        "capstone", skeleton.parent, {"solution.py": names}, lambda of: grade_file(of / "solution.py", patience=60)
+    )
+    return {whole.number: whole for whole in (*found, capstone)}
+
+
+def mutants(exercise: Exercise | Whole) -> list[Mutant]:
+    """All of an exercise, a milestone or the capstone."""
+    if isinstance(exercise, Whole):
+        return exercise.mutants()
     source = exercise.solution_text
     if exercise.work.suffix == ".c":
         return numbered(in_c(source))
@@ -40,9 +111,9 @@ def has_function(exercise: Exercise, name: str) -> bool:
     return f"{'' if exercise.work.suffix == '.c' else 'def '}{name.split('.')[-1]}(" in skeleton
 
 
-def is_undefined(exercise: Exercise) -> bool:
+def is_undefined(exercise: Exercise | Whole) -> bool:
     """Whether mutants may do what C does not define: one compiler's program shows it and another's does not."""
-    return exercise.work.suffix == ".c"
+    return isinstance(exercise, Exercise) and exercise.work.suffix == ".c"
 
 
 def listed() -> dict[tuple[str, str], str]:
@@ -60,8 +131,11 @@ def is_listed(number: str, name: str) -> bool:
     return (number, name) in listed() or any(name.startswith(of[:-1]) for of in begins)
 
 
-def killed(exercise: Exercise, mutant: Mutant, seconds: float = 20) -> tuple[bool, str]:
+def killed(exercise: Exercise | Whole, mutant: Mutant, seconds: float = 20) -> tuple[bool, str]:
     """Whether the tests fail, and what they say."""
+    if isinstance(exercise, Whole):
+        result = exercise.graded(mutant)
+        return result.state != "passed", result.message
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / exercise.work.name
         path.write_text(mutant.text, encoding="utf-8")
@@ -71,19 +145,23 @@ def killed(exercise: Exercise, mutant: Mutant, seconds: float = 20) -> tuple[boo
     return result.state != "passed", result.message
 
 
-def chosen(numbers: Sequence[str], share: float, seed: int) -> Iterator[tuple[Exercise, Mutant]]:
+def chosen(numbers: Sequence[str], share: float, seed: int) -> Iterator[tuple[Exercise | Whole, Mutant]]:
     """A share of the mutants of each exercise, at least one."""
     rng = random.Random(seed)
     for number in numbers or exercises():
-        exercise = exercises()[number]
-        made = [m for m in mutants(exercise) if m.kind != "border" or has_function(exercise, m.where)]
+        exercise = exercises()[number] if number in exercises() else wholes()[number]
+        made = mutants(exercise)
+        if isinstance(exercise, Exercise):
+            made = [mutant for mutant in made if mutant.kind != "border" or has_function(exercise, mutant.where)]
         some = made if share >= 1 else rng.sample(made, max(1, round(share * len(made))))
         yield from ((exercise, mutant) for mutant in some)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
-    parser.add_argument("numbers", nargs="*", metavar="N.M", help="exercises; left out: all")
+    parser.add_argument(
+        "numbers", nargs="*", metavar="N.M", help="exercises, milestone-1 to 8, capstone; left out: all exercises"
+    )
     parser.add_argument("--share", type=float, default=1.0, help="of the mutants of each exercise")
     parser.add_argument("--seed", type=int, default=0, help="which share")
     parser.add_argument("--list", action="store_true", help="only say what they are")

@@ -77,7 +77,7 @@ def read_record(directory: Path) -> tuple[int, dict[str, str]]:
     """(the milestone that a directory was started at, file -> digest of what was put there); (0, {}) if it was not."""
     try:
         record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
-        return record["milestone"], record["files"]
+        return record["milestone"], dict(record["files"])
     except (OSError, ValueError, TypeError, KeyError):
         return 0, {}
 

@@ -5,9 +5,10 @@ import pytest
 from exercises import catalogue, examples
 from exercises import mutants as exercise_mutants
 from exercises.catalogue import exercises
-from exercises.mutants import chosen, is_listed, is_undefined, killed, listed, mutants
+from exercises.mutants import chosen, is_listed, is_undefined, killed, listed, mutants, wholes
 
 by_number = pytest.mark.parametrize("number", exercises())
+of_a_whole = pytest.mark.parametrize("number", wholes())
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +41,32 @@ def test_every_mutant_fails_or_is_equivalent(number):
     assert survivors(number, 1.0) == []
 
 
-@by_number
+@pytest.mark.soak
+@of_a_whole
+def test_a_few_mutants_of_an_engine_fail(number):
+    """All of them take an hour: `python -m exercises.mutants milestone-1`."""
+    assert survivors(number, 0.05, seed=len(number)) == []
+
+
+def test_only_what_a_learner_writes_is_changed():
+    files = {mutant.where.split()[0] for mutant in mutants(wholes()["milestone-6"])}
+    assert files == {"block_manager.py"}
+    places = {mutant.where.split()[1] for mutant in mutants(wholes()["capstone"])}
+    assert "rotate" in places
+    assert not any(place.endswith("__init__") for place in places)
+
+
+def test_a_mutant_of_an_engine_is_told():
+    whole = wholes()["milestone-3"]
+    mutant = next(mutant for mutant in mutants(whole) if mutant.where.startswith("kv_cache.py KVCache.update"))
+    dead, message = killed(whole, mutant)
+    assert dead
+    assert message
+
+
+@pytest.mark.parametrize("number", [*exercises(), *wholes()])
 def test_what_is_listed_is_there(number):
-    names = [mutant.name for mutant in mutants(exercises()[number])]
+    names = [mutant.name for mutant in mutants(exercises().get(number) or wholes()[number])]
     assert len(set(names)) == len(names)
     for of, name in listed():
         assert of != number or any(name in (other, other[: len(name) - 1] + "*") for other in names), name

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -16,11 +17,13 @@ import psutil
 import pytest
 
 from exercises import __main__ as cli
-from exercises import catalogue, child, examples, in_c, marks
+from exercises import catalogue, child, examples, in_c, marks, skeletons
+from exercises.capstone import check as capstone
 from exercises.catalogue import exercises, grade, load
 from exercises.examples import Choices, Example, at_random, fails, smallest
 from exercises.grading import OneOf, Wrong, expect, same, short
 from exercises.judge import Answer
+from exercises.milestones import MILESTONES
 from tests.adapter import ROOT
 
 PASTE = "Paste this into Python"
@@ -677,8 +680,8 @@ def test_a_table_is_written_after_each_folder(tmp_path, monkeypatch):
     """So what was graded is there if the rest takes too long."""
     rows, table = [], tmp_path / "marks.csv"
 
-    def grade_folder(folder, numbers, patience):
-        if folder.name == "ben":  # begins when anna is done, which may be before her row is written
+    def grade_folder(answers, numbers, patience):
+        if "ben" in str(answers["2.4"]):  # begins when anna is done, which may be before her row is written
             for _ in range(3000):
                 if table.exists():
                     break
@@ -689,9 +692,89 @@ def test_a_table_is_written_after_each_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(marks, "grade_folder", grade_folder)
     for name in ("anna", "ben"):
         (tmp_path / name).mkdir()
+        (tmp_path / name / exercises()["2.4"].work.name).write_text("")
     marks.main([str(tmp_path / "anna"), str(tmp_path / "ben"), "--jobs", "1", "--only", "2.4", "--table", str(table)])
     assert [len(of) for of in rows] == [2]
     assert len(table.read_text().splitlines()) == 3
+
+
+def test_every_exercise_has_a_column_and_what_somebody_has(tmp_path, monkeypatch, capfd):
+    """A capstone as it was handed out is none, nor is a package's file, a pipe, or an engine with a damaged record."""
+    monkeypatch.setattr(
+        marks, "grade_folder", lambda of, names, patience: dict.fromkeys(names, catalogue.Grade("passed"))
+    )
+    anna, ben = tmp_path / "anna", tmp_path / "ben"
+    for folder in (anna / ".venv", anna / "mine", anna / "exercises" / "capstone", ben):
+        folder.mkdir(parents=True)
+    (anna / ".venv" / "llama.py").write_text("")
+    (anna / "mine" / ".start.json").write_text('{"milestone": 1, "files": "all"}')
+    shutil.copy(marks.CAPSTONE, anna / "exercises" / "capstone")
+    os.mkfifo(anna / "llama.py")
+
+    def columns(*folders):
+        marks.main([*map(str, folders)])
+        return capfd.readouterr().out.splitlines()[0].strip("| ").split(" | ")[2:]
+
+    assert columns(anna) == list(exercises())
+    (ben / "llama.py").write_text("")
+    assert columns(anna, ben) == [*exercises(), "capstone"]
+
+
+def test_milestones_the_capstone_and_predictions_have_columns(tmp_path, capfd):
+    """Anna has an engine and an older one, a Llama, and a prediction; Ben has begun; Cleo has nothing."""
+    anna, ben, cleo = (tmp_path / name for name in ("anna", "ben", "cleo"))
+    cleo.mkdir()
+    for engine in (anna / "mine", anna / "mine-1", ben / "mine"):
+        skeletons.start(1, engine)
+    for engine in (anna / "mine", anna / "mine-1"):
+        for name in MILESTONES[0].to_write:
+            shutil.copy(ROOT / MILESTONES[0].stage / name, engine / name)
+    broken = anna / "mine-1" / "engine.py"
+    broken.write_text("raise ValueError")
+    for path in (anna / "mine-1").rglob("*"):
+        os.utime(path, (0, 0))
+    skeletons.start(2, ben / "mine-2")
+    with (ben / "mine-2" / "engine.py").open("a") as file:
+        file.write("print('begun')\n")
+    solved, learner = capstone.FOLDER / "solution.py", Path("exercises", "capstone", "llama.py")
+    for folder in (anna, ben):
+        (folder / learner.parent).mkdir(parents=True)
+    (anna / learner).write_text("print('hello')\n" + solved.read_text())
+    (ben / learner).write_text(solved.read_text().replace("F.silu(self.gate_proj(x)) *", ""))
+    said = {"predictions": [1, 2], "results": [3, 4], "predicted_at": "now", "compared_at": "now"}
+    records = {"predict 1": said, "predict 2": {**said, "results": [1, math.nan]}}
+    (anna / ".exercises.json").write_text(json.dumps(records))
+    folders, told = [str(folder) for folder in (anna, ben, cleo)], tmp_path / "told"
+    only = ["--only", "milestone-1", "milestone-2", "capstone", "predictions"]
+    assert cli.main(["grade", *folders, *only, "--messages", str(told)]) == 0
+    head, _, *rows = capfd.readouterr().out.splitlines()
+    assert head == "| folder | passed | milestone-1 | milestone-2 | capstone | predictions |"
+    cells = [row.strip("| ").split(" | ")[1:] for row in rows]
+    assert cells[0] == ["2 of 4", "passed", "missing", "passed", "unfinished 1/10"]
+    assert cells[1] == ["0 of 4", "not started", "not started", "failing 2/9", "missing"]
+    assert cells[2] == ["0 of 4"] + ["missing"] * 4
+    messages = {path.stem.split("-")[-1]: path.read_text() for path in told.iterdir()}
+    assert "said 1, 2; it came to 3, 4" in messages["anna"]
+    assert "**milestone-2 a batch**: not started" in messages["ben"]
+    assert "**capstone load a Llama**: failing 2/9\n\n    MLP\n" in messages["ben"]
+    assert not any((folder / "mine" / "__pycache__").exists() for folder in (anna, ben))
+    every = marks.answers_in(anna, list(marks.TITLES))
+    assert list(every) == ["milestone-1", "capstone", "predictions"]
+
+
+def test_an_engine_or_a_capstone_that_does_not_end_is_ended(tmp_path, capfd):
+    """And one that can't be imported is named."""
+    for name, text in (("anna", "import time\ntime.sleep(10_000)\n"), ("ben", "import nothing_that_is_there\n")):
+        skeletons.start(1, tmp_path / name / "mine")
+        for path in (tmp_path / name / "mine" / "__init__.py", tmp_path / name / "llama.py"):
+            path.write_text(text)
+    folders, told = [str(tmp_path / name) for name in ("anna", "ben")], tmp_path / "told"
+    only = ["--only", "milestone-1", "capstone", "--patience", "4"]
+    assert cli.main(["grade", *folders, *only, "--messages", str(told)]) == 0
+    assert capfd.readouterr().out.count("| failing | failing |") == 1  # anna's milestone has a number of checks
+    anna, ben = (next(told.glob(f"*{name}.md")).read_text() for name in ("anna", "ben"))
+    assert anna.count("not done after 4 seconds") == 2
+    assert ben.count("nothing_that_is_there") == 2
 
 
 def test_no_solution_is_where_a_class_is_graded(tmp_path, capfd):

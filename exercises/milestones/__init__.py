@@ -71,7 +71,10 @@ MILESTONES = [
             "request.py": ("Request.add", "Request.finish"),
             "support/text.py": ("Text._append", "Text.num_certain"),
         },
-        verbs=("check_one_batch", "check_one_forward", "check_one_sample", "check_one_commit"),
+        verbs=(
+            "check_one_batch", "check_one_forward", "check_one_sample", "check_one_draw", "check_one_commit",
+            "check_one_end",
+        ),
     ),
     Milestone(
         2, "a batch", "batch", "stage02_static_batch", (60, 90),
@@ -92,7 +95,7 @@ MILESTONES = [
             "kv_cache.py": ("KVCache.update", "bytes_per_token"),
             "model.py": ("Attention.forward", "GPT2.forward"),
         },
-        verbs=("check_cache", "check_cache_batch"),
+        verbs=("check_cache", "check_cache_batch", "check_batches"),
     ),
     Milestone(
         4, "slots", "slots", "stage04_continuous", (90, 120),
@@ -106,7 +109,7 @@ MILESTONES = [
             "kv_cache.py": ("KVCache.update",),
             "model.py": ("Attention.forward", "Attention._attend_singles", "attend", "GPT2.forward"),
         },
-        verbs=("check_schedule", "check_flat_batch", "check_slot_cache"),
+        verbs=("check_schedule", "check_admission", "check_flat_batch", "check_slot_cache"),
     ),
     Milestone(
         5, "blocks", "blocks", "stage05_paged", (90, 120),
@@ -133,7 +136,9 @@ MILESTONES = [
             "BlockManager._evict": "raise NotImplementedError  # milestone 6",
             "BlockManager.fork": "raise NotImplementedError  # milestone 6",
         }},
-        verbs=("check_blocks", "check_block_schedule", "check_block_cache"),
+        verbs=(
+            "check_blocks", "check_block_schedule", "check_block_admission", "check_block_batch", "check_block_cache",
+        ),
     ),
     Milestone(
         6, "sharing", "sharing", "stage05_paged", (60, 90),
@@ -143,7 +148,7 @@ MILESTONES = [
                 "BlockManager._evict", "BlockManager.fork",
             ),
         },
-        verbs=("check_sharing",),
+        verbs=("check_sharing", "check_found"),
     ),
     Milestone(
         7, "speculation", "speculation", "stage07_speculative", (60, 90),

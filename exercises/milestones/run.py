@@ -14,6 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from exercises import child
+from exercises.catalogue import Grade
 from exercises.grading import Wrong
 
 from . import MILESTONES
@@ -67,15 +68,22 @@ def run_check(check: Callable, lab) -> tuple[str, str]:
 
 
 def outcomes_in_time(
-    directory: Path, numbers: Sequence[int], seconds: float = child.SECONDS, patience: float = child.PATIENCE
+    directory: Path,
+    numbers: Sequence[int],
+    seconds: float = child.SECONDS,
+    patience: float = child.PATIENCE,
+    quiet: bool = False,
 ) -> Iterator[Outcome]:
     """The same in a process of its own. A check that computes for longer than this, or takes longer, fails.
+
+    quiet: what the engine prints is not shown.
 
     Raises ValueError if there is no engine in the directory.
     """
     number, case = numbers[0], ""
+    limits = dict(seconds=seconds, patience=patience, quiet=quiet)
     try:
-        for got in child.run(_tell_outcomes, directory, numbers, seconds=seconds, patience=patience, needs="torch"):
+        for got in child.run(_tell_outcomes, directory, numbers, needs="torch", **limits):
             if isinstance(got, str):
                 raise ValueError(got)
             number, _, state, message = got
@@ -108,6 +116,23 @@ def _where(directory: Path, spots: list[child.Spot]) -> str:
         if directory.resolve() in Path(f.f_code.co_filename).parents
     ]
     return f"           it was at: {own[-1][0].name}, line {own[-1][1]}" if own else ""
+
+
+def grade_engine(
+    directory: Path, number: int, patience: float = child.PATIENCE, seconds: float = child.SECONDS
+) -> Grade:
+    """The grade of one milestone, for a teacher's table."""
+    try:
+        results = list(outcomes_in_time(directory, [number], seconds, patience, quiet=True))
+    except ValueError as error:
+        return Grade("failing", str(error))
+    _, what, last, message = results[-1]
+    states, num_checks = [state for _, _, state, _ in results], len(MILESTONES[number - 1].checks_of(directory))
+    if last == BLANK and PASSED not in states:
+        return Grade("not started", message, what)
+    passed = PASSED in states and last not in (WRONG, BLANK)
+    said = "" if passed else f"{what}\n{message}"
+    return Grade("passed" if passed else "failing", said, what, states.count(PASSED), num_checks)
 
 
 # --- Telling ----------------------------------------------------------------------------------------------------------

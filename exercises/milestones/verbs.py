@@ -3,6 +3,7 @@ The first case of a verb is a step that the chapter of its stage works by hand."
 
 import copy
 import importlib
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from exercises.grading import expect, require
 
-from .lab import END, FIRST, SIZES, Lab, Missing, prompts_of
+from .lab import BYTES_PER_TOKEN, END, FIRST, SIZES, Lab, Missing, prompts_of
 
 CPU = torch.device("cpu")
 PROMPTS = ([7, 4, 1, 9], [3, 8])  # of four tokens, and of two
@@ -111,6 +112,67 @@ def check_one_sample(lab: Lab) -> None:
         expect(case, int(got), int(FIRST.sample(logits[None] / 9, [theirs])[0][0]), likely=likely)
 
 
+def check_one_draw(lab: Lab) -> None:
+    """draws: temperature, top_p and min_p, and logits that are not finite"""
+    sample, vocab_size = part(lab, "sampler", "sample"), SIZES["vocab_size"]
+    random, equal = torch.randn(vocab_size, generator=torch.Generator().manual_seed(0)), torch.full((vocab_size,), -1e4)
+    equal[[7, 9, 11, 13]] = 1.0
+    for logits, what, settings, likely in (
+        (random * 3, "random logits", {"temperature": 0.5}, "logits are divided by the temperature"),
+        (random * 3, "random logits", {"temperature": 2.0}, "logits are divided by the temperature"),
+        (
+            random,
+            "random logits",
+            {"temperature": 1.0, "top_p": 0.95},
+            "the fewest likeliest tokens that hold at least p",
+        ),
+        (random * 3, "random logits", {"temperature": 0.7, "top_p": 0.5}, "top_p comes after the temperature"),
+        (
+            random * 3,
+            "random logits",
+            {"temperature": 1.5, "min_p": 0.2},
+            "kept is what is p times as likely as the best",
+        ),
+        (equal, "four equal logits", {"temperature": 1.0, "top_p": 0.5}, "two of them hold p: the others are dropped"),
+    ):
+        case = f"sample, {what}, {settings}, seed 5, 0 to 39 tokens of output so far: the tokens"
+        with lab.case(case):
+            got = [
+                int(sample(logits, request(lab, PROMPTS[0], [3] * n, **settings, max_tokens=50))[0]) for n in range(40)
+            ]
+
+        def right(settings: dict, logits: Tensor = logits) -> list[int]:
+            params = FIRST.SamplingParams(**settings)
+            theirs = [FIRST.make_request(params, PROMPTS[0], [3] * n, seed=5) for n in range(40)]
+            return [int(FIRST.sample(logits[None], [one])[0][0]) for one in theirs]
+
+        ignored = {name: {**settings, name: off} for name, off in (("top_p", 1.0), ("min_p", 0.0)) if name in settings}
+        said = {f"{name} is accepted and ignored": right(without) for name, without in ignored.items()}
+        expect(case, got, right(settings), said, likely=likely)
+    with lab.case(case := "sample, logits that are all NaN"):
+        got = sample(torch.full((vocab_size,), float("nan")), request(lab, PROMPTS[0], temperature=1.0))
+    kind = isinstance(got, ValueError)
+    require(
+        kind, case, "a ValueError, returned", got, "`choose` raises it, and `sample` returns it: it ends one request"
+    )
+
+
+def check_one_end(lab: Lab) -> None:
+    """the end: an end token that is ignored, a stop text that the last bytes complete"""
+    with lab.case(case := "add, the end token, ignore_eos=True: finish_reason"):
+        one = request(lab, PROMPTS[0], ignore_eos=True)
+        one.add(END)
+    expect(case, str(one.finish_reason), "None", likely="with ignore_eos the end token is a token like others")
+    expect("add, without log-probabilities: those of the request", list(one.logprobs), [], likely="None is not kept")
+    with lab.case(
+        case := "add, the first of the two bytes of é as the last token, and the stop text is \ufffd: both reasons"
+    ):
+        one = request(lab, PROMPTS[0], ignore_eos=True, stop="\ufffd", max_tokens=1)
+        one.add(one.tokenizer.encode("é")[0])
+    likely = "what `self.text.flush` finds is the reason"
+    expect(case, [one.finish_reason, one.stop_reason], ["stop", "\ufffd"], likely=likely)
+
+
 def check_one_commit(lab: Lab) -> None:
     """commit: the token to its request, which may end with it"""
     of, engine = batch_of(lab), engine_of(lab)
@@ -191,9 +253,34 @@ def check_cache_batch(lab: Lab) -> None:
         with lab.case(case):
             cache = kind(2, 2, 3, 9, 16, torch.float32, CPU)
             cache.length = filled
-            got = numbers(of([request(lab, prompt, output) for prompt in PROMPTS], cache, CPU).token_ids)
+            batch = of([request(lab, prompt, output) for prompt in PROMPTS], cache, CPU)
+            got = numbers(batch.token_ids)
         got = [[0] * (len(row) - len(new)) + row[-len(new) :] for row, new in zip(got, own, strict=True)]
         expect(case, got, expected, likely="what the cache has is not computed again" if filled else "")
+        is_prefill = case.replace("token_ids", "is_prefill")
+        expect(is_prefill, bool(batch.is_prefill), not filled, likely="the prompts come when the cache is empty")
+
+
+def check_batches(lab: Lab) -> None:
+    """batches: as many as have room in the cache, in their order or the longest prompts first"""
+    room, lengths = 88, (30, 20, 25, 8)
+    engine = engine_of(lab, kv_cache_bytes=room * BYTES_PER_TOKEN, max_num_seqs=8)
+    case = f"next_batch, prompts of {lengths} tokens, max_tokens=20, a cache of {room} tokens: prompts of each batch"
+    with lab.case(case):
+        waiting, got = deque(request(lab, range(length), max_tokens=20) for length in lengths), []
+        while waiting:
+            got.append([len(one.prompt_token_ids) for one in engine.next_batch(waiting)])
+    said = "each row has as many columns as the longest prompt and the longest output need, but for the last token"
+    expect(case, got, [[30], [20, 25], [8]], likely=said)
+    for sort, right in ((False, ["A", "B"]), (True, ["B", "A"])):
+        case = f"run, A with 2 tokens and B with 4, one at a time, sort_by_length={sort}: who gets a token"
+        with lab.case(case):
+            engine = engine_of(lab, max_num_seqs=1, sort_by_length=sort)
+            a, b = request(lab, PROMPTS[1], max_tokens=1), request(lab, PROMPTS[0], max_tokens=1)
+            got = ["A" if one is a else "B" for updated in engine.run(deque([a, b])) for one in updated]
+        expect(
+            case, got, right, likely="the longest prompts first" if sort else "they run in the order in which they come"
+        )
 
 
 # --- 4. Slots ---------------------------------------------------------------------------------------------------------
@@ -245,6 +332,72 @@ def check_schedule(lab: Lab) -> None:
             committed(rows, scheduler.remove)
     with lab.case("schedule, when nobody is there"):
         expect("schedule, when nobody is there", list(scheduler.schedule()), [])
+    likely = "`schedule` adds one to `self.num_steps`, which the policies count by"
+    expect("schedule, five times: num_steps", scheduler.num_steps, 5, likely=likely)
+    case = "A is added, and then B, which comes back with its rank (0, -1): the one slot goes to"
+    with lab.case(case):
+        scheduler = part(lab, "scheduler", "Scheduler")(1, 6)
+        a, b = request(lab, PROMPTS[0]), request(lab, PROMPTS[1])
+        b.rank = (0, -1)
+        for one in (a, b):
+            scheduler.add(one)
+        got = ["A" if one is a else "B" for one, *_ in scheduler.schedule()]
+    expect(case, got, ["B"], likely="a request that has a rank keeps it, and its place in the queue")
+
+
+def check_admission(lab: Lab) -> None:
+    """admit and remove: no slot without tokens, a prompt that must come whole, who leaves twice"""
+    kind, said = part(lab, "scheduler", "Scheduler"), "it waits, as no token of the step is left for it"
+    for lengths, whole, right, likely in (
+        ((4, 2, 2), False, [("A", 4), ("B", 2)], f"C: {said}"),
+        ((4, 5, 2), True, [("A", 4)], "B's prompt must come whole, two tokens of the step are left, and C is behind B"),
+        ((4, 2), True, [("A", 4), ("B", 2)], "B's prompt fits into what is left of the step"),
+    ):
+        case = (
+            f"prompts of {lengths} tokens, 3 slots, 6 tokens a step{', prompts come whole' if whole else ''}: the rows"
+        )
+        with lab.case(case):
+            scheduler = kind(3, 6, enable_chunked_prefill=not whole)
+            names = {request(lab, range(1, length + 1)): name for length, name in zip(lengths, "ABC", strict=False)}
+            for one in names:
+                scheduler.add(one)
+            rows = scheduler.schedule()
+        expect(case, [(names[one], int(count)) for one, count, _ in rows], right, likely=likely)
+    case = "A runs, B waits for its slot"
+    with lab.case(case):
+        scheduler, a, b = kind(1, 6), request(lab, PROMPTS[0]), request(lab, PROMPTS[1])
+        for one in (a, b):
+            scheduler.add(one)
+        scheduler.schedule()
+        times = [isinstance(one.first_scheduled_time, float) for one in (a, b)]
+        first = a.first_scheduled_time
+    expect(f"{case}: whether first_scheduled_time of A and of B is a time", times, [True, False],
+           likely="`_admit` sets it to time.perf_counter()")  # fmt: skip
+    with lab.case(f"{case}: A is removed, then once more, then comes back behind B"):
+        scheduler.remove(a)
+        scheduler.remove(a)
+        left = [a.slot, a.rank, list(scheduler.free_slots)]
+        a.num_computed_tokens = 0
+        scheduler.add(a)
+        come = ["A" if one is a else "B" for one, *_ in scheduler.schedule()]
+        scheduler.remove(b)
+        scheduler.schedule()
+        scheduler.check_integrity()
+    likely = "who is out has neither slot nor rank, and is removed again without harm"
+    expect(f"{case}: A is removed twice: its slot, its rank, free slots", left, [None, None, [0]], likely=likely)
+    expect(f"{case}: A is removed, and comes back: the next step", come, ["B"], likely="A's new rank is behind B's")
+    same = a.first_scheduled_time == first
+    require(same, f"{case}: A comes back: first_scheduled_time", "the first", "a later one", "it stays as it was")
+    with lab.case(case := "abort, of A which waits, and of B which has ended with the reason stop"):
+        engine, a, b = copy.copy(engine_of(lab)), request(lab, PROMPTS[0]), request(lab, PROMPTS[1])
+        engine.scheduler = kind(1, 6)
+        engine.add(a)
+        b.finish("stop")
+        for one in (a, b):
+            engine.abort(one)
+        left = [a.finish_reason, b.finish_reason, len(engine.scheduler.waiting)]
+    likely = "who has ended keeps the reason; the others get `abort`"
+    expect(f"{case}: both reasons, and how many wait", left, ["abort", "stop", 0], likely=likely)
 
 
 def check_flat_batch(lab: Lab) -> None:
@@ -258,6 +411,9 @@ def check_flat_batch(lab: Lab) -> None:
     for name, one, expected in zip(names, got, ([5, 8, 9], [4, 2, 3], [0, 1, 1], [0, 2]), strict=True):
         expect(f"{case}: {name}", one, expected)
     require(batch.ready == [a, b], f"{case}: ready", "A and B, in the order of their rows", batch.ready)
+    got = batch.num_single, batch.num_slots, batch.n_seq, [tuple(run) for run in batch.runs]
+    likely = "A is the only single token, of slot 0 and a sequence of 5; B's run is tokens 1 and 2, of slot 1"
+    expect(f"{case}: num_single, num_slots, n_seq and runs", got, (1, 1, 5, [(1, 3, 1, 4)]), likely=likely)
 
 
 def check_slot_cache(lab: Lab) -> None:
@@ -292,6 +448,16 @@ def check_blocks(lab: Lab) -> None:
         manager.check_integrity()
         counts = len(manager.block_table(a)), manager.num_free
         expect(f"{case}: A has 6 tokens: blocks, and free ones", counts, (2, 1))
+        before = list(manager.block_table(a))
+        a.output_token_ids.append(9)
+        manager.append(a)
+        after, said = list(manager.block_table(a)), "the last block has room for it: nothing changes"
+        expect(
+            f"{case}: A gets a seventh token: its blocks, and copies",
+            (after, manager.pop_copies()),
+            (before, []),
+            likely=said,
+        )
         manager.allocate(b)
         tables = [list(manager.block_table(one)) for one in (a, b)]
         expect(f"{case}: B has 4: the blocks of both", sorted(tables[0] + tables[1]), [0, 1, 2])
@@ -328,6 +494,127 @@ def check_block_schedule(lab: Lab) -> None:
     expect(f"{case}: rows of five steps", seen, expected, likely=likely)
     kept = b.num_computed_tokens, len(b.output_token_ids)
     expect(f"{case}: B's computed tokens then, and its output", kept, (0, 3))
+    case = "two prompts of 4 tokens, blocks of 4, two of them: both need another block in the same step"
+    with lab.case(case):
+        manager = manager_of(lab, 2, enable_prefix_caching=False)
+        scheduler = part(lab, "scheduler", "Scheduler")(manager, 4, 16)
+        names = {request(lab, range(1, 5)): "A", request(lab, range(5, 9)): "B"}
+        for one in names:
+            scheduler.add(one)
+        for one, count, _ in scheduler.schedule():
+            one.num_computed_tokens += count
+            one.output_token_ids.append(11)
+        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+        manager.check_integrity()
+    likely = "B gives its block to A, and needs none until it runs again"
+    expect(f"{case}: rows of the second step", rows, [("A", 1)], likely=likely)
+
+
+def check_block_admission(lab: Lab) -> None:
+    """admit: no slot without tokens or blocks, none beside a preemption; what can never fit is refused"""
+    kind = part(lab, "scheduler", "Scheduler")
+    for lengths, blocks, reserve, whole, right, likely in (
+        ((4, 2, 2), 9, 0, False, [("A", 4), ("B", 2)], "no token of the step is left for C"),
+        (
+            (4, 5, 2),
+            9,
+            0,
+            True,
+            [("A", 4)],
+            "B's prompt must come whole, two tokens of the step are left, and C is behind B",
+        ),
+        ((4, 2), 9, 0, True, [("A", 4), ("B", 2)], "B's prompt fits into what is left of the step"),
+        ((4, 2), 2, 1, False, [("A", 4)], "one block is free, which is the reserve of those that run"),
+        ((5,), 2, 1, False, [("A", 5)], "nobody runs, so nobody needs a reserve"),
+    ):
+        how = f"{blocks} blocks of 4, {reserve} of them a reserve, 6 tokens a step{', prompts come whole' * whole}"
+        with lab.case(case := f"prompts of {lengths} tokens, {how}: the rows"):
+            manager = manager_of(lab, blocks, enable_prefix_caching=False)
+            manager.watermark_blocks = reserve
+            scheduler = kind(manager, 3, 6, enable_chunked_prefill=not whole)
+            names = {request(lab, range(1, length + 1)): name for length, name in zip(lengths, "ABC", strict=False)}
+            for one in names:
+                scheduler.add(one)
+            rows = scheduler.schedule()
+            times = [isinstance(one.first_scheduled_time, float) for one, *_ in rows]
+        expect(case, [(names[one], int(count)) for one, count, _ in rows], right, likely=likely)
+        expect(case.replace("the rows", "whether first_scheduled_time is a time"), times, [True] * len(right))
+    case = "prompts of 4, 8 and 2 tokens, 6 tokens a step"
+    with lab.case(case):
+        scheduler = kind(manager_of(lab, 9, enable_prefix_caching=False), 3, 6)
+        names = {request(lab, range(1, length + 1)): name for length, name in zip((4, 8, 2), "ABC", strict=True)}
+        for one in names:
+            scheduler.add(one)
+        for one, count, ready in scheduler.schedule():
+            one.num_computed_tokens += count
+            one.output_token_ids += [11] * bool(ready)
+        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+    likely = "A's token and five of B's are the whole step"
+    expect(f"{case}: rows of the second step", rows, [("A", 1), ("B", 5)], likely=likely)
+    likely = "`schedule` adds one to `self.num_steps`, which the policies count by"
+    expect(f"{case}: num_steps after it", scheduler.num_steps, 2, likely=likely)
+    case = "A (4 tokens) runs in three blocks of 4, B (12) needs all, and C (2) has another priority: the rows"
+    with lab.case(case):
+        scheduler = kind(manager_of(lab, 3, enable_prefix_caching=False), 3, 6)
+        a, b, c = (request(lab, range(1, length + 1)) for length in (4, 12, 2))
+        c.priority, names = 1, {a: "A", b: "B", c: "C"}
+        for one in names:
+            scheduler.add(one)
+        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+    expect(case, rows, [("A", 4)], likely="C may not overtake B: `_may_overtake` says so")
+    case = "A (4 tokens) and B (8) have all three blocks; A needs another, and C, which ranks before B, needs one"
+    with lab.case(case):
+        scheduler = kind(manager_of(lab, 3, enable_prefix_caching=False), 4, 16)
+        a, b, c = (request(lab, range(1, length + 1)) for length in (4, 8, 2))
+        names = {a: "A", b: "B", c: "C"}
+        for one in (a, b):
+            scheduler.add(one)
+        for one, count, _ in scheduler.schedule():
+            one.num_computed_tokens += count
+            one.output_token_ids.append(11)
+        c.rank = (a.rank[0], (a.rank[1] + b.rank[1]) / 2)
+        scheduler.add(c)
+        rows = [(names[one], int(count)) for one, count, _ in scheduler.schedule()]
+    likely = "B is preempted, and in such a step nobody is admitted"
+    expect(f"{case}: rows of the second step", rows, [("A", 1)], likely=likely)
+    context = SIZES["n_positions"]
+    lab.refused(
+        f"check_fits, a prompt of {context} tokens",
+        lambda: engine_of(lab).check_fits(request(lab, [1] * context)),
+        str(context),
+    )
+    with lab.case("check_fits, a request with a priority, policy fcfs"):
+        urgent = request(lab, PROMPTS[0])
+        urgent.priority = 1
+    lab.refused(
+        "check_fits, a request with a priority, policy fcfs", lambda: engine_of(lab).check_fits(urgent), "priority"
+    )
+    with lab.case("check_fits, a request with a priority, policy priority"):
+        engine_of(lab, policy="priority").check_fits(urgent)
+
+
+def check_block_batch(lab: Lab) -> None:
+    """batch: tokens one after another, places by the tables, a token for those that are ready"""
+    of, row = batch_of(lab), part(lab, "scheduler", "Row")
+    names = ("token_ids", "positions", "slot_mapping", "logits_indices")
+    with lab.case(case := "Batch.of, A's decode and two of B's four tokens"):
+        manager, a, b = (
+            manager_of(lab, 9, enable_prefix_caching=False),
+            request(lab, [1, 2, 3, 4], [5]),
+            request(lab, [6, 7, 8, 9]),
+        )
+        for one in (a, b):
+            manager.allocate(one)
+        a.num_computed_tokens = 4
+        batch = of([row(a, 1, True), row(b, 2, False)], manager)
+        got, first = [numbers(getattr(batch, name)) for name in names], manager.block_table(b)[0]
+        place = manager.block_table(a)[1] * 4
+    for name, one, right in zip(
+        names, got, ([5, 6, 7], [4, 0, 1], [place, first * 4, first * 4 + 1], [0]), strict=True
+    ):
+        expect(f"{case}: {name}", one, right)
+    ready = ["A" if one is a else "B" for one in batch.ready]
+    expect(f"{case}: ready", ready, ["A"], likely="B has more tokens to come before it gets one")
 
 
 def check_block_cache(lab: Lab) -> None:
@@ -354,7 +641,7 @@ def check_sharing(lab: Lab) -> None:
         expect(f"{case}: found for A", manager.allocate(a), 0)
         manager.cache_full_blocks(a, 6)
         expect(f"{case}: found for B, when A's are entered", manager.allocate(b), 4, {"nothing was found": 0})
-        first, second = manager.block_table(a), manager.block_table(b)
+        first, second = manager.block_table(a), list(manager.block_table(b))
         blocks = second[0], second[1] != first[1]
         expect(f"{case}: B's first block, and whether its second is its own", blocks, (first[0], True))
         c, said = (
@@ -363,6 +650,11 @@ def check_sharing(lab: Lab) -> None:
         )
         expect(f"{case}: found for a prompt of just these four", manager.allocate(c), 0, said)
         manager.check_integrity()
+        b.output_token_ids.append(9)
+        manager.append(b)
+        kept = manager.block_table(b) == second, manager.pop_copies()
+        likely = "only the last block is written, and B alone holds it"
+        expect(f"{case}: B gets a seventh token: whether its blocks stay, and copies", kept, (True, []), likely=likely)
         child = request(lab, [1, 2, 3, 4, 5, 6])
         free = manager.num_free
         manager.fork(a, child)
@@ -373,6 +665,85 @@ def check_sharing(lab: Lab) -> None:
         likely = "the block that is written is shared, so who writes first takes a copy"
         expect(f"{case}: the fork writes its seventh token: copies", copies, right, likely=likely)
         manager.check_integrity()
+
+
+def check_found(lab: Lab) -> None:
+    """blocks: what is found is the same whole beginning, also of duplicates and of forks"""
+    case = "blocks of 4; A has 1 to 4, 5 to 8 and 9 9 9 9, B the same but 5 5 5 5 in its second block"
+    with lab.case(case):
+        manager = manager_of(lab, 20)
+        a = request(lab, [1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9])
+        b, c = (request(lab, [1, 2, 3, 4, 5, 5, 5, 5, 9, 9, 9, 9, *more]) for more in ([], [1]))
+        for one in (a, b):
+            manager.allocate(one)
+            manager.cache_full_blocks(one, 12)
+        found, blocks = manager.allocate(c), [list(manager.block_table(one)[:3]) for one in (a, b, c)]
+        other = manager.allocate(request(lab, [65_537, 2, 3, 4, 5]))
+        manager.check_integrity()
+    expect(f"{case}: found for B's tokens and one more", found, 12)
+    likely = "a key has to name its whole prefix: it has the last of `prefix_ids`"
+    expect(f"{case}: its blocks", blocks[2], blocks[1], {likely: [*blocks[1][:2], blocks[0][2]]})
+    expect(f"{case}: found for 65537 2 3 4 5", other, 0, likely="tokens are compared whole: 65537 is not 1")
+    with lab.case(case := "blocks of 16; A has 0 to 15; found for a prompt of 17 that differs in its tenth token"):
+        manager = part(lab, "block_manager", "BlockManager")(4, 16, watermark=0)
+        a = request(lab, range(16))
+        manager.allocate(a)
+        manager.cache_full_blocks(a, 16)
+        found = manager.allocate(request(lab, [*range(9), 99, *range(10, 17)]))
+    expect(case, found, 0, likely="a key has all tokens of its block")
+    case = "A and B have the same 8 tokens, and both have blocks before either is entered"
+    with lab.case(f"{case}: entered, and looked up"):
+        manager = manager_of(lab, 20)
+        a, b, c = (request(lab, [1, 2, 3, 4, 5, 6, 7, 8, *more]) for more in ([], [], [9]))
+        for one in (a, b):
+            manager.allocate(one)
+        for one in (a, b):
+            manager.cache_full_blocks(one, 8)
+        manager.check_integrity()
+        found, blocks = manager.allocate(c), [list(manager.block_table(one)[:2]) for one in (a, c)]
+    likely = "B's blocks are duplicates: the first that was entered stays"
+    expect(f"{case}: found for these and one more, and its blocks", (found, blocks[1]), (8, blocks[0]), likely=likely)
+    case = "five blocks; A had two that are entered, and B one that is not; C takes two of the free ones"
+    with lab.case(case):
+        manager = manager_of(lab, 5)
+        a, b, c = request(lab, range(1, 9)), request(lab, [50, 51]), request(lab, range(60, 66))
+        for one in (a, b):
+            manager.allocate(one)
+        manager.cache_full_blocks(a, 8)
+        for one in (a, b):
+            manager.free(one)
+        manager.allocate(c)
+        found = manager.allocate(request(lab, range(1, 10))) if manager.num_free == 3 else -1
+    likely = "free blocks in which nothing can be found are taken first"
+    expect(f"{case}: found for A's tokens", found, 8, likely=likely)
+    case = "A has 10 tokens and is forked; then A gets 9 9 and the fork 8 8, and both are entered"
+    with lab.case(case):
+        manager, a, child = manager_of(lab, 20), request(lab, range(1, 11)), request(lab, range(1, 11))
+        manager.allocate(a)
+        manager.cache_full_blocks(a, 10)
+        manager.fork(a, child)
+        for one, token in ((a, 9), (child, 8)):
+            for _ in range(2):
+                one.output_token_ids.append(token)
+                manager.append(one)
+        for one in (a, child):
+            manager.cache_full_blocks(one, 12)
+        copies = len(manager.pop_copies())
+        found = [manager.allocate(request(lab, [*range(1, 11), token, token, 7])) for token in (9, 8)]
+        manager.check_integrity()
+    expect(f"{case}: copies", copies, 1, likely="A copies the last block; then the fork alone holds it")
+    likely = "a fork has a table of its own: its list of prefix ids, too, is a copy"
+    expect(f"{case}: found for A's 12 tokens, and for the fork's", found, [12, 12], {likely: [12, 8]})
+    case = "num_blocks_to_allocate of 9 tokens, of which A's 8 are found in two blocks"
+    with lab.case(case):
+        manager, a, b = manager_of(lab, 20), request(lab, range(1, 9)), request(lab, range(1, 10))
+        manager.allocate(a)
+        manager.cache_full_blocks(a, 8)
+        counts = [manager.num_blocks_to_allocate(b)]
+        manager.free(a)
+        counts.append(manager.num_blocks_to_allocate(b))
+    likely = "one is new; blocks that are found count if nobody holds them, for they are free"
+    expect(f"{case}: while A runs, and when it has gone", counts, [1, 3], likely=likely)
 
 
 # --- 7. Speculation ---------------------------------------------------------------------------------------------------
@@ -386,6 +757,8 @@ def check_look_up(lab: Lab) -> None:
         ([1, 2, 7, 1, 2, 8], [1, 2], [8, 1], "of matches of the same length the latest counts"),
         ([5, 6, 5, 6], [5, 6], [5, 6], "the last tokens themselves are no place where they came before"),
         ([1, 2, 3], [4], [], "nothing came before, so nothing is guessed"),
+        ([1, 2, 7, 65_537, 2, 9], [1, 2], [7, 65_537], "tokens are compared whole: 65537 is not 1"),
+        ([65_537, 2, 7, 8], [65_537, 2], [7, 8], "tokens are compared whole, with those that came before"),
     )
     for prompt, output, expected, likely in cases:
         case = f"PromptLookup.draft, two guesses, a prompt of {prompt} and an output of {output} so far"
@@ -472,7 +845,7 @@ class Fixed:
     draft_cost = 0.0
 
     def __init__(self, *says: int):
-        self.says, self.asked = list(says), {}
+        self.says, self.asked = list(says), None
 
     def draft(self, counts: dict) -> dict:
         self.asked = {request: count for request, count in counts.items() if count}
@@ -499,7 +872,7 @@ def check_drafts(lab: Lab) -> None:
     a.num_computed_tokens, d.num_computed_tokens = 4, 2
 
     def drafted(case: str, says: Sequence[int], rows: Sequence[Any], budget: int = 64, blocks: int = 20) -> tuple:
-        """(how many guesses each was asked for, the guesses that each got)"""
+        """(how many guesses the drafter was asked for, if it was asked; the guesses that each got)"""
         with lab.case(case):
             manager, drafter = manager_of(lab, blocks, enable_prefix_caching=False), Fixed(*says)
             for one, _, _ in rows:
@@ -507,7 +880,7 @@ def check_drafts(lab: Lab) -> None:
             speculator.block_manager, speculator.drafter = manager, drafter
             speculator.max_num_batched_tokens = budget
             got = speculator.draft(list(rows))
-        asked = {names[one]: count for one, count in drafter.asked.items()}
+        asked = None if drafter.asked is None else {names[one]: count for one, count in drafter.asked.items()}
         return asked, {names[one]: list(tokens) for one, tokens in got.items() if tokens}
 
     guesses = [11, 12, 13, 14]
@@ -518,6 +891,14 @@ def check_drafts(lab: Lab) -> None:
         "C's row is not ready: its last token is not in this step": ({"A": 4, "C": 4}, {"A": guesses, "C": guesses}),
     }
     expect(f"{case}: guesses that were asked for, and the drafts", got, ({"A": 4}, {"A": guesses}), said)
+    case = "B brings the whole prompt, and nobody decodes"
+    said = {"nobody gets guesses: the drafter, which takes time, is not asked": ({}, {})}
+    expect(
+        f"{case}: guesses that were asked for, and the drafts",
+        drafted(case, guesses, [row(new, 2, True)]),
+        (None, {}),
+        said,
+    )
     two = [row(a, 1, True), row(d, 1, True)]
     for budget in (5, 2):
         case = f"A and D bring a token each, in a step of {budget}: rows with the drafts"
@@ -528,6 +909,7 @@ def check_drafts(lab: Lab) -> None:
         ([END, 11, 12], [], "nothing follows the end token, and the row before it finds it without a guess"),
         ([11, SIZES["vocab_size"], 12], [11], "the drafter guessed what is not in the vocabulary"),
         ([-1, 11], [], "the drafter guessed what is not in the vocabulary"),
+        ([11, 0, 12], [11, 0, 12], "0 is a token like others"),
     ):
         case = f"the drafter guesses {says} for A"
         expect(f"{case}: the drafts", drafted(case, says, two[:1])[1], {"A": left} if left else {}, likely=likely)

@@ -49,6 +49,8 @@ MUTANTS = [
       END[:-2] + "    for (int64_t i = 0; i < n * out; i++) y[i] = finish == GELU ? gelu(product[i]) : finish == ADD ? y[i] + product[i] : product[i];\n    munmap(product, size);\n}\n"),
      "no intermediate tensor"),
     ("groups outside panels", f"{PANELS}\n        {ROWS}", f"{ROWS}\n        {PANELS}", "before the next panel is begun"),
+    ("one row at a time", (ROWS, "n - t < GROUP ? n - t : GROUP"), (ROWS.replace("t += GROUP", "t++"), "1"), "which share one reading of the panel"),
+    ("rows that are left over one by one", (ROWS, "n - t < GROUP ? n - t : GROUP"), (ROWS.replace("t += GROUP", "t += n - t < GROUP ? 1 : GROUP"), "n - t < GROUP ? 1 : GROUP"), "which share one reading of the panel"),
     ("other bits in the rest", VALUE, "const float value = count < GROUP ? (float)((double)sums[k][c] * (1 + 1e-7)) + bias[o + c] : sums[k][c] + bias[o + c];", "expected:"),
     ("columns of 16 bits", PANELS, "for (int64_t o = 0; o < out && o < 65536; o += PANEL)", "70001 columns"),
     ("rows of 16 bits", ROWS, "for (int64_t t = 0; t < n && t < 65536; t += GROUP)", "70001 rows"),

@@ -89,8 +89,33 @@ MUTANTS = [
     ("forgets what is long ago", "            if place is not None:", "            if place is not None and place > len(self.token_ids) - 1000:", "expected:"),
 ]  # fmt: skip
 
+TREE = """            end, node = len(self.token_ids), self.places
+            for depth, token in enumerate(reversed(self.token_ids[-4:]), start=1):
+                node = node.setdefault(token, {})
+                node["place"] = end if depth > 1 else None
+            self.token_ids.append(token_id)
+"""
+WALK = """        place, node = None, self.places
+        for token in reversed(self.token_ids[-4:]):
+            node = node.get(token)
+            if node is None:
+                break
+            place = node["place"] or place
+        for place in [] if place is None else [place]:
+"""
 ALSO_RIGHT = [
     ("token by token", GIVE, "                return [following[i % len(following)] for i in range(count)]\n"),
     ("an index for each length", ("self.places[tuple(self.token_ids[end - n :])]", "self.places.get(tuple(self.token_ids[-n:]))"),
      ("self.places[(n, *self.token_ids[end - n :])]", "self.places.get((n, *self.token_ids[-n:]))")),
+    ("a tree, from the last token backwards", (ADD, "        for n in (4, 3, 2):\n" + GUESS), (TREE, WALK)),
+    ("a number for each n-gram", (ENTER, GUESS),
+     ("                self.places[int.from_bytes(b''.join(t.to_bytes(8, 'big') for t in (n, *self.token_ids[-n:])), 'big')] = end\n",
+      "            if len(self.token_ids) < n:\n                continue\n            place = self.places.get(int.from_bytes(b''.join(t.to_bytes(8, 'big') for t in (n, *self.token_ids[-n:])), 'big'))\n")),
+    ("the last four kept apart, one token of a guess after another", ("        self.add(token_ids)\n", ADD, GUESS, "                following = self.token_ids[place : place + count]\n" + GIVE),
+     ("        self.last = ()\n        self.add(token_ids)\n",
+      "            for n in range(2, len(self.last) + 1):\n                self.places[self.last[-n:]] = len(self.token_ids)\n"
+      "            self.token_ids += (token_id,)\n            self.last = (*self.last, token_id)[-4:]\n",
+      "            if (place := self.places.get(self.last[-n:])) is None:\n                continue\n",
+      "                drafts = []\n                while len(drafts) < count:\n                    at = place + len(drafts)\n"
+      "                    drafts.append(self.token_ids[at] if at < len(self.token_ids) else drafts[at - len(self.token_ids)])\n                return drafts\n")),
 ]  # fmt: skip

@@ -34,6 +34,14 @@ OUTLIER = "[0.5, -1.0, 0.75, 300.0, 1.0, -0.5, 0.625, 0.875]"
 LAYER = "[[10.0, 0.03, 0.03, 0.03], [0.02, 0.02, 0.02, 0.02]], [0.0, 1.0, 1.0, 1.0]"
 SECONDS = "max(size * weights / bandwidth, rows * weights / per_second) + rows * rest"
 GAIN = "seconds(4, products[0]) / seconds(1, products[1])"
+SECONDS_OF = f"""    def seconds(size: int, per_second: float) -> float:
+        return {SECONDS}
+
+"""
+LOOP = """    for rows in range(1, most + 1):
+        if gain(rows, weights, bandwidth, products, rest) < 1:
+            return rows
+    return None"""
 MUTANTS = [
     ("no outlier", "300.0", "0.5", "half of its scale is more than 1"),
     ("an outlier of a hundred", "300.0", "100.0", "half of its scale is more than 1"),
@@ -72,4 +80,13 @@ MUTANTS = [
 ALSO_RIGHT = [
     ("other finds", (OUTLIER, LAYER), ("[1.0] * 7 + [-1e6]", "[[0.35, 0.35, 0.35, 100.0], [0.3, 0.3, 0.3, 0]], [1.0, 2.0, 3.0, 0]")),
     ("without a function", "    return " + GAIN, "    times = [max(size * weights / bandwidth, rows * weights / products[size == 1]) + rest * rows for size in (4, 1)]\n    return times[0] / times[1]"),
+    ("the first of a generator", LOOP, "    return next((rows for rows in range(1, most + 1) if gain(rows, weights, bandwidth, products, rest) < 1), None)"),
+    ("two times by name, and a loop that counts", (SECONDS_OF + "    return " + GAIN, LOOP),
+     ("    reading, multiplying = weights / bandwidth, rows * weights\n"
+      "    before = 4 * reading if 4 * reading > multiplying / products[0] else multiplying / products[0]\n"
+      "    after = reading if reading > multiplying / products[1] else multiplying / products[1]\n"
+      "    return (before + rows * rest) / (after + rows * rest)",
+      "    rows = 1\n    while rows <= most and not gain(rows, weights, bandwidth, products, rest) < 1:\n        rows += 1\n    return rows if rows <= most else None")),
+    ("on tensors", SECONDS_OF + "    return " + GAIN, "    import torch\n\n    reading = torch.tensor([4.0, 1.0], dtype=torch.float64) * weights / bandwidth\n"
+     "    multiplying = rows * weights / torch.tensor(products, dtype=torch.float64)\n    before, after = (torch.maximum(reading, multiplying) + rows * rest).tolist()\n    return before / after"),
 ]  # fmt: skip

@@ -142,6 +142,21 @@ def test_what_is_stored_is_not_visited_again(work):
             f"{work.reserved:,} bytes", "the sums of a group are finished where they are: no intermediate tensor")  # fmt: skip
 
 
+def test_a_group_shares_a_reading(work):
+    """Whichever two pages are in the cache: a panel is fetched once for each group."""
+    in_, out, size = 24 * PAGE // PANEL, 2 * PANEL + 1, work.group_size()
+    panels, bias, counts = packed(whole(out, in_)), whole(out), {}
+    for n in (1, size, 3 * size, 2 * size - 1):
+        x, y, readings = whole(n, in_, seed=n), torch.empty(n, out), -(-n // size)
+        with work.pages(panels=2) as fetched:
+            work.fused(x, panels, bias, y, n, in_, out, STORE)
+        counts[n] = len(fetched["panels"])
+        require(counts[n] <= counts[1] * readings,
+                f"{n} rows in groups of {size}: pages of the panels that are fetched, if two can be kept",
+                f"{readings} times the {counts[1]} of one row", f"{counts[n]}",
+                f"group_of takes up to {size} rows, which share one reading of the panel: give it as many as there are")  # fmt: skip
+
+
 def test_a_panel_serves_all_groups(work):
     """If a whole panel is kept, all panels are fetched once."""
     in_, out, n = 16 * PAGE // PANEL, 3 * PANEL, 25
