@@ -51,7 +51,9 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
             raise ValueError(f"{name} is not UTF-8: {error.reason} at byte {error.start}") from None
         prompts += [line for line in lines if line.strip()]
     if not prompts:
-        raise ValueError("no prompts: give some, as in --prompts 'Once upon a time', or a --prompts-file that is not empty")
+        raise ValueError(
+            "no prompts: give some, as in --prompts 'Once upon a time', or a --prompts-file that is not empty"
+        )
     return prompts
 
 

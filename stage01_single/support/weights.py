@@ -125,7 +125,9 @@ def find_model(model: str, load_format: str) -> Path:
         raise ValueError(f"model {model!r} is a file, not a directory; {convert_hint(directory)}")
     bundled = ", which comes with the repository of these stages" if model in BUNDLED_NAMES else ""
     names = ", ".join([*BUNDLED_NAMES, *HUB_SIZES])
-    raise ValueError(f"model {model!r}: there is no directory {directory}{bundled}; the named models, all GPT-2s, are {names}")
+    raise ValueError(
+        f"model {model!r}: there is no directory {directory}{bundled}; the named models, all GPT-2s, are {names}"
+    )
 
 
 def download(model: str) -> Path:
