@@ -547,8 +547,7 @@ def test_sizes_of_a_model_of_the_hub(monkeypatch):
     """They are known by name, and what is as in GPT-2 small is not among them."""
     asked = []
     monkeypatch.setattr(accuracy, "exact_logits", lambda model, prompts: asked.extend(prompts) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        accuracy.main(["--model", "gpt2"])
+    assert accuracy.main(["--model", "gpt2"]) == 1  # the division by zero
     assert [len(prompt) for prompt in asked] == accuracy.LENGTHS
 
 
