@@ -196,6 +196,16 @@ def test_a_stop_does_not_answer_the_question_about_the_next_step(browser, page_o
     assert text in told(browser)
 
 
+@pytest.mark.parametrize(("name", "words"), [("shared_prefix", "computed again"), ("beams", "computed for nothing")])
+def test_legends_list_only_what_occurs(browser, page_of, name, words):
+    entries = "[...document.querySelectorAll('.rows-legend > :not([hidden])')]"
+    shown = f"page.renderNow(); return {entries}.map((entry) => entry.innerText)"
+    browser.open(page_of(name))
+    assert words not in browser(shown)
+    browser.open(page_of("padding" if "nothing" in words else "preemption"))
+    assert words in browser(shown)
+
+
 def pixels(browser, right_of_cursor=10):
     """What is drawn of the first film above its lanes, to the right of the playhead and of its badge."""
     return browser(

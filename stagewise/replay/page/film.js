@@ -8,7 +8,7 @@ const LANE_MAX = 13;
 const LANES = [96, 70]; // so high are all lanes of a film, if there is one and if there are two, in pixels
 const QUEUE = 14;
 const MARKS = 15; // above the lanes
-const MARK = 14; // pixels that a mark needs beside the next one
+const MARK = 16; // pixels that a mark needs beside the next one
 const MOST_LANES = 40;
 const OVERVIEW = 12;
 const STEP_MIN = 2.5; // pixels: with less for a step a film shows only a part of the run
@@ -70,13 +70,13 @@ class Film {
     return Math.max(LANE_MIN, Math.min(LANE_MAX, LANES[this.clock.replays.length - 1] / lanes));
   }
 
-  /** isAsking: marks and the end are shown only up to this share of the run. */
-  draw(ink, share, isAsking = false) {
+  /** isAsking: marks and the end are shown only up to this share of the run; goesOn: it has no end. */
+  draw(ink, share, { isAsking = false, goesOn = false } = {}) {
     const lanes = Math.max(1, Math.min(MOST_LANES, this.replay.lanes.taken.length));
     const { part, clock } = this;
     const isSeen = (step) => !isAsking || clock.share(this.number, step) <= share + 1e-9;
     this.seen = this.marks.filter(({ step }) => isSeen(step));
-    this.isEndSeen = isSeen(this.replay.steps.length - 1);
+    this.isEndSeen = !goesOn && isSeen(this.replay.steps.length - 1);
     const look = [this.width, devicePixelRatio, ink.paper, ink.font, part.zoom, part.from, this.seen.length, this.isEndSeen];
     const what = [...look, this.replay.steps.length, clock.end, clock.mode].join();
     if (what !== this.drawn) {

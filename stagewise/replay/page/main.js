@@ -234,7 +234,8 @@ class Page {
     setText(this.where, where);
     slider.setAttribute("aria-valuetext", where);
     this.part.follow(clock.cursor(position));
-    for (const film of this.films) film.draw(this.ink, clock.cursor(position), this.predict.checked);
+    const how = { isAsking: this.predict.checked, goesOn: this.grows };
+    for (const film of this.films) film.draw(this.ink, clock.cursor(position), how);
     this.overview.draw(this.ink, this.films[0].width);
     this.story?.show();
     for (const { nodes } of this.views) {
