@@ -194,6 +194,13 @@ def test_a_stop_does_not_answer_the_question_about_the_next_step(browser, page_o
     assert text not in told(browser)
     browser("page.predict.click()")
     assert text in told(browser)
+    browser.open(page_of("padding"))
+    browser("page.predict.click()")
+    browser.press(".")
+    question = browser("return document.getElementById('question-text').textContent")
+    assert question.startswith("With sort_by_length true: B is finished.")
+    browser.open(page_of("head_of_line"))  # step 0 says that B waits, so step 1 is no question
+    assert "refused" not in browser("return [...page.questions.values()].map(({ kind }) => kind)")
 
 
 @pytest.mark.parametrize(("name", "words"), [("shared_prefix", "computed again"), ("beams", "computed for nothing")])

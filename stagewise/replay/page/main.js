@@ -381,7 +381,7 @@ class Page {
     if (this.resumes) this.wait(UNANSWERED, () => this.judge(null));
     const letters = "abcdefgh";
     const [{ label }] = this.films;
-    const whose = label && `${label[0].toUpperCase()}${label.slice(1)}: `;
+    const whose = label && `${label.replace(/^(?!stage )/, "With ").replace("stage", "Stage")}: `;
     setText(document.getElementById("question-text"), whose + text);
     if (whose) this.showEngine(0);
     setText(document.getElementById("verdict"), "");
