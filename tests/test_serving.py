@@ -1363,7 +1363,8 @@ class Process:
 
     def __enter__(self):
         wait_until(lambda: self.lines or self.process.poll() is not None)
-        found = re.fullmatch(r"Serving (\S+) \(stage (\d)\) on http://127.0.0.1:(\d+)\n", self.lines[0])
+        page = r"(?: \(open it in a browser; the API is under /v1\))?"
+        found = re.fullmatch(rf"Serving (\S+) \(stage (\d)\) on http://127.0.0.1:(\d+){page}\n", self.lines[0])
         assert found, self.lines
         self.port = int(found[3])
         return self

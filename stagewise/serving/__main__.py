@@ -141,7 +141,8 @@ def main(argv: list[str] | None = None, prog: str = "python -m stagewise serve")
                 only_here=args.only_here,
                 allow_origins=args.allow_origin,
             )
-            tell(f"Serving {service.model_name} (stage {stage.number}) on {url(listener)}")
+            page = " (open it in a browser; the API is under /v1)" if args.page else ""
+            tell(f"Serving {service.model_name} (stage {stage.number}) on {url(listener)}{page}")
             with service.engine:
                 sys.setswitchinterval(SWITCH_SECONDS)
                 Server(app, args.grace).run(sockets=[listener])

@@ -312,7 +312,7 @@ def start(port, *options):
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     line = process.stderr.readline()
     assert "Serving" in line, line
-    return process, line.split()[-1]
+    return process, line.split(" on ")[1].split()[0]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a signal as POSIX has it")
@@ -431,6 +431,8 @@ def test_the_layout_and_what_guesses_do(driver):
             page("document.querySelector('.found button').click(); shown.renderNow()")
             reserved = int(re.search(r"of ([\d,]+) reserved", text_of(page, ".picked"))[1].replace(",", ""))
             assert reserved <= 9 * 16
+            assert page("return shown.views[0].pool.shown.length") == 9  # those that can be used, large enough to read
+            assert re.match(r"\d of 9 blocks held", text_of(page, ".memory-note"))
             for width, height in SIZES:
                 page.size(width, height, mobile=width < 500)
                 for state, act in {

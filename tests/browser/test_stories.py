@@ -174,6 +174,72 @@ def test_next_asks_first_too(browser, page_of):
     assert position(browser) == where  # who does not want to be asked is not
 
 
+def test_a_stop_does_not_answer_the_question_about_the_next_step(browser, page_of):
+    """Its text is hidden until then, and the question says which of the two engines it is about."""
+    browser.open(page_of("static_and_continuous"))
+    (_, _, step, _), *_ = (there := stops(browser))[1:]
+    text = there[1][1]
+    browser("page.predict.click()")
+    browser.press(".")
+    assert browser("return page.asked.step") == step + 1  # at the stop, and not at the next press
+    question = browser("return document.getElementById('question-text').textContent")
+    assert question.startswith("Stage 3: A is finished.")
+    assert (position(browser), text in told(browser)) == (step, False)
+    click(browser, ".choice")
+    click(browser, "#go-on")
+    click(browser, "#story-back")
+    assert (position(browser), text in told(browser)) == (step, True)
+    browser.open(page_of("static_and_continuous"))
+    browser("page.predict.click(); page.story.go(1)")  # without a question: not asked yet
+    assert text not in told(browser)
+    browser("page.predict.click()")
+    assert text in told(browser)
+    browser.open(page_of("padding"))
+    browser("page.predict.click()")
+    browser.press(".")
+    question = browser("return document.getElementById('question-text').textContent")
+    assert question.startswith("With sort_by_length true: B is finished.")
+    browser.open(page_of("head_of_line"))  # step 0 says that B waits, so step 1 is no question
+    assert "refused" not in browser("return [...page.questions.values()].map(({ kind }) => kind)")
+
+
+@pytest.mark.parametrize(("name", "words"), [("shared_prefix", "computed again"), ("beams", "computed for nothing")])
+def test_legends_list_only_what_occurs(browser, page_of, name, words):
+    entries = "[...document.querySelectorAll('.rows-legend > :not([hidden])')]"
+    shown = f"page.renderNow(); return {entries}.map((entry) => entry.innerText)"
+    browser.open(page_of(name))
+    assert words not in browser(shown)
+    browser.open(page_of("padding" if "nothing" in words else "preemption"))
+    assert words in browser(shown)
+
+
+def pixels(browser, right_of_cursor=10):
+    """What is drawn of the first film above its lanes, to the right of the playhead and of its badge."""
+    return browser(
+        """const [{ canvas, top }] = page.films, scale = devicePixelRatio;
+        const x = Math.round((page.films[0].x(page.clock.cursor(page.position)) + arguments[0]) * scale);
+        const [width, height] = [canvas.width - x, Math.floor((top - 2) * scale)];
+        const copy = Object.assign(document.createElement("canvas"), { width, height });
+        const context = copy.getContext("2d", { willReadFrequently: true });
+        context.drawImage(canvas, -x, 0);
+        return context.getImageData(0, 0, width, height).data.some((value) => value);""",
+        right_of_cursor,
+    )
+
+
+def test_the_picture_shows_nothing_to_come_while_asking(browser, page_of):
+    browser.open(page_of("static_and_continuous"))
+    browser("page.renderNow()")
+    assert pixels(browser)
+    browser("page.predict.click(); page.renderNow()")
+    assert not pixels(browser), "badges of later stops, or the end"
+    assert box(browser, ".cover")["top"] <= box(browser, ".film")["top"] + browser("return page.films[0].top") - 2
+    seen = "page.renderNow(); return page.films.every(({ seen, marks }) => seen.length === marks.length)"
+    assert not browser(seen)
+    assert browser(f"page.turnTo(page.clock.end); {seen}")
+    assert browser(f"page.turnTo(0); page.predict.click(); {seen}")
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_story_leads_on(browser, page_of, name):
     browser.open(page_of(name))

@@ -8,7 +8,7 @@ const LANE_MAX = 13;
 const LANES = [96, 70]; // so high are all lanes of a film, if there is one and if there are two, in pixels
 const QUEUE = 14;
 const MARKS = 15; // above the lanes
-const MARK = 14; // pixels that a mark needs beside the next one
+const MARK = 16; // pixels that a mark needs beside the next one
 const MOST_LANES = 40;
 const OVERVIEW = 12;
 const STEP_MIN = 2.5; // pixels: with less for a step a film shows only a part of the run
@@ -55,7 +55,7 @@ class Film {
     this.cover = element("div", "cover"); // of what is to come, for who wants to be asked first
     this.top = marks.length || clock.replays.length > 1 ? MARKS : 0;
     if (this.top) this.cursor.style.top = `${MARKS - 2}px`;
-    this.cover.style.top = `${this.top}px`;
+    this.cover.style.top = `${Math.max(0, this.top - 2)}px`; // letters stick out of the first lane
     this.root.append(this.canvas, this.cursor, this.letters, this.cover);
     this.root.addEventListener("pointerdown", (event) => this.drag(event));
   }
@@ -70,10 +70,14 @@ class Film {
     return Math.max(LANE_MIN, Math.min(LANE_MAX, LANES[this.clock.replays.length - 1] / lanes));
   }
 
-  draw(ink, share) {
+  /** isAsking: marks and the end are shown only up to this share of the run; goesOn: it has no end. */
+  draw(ink, share, { isAsking = false, goesOn = false } = {}) {
     const lanes = Math.max(1, Math.min(MOST_LANES, this.replay.lanes.taken.length));
     const { part, clock } = this;
-    const look = [this.width, devicePixelRatio, ink.paper, ink.font, part.zoom, part.from];
+    const isSeen = (step) => !isAsking || clock.share(this.number, step) <= share + 1e-9;
+    this.seen = this.marks.filter(({ step }) => isSeen(step));
+    this.isEndSeen = !goesOn && isSeen(this.replay.steps.length - 1);
+    const look = [this.width, devicePixelRatio, ink.paper, ink.font, part.zoom, part.from, this.seen.length, this.isEndSeen];
     const what = [...look, this.replay.steps.length, clock.end, clock.mode].join();
     if (what !== this.drawn) {
       this.drawRun(ink, this.width, this.laneHeight(lanes), lanes);
@@ -202,7 +206,7 @@ class Film {
   /** Where it ended, if the engine came to rest. */
   drawEnd(ink, context, top, height, left, right) {
     const { replay } = this;
-    if (!replay.hasEnd || replay.steps.length < 2) return;
+    if (!replay.hasEnd || replay.steps.length < 2 || !this.isEndSeen) return;
     const end = left(replay.steps.length - 1);
     context.fillStyle = ink.ink;
     context.fillRect(end, top, 1.5, height - top);
@@ -220,7 +224,7 @@ class Film {
   /** The stops of a story, side by side where their steps are too near to each other. */
   drawMarks(ink, context, left, right) {
     let free = 0;
-    for (const { step, label } of this.marks) {
+    for (const { step, label } of this.seen) {
       const place = (left(step) + right(step)) / 2;
       if (place < EDGE || place > this.width - EDGE) continue;
       const x = Math.max(place, free);

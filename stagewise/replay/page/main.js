@@ -234,7 +234,8 @@ class Page {
     setText(this.where, where);
     slider.setAttribute("aria-valuetext", where);
     this.part.follow(clock.cursor(position));
-    for (const film of this.films) film.draw(this.ink, clock.cursor(position));
+    const how = { isAsking: this.predict.checked, goesOn: this.grows };
+    for (const film of this.films) film.draw(this.ink, clock.cursor(position), how);
     this.overview.draw(this.ink, this.films[0].width);
     this.story?.show();
     for (const { nodes } of this.views) {
@@ -283,12 +284,19 @@ class Page {
     return this.goTo(next);
   }
 
-  /** To a later position at once. Where a question is on the way, the page goes up to it and asks first. */
+  /** Whether the next step will be asked about: until that is answered, nothing may give it away. */
+  get asksNext() {
+    return this.predict.checked && this.questions.has(this.clock.step(0, this.position) + 1);
+  }
+
+  /** To a later position at once. Where a question is on the way, or about the step after it, the page goes up to that
+   * and asks first. */
   leapTo(position) {
     if (this.asked !== null) return this.answer(null);
     const { clock } = this;
     const places = [...this.questions.keys()].map((step) => [clock.position(0, step), step]);
-    const [next, step] = places.sort(([a], [b]) => a - b).find(([p]) => p > this.position && p <= position + 1e-9) ?? [];
+    const last = clock.step(0, position) + 1;
+    const [next, step] = places.sort(([a], [b]) => a - b).find(([p, s]) => p > this.position && s <= last) ?? [];
     if (!this.predict.checked || step === undefined) return this.turnTo(position);
     this.turnTo(clock.move(next, -1));
     return this.ask(step, next);
@@ -372,7 +380,10 @@ class Page {
     this.asked = { step, next };
     if (this.resumes) this.wait(UNANSWERED, () => this.judge(null));
     const letters = "abcdefgh";
-    setText(document.getElementById("question-text"), text);
+    const [{ label }] = this.films;
+    const whose = label && `${label.replace(/^(?!stage )/, "With ").replace("stage", "Stage")}: `;
+    setText(document.getElementById("question-text"), whose + text);
+    if (whose) this.showEngine(0);
     setText(document.getElementById("verdict"), "");
     setText(document.getElementById("go-on"), "Show it");
     const list = document.getElementById("choices");
@@ -535,6 +546,7 @@ class Page {
     this.predict.addEventListener("change", () => {
       document.body.classList.toggle("asking", this.predict.checked);
       if (!this.predict.checked) this.withdraw();
+      this.render();
     });
     this.speed.addEventListener(
       "change",

@@ -7,19 +7,19 @@ const CELL_MAX = 54;
 /** The pool. The mouse and, when it has the focus, the arrow keys pick a block; `onPick` is told. */
 class Pool {
   constructor(canvas, onPick) {
-    Object.assign(this, { canvas, onPick, picked: null, columns: 1, cell: CELL_MAX, number: 0, width: 0 });
+    Object.assign(this, { canvas, onPick, picked: null, columns: 1, cell: CELL_MAX, shown: [], width: 0 });
     canvas.addEventListener("pointermove", (event) => this.pick(this.blockAt(event)));
     canvas.addEventListener("pointerdown", (event) => this.pick(this.blockAt(event)));
     canvas.addEventListener("pointerleave", () => document.activeElement === canvas || this.pick(null));
-    canvas.addEventListener("focus", () => this.pick(this.picked ?? 0));
+    canvas.addEventListener("focus", () => this.pick(this.picked ?? this.shown[0] ?? null));
     canvas.addEventListener("blur", () => this.pick(null));
     canvas.addEventListener("keydown", (event) => {
       const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.columns, ArrowDown: this.columns };
-      const to = (this.picked ?? 0) + (moves[event.key] ?? 0);
+      const to = Math.max(0, this.shown.indexOf(this.picked)) + (moves[event.key] ?? 0);
       if (event.key in moves) {
         event.preventDefault();
         event.stopPropagation();
-        if (to >= 0 && to < this.number) this.pick(to);
+        if (to >= 0 && to < this.shown.length) this.pick(this.shown[to]);
       }
     });
   }
@@ -27,8 +27,7 @@ class Pool {
   blockAt(event) {
     const column = Math.floor(event.offsetX / this.cell);
     const row = Math.floor(event.offsetY / this.cell);
-    const block = row * this.columns + column;
-    return column < this.columns && block >= 0 && block < this.number ? block : null;
+    return column < this.columns ? (this.shown[row * this.columns + column] ?? null) : null;
   }
 
   pick(block) {
@@ -41,7 +40,7 @@ class Pool {
   draw(ink, blocks, size, emphasis, order) {
     const { width } = this;
     const room = Math.max(200, Math.min(420, width * 0.8));
-    this.number = blocks.length;
+    this.shown = blocks.map(({ number }) => number);
     const most = Math.max(36, Math.min(CELL_MAX, Math.floor(width / 8)));
     this.cell = Math.max(CELL_MIN, Math.min(most, Math.floor(Math.sqrt((width * room) / blocks.length))));
     this.columns = Math.max(1, Math.floor(width / this.cell));
@@ -55,12 +54,12 @@ class Pool {
     blocks.forEach((block, i) => {
       const x = (i % this.columns) * this.cell;
       const y = Math.floor(i / this.columns) * this.cell;
-      context.globalAlpha = emphasis && !emphasis.has(i) ? 0.25 : 1;
+      context.globalAlpha = emphasis && !emphasis.has(block.number) ? 0.25 : 1;
       const side = this.cell - 3;
       this.drawBlock(ink, context, block, x + 1.5, y + 1.5, side, size);
-      if (side >= 11) this.labelBlock(ink, context, block, i, x + 1.5, y + 1.5, side, order?.get(i));
+      if (side >= 11) this.labelBlock(ink, context, block, x + 1.5, y + 1.5, side, order?.get(block.number));
       context.globalAlpha = 1;
-      if (i === this.picked) {
+      if (block.number === this.picked) {
         context.strokeStyle = ink.focus;
         context.lineWidth = 3;
         context.strokeRect(x + 1.5, y + 1.5, this.cell - 2, this.cell - 2);
@@ -76,8 +75,6 @@ class Pool {
         const share = side / block.holders.length; // who shares a block has a part of it
         block.holders.forEach((holder, i) => ink.fill(context, holder.number, x, y + i * share, filled, share));
       }
-    } else if (!block.free) {
-      ink.fillWaste(context, x, y, side, side);
     } else if (block.findable) {
       context.fillStyle = ink.own[block.owner % NUM_COLOURS];
       const alpha = context.globalAlpha;
@@ -96,7 +93,7 @@ class Pool {
   }
 
   /** Who is in a block; where there is room, also its number, its place in the chosen table, and what it is a copy of. */
-  labelBlock(ink, context, block, number, x, y, side, order) {
+  labelBlock(ink, context, block, x, y, side, order) {
     const held = block.holders.length > 0;
     const names = held ? block.holders.map(({ name }) => name) : block.findable ? [block.ownerName] : [];
     const text = names.length > 2 ? `${names.length}×` : names.join(" ");
@@ -108,14 +105,17 @@ class Pool {
       ink.write(context, text, x + side / 2, y + side / 2 + 1, { size, colour: ink.ink });
     }
     if (side < 34) return;
-    const corner = (words, right, low, colour = ink.soft) =>
-      ink.write(context, words, x + (right ? 0.81 : 0.19) * side, y + (low ? 0.87 : 0.16) * side, {
-        size: Math.round(side * 0.21),
+    const corner = (words, right, low, colour = ink.soft) => {
+      const size = Math.round(side * 0.21);
+      const half = Math.max(0.19 * side, (0.33 * words.length + 0.2) * size); // long ones end at the block's edge, too
+      ink.write(context, words, x + (right ? side - half : half), y + (low ? 0.87 : 0.16) * side, {
+        size,
         weight: colour === ink.soft ? 400 : 700,
         colour,
         plate: ink.card,
       });
-    corner(String(number), true, true);
+    };
+    corner(String(block.number), true, true);
     if (order !== undefined) corner(`${order + 1}.`, false, false, ink.ink);
     if (block.copyOf !== undefined) corner(`=${block.copyOf}`, true, false, ink.ink);
   }
@@ -125,8 +125,8 @@ class Pool {
  * whether what is in it can be found then. One that is not free and that nobody holds is kept out of use. */
 function blocksOf(replay, state, step) {
   const size = state.blockSize;
-  const number = replay.header.num_blocks ?? 0;
-  const blocks = Array.from({ length: number }, () => ({
+  const blocks = Array.from({ length: replay.header.num_blocks ?? 0 }, (_, number) => ({
+    number,
     holders: [],
     numTokens: 0,
     written: false,

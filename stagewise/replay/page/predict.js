@@ -28,6 +28,7 @@ function questions(replay) {
 /** Whether something in a step could be asked about: to look is cheap, to make its state is not. */
 function mayAsk(replay, number, asked) {
   const kinds = new Set(replay.steps[number].before.map((event) => event.kind));
+  if (!newlyRefused(replay, number)) kinds.delete("refused");
   const last = replay.steps[number - 1].after.some((event) => event.kind === "finished");
   return (
     (last && !asked.has("finished")) ||
@@ -42,6 +43,12 @@ function shuffled(choices, seed) {
     [choices[i], choices[j]] = [choices[j], choices[i]];
   }
   return choices;
+}
+
+/** The first refusal of a step, unless the step before has refused the same request: then the answer is known. */
+function newlyRefused(replay, number) {
+  const [before, event] = [number - 1, number].map((n) => eventOf(replay.steps[n], "refused"));
+  return event && !(before && keyOf(before) === keyOf(event)) ? event : null;
 }
 
 const eventOf = (step, kind) => step.before.find((event) => event.kind === kind);
@@ -91,8 +98,8 @@ const ASK = {
       right,
     };
   },
-  refused(replay, before, step) {
-    const event = eventOf(step, "refused");
+  refused(replay, before, step, number) {
+    const event = newlyRefused(replay, number);
     if (!event) return null;
     const name = replay.name(event.request_id, event.index);
     const right = REFUSALS[event.reason];
@@ -149,7 +156,7 @@ const ASK = {
 };
 
 const REFUSALS = {
-  running: "It waits: as many run as may",
+  running: "It waits: no more requests may run at once",
   budget: "It waits: the step has no tokens left",
   whole: "It waits: its prompt does not fit whole",
   scores: "It waits: the step makes no more logits of prompts",

@@ -59,7 +59,7 @@ class Story {
   /** How long play should stay where it is, in milliseconds: at a stop, as long as it takes to read it. */
   get dwell() {
     const i = this.here - 1;
-    return i < 0 ? 0 : 1200 + 35 * this.stops[i].text.length;
+    return i < 0 || this.page.asksNext ? 0 : 1200 + 35 * this.stops[i].text.length;
   }
 
   /** Show the last stop that the position has reached. */
@@ -74,7 +74,7 @@ class Story {
     const arrived = isHere && this.arrivedAt !== this.at;
     this.arrivedAt = isHere ? this.at : null;
     if (arrived && "trace" in this.stops[this.at]) page.showEngine(this.stops[this.at].trace);
-    this.tell(this.at);
+    this.tell(this.at, page.asksNext);
     setClass(this.told, `told${isHere ? " here" : ""}${this.at === this.stops.length - 1 ? " outcome" : ""}`);
     this.buttons.forEach((button, i) => {
       if (i === this.at && isHere) button.setAttribute("aria-current", "step");
@@ -84,7 +84,7 @@ class Story {
     this.next.disabled = this.at === this.stops.length - 1;
   }
 
-  tell(i) {
+  tell(i, isHidden = false) {
     const { trace, step, says, text } = this.stops[i];
     const isLast = i === this.stops.length - 1;
     const where = isLast ? "The end" : `Step ${step}`;
@@ -93,7 +93,7 @@ class Story {
     fillText(this.told, [
       ["stop-where", `${where}${same ? "" : whose}: `],
       ["stop-says", `${says}. `],
-      ["", text],
+      ["", isHidden ? "More after the question." : text],
     ]);
   }
 

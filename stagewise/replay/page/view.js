@@ -45,25 +45,29 @@ class View {
   }
 
   legends() {
-    const entry = (className, text) => {
+    this.occurs = []; // [an entry, whether there is something in the run that it explains]
+    const entry = (className, text, occurs) => {
       const item = element("span", "entry");
       item.append(element("i", `swatch ${className}`), text);
+      if (occurs) this.occurs.push([item, occurs]);
       return item;
     };
+    const total = () => this.replay.head.counts;
     this.nodes["rows-legend"].append(
       entry("computed", "computed in this step"),
-      entry("again", "computed again"),
+      entry("again", "computed again", () => total().recomputed),
       ...(this.replay.cached ? [entry("kept", "in the KV cache")] : []),
-      ...(this.replay.stage >= 7 ? [entry("right", "guessed, and right"), entry("wrong", "guessed, and refused")] : []),
+      entry("right", "guessed, and right", () => this.replay.gains.length),
+      entry("wrong", "guessed, and refused", () => total().refused),
       entry("fresh", "the token that came of it"),
-      ...(this.replay.stage < 4 ? [entry("idle", "computed for nothing")] : []),
+      entry("idle", "computed for nothing", () => total().padding + total().carried),
     );
     if (this.kind === "blocks") {
       this.nodes["memory-legend"].append(
         entry("own c0 p0", "filled by A"),
         entry("idle", "reserved, not filled"),
         entry("written", "written now"),
-        entry("findable", "free, but still in the prefix cache"),
+        entry("findable", "free, but still in the prefix cache", () => this.replay.header.options.enable_prefix_caching ?? true),
         entry("empty", "free"),
       );
     } else if (this.kind === "slots") {
@@ -150,6 +154,7 @@ class View {
   show(number, ink = this.ink, since = "") {
     Object.assign(this, { number, ink });
     setText(this.ended, since);
+    for (const [item, occurs] of this.occurs) item.hidden = !occurs();
     this.step = this.replay.steps[number];
     this.state = this.replay.at(number);
     this.fresh = new Map(); // the tokens that each got
@@ -168,7 +173,8 @@ class View {
   showWords() {
     const { step, state, nodes } = this;
     const lines = this.writeWords(step, state);
-    setText(nodes.spoken, `Step ${step.step}. ${nodes.summary.textContent} ${lines.map(({ text }) => text).join(" ")}`);
+    const where = step.rows.length ? `Step ${step.step}. ` : "";
+    setText(nodes.spoken, `${where}${nodes.summary.textContent} ${lines.map(({ text }) => text).join(" ")}`);
   }
 
   writeWords(step, state) {
@@ -389,8 +395,9 @@ class View {
     this.blocks = blocksOf(replay, state, step);
     const free = this.blocks.filter((block) => block.free).length;
     const held = this.blocks.filter(({ holders }) => holders.length).length;
+    const usable = held + free; // a lever of the live page keeps the others out of use
     const shared = step.num_blocks_shared ? `, ${step.num_blocks_shared} shared (saves ${step.num_blocks_saved})` : "";
-    setText(nodes["memory-note"], `${held} of ${this.blocks.length} blocks held${shared}, ${free} free`);
+    setText(nodes["memory-note"], `${held} of ${usable} blocks held${shared}, ${free} free`);
     const label = `${nodes["memory-note"].textContent}. ${unused}. Arrow keys move from block to block.`;
     if (nodes.pool.getAttribute("aria-label") !== label) nodes.pool.setAttribute("aria-label", label);
     this.unused = unused;
@@ -405,7 +412,7 @@ class View {
     const emphasis = table?.length ? new Set(table) : null;
     this.pool.draw(
       this.ink,
-      blocks,
+      blocks.filter(({ free, holders }) => free || holders.length),
       state.blockSize,
       hovered?.block === undefined ? emphasis : null,
       table && new Map(table.map((b, i) => [b, i])),

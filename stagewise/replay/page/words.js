@@ -69,7 +69,7 @@ const SENTENCES = {
   queued(replay, state, group) {
     const names = each(group, ({ request_id: id }) => replay.name(id));
     const [{ n, max_tokens: most, output_token_ids: output }] = group;
-    if (group.length > 8) return `${names} join the queue.`;
+    if (group.length > 4) return `${names} join the queue.`;
     if (group.length > 1)
       return `${names} join the queue: prompts of ${list(group.map((e) => String(e.prompt_token_ids.length)))} tokens.`;
     const has = output.length ? `, ${count(output.length, "token")} of output so far` : "";

@@ -32,7 +32,7 @@ const PRESETS = {
       return {
         levers: { max_num_seqs: seqs, num_blocks: sizes.blocks },
         visitors: Array.from({ length: number }, () => [words(10), Math.max(1, tokens - 14)]),
-        look: `${number} requests come at once, and max_num_seqs lets ${seqs} run. Look at the queue, and at the reason why its first waits.`,
+        look: `${number} requests come at once, and max_num_seqs lets ${seqs} run. Look at the queue, and at why the first request in it waits.`,
       };
     },
     found(step, replay) {
