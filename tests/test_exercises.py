@@ -682,11 +682,13 @@ def test_a_table_is_written_after_each_folder(tmp_path, monkeypatch):
 
     def grade_folder(answers, numbers, patience):
         if "ben" in str(answers["2.4"]):  # begins when anna is done, which may be before her row is written
+            written = []
             for _ in range(3000):
-                if table.exists():
+                written = table.read_text().splitlines() if table.exists() else []
+                if len(written) == 2:
                     break
                 time.sleep(0.01)
-            rows.append(table.read_text().splitlines())
+            rows.append(written)
         return {number: catalogue.Grade("passed") for number in numbers}
 
     monkeypatch.setattr(marks, "grade_folder", grade_folder)

@@ -196,7 +196,7 @@ def test_page_is_one_file_with_the_trace_in_it(tmp_path):
     assert all("<" not in text and text.isascii() for text in found)
     rest = re.sub(r'<script type="application/json".*?</script>', "", html)
     assert not re.search(r'(src|href)="(?!data:)|url\(|@import|https?://', rest)
-    assert len(rest) < 162_000
+    assert len(rest) < 164_000
 
 
 def test_chrome_trace_is_well_formed(trace):
