@@ -53,7 +53,7 @@ def test_the_bundled_one(tmp_path):
 
 @pytest.mark.parametrize("text", speculative.TEXTS)
 def test_what_guesses_gain_is_measured(text, monkeypatch):
-    """On each kind of text, by everyone who guesses, with stage 6's tokens."""
+    """On each kind of text, with each drafter; the tokens are stage 6's."""
     monkeypatch.setattr(speculative, "TOKENS", 8)
     records = speculative.Bench(str(TINYTALES), "float32", 1).run(text)
     assert [record["engine"] for record in records][:2] == ["stage 6", "prompt lookup"]

@@ -292,7 +292,7 @@ static Cut find_cut(Memory *m, int64_t num_members, int shift, double above, dou
     return (Cut){weight, last};
 }
 
-/* The cut among the first so many candidates. */
+/* The cut among `count` candidates. */
 static Cut cut_of_candidates(Memory *m, int64_t count, double needed) {
     for (int64_t i = 0; i < count; i++) {
         m->members[i] = (int32_t)i;
@@ -375,8 +375,8 @@ static int64_t draw_from_all(const Memory *m, const Scores *s, double u) {
     return last;
 }
 
-/* The weights from i on that stay, 0 for the others and past the last one: they are at least `least`, and of those that
- * weigh as much as the cut, only the ones up to its place stay. */
+/* The weights from i on, with 0 for those that are dropped and past the last one. Kept are weights of at least `least`;
+ * of those equal to the cut's weight, only the ones up to the cut's place. */
 INLINE dvec kept_weights(const Memory *m, int64_t i, int64_t count, Cut cut, double least) {
     dvec w = {0};
     if (i + HALF <= count) w = *(const dvec *)(m->weights + i);
@@ -387,7 +387,7 @@ INLINE dvec kept_weights(const Memory *m, int64_t i, int64_t count, Cut cut, dou
     return (dvec)((lvec)w & kept);
 }
 
-/* The same among the weights that the cut and min_p keep: a place. */
+/* A draw among the weights that the cut and min_p keep. Returns a place. */
 static int64_t draw_from_kept(const Memory *m, int64_t count, Cut cut, double min_p, double u) {
     const double least = cut.weight > min_p ? cut.weight : min_p;
     double total = 0, passed = 0;
