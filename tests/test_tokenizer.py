@@ -232,6 +232,7 @@ def test_merges_that_do_not_fit_together(stage, tmp_path, merges, says):
     assert str(tmp_path / "merges.txt") in str(error.value)
 
 
+@pytest.mark.covers("support/tokenizer.py", "support/vocabulary.py", "support/weights.py")
 def test_half_a_merges_file(stage, tmp_path):
     """Every line of it is right, so only the model's sizes tell; a vocabulary that is padded is whole."""
     lines = (TINYTALES / "merges.txt").read_text(encoding="utf-8").splitlines(keepends=True)
