@@ -260,8 +260,8 @@ static int digit_that_reaches(const double *sums, int highest, double *above, do
  * to a place. */
 typedef struct { double weight; int64_t last; } Cut;
 
-/* A radix selection: of the members, which share the leading bits of the answer, find the next bits. Over them weigh
- * `above` together. */
+/* A radix selection: of the members, which share the leading bits of the answer, find the next bits. `above` is the sum
+ * of all larger weights. */
 static Cut find_cut(Memory *m, int64_t num_members, int shift, double above, double needed) {
     for (; shift > LAST_SHIFT - DIGIT_BITS && num_members > 1; shift -= DIGIT_BITS) {
         int highest = 0;
