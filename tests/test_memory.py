@@ -12,18 +12,19 @@ def free_memory(stage, tmp_path, monkeypatch):
     """The stage's function, in a system with 64 GB free and these control groups: (path, limit, used, cached files)."""
     memory = stage.part("memory")
 
-    def free(*groups, own="a/b"):
+    def free(*groups, own="a/b", version=""):
         system = memory.psutil.virtual_memory()._replace(available=64 * GB)
         monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: system)
         monkeypatch.setattr(memory, "GROUPS", tmp_path / "groups")
         monkeypatch.setattr(memory, "GROUP", tmp_path / "cgroup")
-        (tmp_path / "cgroup").write_text(f"1:name=systemd:/elsewhere\n0::/{own}\n")
+        (tmp_path / "cgroup").write_text(f"1:name=systemd:/elsewhere\n4:memory:/{own}\n0::/{own}\n")
         for path, limit, used, cached in groups:
-            folder = tmp_path / "groups" / path
+            folder = tmp_path / "groups" / version / path
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "memory.max").write_text(f"{limit}\n")
-            (folder / "memory.current").write_text(f"{used}\n")
-            (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\nactive_file 7\n")
+            limit_file, used_file, cached_name = memory.FILES[version]
+            (folder / limit_file).write_text(f"{limit}\n")
+            (folder / used_file).write_text(f"{used}\n")
+            (folder / "memory.stat").write_text(f"anon 5\n{cached_name} {cached}\nactive_file 7\n")
         return memory.free_memory(torch.device("cpu"))
 
     return free
@@ -42,6 +43,11 @@ def test_on_another_system(free_memory, stage, monkeypatch, tmp_path):
 def test_in_a_container(free_memory):
     """Its limit without what is used; cached files, such as a checkpoint that was read, can be dropped."""
     assert free_memory(("a/b", 4 * GB, 3 * GB, GB // 2)) == 1.5 * GB
+
+
+def test_in_a_container_of_an_older_system(free_memory):
+    """Version 1 of control groups has other files, and a huge number for no limit."""
+    assert free_memory(("a/b", 4 * GB, 3 * GB, GB // 2), ("", 2**63 - 4096, 9 * GB, 0), version="memory") == 1.5 * GB
 
 
 def test_a_group_around_has_the_limit(free_memory):

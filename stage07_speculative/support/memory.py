@@ -18,8 +18,12 @@ from torch import Tensor
 
 PAGE = 2 << 20  # bytes
 CHUNK = 32 << 20
-GROUP = Path("/proc/self/cgroup")  # names the process's control group (Linux's cgroups, version 2)
+GROUP = Path("/proc/self/cgroup")  # names the process's control groups (Linux's cgroups)
 GROUPS = Path("/sys/fs/cgroup")  # a directory for each, with its limits; a container is one
+FILES = {  # by controller: the limit, what is used, and which part of that is cached files
+    "": ("memory.max", "memory.current", "inactive_file"),  # cgroups, version 2
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # version 1
+}
 
 
 def free_memory(device: torch.device) -> int:
@@ -27,13 +31,17 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = psutil.virtual_memory().available
-    with contextlib.suppress(OSError):  # not Linux
-        group = GROUPS / GROUP.read_text(encoding="utf-8").rpartition("::")[2].strip().lstrip("/")
-        for folder in (group, *group.parents):  # the groups around it have limits, too
-            with contextlib.suppress(OSError, ValueError):  # no file, or no limit: "max"
-                limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
-                kinds = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                free = min(free, max(0, limit - used + int(kinds["inactive_file"])))  # cached files can be dropped
+    groups = GROUP.read_text(encoding="utf-8").splitlines() if GROUP.exists() else ()  # only Linux has them
+    for line in groups:
+        _, controller, path = line.split(":", 2)
+        if controller in FILES:
+            limit_file, used_file, cached = FILES[controller]
+            group = GROUPS / controller / path.lstrip("/")
+            for folder in (group, *group.parents):  # the groups around it have limits, too
+                with contextlib.suppress(OSError, ValueError):  # no file, or no limit: "max"
+                    limit, used = (int((folder / name).read_text()) for name in (limit_file, used_file))
+                    kinds = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                    free = min(free, max(0, limit - used + int(kinds[cached])))  # cached files can be dropped
     return free
 
 
