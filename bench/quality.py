@@ -491,7 +491,8 @@ def engines_table(result: dict) -> str:
     machine, names = result["machine"], " ".join(row["engine"] for row in result["rows"])
     notes = ""
     if "llama-cpp-q8" in names:
-        notes += "llama.cpp's model has each feature four times, and so 24 different numbers in each group of 32. "
+        notes += "Q8_0 cannot store rows of 120 numbers, so llama.cpp's model has each feature four times. Its groups "
+        notes += "of 32 then hold 24 different numbers, and cost what groups of 24 would. "
     if "openvino-int8" in names:
         notes += "OpenVINO keeps keys and values in 8 bits, too. "
     return grid(titles, rows) + (
@@ -523,9 +524,10 @@ def ablation_table(result: dict) -> str:
     costs_most = f"`{kind}` costs the most by itself. Its" if kind else "The"
     return grid(titles, rows) + (
         f"\n\nSimulated in torch with stage 1's modules, {result['simulated']} held-out tales. Rows have 120 numbers, "
-        f"those of `mlp.c_proj` 480: a group of 128 is a whole row elsewhere. {costs_most} widest spread of "
-        f"activations is that of `{worst['matrix']}`: the largest number of column {worst['column']} is "
-        f"{worst['largest']:.3g}, of the next one {worst['second']:.3g}, of the median column {worst['median']:.3g}."
+        f"those of `mlp.c_proj` 480, so in the other matrices a group of 128 is the whole row. {costs_most} widest "
+        f"spread of activations is that of `{worst['matrix']}`: the largest number of its largest column, "
+        f"{worst['column']}, is {worst['largest']:.3g}, of the second largest {worst['second']:.3g}, of the median "
+        f"one {worst['median']:.3g}."
     )
 
 

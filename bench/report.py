@@ -304,14 +304,16 @@ def comparison(results: list[dict]) -> str:
     if any(result["model"] != results[0]["model"] for result in results):
         random += " where no other model is named"
     limits = [(result["bandwidth"] / 1e9, result["matmul_rate"] / 1e9) for result in results]
+    rates = [result["int8_rate"] / 1e9 for result in results if result.get("int8_rate")]
+    of_integers = f", in int8 {min(rates):,.0f} to {max(rates):,.0f} billion operations/s" if rates else ""
     titles = [*kinds, *(f"`{engine}`" for engine in engines), "over the best other", "of the limit"]
     return grid(titles, lines, left=range(len(kinds))) + (
         f"\n\nOutput tokens per second; {results[0]['model']}{random}; {machine['device']}, "
         f"{machine['threads']} threads, torch {machine['torch']}{others}. "
-        f"In brackets: the least and the most of a round. A row is one run of all its engines, such as "
+        f"In brackets: the least and the most of a round. Each line is one run of all its engines, such as "
         f"`{command(results[0])}`. The limits, probed in these runs: "
         f"{min(b for b, _ in limits):.0f} to {max(b for b, _ in limits):.0f} GB/s read, "
-        f"{min(r for _, r in limits):,.0f} to {max(r for _, r in limits):,.0f} GFLOP/s."
+        f"{min(r for _, r in limits):,.0f} to {max(r for _, r in limits):,.0f} GFLOP/s{of_integers}."
     )
 
 

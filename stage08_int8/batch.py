@@ -92,8 +92,8 @@ class Batch:
         )
 
     def verified(self) -> "Batch":
-        """What comes next in the same step: the requests whose new token is the one that was guessed. All of it has
-        been through the model, so it has no tokens; a guess that was right is the token of its row."""
+        """What comes next in the same step: the requests whose new token is the one that was guessed. The model has
+        already computed these positions, so this batch has no tokens; a right guess is its row's input."""
         right = [request for request in self.ready if self.was_right(request)]
         at = dict(zip(self.ready, self.sampled, strict=True))
         return replace(
