@@ -121,15 +121,16 @@ def measure(args: argparse.Namespace) -> dict:
 
 
 def table(result: dict) -> str:
-    """GB/s of weights and GFLOP/s of each way, by the number of tokens."""
+    """How fast each way is, by the number of tokens: GB/s of weights with one token, which waits for them; GFLOP/s with
+    more."""
     numbers, rows = IN * OUT * LAYERS, []
     for name, rounds in result["rounds"].items():
-        own = [(tokens, median(rounds[str(tokens)])) for tokens in TOKENS]
-        rows.append([name, *(f"{4 * numbers / s / 1e9:.1f}, {2 * numbers * n / s / 1e9:.0f}" for n, s in own)])
-    titles = ["way", *(f"{n} token{'s' if n > 1 else ''}" for n in TOKENS)]
+        one, *more = ((tokens, median(rounds[str(tokens)])) for tokens in TOKENS)
+        rows.append([name, f"{4 * numbers / one[1] / 1e9:.1f}", *(f"{2 * numbers * n / s / 1e9:.1f}" for n, s in more)])
+    titles = ["way", f"{TOKENS[0]} token, GB/s", *(f"{n} tokens, GFLOP/s" for n in TOKENS[1:])]
     return grid(titles, rows) + (
-        f"\n\nGB/s of weights, and GFLOP/s, of {LAYERS} layers of {IN} inputs and {OUT:,} outputs in float32 (the "
-        f"first four by one thread); {source(result)}"
+        f"\n\nGB/s of weights read, or GFLOP/s, of {LAYERS} layers of {IN} inputs and {OUT:,} outputs in float32 (the "
+        f"first four ways by one thread); {source(result)}"
     )
 
 
