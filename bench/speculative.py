@@ -100,6 +100,23 @@ def own_numbers(on: bool) -> Iterator[None]:
         request.guessed = guessed
 
 
+@contextlib.contextmanager
+def tries_of(speculator: Any) -> Iterator[list[int]]:
+    """Meanwhile the list has one number, of the draft tokens that were tried: a draft's up to its first refusal."""
+    update, tries = speculator.update, [0]
+
+    def counting(drafts: Any, updated: Any) -> Any:
+        accepted = update(drafts, updated)
+        tries[0] += sum(n + (n < len(drafts[request]) and not request.finished) for request, n in accepted.items())
+        return accepted
+
+    speculator.update = counting
+    try:
+        yield tries
+    finally:
+        del speculator.update  # the class's own again
+
+
 class Bench:
     """The engines of one number of requests.
 
@@ -131,11 +148,11 @@ class Bench:
             llm = self.by[drafter]
             speculator = llm.engine.speculator
             speculator.num_drafts, speculator.planner = number, self.planners[drafter] if number == "auto" else None
-            with own_numbers(name == "independent"):
+            with own_numbers(name == "independent"), tries_of(speculator) as tries:
                 record = {"engine": name, "num_drafts": number, **self.complete(llm, jobs)}
             stats = llm.stats
             record |= {"drafts": stats.num_drafts, "drafted": stats.num_draft_tokens}
-            record |= {"accepted": stats.num_accepted_tokens, "by_place": stats.num_accepted_tokens_per_pos}
+            record |= {"accepted": stats.num_accepted_tokens, "tried": tries[0]}
             records.append({**record, "same": record["outputs"] == first["outputs"]})
         return records
 
@@ -184,9 +201,7 @@ def derived(cell: dict, costs: list[float], draft_seconds: float) -> dict:
     steps = cell["tokens"] / (cell["forwards"] * cell["count"])
     if not cell.get("drafts"):
         return {"a_step": steps}
-    tried = cell["accepted"] + sum(cell["drafts"] - right for right in cell["by_place"][:1])
-    tried += sum(a - b for a, b in zip(cell["by_place"], cell["by_place"][1:], strict=False))
-    rate = cell["accepted"] / max(1, tried)
+    rate = cell["accepted"] / max(1, cell["tried"])
     more = {"a_step": steps, "rate": rate, "refused": (cell["drafted"] - cell["accepted"]) / cell["tokens"]}
     if isinstance(cell["num_drafts"], int) and cell["engine"].startswith("draft") and rate < 1:
         k = cell["num_drafts"]

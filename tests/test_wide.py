@@ -59,3 +59,6 @@ def test_what_guesses_gain_is_measured(text, monkeypatch):
     assert [record["engine"] for record in records][:2] == ["stage 6", "prompt lookup"]
     assert all(record["same"] and record["tokens"] for record in records)
     assert any(record.get("drafted") for record in records)
+    guessed = [record for record in records if record.get("drafted")]
+    assert all(record["accepted"] <= record["tried"] <= record["drafted"] for record in guessed)
+    assert any(record["accepted"] < record["tried"] < record["drafted"] for record in guessed)  # refused, and after it
