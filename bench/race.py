@@ -2,7 +2,8 @@
 the request's first token comes, in real time.
 
 `python -m bench.report --write` draws it next to a result whose table a page shows together with the picture: an SVG
-file that needs no script. It plays twice, then all cells stay lit. Where people want no motion, they are lit at once.
+file that needs no script. It plays twice, and then shows how far each engine was after a second. Where people want no
+motion, it shows that from the start.
 """
 
 import statistics
@@ -11,6 +12,7 @@ from stagewise.stages import IDEAS
 
 LEFT, TOP, ROW, BAR, WIDTH = 176, 50, 33, 20, 480  # pixels; WIDTH: of a row's cells, all together
 PAUSE = 4.0  # seconds, after the last engine has ended
+AT_REST = 1.0  # seconds after the start: the state that is shown when nothing moves
 
 STYLE = """
   svg { --paper: #ffffff; --ink: #1f2328; --soft: #57606a; --dark: #eaeef2; --lit: #0969da; }
@@ -20,7 +22,7 @@ STYLE = """
   text { font: 15px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: var(--ink); }
   .title, .end { font-weight: 600; }
   .soft { font-size: 13px; fill: var(--soft); }
-  .cover { fill: var(--dark); transform: translateX(480px); }"""
+  .cover { fill: var(--dark); }"""
 
 
 def race(result: dict) -> list[tuple[str, list[float], float]]:
@@ -40,10 +42,11 @@ def row(number: int, name: str, first_tokens: list[float], end: float, seconds: 
     y, cell = TOP + number * ROW, WIDTH / len(first_tokens)
     stops = {f"{100 * at / seconds:.2f}%": count for count, at in enumerate(first_tokens, 1)}  # the last one counts
     moves = "".join(f"{at}{{transform:translateX({count * cell:g}px)}}" for at, count in stops.items())
+    at_rest = cell * sum(at <= AT_REST for at in first_tokens)
     shapes = f"""
   <text x="16" y="{y + 15}">{number + 1} {name}</text>
   <svg x="{LEFT}" y="{y}" width="{WIDTH}" height="{BAR}"><rect width="{WIDTH}" height="{BAR}" fill="url(#cells)"/>
-  <rect id="c{number}" class="cover" width="{WIDTH}" height="{BAR}"/></svg>
+  <rect id="c{number}" class="cover" width="{WIDTH}" height="{BAR}" transform="translate({at_rest:g})"/></svg>
   <text id="e{number}" class="end" x="{LEFT + WIDTH + 10}" y="{y + 15}">{end:.1f} s</text>"""
     style = f"""
     #c{number} {{ animation: c{number} {seconds:.1f}s step-end 2; }}
@@ -62,11 +65,12 @@ def svg(result: dict) -> str:
     height, cell = TOP + len(rows) * ROW + 32, WIDTH / count
     size = f'width="732" height="{height}" viewBox="0 0 732 {height}"'
     title = f"{count} people ask at once. A cell lights up when a person's first word comes."
-    said = "; ".join(f"{name}, {max(first):.1f} seconds" for name, first, _ in rows)
-    small = f"In real time, on {result['machine']['threads']} CPU cores, with the same memory for every stage."
+    said = "; ".join(f"{name}, {end:.1f} seconds" for name, _, end in rows)
+    small = f"In real time, on {result['machine']['threads']} CPU cores; at rest, the state after {AT_REST:g} second."
+    small += " On the right: when all were answered."
     return f"""<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">
   <title>{title}</title>
-  <desc>A row for each stage. Until the last person has a first word it takes: {said}.</desc>
+  <desc>A row for each stage. Until all are answered it takes: {said}.</desc>
   <style>{STYLE}
   @media (prefers-reduced-motion: no-preference) {{{moving}
   }}
@@ -75,6 +79,6 @@ def svg(result: dict) -> str:
   <rect x="0.5" y="1" width="{cell - 1:g}" height="{BAR - 2}" fill="var(--lit)"/></pattern></defs>
   <rect width="732" height="{height}" rx="8" fill="var(--paper)"/>
   <text class="title" x="16" y="28">{title}</text>{shapes}
-  <text class="soft" x="16" y="{height - 14}">{small} On the right: when all were answered.</text>
+  <text class="soft" x="16" y="{height - 14}">{small}</text>
 </svg>
 """

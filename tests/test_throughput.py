@@ -860,6 +860,7 @@ def test_a_race():
         "0%{transform:none}8.33%{transform:translateX(120px)}33.33%{transform:translateX(360px)}"
         "66.67%{transform:translateX(480px)}100%{transform:translateX(480px)}"
     )
+    assert 'class="cover" width="480" height="20" transform="translate(120)"' in picture  # at rest: after a second
 
 
 def test_the_front_page_says_how_it_compares_with_vllm():
