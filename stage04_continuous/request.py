@@ -104,7 +104,7 @@ class Request:
     def new_token_ids(self, num_tokens: int) -> list[int]:
         """The next tokens to go through the model."""
         start = self.num_computed_tokens - len(self.prompt_token_ids)
-        if start >= 0:
+        if start >= 0:  # a decode need not build the whole list
             return self.output_token_ids[start : start + num_tokens]
         return self.token_ids[self.num_computed_tokens : self.num_computed_tokens + num_tokens]
 

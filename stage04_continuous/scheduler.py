@@ -63,8 +63,8 @@ class Scheduler:
 
         Running requests go first, then waiting ones are admitted while there are slots and tokens left. Every running
         request takes its tokens before any is admitted, so there are never more of them than tokens in a step, and each
-        decodes in every step. A prompt that is cut gets the last tokens of a step: no request is admitted after it, so
-        it remains the last, and never holds up the tokens of others.
+        decodes in every step. A prompt that is cut takes all tokens that are left, so no request is admitted after it:
+        it stays the last, and never holds up the tokens of others.
         """
         self.num_steps += 1
         budget, rows = self.max_num_batched_tokens, []

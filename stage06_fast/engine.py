@@ -60,7 +60,7 @@ class Engine:
     def step(self) -> list[Request]:
         """One forward pass over the rows that the scheduler picks. Each request whose tokens are now all computed
         (it is ready) gets its next one."""
-        rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last in the queue wait again
+        rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last in rank are preempted
         batch = Batch.of(rows, self.block_manager, self.scheduler.num_free_seqs)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
         score_prompts(logits, batch.scored)

@@ -209,7 +209,8 @@ class BeamEngine:
         self.scheduler.emit("admitted", beam, num_cached_tokens=beam.num_computed_tokens)
 
     def commit(self, batch: Batch, logits: Tensor) -> list[Request]:
-        """Replace the beams by their children, which take over their blocks. logits: [n_beams, vocab_size]"""
+        """Replace the beams by their children, which take over their blocks. Returns no requests: a caller gets nothing
+        before its search is done. logits: [n_beams, vocab_size]"""
         for request, num_tokens, _ in batch.rows:
             request.num_computed_tokens += num_tokens
         self.engine.stats.count(batch, [], self.engine.kv_use(), self.scheduler.pop_preemptions())

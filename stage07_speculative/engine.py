@@ -63,7 +63,7 @@ class Engine:
         """One forward pass over the rows that the scheduler picks, and over what is guessed to follow them. A request
         whose tokens are now all computed (it is ready) gets its next one; and for as long as that is what was guessed,
         the one after it, whose logits are there already."""
-        rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last in the queue wait again
+        rows = self.scheduler.schedule()  # gives them blocks; if there are too few, the last in rank are preempted
         drafts = self.speculator.draft(rows)
         batch = Batch.of(rows, self.block_manager, self.scheduler.num_free_seqs, drafts)
         logits = self.runner.forward(batch)  # [num_tokens] -> [n_logits, vocab_size]
