@@ -10,9 +10,8 @@ def policy_rank(policy: str, request: Request, num_steps: int) -> float:
     """The request's number. Equal numbers are admitted in the order of arrival.
 
     "fair" takes the completions of one call (its prompts, and n of each) as if each arrived only when the one before it
-    must have ended, at one step per token. So the first completion of a
-    new caller comes before all but the first ones of earlier callers. Nothing starves, because no newcomer gets a
-    number that is in the past.
+    must have ended, at one step per token. So a newcomer comes before every completion that would not have started by
+    now. Nothing starves, because no newcomer gets a number that is in the past.
 
     "shortest" subtracts AGING tokens from a prompt for each step that it has waited. All waiting requests age
     alike, so a newcomer instead starts with AGING added for each step already done. A prompt of P tokens is therefore
