@@ -381,9 +381,9 @@ INLINE dvec kept_weights(const Memory *m, int64_t i, int64_t count, Cut cut, dou
     dvec w = {0};
     if (i + HALF <= count) w = *(const dvec *)(m->weights + i);
     else memcpy(&w, m->weights + i, sizeof(double) * (size_t)(count - i));
-    lvec places;
-    for (int j = 0; j < HALF; j++) places[j] = i + j;
-    const lvec kept = (w >= least) & ((w != cut.weight) | (places <= cut.last));
+    lvec lanes;
+    for (int j = 0; j < HALF; j++) lanes[j] = j;
+    const lvec kept = (w >= least) & ((w != cut.weight) | (lanes <= cut.last - i));
     return (dvec)((lvec)w & kept);
 }
 
