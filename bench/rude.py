@@ -6,8 +6,8 @@
 A good client asks for 8 tokens again and again, beside a rude one, and beside a polite one that has as many tokens
 made: it keeps as many single streams open as the rude one gets places in the batch, or does nothing where the rude one
 gets no tokens; beside the one who gives up, or searches with beams, it asks for as many prompts, and one token each.
-Both take turns, on one server of stage 6 with GPT-2's sizes and random weights. They run at the lowest priority, because
-on machines of their own they would take none of the server's CPU. The table says the median and the p99 of the good
+Both take turns, on one server of stage 6 with GPT-2's sizes and random weights. They run at the lowest priority: on
+machines of their own they would take none of the server's CPU. The table says the median and the p99 of the good
 client's waits for a first token (TTFT) and between two (ITL), beside either, and the ratios of the p99.
 """
 
