@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,13 @@ def stages_that_change(*names: str) -> list[Stage]:
     unknown = set(names).difference(*listed.values())
     assert not unknown, f"no stage has {', '.join(sorted(unknown))}; a test that is about it would run on none"
     return [stage for stage in STAGES if {listed[stage.directory].get(name) for name in names} & {"new", "changed"}]
+
+
+def wait_until(condition, seconds=300):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
 
 
 def unfinished(llm) -> list:

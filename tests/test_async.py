@@ -6,11 +6,10 @@ import random
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
-from tests.adapter import ROOT, STAGES, random_prompts
+from tests.adapter import ROOT, STAGES, random_prompts, wait_until
 
 # The stage that differs most from the first that has it; with that one too in `make soak`.
 pytestmark = pytest.mark.covers("llm.py", "engine_loop.py")
@@ -33,13 +32,6 @@ def engine(stage, small_checkpoint):
 
 def endless(stage):
     return stage.SamplingParams(max_tokens=46, ignore_eos=True, seed=1)
-
-
-def wait_until(condition, seconds=300):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
 
 
 async def collect(engine, prompt, params):

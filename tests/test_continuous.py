@@ -115,19 +115,6 @@ def run_steps(stage, small_checkpoint, prompts, max_tokens, **arguments):
     return llm, [{row.request_id: (row.phase, row.num_tokens) for row in step.rows} for step in llm.trace]
 
 
-def test_tokens_are_computed_once_and_without_padding(stage, small_checkpoint):
-    """Prompt and output but for the last token, as in stage 3, and no padding, no carried rows, no empty steps."""
-    lengths, outputs = [5, 12, 3, 9, 7], [4, 2, 6, 6, 1]
-    llm, steps = run_steps(stage, small_checkpoint, random_prompts(211, lengths), outputs, max_num_seqs=2)
-    computed = {str(i): 0 for i in range(5)}
-    for step in steps:
-        assert step
-        for request_id, (_, num_tokens) in step.items():
-            computed[request_id] += num_tokens
-    assert computed == {str(i): lengths[i] + outputs[i] - 1 for i in range(5)}
-    assert llm.stats.num_padding_tokens == 0
-
-
 def test_prefills_of_new_requests_share_a_step(stage, small_checkpoint):
     _, steps = run_steps(stage, small_checkpoint, random_prompts(211, [5, 6, 7, 8]), [3] * 4, max_num_seqs=8)
     assert steps[0] == {"0": ("prefill", 5), "1": ("prefill", 6), "2": ("prefill", 7), "3": ("prefill", 8)}
@@ -160,15 +147,6 @@ def test_without_chunks_a_prompt_waits_until_it_fits_whole(stage, small_checkpoi
     assert steps[1] == {"0": ("decode", 1), "1": ("prefill", 40)}
     with pytest.raises(ValueError, match="without chunked prefill max_num_batched_tokens must be at least"):
         stage.LLM(small_checkpoint, device="cpu", max_num_batched_tokens=47, enable_chunked_prefill=False)
-
-
-def test_reserved_and_used(stage, small_checkpoint):
-    """A running request reserves a slot of max_model_len, and uses the tokens that it has."""
-    if stage.number > 4:
-        return  # blocks, not slots
-    llm, _ = run_steps(stage, small_checkpoint, random_prompts(211, [5, 9]), [2, 4], max_num_seqs=4)
-    assert [step.kv_tokens_reserved for step in llm.trace] == [96, 96, 48, 48]
-    assert [step.kv_tokens_used for step in llm.trace] == [14, 16, 11, 12]
 
 
 class FakeRequest:

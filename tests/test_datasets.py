@@ -9,9 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import zipfile
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs
 
 import pyarrow as pa
@@ -22,6 +20,7 @@ from stagewise import batch_file, push, score
 from stagewise.dataset import read_dataset
 from stagewise.sampling import Sampling
 from tests.adapter import BATCHED, ROOT, STAGES, fetch_from
+from tests.hub import Hub, hub_with
 from tests.test_batch_file import QUICK, by_id, read_results, write_input
 
 NUMBERS = (2, 5)  # of the stages that this runs on, see conftest.py
@@ -337,73 +336,35 @@ def test_a_run_says_what_auto_has_picked(stage):
 # --- The Hub, by a stand-in on loopback -----------------------------------------------------------------------------
 
 
+class Dataset(Hub):
+    """The dataset USER/tales, and what is sent to a new one: `server.created`, and `server.commits`."""
+
+    def do_POST(self):
+        length = int(self.headers.get("Content-Length") or 0)
+        body, path = self.rfile.read(length), self.path.split("?")[0]
+        new = f"http://127.0.0.1:{self.server.server_port}/datasets/USER/new"
+        if "/paths-info/" in path:
+            asked = json.loads(body)["paths"] if body.startswith(b"{") else parse_qs(body.decode())["paths"]
+            self.answer([self.entry(n) for n in asked if n in self.server.files])
+        elif path == "/api/repos/create":
+            self.server.created.append(json.loads(body))
+            self.answer({"url": new})
+        elif path.endswith("/preupload/main"):
+            asked = json.loads(body)["files"]
+            modes = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked]
+            self.answer({"files": modes})
+        elif path.endswith("/commit/main"):
+            self.server.commits.append([json.loads(line) for line in body.splitlines()])
+            self.answer({"commitUrl": f"{new}/commit/1", "commitOid": "1" * 40, "success": True})
+        else:
+            self.answer({})
+
+
 @pytest.fixture
 def hub():
-    """A Hub with one dataset, USER/tales. `server.files`: what is in it; `server.commits`: what was sent."""
-
-    class Hub(BaseHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-        def answer(self, value, status=200, **headers):
-            body = value if isinstance(value, bytes) else json.dumps(value).encode()
-            self.send_response(status)
-            for name, content in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name.replace("_", "-"), content)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        def do_GET(self):
-            path, files = self.path.split("?")[0], self.server.files
-            name = path.rsplit("/", 1)[-1]
-            if "/resolve/" in path and name in files:
-                etag = hashlib.sha1(files[name]).hexdigest()
-                self.answer(files[name], ETag=f'"{etag}"', X_Repo_Commit="c" * 40)
-            elif path.startswith("/api/datasets/USER/tales/tree/"):
-                self.answer([self.entry(n) for n in files])
-            elif path.startswith("/api/datasets/USER/tales"):
-                self.answer({"id": "USER/tales", "sha": "c" * 40, "siblings": [{"rfilename": n} for n in files]})
-            else:
-                self.answer({"error": "not found"}, 404, X_Error_Code="EntryNotFound")
-
-        do_HEAD = do_GET
-
-        def entry(self, name):
-            content = self.server.files[name]
-            return {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
-
-        def do_POST(self):
-            length = int(self.headers.get("Content-Length") or 0)
-            body, path = self.rfile.read(length), self.path.split("?")[0]
-            if "/paths-info/" in path:
-                asked = json.loads(body)["paths"] if body.startswith(b"{") else parse_qs(body.decode())["paths"]
-                self.answer([self.entry(n) for n in asked if n in self.server.files])
-            elif path == "/api/repos/create":
-                self.server.created.append(json.loads(body))
-                self.answer({"url": f"http://127.0.0.1:{self.server.server_port}/datasets/USER/new"})
-            elif path.endswith("/preupload/main"):
-                asked = json.loads(body)["files"]
-                modes = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked]
-                self.answer({"files": modes})
-            elif path.endswith("/commit/main"):
-                self.server.commits.append([json.loads(line) for line in body.splitlines()])
-                self.answer(
-                    {
-                        "commitUrl": f"http://127.0.0.1:{self.server.server_port}/datasets/USER/new/commit/1",
-                        "commitOid": "1" * 40,
-                        "success": True,
-                    }
-                )
-            else:
-                self.answer({})
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.files, server.commits, server.created = {}, [], []
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with hub_with("datasets/USER/tales", Dataset) as server:
+        server.commits, server.created = [], []
+        yield server
 
 
 def surroundings(hub, tmp_path):

@@ -8,9 +8,9 @@ from html import escape
 import pytest
 
 from stage05_paged.scheduler import AHEAD
-from stagewise.replay.examples import EXAMPLES, FOLDER, main, make
-from stagewise.replay.story import read_stories
 from stagewise.trace_file import Trace, check_header, check_step
+from tools.replay_examples import EXAMPLES, FOLDER, main, make
+from tools.story import read_stories
 
 MOST_BYTES = 400_000
 
@@ -38,7 +38,7 @@ def test_made_anew_it_shows_the_same(name):
         assert again.header == header
         assert timeless(again.steps) == timeless(steps)
     pages = [Trace(run.stage, header, steps) for (header, *steps), run in zip(traces, EXAMPLES[name], strict=True)]
-    assert make(name, pages) == html, f"the page has changed: python -m stagewise.replay.examples {name}"
+    assert make(name, pages) == html, f"the page has changed: python -m tools.replay_examples {name}"
 
 
 def test_what_each_is_for():
@@ -174,7 +174,7 @@ def test_no_number_of_a_story_is_typed(name):
 
 
 def test_verdicts_are_what_the_traces_say():
-    """Counted here from the rows and events, and not as story.py does."""
+    """Counted here from the rows and events, and not as tools/story.py does."""
 
     def words(name):
         return re.findall(r"\d+", story_of(name)[0]["verdict"])

@@ -20,7 +20,7 @@ import weakref
 import numpy as np
 import pytest
 
-from tests.adapter import BATCHED, ROOT, STAGES, random_prompts, without_notes
+from tests.adapter import BATCHED, ROOT, STAGES, random_prompts, wait_until, without_notes
 from tools.engines import traced
 
 pytestmark = pytest.mark.covers("engine.py", "engine_loop.py", "llm.py", "beam_search.py")
@@ -98,13 +98,6 @@ def in_coroutine(engine, prompt, params):
         return [token async for event in engine.generate(prompt, params) for token in event.token_ids]
 
     return lambda: asyncio.run(main())
-
-
-def wait_until(condition, seconds=300):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
 
 
 def at_rest(llm) -> None:

@@ -14,7 +14,7 @@ from stagewise.serving.app import App
 from stagewise.trace_file import Trace, check_blocks, check_header, check_names, check_step
 from stagewise.tracing import recorder_of
 from tests.adapter import random_prompts, write_checkpoint
-from tests.test_serving import SERVING, ask, ask_async, error_of, listening, serving
+from tests.test_serving import SERVING, ask, ask_async, error_of, listening, serving, until
 
 
 @pytest.fixture(autouse=True)
@@ -105,14 +105,6 @@ class Onlooker:
 def scope_of(path, query=""):
     scope = {"type": "http", "method": "GET", "path": path, "headers": [], "root_path": ""}
     return {**scope, "query_string": query.encode()}
-
-
-async def until(condition):
-    for _ in range(60_000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it did not happen")
 
 
 def body(prompt, **fields):

@@ -343,17 +343,6 @@ def test_the_watermark(stage, small_checkpoint):
     assert engine(stage, small_checkpoint, num_blocks=3, watermark=0.99).generate([[1]], greedy(stage, 3))[0].finished
 
 
-def test_copies_of_blocks_do_not_see_each_other(stage):
-    """A block that is copied may be the target of another copy in the same step."""
-    part = stage.part("kv_cache")
-    cache = part.KVCache(2, 4, 2, 1, 3, torch.float32, torch.device("cpu"), None)
-    for tensor in (cache.keys, cache.values):
-        tensor.copy_(torch.arange(4.0).view(1, 4, 1, 1, 1))
-    cache.copy_blocks([(0, 1), (1, 2)])
-    for tensor in (cache.keys, cache.values):
-        assert tensor[:, :, 0, 0, 0].tolist() == [[0, 0, 1, 3]] * 2
-
-
 def test_a_request_that_can_never_fit(stage, small_checkpoint):
     """It is refused at once, with what it needs and what there is; one that just fits runs."""
     llm = engine(stage, small_checkpoint, block_size=4, num_blocks=3)
@@ -480,13 +469,11 @@ def test_completions_do_not_notice_each_other(stage, small_checkpoint, num_block
     """Index 0 is what n=1 gives, and every index is the same with room for all, for two, and with preemption."""
     prompts = random_prompts(211, [5, 17, 9])
     params = [stage.SamplingParams(n=n, max_tokens=9, seed=n, ignore_eos=True, logprobs=1) for n in (3, 5, 1)]
-    one = [stage.SamplingParams(max_tokens=9, seed=n, ignore_eos=True, logprobs=1) for n in (3, 5, 1)]
     roomy = engine(stage, small_checkpoint, max_num_seqs=32).generate(prompts, params)
     alone = STAGES[3].engine(small_checkpoint).generate(prompts, one_of(STAGES[3]))
     assert [o.outputs[0].token_ids for o in roomy] == [o.outputs[0].token_ids for o in alone]
-    assert [o.outputs[0].token_ids for o in engine(stage, small_checkpoint).generate(prompts, one)] == [
-        o.outputs[0].token_ids for o in alone
-    ]
+    single = engine(stage, small_checkpoint).generate(prompts, one_of(stage))
+    assert [o.outputs[0].token_ids for o in single] == [o.outputs[0].token_ids for o in alone]
     llm = stepper(
         stage, small_checkpoint, block_size=2, num_blocks=num_blocks, max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget, enable_prefix_caching=caching,
@@ -968,6 +955,7 @@ def test_bad_arguments(stage, small_checkpoint, arguments, says):
 
 @pytest.mark.covers("kv_cache.py")
 def test_blocks_are_copied_in_every_layer(stage):
+    """What a block held before the step, though it is the target of another copy."""
     sizes = (4, 2, 3, torch.float32, torch.device("cpu"), None)  # block_size, n_head, head_dim
     cache = stage.part("kv_cache").KVCache(2, 6, *sizes)
     for tensor in (cache.keys, cache.values):
@@ -975,9 +963,9 @@ def test_blocks_are_copied_in_every_layer(stage):
     before = cache.keys.clone(), cache.values.clone()
     cache.copy_blocks([])
     assert torch.equal(cache.keys, before[0])
-    cache.copy_blocks([(0, 1), (0, 4), (2, 5)])
+    cache.copy_blocks([(0, 1), (0, 4), (1, 5)])
     for now, old in zip((cache.keys, cache.values), before, strict=True):
-        assert torch.equal(now, old[:, [0, 0, 2, 3, 0, 2]])
+        assert torch.equal(now, old[:, [0, 0, 2, 3, 0, 1]])
 
 
 @pytest.mark.covers("kv_cache.py")

@@ -21,7 +21,7 @@ from stagewise.openai.limits import Limits
 from stagewise.serving import events, reading, service
 from stagewise.serving.app import App
 from stagewise.serving.reading import MAX_DEPTH
-from tests.adapter import ROOT
+from tests.adapter import ROOT, wait_until
 from tests.test_serving import (
     JSON,
     Client,
@@ -33,7 +33,6 @@ from tests.test_serving import (
     serving,
     slow_steps,
     until,
-    wait_until,
 )
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -35,7 +35,7 @@ from stagewise.serving.server import Server, listen
 from stagewise.serving.service import Service
 from stagewise.stages import SERVING as STAGES
 from stagewise.stages import Stage
-from tests.adapter import ROOT, TINYTALES
+from tests.adapter import ROOT, TINYTALES, wait_until
 
 SERVING = sorted(STAGES)
 JSON = {"content-type": "application/json"}
@@ -99,13 +99,6 @@ def limited(app, **limits):
     service = copy.copy(app.service)
     service.limits = dataclasses.replace(service.limits, **limits)
     return App(service)
-
-
-def wait_until(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
 
 
 async def ask_async(app, path, body=None, method=None, **more):
@@ -1178,7 +1171,7 @@ class Client:
         return b"".join(message.get("body", b"") for message in self.sent)
 
 
-async def until(condition, seconds=30):
+async def until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

@@ -13,7 +13,7 @@ from stagewise.openai.chat import load_template
 from stagewise.openai.errors import APIError
 from stagewise.openai.fields import Fields
 from stagewise.openai.tools import CallReader, tools_of
-from tests.adapter import STAGES
+from tests.adapter import STAGES, wait_until
 from tests.test_rude_clients import connect, request
 from tests.test_serving import (
     HELLO,
@@ -25,7 +25,6 @@ from tests.test_serving import (
     listening,
     read_events,
     serving,
-    wait_until,
 )
 from tests.test_structured import PERSON
 

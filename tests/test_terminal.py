@@ -17,7 +17,7 @@ import pytest
 
 from stagewise import console, interactive
 from stagewise.console import Progress, Wrapper, closing_line, width_of
-from tests.adapter import ROOT, STAGES
+from tests.adapter import ROOT, STAGES, wait_until
 
 posix = pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are POSIX")
 # GPT-2 small with random weights: slow enough to be caught in the middle of its nonsense.
@@ -27,13 +27,6 @@ GREEDY = ["--temperature", "0", "--max-tokens", "12"]
 
 def throw(error):
     raise error
-
-
-def wait_until(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Terminal:

@@ -98,14 +98,6 @@ def test_metrics(stage, small_checkpoint):
         assert output.finished
 
 
-def test_stage01_recomputes_everything(small_checkpoint):
-    """A forward pass per token, each over the whole sequence: prompt, prompt + 1, prompt + 2 …"""
-    llm = run(STAGES[0], small_checkpoint)
-    assert llm.stats.num_forwards == sum(OUTPUTS)
-    expected = sum(prompt + i for prompt, n in zip(LENGTHS, OUTPUTS, strict=True) for i in range(n))
-    assert llm.stats.num_tokens_computed == expected
-
-
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 5, 8])
 @pytest.mark.parametrize("sort_by_length", [True, False])
 def test_stage02_runs_every_batch_to_its_last_row(small_checkpoint, max_num_seqs, sort_by_length):

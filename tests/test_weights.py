@@ -1,14 +1,11 @@
 """Loading checkpoints: layouts, dtypes, shards, damage, and the hub, by a stand-in server on loopback."""
 
-import hashlib
 import json
 import random
 import re
 import shutil
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -20,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2LMHeadModel
 
 from tests.adapter import ROOT, STAGES, TINYTALES, fetch_from, random_prompts, stages_that_change, write_checkpoint
+from tests.hub import hub_with
 
 pytestmark = pytest.mark.covers("support/weights.py", "fast_model.py")
 
@@ -539,48 +537,12 @@ def test_lost_files(stage, damaged, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory):
-    """A server on loopback that answers as the model hub does, with the bundled model under gpt2's name."""
-    files = {path.name: path.read_bytes() for path in TINYTALES.iterdir() if path.is_file()}
-    files["flax_model.msgpack"] = b"never asked for"
-    commit, repository, requested = "1" * 40, "openai-community/gpt2", []
-
-    class Hub(BaseHTTPRequestHandler):
-        def log_message(self, *_):
-            """Keep the tests' output clean."""
-
-        def answer(self, status, body=b"", **headers):
-            self.send_response(status)
-            for name, value in {"Content-Length": len(body), **headers}.items():
-                self.send_header(name.replace("_", "-"), str(value))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        def do_GET(self):
-            path = self.path.split("?")[0]
-            requested.append((self.command, path))
-            name = path.rsplit("/", 1)[-1]
-            if path.startswith(f"/api/models/{repository}/tree/"):
-                tree = [{"type": "file", "path": n, "size": len(b), "oid": "0" * 40} for n, b in files.items()]
-                self.answer(200, json.dumps(tree).encode(), Content_Type="application/json")
-            elif path.startswith(f"/api/models/{repository}"):
-                siblings = [{"rfilename": n, "size": len(b)} for n, b in files.items()]
-                info = {"_id": "1", "id": repository, "sha": commit, "siblings": siblings, "tags": [], "downloads": 0}
-                self.answer(200, json.dumps(info).encode(), Content_Type="application/json")
-            elif path.startswith(f"/{repository}/resolve/") and name in files:
-                etag = hashlib.sha1(files[name]).hexdigest()
-                self.answer(200, files[name], ETag=f'"{etag}"', X_Repo_Commit=commit)
-            else:
-                self.answer(404, b"{}", X_Error_Code="EntryNotFound")
-
-        do_HEAD = do_GET
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    server.requested = requested
-    yield server
-    server.shutdown()
+def hub():
+    """One that has the bundled model under gpt2's name."""
+    with hub_with("models/openai-community/gpt2") as server:
+        server.files |= {path.name: path.read_bytes() for path in TINYTALES.iterdir() if path.is_file()}
+        server.files["flax_model.msgpack"] = b"never asked for"
+        yield server
 
 
 # What fetches is in this file alone.
@@ -599,7 +561,7 @@ def test_fetch_from_the_hub_and_then_from_the_cache(stage, hub, tmp_path, monkey
     params = stage.SamplingParams(temperature=0, max_tokens=8)
     expected = stage.engine().generate(["Once upon a time"], params)[0].outputs[0].text
     assert stdout == f"Once upon a time{expected}\n"
-    assert not any("flax" in path for _, path in hub.requested)
+    assert not any("flax" in path for path in hub.requested)
     # Without the server: the cache answers.
     fetch_from(monkeypatch, endpoint, tmp_path, offline=True)
     hub.requested.clear()

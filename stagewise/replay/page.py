@@ -14,7 +14,7 @@ BEGIN = b"<!doctype html>\n<!-- stagewise replay:"  # of every page
 
 
 def make_page(traces: Sequence[Trace], story: dict | None = None) -> str:
-    """The page of one or two traces; `story` is what story.py tells of them."""
+    """The page of one or two traces; `story` is what tools/story.py tells of them."""
     heading = story["title"] if story else heading_of(traces)
     slots = {
         "origin": "made by python -m stagewise replay; its parts are in stagewise/replay/page",

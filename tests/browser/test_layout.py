@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stagewise.replay.examples import EXAMPLES, FOLDER
+from tools.replay_examples import EXAMPLES, FOLDER
 
 SIZES = [(390, 844), (768, 1024), (1024, 768), (1280, 800), (1440, 900), (1920, 1080)]
 LAYOUT = Path(__file__).with_name("layout.js").read_text(encoding="utf-8").replace('"use strict";', "", 1)

@@ -8,12 +8,12 @@ import time
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from stagewise.replay.examples import EXAMPLES, FOLDER, make
 from stagewise.replay.page import make_page
 from stagewise.trace_file import Trace
 from tests import made_traces
 from tests.browser.test_page import AXE, position
 from tests.test_examples import embedded
+from tools.replay_examples import EXAMPLES, FOLDER, make
 
 TWO = [name for name, runs in EXAMPLES.items() if len(runs) == 2]
 SIZES = {"laptop": (1440, 900), "small": (1024, 768), "frame": (736, 736)}  # frame: as a chapter shows it

@@ -2,7 +2,7 @@
 // What an example shows: stops in its run, each with a few sentences, and at the end what came of it.
 
 class Story {
-  /** told: {look, stops: [{trace, step, says, text}], verdict}, as replay/story.py makes it. */
+  /** told: {look, stops: [{trace, step, says, text}], verdict}, as tools/story.py makes it. */
   constructor(page, { look, stops, verdict }) {
     Object.assign(this, { page, look, at: 0 });
     this.stops = [...stops, { says: "What came of it", text: verdict }]; // the last one is at the end, by either clock

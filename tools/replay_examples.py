@@ -1,6 +1,7 @@
-"""Runs that show one thing each, as pages, in examples/: `python -m stagewise.replay.examples` makes all of them again.
+"""The pages in stagewise/replay/examples: runs that show one thing each, with a story told of them.
 
-    python -m stagewise.replay.examples preemption beams      # only these
+    python -m tools.replay_examples                       # makes all of them again
+    python -m tools.replay_examples preemption beams      # only these
 
 They run the bundled model, greedily or with a seed, so that everybody gets the same steps; the times are those
 of the machine that made them.
@@ -13,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import tracing
-from ..stages import IDEAS, stage_of
-from ..trace_file import Trace, lines_of
-from .page import make_page
-from .story import read_stories, tell
+from stagewise import tracing
+from stagewise.replay.page import make_page
+from stagewise.stages import IDEAS, stage_of
+from stagewise.trace_file import Trace, lines_of
+from tools.story import read_stories, tell
 
-FOLDER = Path(__file__).parent / "examples"
+FOLDER = Path(__file__).parent.parent / "stagewise/replay/examples"
 REPEATS = 7  # runs of each engine, of which a page shows the fastest
 TALES = (
     "Once upon a time",

@@ -1,4 +1,5 @@
-"""Stories: what an example shows, as stops in its run. stories.toml has them, this puts in what the traces say.
+"""Stories: what an example of replay shows, as stops in its run. stories.toml has them, this puts in what the traces
+say.
 
     title, message   what the example says, and what came of it in a few numbers
     chapter          where to read about it, from the root of the repository
@@ -20,9 +21,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ..stages import stage_of
-from ..trace_file import Trace
-from .state import Key, State, states
+from stagewise.replay.state import Key, State, states
+from stagewise.stages import stage_of
+from stagewise.trace_file import Trace
 
 if sys.version_info >= (3, 11):
     import tomllib  # pyright: ignore[reportMissingImports]
