@@ -91,7 +91,7 @@ def check_room(lab: Lab) -> None:
 
 
 def check_too_large(lab: Lab) -> None:
-    """a request larger than the whole cache is refused"""
+    """a request larger than the whole cache or the context is refused"""
     prompts, room = prompts_of(3, 30), 40
 
     def call() -> str:
@@ -103,4 +103,10 @@ def check_too_large(lab: Lab) -> None:
         call,
         "cache",
         "what can never fit must not wait for ever, nor be cut: compare what it may need with all there is",
+    )
+    lab.refused(
+        f"a prompt of {CONTEXT} tokens, the context {CONTEXT}",
+        lambda: lab.shared().generate(prompts_of(CONTEXT), lab.params(greedy(1))) and None,
+        str(CONTEXT),
+        "its output would have no position left: `check_fits` compares the prompt with `max_model_len`, too",
     )

@@ -238,8 +238,8 @@ def check_cache(lab: Lab) -> None:
     expect(f"{case}: values", values.tolist(), expected[1].tolist())
     expect(f"{case}: length", cache.length, 3, {"the model moves it, when all layers have written": 4})
     with lab.case("bytes_per_token"):
-        got = part(lab, "kv_cache", "bytes_per_token")(2, 48, torch.float32)
-    expect("bytes_per_token, 2 layers of width 48 in float32", got, 768)
+        got = part(lab, "kv_cache", "bytes_per_token")(3, 48, torch.float32)
+    expect("bytes_per_token, 3 layers of width 48 in float32", got, 1152, {"a key and a value": 576})
 
 
 def check_cache_batch(lab: Lab) -> None:
@@ -259,6 +259,13 @@ def check_cache_batch(lab: Lab) -> None:
         expect(case, got, expected, likely="what the cache has is not computed again" if filled else "")
         is_prefill = case.replace("token_ids", "is_prefill")
         expect(is_prefill, bool(batch.is_prefill), not filled, likely="the prompts come when the cache is empty")
+    with lab.case(case := "Batch.of, a decode: one row has the output 5, the other failed before its first token"):
+        failed = request(lab, PROMPTS[1])
+        failed.fail(ValueError("no logit is finite"))
+        batch = of([request(lab, PROMPTS[0], [5]), failed], cache, CPU)
+        got = list(batch.token_ids.shape), numbers(batch.token_ids)[0], list(batch.live_rows)
+    said = "a row without an output is carried along, too: any token fills its column"
+    expect(f"{case}: shape of token_ids, the first row, and live_rows", got, ([2, 1], [5], [0]), likely=said)
 
 
 def check_batches(lab: Lab) -> None:
@@ -272,6 +279,13 @@ def check_batches(lab: Lab) -> None:
             got.append([len(one.prompt_token_ids) for one in engine.next_batch(waiting)])
     said = "each row has as many columns as the longest prompt and the longest output need, but for the last token"
     expect(case, got, [[30], [20, 25], [8]], likely=said)
+    with lab.case(case := "next_batch, three prompts, max_num_seqs=2: requests in each batch"):
+        waiting, engine, got = deque(request(lab, PROMPTS[0]) for _ in range(3)), engine_of(lab, max_num_seqs=2), []
+        while waiting:
+            got.append(len(engine.next_batch(waiting)))
+    expect(case, got, [2, 1], likely="a batch has at most `max_num_seqs` rows")
+    with lab.case("check_fits, a prompt of 10 tokens and max_tokens=31, a cache of 40 tokens: all 40 are computed"):
+        engine_of(lab, kv_cache_bytes=40 * BYTES_PER_TOKEN).check_fits(request(lab, range(10), max_tokens=31))
     for sort, right in ((False, ["A", "B"]), (True, ["B", "A"])):
         case = f"run, A with 2 tokens and B with 4, one at a time, sort_by_length={sort}: who gets a token"
         with lab.case(case):
